@@ -1,0 +1,53 @@
+# Every target makes .venv when it is missing or older than what it is made from.
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+# Two processes: each holds a TensorFlow. tests/conftest.py shares the cores between them.
+TEST_WORKERS ?= 2
+# More arguments for pytest, for example: make test ARGS='-k gae'
+ARGS ?=
+
+.PHONY: help venv train test test-slow lint bench
+
+help:
+	@echo "make train      train PPO on CartPole, show the result and where the video is"
+	@echo "make test       the fast tests"
+	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
+	@echo "make venv       only make .venv"
+
+venv: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	@python="$$(PYTHON='$(PYTHON)' .ci/python)"; \
+	echo "Installing tfrl and its dependencies into .venv with $$python (about a minute)."; \
+	if ! PYTHON= .venv/bin/python -c \
+	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
+	  then "$$python" -m venv --clear .venv; fi
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
+	  -c constraints.txt -e '.[dev,video]'
+	@touch $@
+
+train: $(INSTALLED)
+	$(PY) bin/train.py --root_dir=runs/ppo_tf_cartpole
+
+test: $(INSTALLED)
+	$(PY) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 $(ARGS)
+
+test-slow: $(INSTALLED)
+	.ci/slow $(ARGS)
+
+lint: $(INSTALLED)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy tfrl
+	.venv/bin/lint-imports
+
+bench: $(INSTALLED)
+	for num_envs in 4 64 1024; do \
+	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs; \
+	done

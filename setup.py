@@ -1,0 +1,146 @@
+"""Metadata, dependencies and the build hook that puts gin files and binaries into the wheel."""
+
+import pathlib
+import re
+import shutil
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+# Two pins rule the rest:
+#  * dm-reverb is bound to one TensorFlow minor version by its C++ ABI, is Linux-only and has no
+#    wheels above Python 3.11; everything but the Reverb parts works without it.
+#  * tf-agents 0.19 requires typing-extensions==4.5.0, pygame==2.1.3 and gym<=0.23.0, so every
+#    tool and extra below is held to a version that still accepts typing-extensions 4.5.
+# Do not depend on gymnasium[classic-control]: it brings pygame-ce, which installs over
+# tf-agents' pygame in the same folder. pygame 2.1.3 renders the same tasks.
+INSTALL_REQUIRES = [
+    "absl-py>=2.0",
+    "dm-reverb~=0.14.0; sys_platform == 'linux'",
+    "gin-config>=0.5",
+    "gymnasium>=1.1,<1.4",
+    "numpy>=1.24,<2",
+    "rich>=13",
+    # pygame 2.1.3 and tensorboard 2.15 import pkg_resources: from 80.9 on it warns at every start,
+    # from 81 on it is gone.
+    "setuptools>=64,<80.9",
+    "tensorflow~=2.15.1",
+    "tensorflow-probability~=0.23.0",
+    "tf-agents~=0.19.0",
+]
+
+EXTRAS = {
+    "mujoco": ["mujoco>=3.1.3,<4", "imageio>=2.14.1"],
+    "atari": ["ale-py>=0.10,<0.13", "opencv-python-headless>=4.8,<5"],
+    # optree from 0.11 on needs typing-extensions 4.6; envpool has wheels for 3.11 only.
+    "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree<0.11"],
+    # The newest set that works beside TensorFlow 2.15: its ml-dtypes ~=0.3 holds jax at 0.4.23,
+    # which holds brax, mujoco-mjx (with the same mujoco) and scipy.
+    "jax": [
+        "brax==0.10.3",
+        "gymnax==0.0.9",
+        "jax==0.4.23",
+        "jaxlib==0.4.23",
+        "mujoco==3.1.3",
+        "mujoco-mjx==3.1.3",
+        "scipy==1.11.4",
+    ],
+    "video": ["imageio-ffmpeg>=0.5", "moviepy>=2.0", "pillow>=10"],
+    # Later wandb needs a typing-extensions above the pin.
+    "wandb": ["wandb~=0.19.0"],
+    "offline": ["minari[hdf5]~=0.5.3"],
+    "tune": ["optuna>=3.6,<5"],
+    "export": ["tf2onnx~=1.16"],
+    "multiagent": ["pettingzoo>=1.24,<1.26"],
+    "dev": [
+        "build>=1.0",
+        "hypothesis>=6.100",
+        "import-linter>=2.0",
+        # Later mypy needs typing-extensions 4.6.
+        "mypy==1.10.1",
+        "pre-commit>=3.5",
+        "pytest>=8",
+        "pytest-xdist>=3.5",
+        "ruff>=0.6",
+        "wheel>=0.40",
+    ],
+}
+EXTRAS["all"] = sorted({line for lines in EXTRAS.values() for line in lines})
+
+# Folders of the checkout that the wheel carries inside the package.
+SHIPPED = {"gin_configs": "*.gin", "bin": "*.py"}
+
+
+class BuildWithShippedFiles(build_py):
+    """Copies `gin_configs/` and `bin/` to `tfrl/_gin_configs` and `tfrl/_bin` of the wheel."""
+
+    def _shipped(self):
+        """Yields (source, target) for every shipped file."""
+        for folder, pattern in SHIPPED.items():
+            for source in sorted((ROOT / folder).rglob(pattern)):
+                inside = source.relative_to(ROOT / folder)
+                yield source, pathlib.Path(self.build_lib, "tfrl", f"_{folder}", inside)
+
+    def run(self):
+        """Builds the package, then copies; an editable install reads the checkout itself."""
+        super().run()
+        if getattr(self, "editable_mode", False):
+            return
+        for source, target in self._shipped():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+    def get_outputs(self, include_bytecode=1):
+        """Returns what the build writes, the copies included."""
+        outputs = super().get_outputs(include_bytecode)
+        if not getattr(self, "editable_mode", False):
+            outputs += [str(target) for _, target in self._shipped()]
+        return outputs
+
+
+def read_version():
+    """Returns the version without importing the package."""
+    text = (ROOT / "tfrl" / "_version.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
+
+
+def read_readme():
+    """Returns the README as the long description."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+    name="tfrl",
+    version=read_version(),
+    description="Reinforcement learning at TensorFlow speed.",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    author="The tfrl authors",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.10,<3.12",
+    packages=find_packages(include=["tfrl", "tfrl.*"]),
+    package_data={"tfrl": ["py.typed"]},
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS,
+    entry_points={
+        "console_scripts": [
+            "tfrl-train = tfrl.launch.train:run",
+            "tfrl-evaluate = tfrl.launch.evaluate:run",
+        ]
+    },
+    cmdclass={"build_py": BuildWithShippedFiles},
+    zip_safe=False,
+)

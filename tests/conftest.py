@@ -1,0 +1,37 @@
+"""Set-up that all tests share: quiet logs, fair threads, a clean gin after each test."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _limit_threads():
+    """Shares the cores between pytest-xdist's processes; must run before TensorFlow starts."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        threads = str(max(1, (os.cpu_count() or 1) // workers))
+        for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+            os.environ.setdefault(name, threads)
+
+
+_limit_threads()
+# Processes that tests start import this checkout too, from whatever folder they run in.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    """Clears gin's bindings after each test, in the tests that use gin at all."""
+    yield
+    gin = sys.modules.get("gin")
+    if gin is not None:
+        gin.clear_config()

@@ -1,0 +1,241 @@
+import importlib.metadata
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+import venv
+import zipfile
+
+import pytest
+
+import tfrl
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BINARIES = ("train", "evaluate")
+
+
+def _run(command, cwd, **env):
+    """Runs a command without the variables by which pytest points processes at the checkout."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+
+
+@pytest.fixture(name="wheel", scope="module")
+def fixture_wheel(tmp_path_factory):
+    """Builds the wheel from a copy of what a clone has, without the network."""
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    for name in ("tfrl", "bin", "gin_configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    result = _run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source], out
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(name="installed", scope="module")
+def fixture_installed(wheel, tmp_path_factory):
+    """A virtual environment with the wheel; dependencies come from the one that runs the tests.
+
+    A line of a .pth file adds a folder without reading the .pth files in it, so an editable tfrl
+    over there stays out.
+    """
+    home = tmp_path_factory.mktemp("installed")
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin" / "python"
+    (site,) = home.glob("lib/python*/site-packages")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
+    result = _run([*install, "--quiet", "--disable-pip-version-check", wheel], home)
+    assert result.returncode == 0, result.stdout + result.stderr
+    dependencies = pathlib.Path(pytest.__file__).resolve().parents[1]
+    (site / "dependencies.pth").write_text(f"{dependencies}\n")
+    return python
+
+
+def test_version():
+    assert tfrl.__version__ == "0.1.0"
+    text = (ROOT / "tfrl" / "_version.py").read_text()
+    assert f'__version__ = "{tfrl.__version__}"' in text
+
+
+def test_names_are_lazy():
+    assert "make_env" in dir(tfrl)
+    with pytest.raises(AttributeError, match="module 'tfrl' has no attribute 'make_evn'"):
+        tfrl.make_evn  # noqa: B018
+    code = """
+        import sys, tfrl
+        assert not {"tensorflow", "numpy", "tfrl.envs", "tfrl.errors", "gin"} & set(sys.modules)
+        assert tfrl.errors.UserError.__name__ == "UserError"
+        assert "tensorflow" not in sys.modules
+        assert callable(tfrl.make_env) and tfrl.seeding.key
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def test_wheel_content(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    gin_files = [p.relative_to(ROOT) for p in (ROOT / "gin_configs").rglob("*.gin")]
+    assert pathlib.Path("gin_configs/ppo/tf_cartpole.gin") in gin_files
+    for path in gin_files:
+        assert f"tfrl/_{path.as_posix()}" in names
+    for binary in BINARIES:
+        assert f"tfrl/_bin/{binary}.py" in names
+    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tfrl").rglob("*.py")}
+    assert sources <= names
+    assert "tfrl/py.typed" in names
+    assert any(name.endswith(".dist-info/LICENSE") or "licenses/LICENSE" in name for name in names)
+    top = {name.partition("/")[0] for name in names}
+    assert top == {"tfrl", f"tfrl-{tfrl.__version__}.dist-info"}
+
+
+def test_every_extra_is_in_all(wheel):
+    (metadata,) = importlib.metadata.distributions(path=[str(wheel)])
+    assert metadata.metadata["License"] == "Apache-2.0" or (
+        metadata.metadata["License-Expression"] == "Apache-2.0"
+    )
+    extras = set(metadata.metadata.get_all("Provides-Extra"))
+    assert extras == {
+        *("all", "atari", "dev", "envpool", "export", "jax", "mujoco", "multiagent"),
+        *("offline", "tune", "video", "wandb"),
+    }
+    split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]
+    lines = {(parts[0], parts[1].split('"')[0]) for parts in split if len(parts) == 2}
+    assert {req for req, extra in lines if extra != "all"} == {
+        req for req, extra in lines if extra == "all"
+    }
+    scripts = {e.name: e.value for e in metadata.entry_points if e.group == "console_scripts"}
+    assert scripts == {f"tfrl-{name}": f"tfrl.launch.{name}:run" for name in BINARIES}
+
+
+def test_packages_are_complete():
+    """Every folder of modules is a package; setuptools would leave others out of the wheel."""
+    folders = {path.parent for path in (ROOT / "tfrl").rglob("*.py")}
+    missing = [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+    assert not missing
+
+
+def test_constraints_pin_every_requirement():
+    pinned = {
+        line.partition("==")[0]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    text = (ROOT / "setup.py").read_text()
+    for name in ("tensorflow", "tf-agents", "gymnasium", "jax", "envpool", "mypy", "pytest"):
+        assert name in pinned
+        assert f'"{name}' in text
+    assert "pygame-ce" not in pinned, "it would install over the pygame of tf-agents"
+
+
+@pytest.mark.parametrize("binary", BINARIES)
+def test_binaries_answer_help(installed, tmp_path, binary):
+    commands = [
+        [installed, ROOT / "bin" / f"{binary}.py"],
+        [installed.parent / f"tfrl-{binary}"],
+    ]
+    for command in commands:
+        result = _run([*command, "--help"], tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "--root_dir=<value>" in result.stdout
+
+
+def test_wheel_finds_its_gin_files(installed, tmp_path):
+    code = """
+        import pathlib, sys, tfrl
+        from tfrl.launch import gin_files
+        print(tfrl.__file__)
+        print(gin_files.resolve("ppo/tf_cartpole.gin"))
+    """
+    result = _run([installed, "-c", textwrap.dedent(code)], tmp_path)
+    assert result.returncode == 0, result.stderr
+    module, gin_file = result.stdout.split()
+    assert pathlib.Path(module).is_relative_to(installed.parents[1])
+    assert gin_file == str(pathlib.Path(module).parent / "_gin_configs" / "ppo" / "tf_cartpole.gin")
+
+
+def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
+    steps = 4096
+    result = _run(
+        [
+            installed.parent / "tfrl-train",
+            "--root_dir=run",
+            "--gin_file=ppo/tf_cartpole.gin",
+            f"--gin_bindings=train.total_env_steps={steps}",
+        ],
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["env_steps"] >= steps
+    config = (tmp_path / "run" / "operative_config.gin").read_text()
+    assert f"total_env_steps = {steps}" in config
+    for line in (
+        "cuda",
+        "CUDA",
+        "TensorRT",
+        "unmaintained",
+        "absl::InitializeLog",
+        "pkg_resources",
+    ):
+        assert line not in result.stdout + result.stderr
+
+
+def test_libraries_say_nothing(tmp_path):
+    """tfrl first, then all that is noisy: no line on either stream."""
+    code = """
+        import tfrl
+        import tensorflow as tf
+        import gymnasium, pygame, reverb, tf_agents
+        from tf_agents.environments import suite_gym
+        double = tf.function(lambda x: x + x, jit_compile=True)
+        assert double(tf.ones([])) == 2.0
+        tf.distribute.MirroredStrategy(["cpu:0"])
+        env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+        env.reset(seed=0)
+        assert env.render().std() > 0
+        env.close()
+    """
+    result = _run([sys.executable, "-c", textwrap.dedent(code)], tmp_path, PYTHONPATH=str(ROOT))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("level", ["0", "1", "3"])
+def test_the_users_log_level_stays(tmp_path, level):
+    code = """
+        import os, sys, tfrl
+        print(os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["SDL_AUDIODRIVER"])
+        print(any(type(finder).__name__ == "_TensorFlowHook" for finder in sys.meta_path))
+    """
+    result = _run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        tmp_path,
+        PYTHONPATH=str(ROOT),
+        TF_CPP_MIN_LOG_LEVEL=level,
+        SDL_AUDIODRIVER="alsa",
+    )
+    assert result.stdout.split() == [level, "alsa", str(level != "0")], result.stderr
