@@ -1,0 +1,95 @@
+"""Tests of the schedules."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfrl import ops
+from tfrl.errors import UserError
+
+CASES = (
+    ("constant", ops.ConstantSchedule(0.3), {0: 0.3, 10**12: 0.3}),
+    ("linear", ops.LinearSchedule(1, 3, 10), {0: 1, 5: 2, 10: 3, 99: 3}),
+    ("linear_down", ops.LinearSchedule(3e-4, 0, 4), {0: 3e-4, 1: 2.25e-4, 4: 0, 5: 0}),
+    (
+        "piecewise",
+        ops.PiecewiseLinearSchedule([[0, 1.0], [10, 0.5], [20, 2.5]]),
+        {0: 1, 5: 0.75, 10: 0.5, 15: 1.5, 20: 2.5, 10**15: 2.5},
+    ),
+    ("exponential", ops.ExponentialSchedule(8, 0.5, 10), {0: 8, 10: 4, 5: 8 * 0.5**0.5, 30: 1}),
+    ("exponential_end", ops.ExponentialSchedule(8, 0.5, 10, 3), {10: 4, 20: 3, 10**9: 3}),
+    ("exponential_up", ops.ExponentialSchedule(1, 2, 1, 5), {0: 1, 2: 4, 3: 5, 1000: 5}),
+    ("cosine", ops.CosineSchedule(1, 0.2, 10), {0: 1, 5: 0.6, 10: 0.2, 11: 0.2}),
+)
+
+
+class SchedulesTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(*CASES)
+    def test_values_by_hand_in_all_modes(self, schedule, expected):
+        for jit in (None, False, True):
+            fn = schedule if jit is None else tf.function(schedule, jit_compile=jit)
+            for step, value in expected.items():
+                got = fn(tf.constant(step, tf.int64))
+                self.assertEqual((got.dtype, got.shape), (tf.float32, []))
+                self.assertAllClose(got, value, 1e-6)
+        self.assertAllClose(schedule(list(expected)), list(expected.values()), 1e-6)
+        self.assertAllClose(schedule(next(iter(expected))), next(iter(expected.values())), 1e-6)
+
+    def test_end_is_exact(self):
+        self.assertEqual(float(ops.LinearSchedule(0.7, 0.1, 3)(3)), np.float32(0.1))
+        piecewise = ops.make_schedule([[0, 0.7], [3, 0.1]])
+        self.assertEqual(float(piecewise(3)), np.float32(0.1))
+
+    def test_steps_beyond_float32_are_told_apart(self):
+        schedule = ops.PiecewiseLinearSchedule([[0, 0], [2**40, 0], [2**40 + 4, 4]])
+        got = [float(schedule(tf.constant(2**40 + i, tf.int64))) for i in range(5)]
+        self.assertEqual(got, [0, 1, 2, 3, 4])
+
+    def test_compared_by_value_and_hashable(self):
+        a = ops.make_schedule([[0, 1], [10, 0]])
+        b = ops.make_schedule(((0.0, 1.0), (10.0, 0.0)))
+        self.assertEqual(a, b)
+        self.assertEqual(hash(a), hash(b))
+        self.assertNotEqual(a, ops.make_schedule([[0, 1], [11, 0]]))
+        self.assertEqual(ops.LinearSchedule(1, 0, 5), ops.LinearSchedule(1.0, 0.0, 5.0))
+        self.assertNotEqual(ops.LinearSchedule(1, 0, 5), ops.CosineSchedule(1, 0, 5))
+        self.assertLen({a, b, ops.make_schedule(1), ops.make_schedule(1.0)}, 2)
+        with self.assertRaises(AttributeError):
+            a.points = ()
+
+    def test_make_schedule(self):
+        self.assertEqual(ops.make_schedule(2), ops.ConstantSchedule(2.0))
+        cosine = ops.CosineSchedule(1, 0, 5)
+        self.assertIs(ops.make_schedule(cosine), cosine)
+        for bad in ("0.1", None, True, {"a": 1}):
+            with self.assertRaisesRegex(UserError, "schedule: expected a number, a list"):
+                ops.make_schedule(bad)
+
+    @parameterized.parameters(
+        ([[0, 1]], "expected at least two points"),
+        ([], "expected at least two points"),
+        ([[1, 1], [2, 0]], "expected the first point at step 0"),
+        ([[0, 1], [5, 0], [5, 1]], "expected strictly increasing steps"),
+        ([[0, 1], [5, 0], [3, 1]], "expected strictly increasing steps"),
+        ([0, 1], r"expected a list of \[step, value\] pairs"),
+        ([[0, 1], [5]], r"expected a list of \[step, value\] pairs"),
+        ([[0, 1], [5, "a"]], r"expected a list of \[step, value\] pairs"),
+        ([[0, 1], [5, float("nan")]], "expected a finite number, got nan"),
+    )
+    def test_bad_points(self, points, message):
+        with self.assertRaisesRegex(UserError, "PiecewiseLinearSchedule.points: " + message):
+            ops.make_schedule(points)
+
+    def test_bad_fields(self):
+        with self.assertRaisesRegex(UserError, "LinearSchedule.steps: expected a number above 0"):
+            ops.LinearSchedule(1, 0, 0)
+        with self.assertRaisesRegex(UserError, "ExponentialSchedule.rate: expected a number above"):
+            ops.ExponentialSchedule(1, -1, 5)
+        with self.assertRaisesRegex(UserError, "CosineSchedule.end: expected a finite number"):
+            ops.CosineSchedule(1, "0", 5)
+        with self.assertRaisesRegex(UserError, "ConstantSchedule.constant: expected a finite"):
+            ops.ConstantSchedule(float("inf"))
+
+
+if __name__ == "__main__":
+    tf.test.main()

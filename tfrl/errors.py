@@ -1,0 +1,49 @@
+"""The one exception for what a user got wrong, and nearest-name suggestions."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake of the user's, told as one paragraph: the thing, expected, got, remedy.
+
+    Binaries print the paragraph on standard error and exit with code 2; any other exception is a
+    bug and keeps its traceback.
+    """
+
+    # Autograph would otherwise replace an exception whose constructor it does not know.
+    ag_pass_through = True
+
+    def __init__(self, thing: str, *, expected: str, got: Any, remedy: str):
+        """Builds the paragraph.
+
+        Args:
+          thing: What the error is about, by the name that the user wrote.
+          expected: What would have been right.
+          got: What was found instead; strings are shown as they are.
+          remedy: What to do now, as a sentence.
+        """
+        self.thing = thing
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+        text = f"{thing}: expected {expected}, got {got}. {remedy}"
+        super().__init__(" ".join(text.split()))
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Returns the `count` names of `known` that look most like `name`, best first."""
+    names = sorted(set(known))
+    folded = {n.lower(): n for n in names}
+    close = difflib.get_close_matches(name.lower(), list(folded), n=count, cutoff=0.5)
+    return [folded[c] for c in close]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns "Did you mean A or B?" for the names nearest to `name`, or the known names."""
+    known = sorted(set(known))
+    close = nearest(name, known)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Known: {', '.join(known)}."

@@ -1,0 +1,70 @@
+"""Pure tensor mathematics of reinforcement learning, time-major and mask-aware."""
+
+from tfrl.ops.divergence import kl_k1, kl_k2, kl_k3, log_ratio
+from tfrl.ops.multistep import discounted_returns, gae, lambda_returns, n_step_returns
+from tfrl.ops.permutation import permutation
+from tfrl.ops.policy_losses import PPOClipExtra, entropy_loss, ppo_clip_loss
+from tfrl.ops.q_losses import double_q_learning_loss, expected_sarsa_loss, q_learning_loss
+from tfrl.ops.ranking import centered_ranks
+from tfrl.ops.reduce import (
+    explained_variance,
+    masked_mean,
+    masked_mean_std,
+    masked_sum,
+    normalize_advantage,
+    valid_count,
+)
+from tfrl.ops.retrace import retrace
+from tfrl.ops.schedules import (
+    ConstantSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    PiecewiseLinearSchedule,
+    Schedule,
+    make_schedule,
+)
+from tfrl.ops.statistics import RunningStatistics
+from tfrl.ops.value_losses import TDExtra, clipped_value_loss, huber, td_loss, value_loss
+from tfrl.ops.vtrace import VTrace, vtrace
+
+__all__ = [
+    "ConstantSchedule",
+    "CosineSchedule",
+    "ExponentialSchedule",
+    "LinearSchedule",
+    "PPOClipExtra",
+    "PiecewiseLinearSchedule",
+    "RunningStatistics",
+    "Schedule",
+    "TDExtra",
+    "VTrace",
+    "centered_ranks",
+    "clipped_value_loss",
+    "discounted_returns",
+    "double_q_learning_loss",
+    "entropy_loss",
+    "expected_sarsa_loss",
+    "explained_variance",
+    "gae",
+    "huber",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "lambda_returns",
+    "log_ratio",
+    "make_schedule",
+    "masked_mean",
+    "masked_mean_std",
+    "masked_sum",
+    "n_step_returns",
+    "normalize_advantage",
+    "permutation",
+    "ppo_clip_loss",
+    "q_learning_loss",
+    "retrace",
+    "td_loss",
+    "valid_count",
+    "value_loss",
+    "vtrace",
+]

@@ -1,0 +1,209 @@
+"""Multistep returns and advantages of time-major rows with terminations and truncations.
+
+All functions take `[T, ...]`, usually `[T, B]`. `termination` and `truncation` give the leading
+axes; the other inputs may have more axes behind them (several critics, several rewards), which
+broadcast against each other. `next_value` is V(o_{t+1}) at the true successor: at a truncation it
+is the value of the last observation of the episode, never of the one after the reset.
+
+A row whose `mask` is False has no influence on any other row whatever it holds, NaN included;
+its results are 0, and the row before it is treated as the last of its episode. Gradients flow
+through every result: use `tf.stop_gradient` for a target.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.errors import UserError
+from tfrl.ops import _rows
+
+
+def gae(
+    *,
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    termination: Any,
+    truncation: Any,
+    discount: Any,
+    lambda_: Any,
+    mask: Any = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Generalised advantage estimation.
+
+      delta_t = r_t + gamma (1 - termination_t) V(o_{t+1}) - V(o_t)
+      A_t = delta_t + gamma lambda A_{t+1}, the second term cut at a termination or a truncation
+      value_target_t = A_t + V(o_t)
+
+    Source: Schulman et al. 2015, equation 16, https://arxiv.org/abs/1506.02438; the treatment of
+    time limits: Pardo et al. 2018, https://arxiv.org/abs/1712.00378.
+
+    Args:
+      reward: float32 [T, B], r_t.
+      value: float32 [T, B], V(o_t).
+      next_value: float32 [T, B], V(o_{t+1}) at the true successor.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      lambda_: A float or float32 broadcastable to [T, B].
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      (advantage, value_target), float32 [T, B] each, 0 in masked rows.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    row = _rows.rows(termination, truncation, discount, mask)
+    reward, value, next_value = _rows.columns(
+        row, reward=reward, value=value, next_value=next_value
+    )
+    rank = reward.shape.rank
+    gamma = _rows.expand(row.discount, rank)
+    delta = reward + gamma * _rows.select(row.bootstraps, next_value) - value
+    decay = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
+    advantage = _rows.linear_recurrence(gamma * _rows.expand(decay, rank), delta)
+    return advantage, advantage + value
+
+
+def lambda_returns(
+    *,
+    reward: Any,
+    next_value: Any,
+    termination: Any,
+    truncation: Any,
+    discount: Any,
+    lambda_: Any,
+    mask: Any = None,
+) -> tf.Tensor:
+    """Lambda-returns.
+
+      G_t = r_t + gamma (1 - termination_t) [(1 - lambda) V(o_{t+1}) + lambda G_{t+1}]
+
+    At a truncation and in the last row V(o_{t+1}) stands in place of G_{t+1}.
+
+    Source: Sutton and Barto 2018, section 12.8, http://incompleteideas.net/book/the-book.html;
+    with function approximation as in rlax, https://github.com/google-deepmind/rlax.
+
+    Args:
+      reward: float32 [T, B], r_t.
+      next_value: float32 [T, B], V(o_{t+1}) at the true successor.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      lambda_: A float or float32 broadcastable to [T, B].
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    row = _rows.rows(termination, truncation, discount, mask)
+    reward, next_value = _rows.columns(row, reward=reward, next_value=next_value)
+    rank = reward.shape.rank
+    gamma = _rows.expand(row.discount, rank)
+    # lambda is 0 where the recursion is cut, so that all the weight is on V(o_{t+1}).
+    weight = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
+    weight = _rows.expand(weight, rank)
+    one_step = reward + gamma * (1.0 - weight) * _rows.select(row.bootstraps, next_value)
+    return _rows.linear_recurrence(gamma * weight, one_step)
+
+
+def n_step_returns(
+    *,
+    reward: Any,
+    next_value: Any,
+    termination: Any,
+    truncation: Any,
+    discount: Any,
+    n: int,
+    mask: Any = None,
+) -> tf.Tensor:
+    """n-step returns.
+
+      G_t = sum_{k < m} gamma^k r_{t+k} + gamma^m (1 - termination_{t+m-1}) V(o_{t+m})
+
+    where m is n, or less when the episode or the rows end before: a tail shorter than n, or an
+    end, bootstraps from the last `next_value` that it reaches.
+
+    Source: Sutton and Barto 2018, equation 7.1, http://incompleteideas.net/book/the-book.html.
+
+    Args:
+      reward: float32 [T, B], r_t.
+      next_value: float32 [T, B], V(o_{t+1}) at the true successor.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      n: Number of rewards, at least 1 (static).
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+
+    Raises:
+      UserError: When n is less than 1, or shapes or dtypes do not fit.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise UserError(
+            "n", expected="a whole number of at least 1", got=n, remedy="Use n=1 for TD(0)."
+        )
+    row = _rows.rows(termination, truncation, discount, mask)
+    reward, next_value = _rows.columns(row, reward=reward, next_value=next_value)
+    gamma = _rows.expand(row.discount, reward.shape.rank)
+    follows = _rows.expand(row.follows, reward.shape.rank)
+    bootstrap = gamma * _rows.select(row.bootstraps, next_value)
+    if reward.shape[0] is not None and n >= reward.shape[0]:
+        carries_on = tf.where(follows, gamma, tf.zeros_like(gamma))
+        return _rows.linear_recurrence(
+            carries_on, reward + tf.where(follows, tf.zeros_like(bootstrap), bootstrap)
+        )
+    returns = reward + bootstrap
+    for _ in range(n - 1):
+        returns = reward + tf.where(follows, gamma * _rows.shift(returns), bootstrap)
+    return returns
+
+
+def discounted_returns(
+    *,
+    reward: Any,
+    termination: Any,
+    truncation: Any,
+    discount: Any,
+    next_value: Any = None,
+    mask: Any = None,
+) -> tf.Tensor:
+    """Discounted returns to the end of the episode or of the rows.
+
+      G_t = r_t + gamma G_{t+1}
+
+    with gamma V(o_{t+1}) in place of the second term at a truncation and in the last row (0
+    without `next_value`), and 0 at a termination.
+
+    Source: Sutton and Barto 2018, equation 3.9, http://incompleteideas.net/book/the-book.html.
+
+    Args:
+      reward: float32 [T, B], r_t.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      next_value: float32 [T, B], V(o_{t+1}) at the true successor, or None to sum rewards only.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    reward = _rows.floats("reward", reward)
+    return lambda_returns(
+        reward=reward,
+        next_value=tf.zeros_like(reward) if next_value is None else next_value,
+        termination=termination,
+        truncation=truncation,
+        discount=discount,
+        lambda_=1.0,
+        mask=mask,
+    )

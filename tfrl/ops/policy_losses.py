@@ -1,0 +1,92 @@
+"""Losses of policies: the clipped surrogate of PPO, and entropy."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfrl import checks
+from tfrl.ops import _rows, divergence, reduce
+
+
+class PPOClipExtra(NamedTuple):
+    """What `ppo_clip_loss` tells beside the loss; no gradient flows through it.
+
+    Attributes:
+      ratio: float32 [T, B], new(a_t) / old(a_t); 1 in masked rows.
+      clip_fraction: float32 scalar, share of the rows whose ratio is outside 1 +- clip.
+      approx_kl: float32 scalar, mean k3 estimate of KL[old || new].
+    """
+
+    ratio: tf.Tensor
+    clip_fraction: tf.Tensor
+    approx_kl: tf.Tensor
+
+
+def ppo_clip_loss(
+    *,
+    log_prob: Any,
+    old_log_prob: Any,
+    advantage: Any,
+    clip: Any,
+    mask: Any = None,
+    denominator: Any = None,
+) -> tuple[tf.Tensor, PPOClipExtra]:
+    """The clipped surrogate objective of PPO, negated.
+
+      loss = -mean_t min(r_t A_t, clip(r_t, 1 - clip, 1 + clip) A_t),  r_t = new(a_t) / old(a_t)
+
+    Source: Schulman et al. 2017, equation 7, https://arxiv.org/abs/1707.06347.
+
+    Args:
+      log_prob: float32 [T, B], log-probability of a_t under the policy that learns.
+      old_log_prob: float32 [T, B], that under the policy that acted.
+      advantage: float32 [T, B]; no gradient flows through it.
+      clip: Half width of the interval, a float or a float32 scalar.
+      mask: bool [T, B], True where a row counts, or None.
+      denominator: Number of valid rows to divide by instead of those of the mask.
+
+    Returns:
+      (loss, extra), the loss a float32 scalar. With a `denominator` the means in `extra` are
+      shares of the global means, too.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    old_log_prob = tf.stop_gradient(_rows.floats("old_log_prob", old_log_prob))
+    advantage = tf.stop_gradient(_rows.floats("advantage", advantage))
+    log_r = divergence.log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    checks.same_shape(("log_prob", "advantage"), (log_r, advantage))
+    if mask is not None:
+        advantage = _rows.select(_rows.flag("mask", mask), advantage)
+    ratio = tf.exp(log_r)
+    clipped = tf.clip_by_value(ratio, 1.0 - clip, 1.0 + clip)
+    surrogate = tf.minimum(ratio * advantage, clipped * advantage)
+    loss = -reduce.masked_mean(surrogate, mask, denominator=denominator)
+
+    ratio, log_r = tf.stop_gradient(ratio), tf.stop_gradient(log_r)
+    outside = tf.cast(tf.abs(ratio - 1.0) > clip, tf.float32)
+    kl = divergence.kl_k3(log_prob=log_r, old_log_prob=tf.zeros_like(log_r))
+    extra = PPOClipExtra(
+        ratio=ratio,
+        clip_fraction=reduce.masked_mean(outside, mask, denominator=denominator),
+        approx_kl=reduce.masked_mean(kl, mask, denominator=denominator),
+    )
+    return loss, extra
+
+
+def entropy_loss(*, entropy: Any, mask: Any = None, denominator: Any = None) -> tf.Tensor:
+    """The negative mean entropy; weighted by a coefficient it rewards exploration.
+
+      loss = -mean_t H[pi(. | o_t)]
+
+    Source: Mnih et al. 2016, section 4, https://arxiv.org/abs/1602.01783.
+
+    Args:
+      entropy: float32 [T, B], nats.
+      mask: bool [T, B], True where a row counts, or None.
+      denominator: Number of valid rows to divide by instead of those of the mask.
+
+    Returns:
+      float32 scalar.
+    """
+    return -reduce.masked_mean(entropy, mask, denominator=denominator)

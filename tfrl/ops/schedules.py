@@ -1,0 +1,249 @@
+"""Schedules: numbers that depend on a step counter, for learning rates and coefficients.
+
+A schedule is a frozen object, called with a step (int64 tensor or int) for a float32 scalar.
+Schedules are compared by value and hashable, so they may be static fields. What the step counts
+(environment steps, learner steps) is up to the caller. Steps are handled in float64, which keeps
+them exact.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.errors import UserError
+
+
+class Schedule(abc.ABC):
+    """A function of the step counter."""
+
+    @abc.abstractmethod
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the float64 value at a float64 step."""
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the value at a step.
+
+        Args:
+          step: int64 tensor (any shape) or int, at least 0.
+
+        Returns:
+          float32 of the shape of the step.
+        """
+        return tf.cast(self.value(tf.cast(step, tf.float64)), tf.float32)
+
+    def _floats(self, *names: str) -> None:
+        """Makes fields finite floats, so that 1 and 1.0 are the same schedule."""
+        for name in names:
+            number = _number(f"{type(self).__name__}.{name}", getattr(self, name))
+            object.__setattr__(self, name, number)
+
+    def _positive(self, *names: str) -> None:
+        """Makes fields floats above 0."""
+        self._floats(*names)
+        for name in names:
+            if getattr(self, name) <= 0:
+                raise UserError(
+                    f"{type(self).__name__}.{name}",
+                    expected="a number above 0",
+                    got=getattr(self, name),
+                    remedy="Use a constant for a schedule without extent.",
+                )
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _number(name: str, x: Any) -> float:
+    if not _is_number(x) or not math.isfinite(x):
+        raise UserError(name, expected="a finite number", got=repr(x), remedy="Give a number.")
+    return float(x)
+
+
+def _progress(step: tf.Tensor, steps: float) -> tf.Tensor:
+    """The share of the steps that is done, within [0, 1]."""
+    return tf.clip_by_value(step / steps, 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSchedule(Schedule):
+    """The same value at every step.
+
+    Attributes:
+      constant: The value.
+    """
+
+    constant: float
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        self._floats("constant")
+
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the constant."""
+        return tf.fill(tf.shape(step), tf.constant(self.constant, tf.float64))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearSchedule(Schedule):
+    """From start to end in a straight line, then the end.
+
+      start + (end - start) min(1, step / steps)
+
+    Attributes:
+      start: Value at step 0.
+      end: Value from step `steps` on.
+      steps: Length of the line, above 0.
+    """
+
+    start: float
+    end: float
+    steps: float
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        self._floats("start", "end")
+        self._positive("steps")
+
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value on the line."""
+        share = _progress(step, self.steps)
+        # Weights, not a slope: the end is reached exactly.
+        return (1.0 - share) * self.start + share * self.end
+
+
+@dataclasses.dataclass(frozen=True)
+class PiecewiseLinearSchedule(Schedule):
+    """Straight lines between points `[[0, v0], [t1, v1], ...]`, then the last value.
+
+    Attributes:
+      points: (step, value) pairs, at least two, the first at step 0, steps strictly increasing.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        """Checks the points and makes them tuples of floats."""
+        name = type(self).__name__ + ".points"
+        if not isinstance(self.points, Sequence) or not all(
+            isinstance(p, Sequence) and len(p) == 2 and all(map(_is_number, p)) for p in self.points
+        ):
+            raise UserError(
+                name,
+                expected="a list of [step, value] pairs",
+                got=repr(self.points),
+                remedy="Write it as [[0, v0], [t1, v1], ...].",
+            )
+        points = tuple((_number(name, t), _number(name, v)) for t, v in self.points)
+        steps = [t for t, _ in points]
+        if len(points) < 2:
+            expected, remedy = "at least two points", "Use a number for a constant."
+        elif steps[0] != 0:
+            expected, remedy = "the first point at step 0", "Add a point [0, value]."
+        elif any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+            expected, remedy = "strictly increasing steps", "Sort the points by step."
+        else:
+            object.__setattr__(self, "points", points)
+            return
+        raise UserError(name, expected=expected, got=repr(self.points), remedy=remedy)
+
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value on the line that the step is in."""
+        result = tf.fill(tf.shape(step), tf.constant(self.points[0][1], tf.float64))
+        for (t0, v0), (t1, v1) in zip(self.points, self.points[1:], strict=False):
+            share = _progress(step - t0, t1 - t0)
+            result = tf.where(step >= t0, (1.0 - share) * v0 + share * v1, result)
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialSchedule(Schedule):
+    """Multiplied by `rate` every `steps` steps, smoothly, down (or up) to `end`.
+
+      start rate^(step / steps), not beyond end
+
+    Attributes:
+      start: Value at step 0.
+      rate: Factor, above 0.
+      steps: Steps for one factor, above 0.
+      end: Bound of the value: the least one for a rate below 1, else the largest; or None.
+    """
+
+    start: float
+    rate: float
+    steps: float
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        self._floats("start")
+        self._positive("rate", "steps")
+        if self.end is not None:
+            self._floats("end")
+
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the decayed value."""
+        result = self.start * tf.pow(tf.constant(self.rate, tf.float64), step / self.steps)
+        if self.end is None:
+            return result
+        grows = self.start * (self.rate - 1.0) > 0.0
+        return tf.minimum(result, self.end) if grows else tf.maximum(result, self.end)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineSchedule(Schedule):
+    """From start to end along half a cosine, then the end.
+
+      end + (start - end) (1 + cos(pi min(1, step / steps))) / 2
+
+    Source: Loshchilov and Hutter 2017, equation 5, https://arxiv.org/abs/1608.03983.
+
+    Attributes:
+      start: Value at step 0.
+      end: Value from step `steps` on.
+      steps: Length of the half wave, above 0.
+    """
+
+    start: float
+    end: float
+    steps: float
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        self._floats("start", "end")
+        self._positive("steps")
+
+    def value(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the value on the half wave."""
+        share = 0.5 * (1.0 + tf.cos(math.pi * _progress(step, self.steps)))
+        return share * self.start + (1.0 - share) * self.end
+
+
+def make_schedule(value: Any) -> Schedule:
+    """Makes a schedule from what a user may write for one.
+
+    Args:
+      value: A number, a list of points `[[0, v0], [t1, v1], ...]`, or a schedule.
+
+    Returns:
+      A constant or piecewise-linear schedule, or the schedule itself.
+
+    Raises:
+      UserError: When the value is something else.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if _is_number(value):
+        return ConstantSchedule(value)
+    if isinstance(value, list | tuple):
+        return PiecewiseLinearSchedule(tuple(value))
+    raise UserError(
+        "schedule",
+        expected="a number, a list [[0, v0], [t1, v1], ...] or a schedule object",
+        got=repr(value),
+        remedy="Give one of these.",
+    )

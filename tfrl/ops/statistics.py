@@ -1,0 +1,275 @@
+"""Running mean and variance of nests of observations, with masks, weights and a merge.
+
+The counts and moments are kept in float64: in float32 a count stops growing at 2^24 rows, and the
+sum of squared deviations stops at about 1e7 times a batch's. They are small; the rows themselves
+are reduced in float32, as deviations from the batch's mean, and what `mean`, `std` and `normalize`
+give is float32.
+
+Leaves of a nest that are not floating point (uint8 pixels, class indices, flags) have no
+statistics and pass through `normalize` and `denormalize` as they are.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import checks, struct
+from tfrl.errors import UserError
+from tfrl.ops import _rows
+
+Nest = Any
+
+
+@struct.dataclass
+class RunningStatistics(struct.Struct):
+    """Moments of the rows seen so far.
+
+    Attributes:
+      count: float64 scalar, number of rows or sum of their weights; exact up to 2^53 rows.
+      mean: Nest like the spec, float64 [*shape].
+      m2: Nest like the spec, float64 [*shape], sum of squared deviations from the mean.
+    """
+
+    count: tf.Tensor
+    mean: Nest
+    m2: Nest
+
+
+def init(spec: Nest) -> RunningStatistics:
+    """Makes statistics of no rows; they normalise to the identity.
+
+    Args:
+      spec: Nest of `tf.TensorSpec`, of one row.
+
+    Returns:
+      Statistics with count 0.
+    """
+
+    def zeros(leaf: tf.TensorSpec) -> tf.Tensor:
+        # A leaf without statistics keeps its rank, at no size.
+        shape = leaf.shape if leaf.dtype.is_floating else [0] * leaf.shape.rank
+        return tf.zeros(shape, tf.float64)
+
+    return RunningStatistics(
+        count=tf.zeros([], tf.float64),
+        mean=tf.nest.map_structure(zeros, spec),
+        m2=tf.nest.map_structure(zeros, spec),
+    )
+
+
+def update(
+    stats: RunningStatistics, batch: Nest, mask: Any = None, weights: Any = None
+) -> RunningStatistics:
+    """Adds the rows of a batch, over all its leading axes.
+
+      n' = n + n_b,  mean' = mean + (mean_b - mean) n_b / n',
+      m2' = m2 + m2_b + (mean_b - mean)^2 n n_b / n'
+
+    Source: Chan, Golub and LeVeque 1983,
+    https://doi.org/10.1080/00031305.1983.10483115.
+
+    Args:
+      stats: The statistics before.
+      batch: Nest of [..., *shape], all leaves with the same leading axes.
+      mask: bool [...], True where a row counts, or None.
+      weights: float32 [...] of the rows, at least 0, or None for 1 each.
+
+    Returns:
+      The statistics with the rows; a mask without a True changes nothing.
+
+    Raises:
+      UserError: When structures or leading axes do not fit.
+    """
+    return merge(stats, _of_batch(stats, batch, mask, weights))
+
+
+def _of_batch(stats: RunningStatistics, batch: Nest, mask: Any, weights: Any) -> RunningStatistics:
+    """Statistics of the batch alone; `stats` gives the structure and the ranks."""
+    leaves, means = struct.paths(batch), struct.paths(stats.mean)
+    if list(leaves) != list(means):
+        raise UserError(
+            "batch",
+            expected=f"the leaves of the statistics ({', '.join(means)})",
+            got=", ".join(leaves) or "none",
+            remedy="Give a batch with the structure of the spec that the statistics were made of.",
+        )
+    tensors = {path: tf.convert_to_tensor(x) for path, x in leaves.items()}
+    weight = _row_weights(tensors, means, mask, weights)
+    kept = None if mask is None else _rows.flag("mask", mask)
+    total = tf.reduce_sum(tf.cast(weight, tf.float64))
+    moments = [_moments(x, means[path], weight, total, kept) for path, x in tensors.items()]
+    return RunningStatistics(
+        count=total,
+        mean=tf.nest.pack_sequence_as(stats.mean, [m for m, _ in moments]),
+        m2=tf.nest.pack_sequence_as(stats.m2, [m for _, m in moments]),
+    )
+
+
+def _row_weights(
+    tensors: dict[str, tf.Tensor], means: dict[str, Any], mask: Any, weights: Any
+) -> tf.Tensor:
+    """The float32 weight of each row, 0 where masked; checks the leading axes of all leaves."""
+    first, x = next(iter(tensors.items()))
+    axes = x.shape.rank - means[first].shape.rank
+    rows = x.shape[:axes]
+    for path, leaf in tensors.items():
+        leading = leaf.shape[: max(0, leaf.shape.rank - means[path].shape.rank)]
+        names = (f"leading axes of batch/{first}", f"leading axes of batch/{path}")
+        checks.same_shape(names, (tf.TensorSpec(rows), tf.TensorSpec(leading)))
+    weight = tf.ones(tf.shape(x)[:axes], tf.float32)
+    if weights is not None:
+        weight = _rows.floats("weights", weights)
+        checks.same_shape((names[0], "weights"), (tf.TensorSpec(rows), weight))
+    if mask is None:
+        return weight
+    mask = _rows.flag("mask", mask)
+    checks.same_shape((names[0], "mask"), (tf.TensorSpec(rows), mask))
+    return _rows.select(mask, weight)
+
+
+def _moments(
+    x: tf.Tensor, like: tf.Tensor, weight: tf.Tensor, total: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and sum of squared deviations of one leaf of a batch, float64."""
+    if not x.dtype.is_floating:
+        return tf.zeros_like(like), tf.zeros_like(like)
+    x = _rows.select(mask, tf.cast(x, tf.float32))
+    weight = _rows.expand(weight, x.shape.rank)
+    axes = list(range(x.shape.rank - like.shape.rank))
+    share = weight / tf.cast(tf.where(total > 0.0, total, tf.ones_like(total)), tf.float32)
+    # The mean of the deviations corrects what the first mean lost to rounding.
+    centre = tf.reduce_sum(share * x, axis=axes)
+    deviation = x - centre
+    rest = tf.reduce_sum(share * deviation, axis=axes)
+    m2 = tf.reduce_sum(weight * tf.square(deviation - rest), axis=axes)
+    mean = tf.cast(centre, tf.float64) + tf.cast(rest, tf.float64)
+    return mean, tf.cast(m2, tf.float64)
+
+
+def merge(a: RunningStatistics, b: RunningStatistics) -> RunningStatistics:
+    """Joins the statistics of two sets of rows; see `update` for the equations.
+
+    Args:
+      a: Statistics of some rows.
+      b: Statistics of other rows.
+
+    Returns:
+      The statistics of all of them.
+    """
+    count = a.count + b.count
+    share = b.count / tf.where(count > 0.0, count, tf.ones_like(count))
+    mean = tf.nest.map_structure(lambda m, n: m + (n - m) * share, a.mean, b.mean)
+    m2 = tf.nest.map_structure(
+        lambda m, n, s, t: s + t + tf.square(n - m) * (a.count * share),
+        a.mean, b.mean, a.m2, b.m2,
+    )  # fmt: skip
+    return RunningStatistics(count=count, mean=mean, m2=m2)
+
+
+def merge_stacked(stacked: RunningStatistics) -> RunningStatistics:
+    """Joins statistics that are stacked on a leading axis, as gathered from replicas.
+
+      n = sum n_i,  mean = sum n_i mean_i / n,  m2 = sum m2_i + n_i (mean_i - mean)^2
+
+    Each must be of rows that the others did not see: gather the statistics of the replicas' own
+    new rows (`update(init(spec), batch)`), join them, then `merge` them into the common ones.
+
+    Args:
+      stacked: Statistics whose every leaf has a leading axis of the same size.
+
+    Returns:
+      The statistics of all rows, without the axis.
+    """
+    count = tf.reduce_sum(stacked.count)
+    share = stacked.count / tf.where(count > 0.0, count, tf.ones_like(count))
+
+    def joined_mean(mean: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(_rows.expand(share, mean.shape.rank) * mean, axis=0)
+
+    def joined_m2(means: tf.Tensor, mean: tf.Tensor, m2: tf.Tensor) -> tf.Tensor:
+        counts = _rows.expand(stacked.count, means.shape.rank)
+        return tf.reduce_sum(m2 + counts * tf.square(means - mean), axis=0)
+
+    mean = tf.nest.map_structure(joined_mean, stacked.mean)
+    m2 = tf.nest.map_structure(joined_m2, stacked.mean, mean, stacked.m2)
+    return RunningStatistics(count=count, mean=mean, m2=m2)
+
+
+def mean(stats: RunningStatistics) -> Nest:
+    """Returns the means, float32; 0 before the first row."""
+    return tf.nest.map_structure(lambda m: tf.cast(m, tf.float32), stats.mean)
+
+
+def variance(stats: RunningStatistics) -> Nest:
+    """Returns the population variances m2 / count, float32; 1 before the first row."""
+    seen = stats.count > 0.0
+    count = tf.where(seen, stats.count, tf.ones_like(stats.count))
+    return tf.nest.map_structure(
+        lambda m2: tf.cast(tf.where(seen, m2 / count, tf.ones_like(m2)), tf.float32), stats.m2
+    )
+
+
+def std(stats: RunningStatistics, min_std: float = 1e-6) -> Nest:
+    """Returns the standard deviations, float32, at least `min_std`; 1 before the first row."""
+    return tf.nest.map_structure(lambda v: tf.maximum(tf.sqrt(v), min_std), variance(stats))
+
+
+def normalize(
+    stats: RunningStatistics, x: Nest, clip: float | None = 10.0, min_std: float = 1e-6
+) -> Nest:
+    """Scales to mean 0 and standard deviation 1.
+
+      clip((x - mean) / max(std, min_std), -clip, clip)
+
+    Source: Andrychowicz et al. 2020 (observation normalisation), https://arxiv.org/abs/2006.05990.
+
+    Args:
+      stats: The statistics.
+      x: Nest of [..., *shape]; leaves that are not floating point pass through.
+      clip: Largest absolute value of the result, above 0, or None.
+      min_std: Least standard deviation to divide by.
+
+    Returns:
+      Nest like x, of the same dtypes.
+
+    Raises:
+      UserError: When clip is not above 0.
+    """
+    if clip is not None and clip <= 0:
+        raise UserError(
+            "clip", expected="a number above 0, or None", got=clip, remedy="Use None for no bound."
+        )
+
+    def scaled(leaf: Any, m: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        leaf = tf.convert_to_tensor(leaf)
+        if not leaf.dtype.is_floating:
+            return leaf
+        y = (tf.cast(leaf, tf.float32) - m) / s
+        if clip is not None:
+            y = tf.clip_by_value(y, -clip, clip)
+        return tf.cast(y, leaf.dtype)
+
+    return tf.nest.map_structure(scaled, x, mean(stats), std(stats, min_std))
+
+
+def denormalize(stats: RunningStatistics, x: Nest, min_std: float = 1e-6) -> Nest:
+    """Undoes `normalize` where it did not clip.
+
+      x max(std, min_std) + mean
+
+    Args:
+      stats: The statistics.
+      x: Nest of [..., *shape]; leaves that are not floating point pass through.
+      min_std: As given to `normalize`.
+
+    Returns:
+      Nest like x, of the same dtypes.
+    """
+
+    def unscaled(leaf: Any, m: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        leaf = tf.convert_to_tensor(leaf)
+        if not leaf.dtype.is_floating:
+            return leaf
+        return tf.cast(tf.cast(leaf, tf.float32) * s + m, leaf.dtype)
+
+    return tf.nest.map_structure(unscaled, x, mean(stats), std(stats, min_std))

@@ -1,0 +1,142 @@
+"""One seed, named stateless streams: philox keys that are the same bits on every path.
+
+A key is an int32 tensor of shape [2]. Every draw of the library comes from a key through
+the integers of `tf.random.stateless_uniform` with `alg="philox"`, which are the same bits in eager,
+graph and XLA, on every device (its floats are not). Keys are never reused: derive children with
+`split`, `fold_in` or `stream`.
+"""
+
+import math
+import zlib
+from typing import Any
+
+import tensorflow as tf
+
+ALG = "philox"
+
+
+def key(seed: int | tf.Tensor) -> tf.Tensor:
+    """Makes a key from a seed.
+
+    Args:
+      seed: A Python int (its low 64 bits count) or an integer scalar tensor.
+
+    Returns:
+      An int32 tensor of shape [2].
+    """
+    if isinstance(seed, int):
+        bits = seed % 2**64
+        words = [bits & 0xFFFFFFFF, bits >> 32]
+        return tf.constant([w - 2**32 if w >= 2**31 else w for w in words], tf.int32)
+    return _words(seed)
+
+
+def _words(data: Any) -> tf.Tensor:
+    """The low and high 32-bit words of an integer as int32 [..., 2]."""
+    return tf.bitcast(tf.cast(data, tf.int64), tf.int32)
+
+
+def split(key: tf.Tensor, num: int = 2) -> tf.Tensor:
+    """Makes `num` independent keys out of one.
+
+    Args:
+      key: int32 [2].
+      num: How many keys (static).
+
+    Returns:
+      int32 [num, 2]; unpack with `tf.unstack` or by iterating over a Python range.
+    """
+    return tf.random.stateless_uniform(
+        [num, 2], seed=key, minval=None, maxval=None, dtype=tf.int32, alg=ALG
+    )
+
+
+def fold_in(key: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
+    """Makes the child key number `data` of a key; different numbers give different keys.
+
+    Args:
+      key: int32 [2].
+      data: An integer scalar (an iteration, a replica, an environment index); 64 bits count.
+
+    Returns:
+      int32 [2].
+    """
+    words = tf.random.stateless_uniform(
+        [2], seed=key, minval=None, maxval=None, dtype=tf.int32, alg=ALG
+    )
+    number = globals()["key"](data) if isinstance(data, int) else _words(data)
+    return tf.bitwise.bitwise_xor(words, number)
+
+
+def stream(key: tf.Tensor, name: str) -> tf.Tensor:
+    """Makes the named stream of a key, the same in every process and version.
+
+    Args:
+      key: int32 [2].
+      name: A name such as "rollout" or "minibatch".
+
+    Returns:
+      int32 [2].
+    """
+    return fold_in(key, zlib.crc32(name.encode()))
+
+
+def streams(key: tf.Tensor, names: tuple[str, ...] | list[str]) -> dict[str, tf.Tensor]:
+    """Makes `{name: stream(key, name)}`."""
+    return {name: stream(key, name) for name in names}
+
+
+def uniform(key: tf.Tensor, shape: Any, minval: Any = 0.0, maxval: Any = 1.0) -> tf.Tensor:
+    """Draws float32 uniforms in [minval, maxval).
+
+    Made of 24 random bits each, because TensorFlow's own conversion of bits to floats differs
+    between its kernels and XLA. The same bits everywhere for [0, 1) and for intervals around 0;
+    in others XLA may contract the scaling, which changes the last place.
+
+    Args:
+      key: int32 [2].
+      shape: Shape of the result.
+      minval: Least value, a number or a tensor that broadcasts.
+      maxval: Bound of the values, likewise.
+    """
+    if isinstance(minval, float) and isinstance(maxval, float) and minval == -maxval:
+        return _signed(key, shape) * maxval
+    bits = tf.bitwise.right_shift(uniform_bits(key, shape), tf.constant(8, tf.uint32))
+    unit = tf.cast(bits, tf.float32) * 2.0**-24
+    if isinstance(minval, float) and minval == 0.0:
+        return unit if isinstance(maxval, float) and maxval == 1.0 else unit * maxval
+    return minval + unit * (maxval - minval)
+
+
+def normal(key: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Draws float32 standard normals, within +-5.4.
+
+    The inverse of the normal distribution function at a uniform of 24 bits. The uniform is the
+    same on every path; the inverse error function of XLA differs from the kernel's in the last
+    places.
+
+    Args:
+      key: int32 [2].
+      shape: Shape of the result.
+    """
+    return tf.math.erfinv(_signed(key, shape)) * math.sqrt(2.0)
+
+
+def _signed(key: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Uniforms in (-1, 1): the odd multiples of 2^-24, all of which are float32 numbers."""
+    bits = tf.bitwise.right_shift(uniform_bits(key, shape, tf.int32), 8)  # [-2^23, 2^23)
+    return (tf.cast(bits, tf.float32) + 0.5) * 2.0**-23
+
+
+def randint(key: tf.Tensor, shape: Any, minval: Any, maxval: Any) -> tf.Tensor:
+    """Draws int32 uniforms in [minval, maxval)."""
+    return tf.random.stateless_uniform(
+        shape, seed=key, minval=minval, maxval=maxval, dtype=tf.int32, alg=ALG
+    )
+
+
+def uniform_bits(key: tf.Tensor, shape: Any, dtype: tf.DType = tf.uint32) -> tf.Tensor:
+    """Draws integers with all bits random; `dtype` is int32, uint32, int64 or uint64."""
+    return tf.random.stateless_uniform(
+        shape, seed=key, minval=None, maxval=None, dtype=dtype, alg=ALG
+    )
