@@ -1,0 +1,223 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.experiment.export import export_policy
+from tfrl.types import ActionOutput, AgentState
+
+
+@struct.dataclass
+class Normalizer(struct.Struct):
+    mean: tf.Tensor
+    std: tf.Tensor
+    count: tf.Tensor
+
+
+@struct.logic_dataclass
+class GreedyAgent(struct.Struct):
+    """argmax of a linear layer over the normalised, flattened observation."""
+
+    obs: object
+    action: object
+    recurrent: bool = False
+
+    @property
+    def obs_spec(self):
+        return self.obs
+
+    @property
+    def action_spec(self):
+        return self.action
+
+    def init(self, key):
+        width = sum(int(np.prod(s.shape)) for s in tf.nest.flatten(self.obs))
+        kernel = tf.random.stateless_normal([width, 3], key)
+        return AgentState(
+            params={"policy": {"layer_0": {"kernel": tf.Variable(kernel)}}},
+            normalizer=Normalizer(
+                mean=tf.range(width, dtype=tf.float32),
+                std=tf.fill([width], 2.0),
+                count=tf.constant(5, tf.int64),
+            ),
+        )
+
+    def _logits(self, state, obs):
+        leaves = tf.nest.flatten(obs)
+        flat = tf.concat(
+            [tf.reshape(tf.cast(x, tf.float32), [tf.shape(x)[0], -1]) for x in leaves], axis=-1
+        )
+        normal = (flat - state.normalizer.mean) / state.normalizer.std
+        return normal @ state.params["policy"]["layer_0"]["kernel"]
+
+    def compute_actions(self, state, obs, key, carry=None):
+        raise NotImplementedError
+
+    def evaluate_actions(self, state, obs, key, carry=None):
+        logits = self._logits(state, obs)
+        greedy = tf.argmax(logits, axis=-1, output_type=tf.int64)
+        action = (
+            {"move": greedy, "turn": logits[:, :2]} if isinstance(self.action, dict) else greedy
+        )
+        return ActionOutput(action=action, carry=tf.zeros([1]) if self.recurrent else None)
+
+
+OBS = tf.TensorSpec([4], tf.float32)
+MOVE = tf.TensorSpec([], tf.int64)
+KEY = tf.constant([3, 4])
+
+LOADER = """
+import importlib.abc, json, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("tfrl", "tensorflow_probability", "gin", "gymnasium"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+import numpy as np
+import tensorflow as tf
+policy = tf.saved_model.load(sys.argv[1])
+batch = np.load(sys.argv[2])
+answers = policy.signatures["action"](observation=tf.constant(batch))
+assert list(answers) == ["action"], list(answers)
+default = policy.signatures["serving_default"](observation=tf.constant(batch))["action"]
+one = policy.signatures["action"](observation=tf.constant(batch[:1]))["action"]
+assert "tfrl" not in sys.modules
+action = answers["action"].numpy().tolist()
+print(json.dumps([action, default.numpy().tolist(), one.shape.as_list()]))
+"""
+
+
+class TestExport:
+    def test_a_process_with_tensorflow_alone_acts_the_same(self, tmp_path):
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        state = agent.init(KEY)
+        batch = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32) * 5
+        np.save(tmp_path / "batch.npy", batch)
+        assert export_policy(agent, state, tmp_path / "policy") == tmp_path / "policy"
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [
+            sys.executable,
+            "-c",
+            LOADER,
+            str(tmp_path / "policy"),
+            str(tmp_path / "batch.npy"),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        expected = agent.evaluate_actions(state, batch, KEY).action.numpy().tolist()
+        assert len(set(expected)) == 3
+        assert done.stdout.strip().splitlines()[-1] == f"[{expected}, {expected}, [1]]"
+        assert sorted(os.listdir(tmp_path)) == ["batch.npy", "policy"]
+
+    def test_values_are_variables_of_the_model_and_copies(self, tmp_path):
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        state = agent.init(KEY)
+        batch = tf.random.stateless_normal([40, 4], KEY) * 5
+        before = agent.evaluate_actions(state, batch, KEY).action
+        export_policy(agent, state, tmp_path / "policy")
+        kernel = state.params["policy"]["layer_0"]["kernel"]
+        kernel.assign(-kernel)
+        policy = tf.saved_model.load(str(tmp_path / "policy"))
+        after = policy.signatures["action"](observation=batch)["action"]
+        np.testing.assert_array_equal(after, before)
+        stored = tf.train.list_variables(str(tmp_path / "policy" / "variables" / "variables"))
+        shapes = [shape for name, shape in stored if name.startswith("values/")]
+        assert sorted(shapes) == [[], [4], [4], [4, 3]]
+        assert after.dtype == tf.int64
+
+    def test_nests_of_observations_and_actions(self, tmp_path):
+        obs = {
+            "camera": {"left": tf.TensorSpec([2, 2], tf.uint8), "right": tf.TensorSpec([1])},
+            "speed": tf.TensorSpec([], tf.float32),
+        }
+        agent = GreedyAgent(obs=obs, action={"move": MOVE, "turn": tf.TensorSpec([2])})
+        state = agent.init(KEY)
+        export_policy(agent, state, tmp_path / "policy")
+        batch = {
+            "camera": {
+                "left": tf.constant(np.arange(24, dtype=np.uint8).reshape(6, 2, 2)),
+                "right": tf.random.stateless_normal([6, 1], KEY),
+            },
+            "speed": tf.random.stateless_normal([6], KEY),
+        }
+        policy = tf.saved_model.load(str(tmp_path / "policy"))
+        answers = policy.signatures["action"](
+            observation_camera_left=batch["camera"]["left"],
+            observation_camera_right=batch["camera"]["right"],
+            observation_speed=batch["speed"],
+        )
+        expected = agent.evaluate_actions(state, batch, KEY).action
+        assert sorted(answers) == ["action_move", "action_turn"]
+        np.testing.assert_array_equal(answers["action_move"], expected["move"])
+        np.testing.assert_allclose(answers["action_turn"], expected["turn"], rtol=1e-6)
+
+    def test_replaces_an_earlier_export(self, tmp_path):
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        for seed in (1, 2):
+            state = agent.init(tf.constant([seed, 0]))
+            export_policy(agent, state, tmp_path / "policy")
+        batch = tf.random.stateless_normal([40, 4], KEY) * 5
+        policy = tf.saved_model.load(str(tmp_path / "policy"))
+        np.testing.assert_array_equal(
+            policy.signatures["action"](observation=batch)["action"],
+            agent.evaluate_actions(state, batch, KEY).action,
+        )
+        assert os.listdir(tmp_path) == ["policy"]
+
+    def test_a_failed_export_keeps_the_earlier_one(self, tmp_path, monkeypatch):
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        export_policy(agent, agent.init(KEY), tmp_path / "policy")
+
+        def fail(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(tf.saved_model, "save", fail)
+            with pytest.raises(UserError) as error:
+                export_policy(agent, agent.init(KEY), tmp_path / "policy")
+        assert str(error.value) == (
+            f"policy folder {tmp_path / 'policy'}: expected a folder that can be written, got a "
+            "full disk. Choose another place, or make room on the disk."
+        )
+        assert os.listdir(tmp_path) == ["policy"]
+        tf.saved_model.load(str(tmp_path / "policy"))
+
+    def test_says_nothing(self, tmp_path, capfd):
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        export_policy(agent, agent.init(KEY), tmp_path / "policy")
+        captured = capfd.readouterr()
+        assert (captured.out, captured.err) == ("", "")
+
+    def test_recurrent_policy(self, tmp_path):
+        agent = GreedyAgent(obs=OBS, action=MOVE, recurrent=True)
+        with pytest.raises(UserError) as error:
+            export_policy(agent, agent.init(KEY), tmp_path / "policy")
+        assert str(error.value) == (
+            "export of GreedyAgent: expected a policy that acts on the observation alone, got a "
+            "recurrent one, whose carry has no place in the signature. Run it from Python through "
+            "agent.evaluate_actions."
+        )
+        assert os.listdir(tmp_path) == []
+
+    def test_names_that_collide(self, tmp_path):
+        obs = {"a": {"b": tf.TensorSpec([1])}, "a_b": tf.TensorSpec([1])}
+        agent = GreedyAgent(obs=obs, action=MOVE)
+        with pytest.raises(UserError) as error:
+            export_policy(agent, agent.init(KEY), tmp_path / "policy")
+        assert str(error.value) == (
+            "names of the exported observation: expected a different name for every part, got "
+            "a/b, a_b, of which some agree once / is written as _. Rename the keys of the space."
+        )
+
+    def test_below_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        agent = GreedyAgent(obs=OBS, action=MOVE)
+        with pytest.raises(UserError, match="policy folder .*/file/policy: expected a folder that"):
+            export_policy(agent, agent.init(KEY), tmp_path / "file" / "policy")

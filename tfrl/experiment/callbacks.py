@@ -1,0 +1,117 @@
+"""Callbacks: a user's code at the events of a run, which may also stop it."""
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfrl.errors import UserError, did_you_mean
+
+
+class _Stop(enum.Enum):
+    STOP = "stop"
+
+    def __repr__(self) -> str:
+        return "callbacks.STOP"
+
+
+# What a callback returns to end the run after the event.
+STOP = _Stop.STOP
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a callback is told.
+
+    Attributes:
+      env_steps: The steps taken so far.
+      metrics: The latest metrics: the row of the step, the result of the evaluation, or what the
+        checkpoint was saved with.
+      state: The workflow's state. The next step consumes it: keep `workflow.snapshot(state)`.
+      workflow: The workflow that runs.
+      path: The checkpoint's folder, at `on_checkpoint`.
+    """
+
+    env_steps: int
+    metrics: Mapping[str, Any]
+    state: Any = None
+    workflow: Any = None
+    path: pathlib.Path | None = None
+
+
+class Callback:
+    """A base whose events do nothing; each returns None to go on, or `STOP`."""
+
+    def on_step(self, event: Event) -> _Stop | None:
+        """Called after every compiled call of training, with the last metrics row."""
+        return None
+
+    def on_evaluate(self, event: Event) -> _Stop | None:
+        """Called after every evaluation, with its metrics."""
+        return None
+
+    def on_checkpoint(self, event: Event) -> _Stop | None:
+        """Called after every saved checkpoint, with its path."""
+        return None
+
+
+class CallbackList(Callback):
+    """Several callbacks as one: all are called, in order, and one `STOP` is enough."""
+
+    def __init__(self, callbacks: Sequence[Callback] = ()):
+        """Takes the callbacks, which may be none."""
+        self._callbacks = tuple(callbacks)
+
+    def on_step(self, event: Event) -> _Stop | None:
+        """Calls each."""
+        return self._call("on_step", event)
+
+    def on_evaluate(self, event: Event) -> _Stop | None:
+        """Calls each."""
+        return self._call("on_evaluate", event)
+
+    def on_checkpoint(self, event: Event) -> _Stop | None:
+        """Calls each."""
+        return self._call("on_checkpoint", event)
+
+    def _call(self, name: str, event: Event) -> _Stop | None:
+        answer = None
+        for callback in self._callbacks:
+            method: Callable[[Event], _Stop | None] = getattr(callback, name)
+            given = method(event)
+            if given is STOP:
+                answer = STOP
+            elif given is not None:
+                raise UserError(
+                    f"{type(callback).__name__}.{name}",
+                    expected="None or callbacks.STOP as its return value",
+                    got=repr(given),
+                    remedy="Return tfrl.experiment.callbacks.STOP to end the run.",
+                )
+        return answer
+
+
+class StopAtReturn(Callback):
+    """Ends the run at the first evaluation that reaches a target."""
+
+    def __init__(self, target: float, metric: str = "eval_return_mean"):
+        """Sets the target.
+
+        Args:
+          target: The least value to stop at.
+          metric: The name of the evaluation's metric.
+        """
+        self._target = target
+        self._metric = metric
+
+    def on_evaluate(self, event: Event) -> _Stop | None:
+        """Stops when the metric has reached the target."""
+        if self._metric not in event.metrics:
+            raise UserError(
+                "StopAtReturn.metric",
+                expected="a metric of the evaluation",
+                got=self._metric,
+                remedy=did_you_mean(self._metric, event.metrics),
+            )
+        return STOP if float(event.metrics[self._metric]) >= self._target else None

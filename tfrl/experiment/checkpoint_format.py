@@ -1,0 +1,263 @@
+"""One checkpoint folder: how it is written, verified, read and migrated.
+
+    ckpt-<step>/
+      data.index, data.data-00000-of-00001   tf.train.Checkpoint(values={path: variable})
+      manifest.json                          schema version, step, metric, keys, the caller's part
+      COMPLETE                               written last: size and sha256 of the files above
+
+The data is an ordinary TensorFlow checkpoint: `tf.train.Checkpoint(values={path: variable})`
+`.read("<folder>/data")` restores it without tfrl. Nothing is pickled.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.errors import UserError
+from tfrl.experiment import files
+
+# Raise it when the meaning of stored values changes, and register how to get there from before.
+SCHEMA_VERSION = 1
+
+DATA = "data"
+MANIFEST = "manifest.json"
+COMPLETE = "COMPLETE"
+
+Values = dict[str, np.ndarray]
+# (values, the caller's manifest) of one version -> those of the next version
+Migration = Callable[[Values, dict[str, Any]], tuple[Values, dict[str, Any]]]
+
+# {from_version: function to from_version + 1}
+MIGRATIONS: dict[int, Migration] = {}
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint folder whose content is not what was written."""
+
+
+def _stored_name(path: str) -> str:
+    """The key of `values[path]` inside a TensorFlow object checkpoint."""
+    return f"values/{path.replace('.', '..').replace('/', '.S')}{_SUFFIX}"
+
+
+class DataWriter:
+    """Writes values with tf.train.Checkpoint, through variables that it keeps for the next time.
+
+    A tensor inside a dict would silently not be saved, hence variables; and TensorFlow keeps some
+    memory of every variable that was ever made, hence the same ones for every save. Between saves
+    they are empty.
+    """
+
+    def __init__(self) -> None:
+        """Starts without variables."""
+        self._variables: dict[str, tf.Variable] = {}
+        self._checkpoint = tf.train.Checkpoint(values=self._variables)
+
+    def write(self, prefix: pathlib.Path, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the files `<prefix>.*`.
+
+        Args:
+          prefix: Where to write.
+          values: `{path: tensor, variable or array}`.
+
+        Returns:
+          `{path: {"shape": list, "dtype": name}}`.
+
+        Raises:
+          TypeError: A value is none of these.
+        """
+        keys = {}
+        try:
+            with tf.device("/cpu:0"):
+                tensors = {path: _tensor(path, value) for path, value in values.items()}
+                self._put(tensors)
+                self._checkpoint.write(str(prefix))
+            for path, tensor in tensors.items():
+                keys[path] = {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name}
+        finally:
+            for variable in self._variables.values():
+                variable.assign(tf.zeros([0], variable.dtype))
+        return keys
+
+    def _put(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        """Assigns the tensors; other paths or dtypes than the last time need other variables."""
+        dtypes = {path: tensor.dtype for path, tensor in tensors.items()}
+        if dtypes != {path: variable.dtype for path, variable in self._variables.items()}:
+            self._variables = {
+                path: tf.Variable(tf.zeros([0], dtype), trainable=False, shape=tf.TensorShape(None))
+                for path, dtype in dtypes.items()
+            }
+            self._checkpoint = tf.train.Checkpoint(values=self._variables)
+        for path, tensor in tensors.items():
+            self._variables[path].assign(tensor)
+
+
+def _tensor(path: str, value: Any) -> tf.Tensor:
+    if not isinstance(value, tf.Tensor | tf.Variable | np.ndarray | np.generic):
+        raise TypeError(
+            f"checkpoint value {path!r}: expected a tensor, variable or array, "
+            f"got {type(value).__name__}"
+        )
+    return tf.convert_to_tensor(value)
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write(
+    folder: pathlib.Path,
+    writer: DataWriter,
+    step: int,
+    values: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    metric: float | None,
+) -> None:
+    """Writes a checkpoint into a folder that does not exist yet, and marks it complete.
+
+    Args:
+      folder: Where to write; its parent exists.
+      writer: Kept from save to save.
+      step: The step that the values belong to.
+      values: `{path: tensor, variable or array}`.
+      manifest: What else the caller wants back, out of JSON's types.
+      metric: The figure to compare checkpoints by, higher is better, or None.
+    """
+    folder.mkdir()
+    keys = writer.write(folder / DATA, values)
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "step": step,
+        "metric": metric,
+        "keys": keys,
+        "manifest": dict(manifest),
+    }
+    text = files.to_json(content, indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    written = sorted(folder.iterdir())
+    for file in written:
+        files.sync_file(file)
+    marks = {f.name: {"size": f.stat().st_size, "sha256": _sha256(f)} for f in written}
+    (folder / COMPLETE).write_text(files.to_json({"files": marks}, indent=1) + "\n")
+    files.sync_file(folder / COMPLETE)
+    files.sync_file(folder)
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the manifest of a checkpoint.
+
+    Raises:
+      DamagedCheckpointError: It is missing or unreadable.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {
+            "schema_version": int(content["schema_version"]),
+            "step": int(content["step"]),
+            "metric": None if content["metric"] is None else float(content["metric"]),
+            "keys": dict(content["keys"]),
+            "manifest": dict(content["manifest"]),
+        }
+    except OSError as error:
+        raise DamagedCheckpointError(f"{MANIFEST}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{MANIFEST} is not a manifest ({error!r})") from error
+
+
+def verify(folder: pathlib.Path) -> None:
+    """Compares every file with the mark that was written last.
+
+    Raises:
+      DamagedCheckpointError: Naming the first file that differs, and how.
+    """
+    try:
+        marks = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
+        expected = {str(n): (int(m["size"]), str(m["sha256"])) for n, m in marks.items()}
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError("it is not marked complete") from error
+    except OSError as error:
+        raise DamagedCheckpointError(f"{COMPLETE}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpointError(f"{COMPLETE} is unreadable ({error!r})") from error
+    if MANIFEST not in expected:
+        raise DamagedCheckpointError(f"{COMPLETE} does not list {MANIFEST}")
+    for name, (size, digest) in expected.items():
+        file = folder / name
+        try:
+            found = file.stat().st_size
+            if found != size:
+                raise DamagedCheckpointError(f"{name} has {found} bytes instead of {size}")
+            if _sha256(file) != digest:
+                raise DamagedCheckpointError(f"{name} has changed since it was written")
+        except OSError as error:
+            raise DamagedCheckpointError(f"{name}: {error.strerror}") from error
+
+
+def read(folder: pathlib.Path) -> tuple[Values, dict[str, Any]]:
+    """Verifies and reads a checkpoint, and migrates it to the present schema.
+
+    Args:
+      folder: A checkpoint folder.
+
+    Returns:
+      The values, and the manifest as `read_manifest` gives it.
+
+    Raises:
+      DamagedCheckpointError: The folder is not what was written.
+      UserError: The schema is newer than this version of tfrl, or too old to migrate.
+    """
+    verify(folder)
+    content = read_manifest(folder)
+    _check_schema(folder, content["schema_version"])
+    values = _read_values(folder, content["keys"])
+    for version in range(content["schema_version"], SCHEMA_VERSION):
+        values, content["manifest"] = MIGRATIONS[version](values, content["manifest"])
+    return values, content
+
+
+def _read_values(folder: pathlib.Path, keys: Mapping[str, Any]) -> Values:
+    """Reads exactly the values that the manifest lists."""
+    try:
+        reader = tf.train.load_checkpoint(str(folder / DATA))
+        stored = set(reader.get_variable_to_shape_map()) - {_OBJECT_GRAPH}
+        names = {path: _stored_name(path) for path in keys}
+        if stored != set(names.values()):
+            differ = sorted(stored ^ set(names.values()))
+            raise DamagedCheckpointError(f"data and {MANIFEST} disagree about {differ}")
+        return {path: np.asarray(reader.get_tensor(name)) for path, name in names.items()}
+    except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
+        raise DamagedCheckpointError(f"data cannot be read ({error})") from error
+
+
+def _check_schema(folder: pathlib.Path, version: int) -> None:
+    """Refuses a schema that there is no way from."""
+    if version == SCHEMA_VERSION:
+        return
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"checkpoint {folder}",
+            expected=f"schema version {SCHEMA_VERSION} or older",
+            got=f"schema version {version}",
+            remedy="It was written by a newer tfrl: install that version to go on with it.",
+        )
+    missing = [v for v in range(version, SCHEMA_VERSION) if v not in MIGRATIONS]
+    if missing:
+        raise UserError(
+            f"checkpoint {folder}",
+            expected=f"a schema version that migrates to {SCHEMA_VERSION}",
+            got=f"schema version {version} (no migration from {', '.join(map(str, missing))})",
+            remedy="Go on with the tfrl version that wrote it, or start a new run with "
+            "--if_exists=new.",
+        )

@@ -1,0 +1,359 @@
+"""Checkpoints that survive a kill at any moment: saved whole, verified, pruned, restored."""
+
+import dataclasses
+import math
+import pathlib
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.experiment import checkpoint_format, files
+from tfrl.experiment.checkpoint_format import DamagedCheckpointError
+
+_NAME = re.compile(r"^ckpt-(\d+)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held.
+
+    Attributes:
+      step: The step that it was saved at.
+      values: `{path: array}`, every dtype as saved.
+      manifest: The caller's manifest.
+      path: The checkpoint's folder.
+      metric: The figure that it was saved with, or None.
+    """
+
+    step: int
+    values: dict[str, np.ndarray]
+    manifest: dict[str, Any]
+    path: pathlib.Path
+    metric: float | None = None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
+class CheckpointManager:
+    """Saves and restores the checkpoints `ckpt-<step>` of one folder.
+
+    A checkpoint is written under a temporary name, synced, marked complete and renamed: a kill at
+    any moment leaves the previous one usable. Steps only go forward: saving a step drops the
+    checkpoints of later ones, which belong to a continuation that was given up.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        max_to_keep: int | None = 3,
+        keep_best: bool = True,
+        *,
+        read_only: bool = False,
+        log: Callable[[str], None] | None = None,
+    ):
+        """Opens a folder of checkpoints, and removes what killed savers left in it.
+
+        Args:
+          directory: The folder; made when it is missing.
+          max_to_keep: How many of the newest checkpoints stay; None keeps all.
+          keep_best: Whether the one with the highest metric stays besides.
+          read_only: Neither makes nor cleans the folder, so that a reader can look into the
+            folder of a living run.
+          log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
+        """
+        if max_to_keep is not None and max_to_keep < 1:
+            raise UserError(
+                "max_to_keep",
+                expected="at least 1, or None to keep all",
+                got=max_to_keep,
+                remedy="Without a checkpoint a run cannot go on after a kill.",
+            )
+        self._directory = pathlib.Path(directory)
+        self._max_to_keep = max_to_keep
+        self._keep_best = keep_best
+        self._read_only = read_only
+        self._log = log or _warn
+        self._writer = checkpoint_format.DataWriter()
+        if not read_only:
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                files.recover_replaced(self._directory)
+                files.remove_temporaries(self._directory)
+            except OSError as error:
+                raise _unwritable(self._directory, error) from error
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The folder of the checkpoints."""
+        return self._directory
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, ascending, damaged ones included."""
+        return sorted(self._folders())
+
+    @property
+    def best_step(self) -> int | None:
+        """The step with the highest metric (the latest of equal ones), or None without metrics."""
+        ranked = self._ranked(self._folders())
+        return ranked[0] if ranked else None
+
+    @property
+    def best_metric(self) -> float | None:
+        """The highest metric of the checkpoints that there are, or None without metrics."""
+        best = self.best_step
+        if best is None:
+            return None
+        metric = checkpoint_format.read_manifest(self._folders()[best])["metric"]
+        return None if metric is None else float(metric)
+
+    def save(
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        metric: float | None = None,
+    ) -> pathlib.Path:
+        """Saves a checkpoint; one of the same step is replaced.
+
+        Args:
+          step: The step (a count, at least 0).
+          values: `{path: tensor, variable or array}` of any shapes and dtypes; see
+            `tfrl.struct.paths`.
+          manifest: What else to store, out of JSON's types; non-finite numbers become null.
+          metric: The figure to choose the best by, higher is better. NaN counts as none.
+
+        Returns:
+          The folder of the checkpoint.
+
+        Raises:
+          UserError: The folder cannot be written, or the disk is full.
+        """
+        if self._read_only:
+            raise RuntimeError(f"{self._directory} was opened with read_only=True")
+        step = int(step)
+        if step < 0:
+            raise ValueError(f"step: expected at least 0, got {step}")
+        if metric is not None:
+            metric = float(metric) if math.isfinite(metric) else None
+        final = self._directory / f"ckpt-{step}"
+        temporary = files.temporary_name(self._directory)
+        try:
+            checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
+            files.replace_directory(temporary, final)
+            self._prune(step)
+        except (OSError, tf.errors.OpError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise _unwritable(final, error) from error
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    def restore(self, which: str | int = "latest") -> Restored | None:
+        """Reads a checkpoint.
+
+        A damaged one is named, and the next one by age (`"latest"`) or metric (`"best"`) is used.
+
+        Args:
+          which: `"latest"`, `"best"` (highest metric), or a step.
+
+        Returns:
+          Its content, or None when the folder holds no checkpoint at all.
+
+        Raises:
+          UserError: There are checkpoints and none is usable; the step is unknown or damaged; none
+            has a metric; the schema is refused.
+        """
+        folders = self._folders()
+        if not folders:
+            return None
+        if which == "latest":
+            candidates = sorted(folders, reverse=True)
+        elif which == "best":
+            candidates = self._best_candidates(folders)
+        else:
+            return self._restore_step(folders, which)
+        reasons = []
+        for index, step in enumerate(candidates):
+            try:
+                return _read(folders[step])
+            except DamagedCheckpointError as error:
+                reasons.append(f"{folders[step].name}: {error}")
+                if index + 1 < len(candidates):
+                    following = folders[candidates[index + 1]].name
+                    self._log(
+                        f"checkpoint {folders[step]} is damaged: {error}; using {following} instead"
+                    )
+        raise UserError(
+            f"checkpoints in {self._directory}",
+            expected="one that is usable",
+            got=f"damage in all {len(reasons)} ({'; '.join(reasons)})",
+            remedy="Put back a copy of one, or start a new run with --if_exists=new.",
+        )
+
+    def _restore_step(self, folders: dict[int, pathlib.Path], which: str | int) -> Restored:
+        text = str(which)
+        step = int(text) if text.isascii() and text.isdigit() else -1
+        there = ", ".join(map(str, sorted(folders)))
+        if step not in folders:
+            raise UserError(
+                f"checkpoint {which} of {self._directory}",
+                expected=f"latest, best, or one of the steps {there}",
+                got=text,
+                remedy="Choose one of these.",
+            )
+        try:
+            return _read(folders[step])
+        except DamagedCheckpointError as error:
+            raise UserError(
+                f"checkpoint {folders[step]}",
+                expected="a checkpoint as it was written",
+                got=f"a damaged one: {error}",
+                remedy=f"There are checkpoints of the steps {there}; latest uses the newest "
+                "undamaged one.",
+            ) from error
+
+    def _best_candidates(self, folders: dict[int, pathlib.Path]) -> list[int]:
+        """Steps by metric, best first; those whose metric cannot be read are named."""
+        for folder in folders.values():
+            try:
+                checkpoint_format.read_manifest(folder)
+            except DamagedCheckpointError as error:
+                self._log(f"checkpoint {folder} is damaged: {error}; it is not considered as best")
+        ranked = self._ranked(folders)
+        if not ranked:
+            raise UserError(
+                f"best checkpoint of {self._directory}",
+                expected="at least one checkpoint with a metric",
+                got=f"none among the steps {', '.join(map(str, sorted(folders)))}",
+                remedy="Choose latest or one of these steps.",
+            )
+        return ranked
+
+    def _folders(self) -> dict[int, pathlib.Path]:
+        """`{step: folder}`; a folder caught in the middle of its replacement counts too."""
+        found: dict[int, pathlib.Path] = {}
+        if not self._directory.is_dir():
+            return found
+        for entry in self._directory.iterdir():
+            aside = entry.name.startswith(files.REPLACED)
+            match = _NAME.match(entry.name.removeprefix(files.REPLACED))
+            if match and entry.is_dir() and not (aside and int(match[1]) in found):
+                found[int(match[1])] = entry
+        return found
+
+    def _ranked(self, folders: dict[int, pathlib.Path]) -> list[int]:
+        """Steps that have a metric, highest first, the later of equal ones first."""
+        metrics = {}
+        for step, folder in folders.items():
+            try:
+                metric = checkpoint_format.read_manifest(folder)["metric"]
+            except DamagedCheckpointError:
+                continue  # Not comparable; whoever wants to read it is told so.
+            if metric is not None:
+                metrics[step] = metric
+        return sorted(metrics, key=lambda s: (metrics[s], s), reverse=True)
+
+    def _prune(self, saved: int) -> None:
+        """Removes what is neither among the newest up to `saved` nor the best."""
+        folders = self._folders()
+        earlier = sorted(s for s in folders if s <= saved)
+        keep = set(earlier if self._max_to_keep is None else earlier[-self._max_to_keep :])
+        if self._keep_best:
+            keep.update(self._ranked({s: folders[s] for s in earlier})[:1])
+        for step in sorted(set(folders) - keep):
+            if step > saved:
+                self._log(
+                    f"checkpoint {folders[step]} is removed: the run went on from an earlier one "
+                    f"and has reached step {saved}"
+                )
+            files.remove_directory(folders[step])
+
+
+def _read(folder: pathlib.Path) -> Restored:
+    values, content = checkpoint_format.read(folder)
+    return Restored(
+        step=content["step"],
+        values=values,
+        manifest=content["manifest"],
+        path=folder,
+        metric=content["metric"],
+    )
+
+
+def _unwritable(path: pathlib.Path, error: Exception) -> UserError:
+    reason = files.reason(error) if isinstance(error, OSError) else str(error)
+    return UserError(
+        f"checkpoint {path}",
+        expected="a folder that can be written, with room on the disk",
+        got=reason.splitlines()[0],
+        remedy="Make room or choose another --root_dir; earlier checkpoints are untouched.",
+    )
+
+
+def restore_into(target: struct.Nest, values: Mapping[str, Any]) -> struct.Nest:
+    """Puts restored values into a nest, by path.
+
+    Nothing is changed unless everything fits.
+
+    Args:
+      target: A nest whose leaves are tf.Variables (assigned in place) or tensors and arrays (which
+        stand for shape and dtype), or a flat dict `{path: leaf}`.
+      values: `{path: array}` as restored.
+
+    Returns:
+      The nest, its variables the same objects, its other leaves as tensors of the values.
+
+    Raises:
+      UserError: Naming every path that is missing, extra, mis-shaped or mis-typed.
+    """
+    leaves = struct.paths(target)
+    _check_fit(leaves, values)
+    new = []
+    for path, leaf in leaves.items():
+        if isinstance(leaf, tf.Variable):
+            leaf.assign(values[path])
+            new.append(leaf)
+        else:
+            new.append(tf.convert_to_tensor(values[path]))
+    rest = iter(new)
+    # tf.nest counts a None inside a dict or list as a leaf, struct.paths does not.
+    flat = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(target)]
+    return tf.nest.pack_sequence_as(target, flat)
+
+
+def _check_fit(leaves: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Compares paths, shapes and dtypes of a target with those of restored values."""
+    problems = []
+    missing = sorted(set(leaves) - set(values))
+    extra = sorted(set(values) - set(leaves))
+    if missing:
+        problems.append(f"missing {', '.join(missing)}")
+    if extra:
+        problems.append(f"unknown {', '.join(extra)}")
+    for path in (p for p in leaves if p in values):
+        want_shape = tf.TensorShape(leaves[path].shape)
+        want_type = tf.as_dtype(leaves[path].dtype)
+        got_shape = tf.TensorShape(values[path].shape)
+        got_type = tf.as_dtype(values[path].dtype)
+        if not want_shape.is_compatible_with(got_shape):
+            problems.append(f"{path} of shape {got_shape} instead of {want_shape}")
+        if want_type != got_type:
+            problems.append(f"{path} of dtype {got_type.name} instead of {want_type.name}")
+    if problems:
+        raise UserError(
+            "checkpoint",
+            expected="the paths, shapes and dtypes of this configuration",
+            got="; ".join(problems),
+            remedy="Restore it with the configuration that it was saved with.",
+        )

@@ -1,0 +1,167 @@
+"""Files that are whole or absent: atomic writes, synced folders, strict JSON."""
+
+import errno
+import itertools
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# Names that start so are temporary: they match no restore pattern and may be removed.
+TEMPORARY = ".tmp-"
+# A folder that is being replaced rests under this name until its successor is in place.
+REPLACED = ".replaced-"
+
+_numbers = itertools.count()
+
+_REASONS = {
+    errno.EACCES: "no permission to write there",
+    errno.EPERM: "no permission to write there",
+    errno.EROFS: "a read-only file system",
+    errno.ENOTDIR: "a path that leads through a file",
+    errno.EEXIST: "a file in place of a folder",
+    errno.ENOSPC: "a full disk",
+    errno.ENOENT: "a place where no folder can be made",
+}
+
+
+def reason(error: OSError) -> str:
+    """Returns in words, with the path, why the system refused to write."""
+    text = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return f"{text} ({error.filename})" if error.filename else text
+
+
+def temporary_name(directory: pathlib.Path) -> pathlib.Path:
+    """Returns a fresh path `.tmp-<pid>-<n>` in `directory`; nothing is created."""
+    while True:  # A killed process of the same id may have left one.
+        path = directory / f"{TEMPORARY}{os.getpid()}-{next(_numbers)}"
+        if not path.exists():
+            return path
+
+
+def sync_file(path: pathlib.Path) -> None:
+    """Waits until the content of a file (or the entries of a folder) is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file that takes the place of `path` when it is whole and on the disk, or never."""
+    temporary = temporary_name(path.parent)
+    try:
+        temporary.write_bytes(content)
+        sync_file(temporary)
+        os.replace(temporary, path)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_file(path.parent)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a text file (UTF-8, newlines as they are) atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Returns strictly valid JSON: NumPy and tensor values as numbers, non-finite ones as null."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Returns `value` out of JSON's types: dict, list, str, int, float, bool and None.
+
+    float32 numbers become the shortest decimal that reads back as the same float32. Non-finite
+    numbers become None, since JSON has no word for them.
+
+    Args:
+      value: Nested dicts, lists and tuples of Python, NumPy or tensor values, and paths.
+
+    Raises:
+      TypeError: For any other object, which would otherwise be stored in a form of its own.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [plain(v) for v in items]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return plain(list(value)) if value.ndim else plain(value[()])
+    if isinstance(value, np.floating) and value.dtype.itemsize < 8:
+        value = float(str(value))
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bool | str | int | float):
+        return value
+    raise TypeError(f"expected a value that JSON can hold, got {type(value).__name__}: {value!r}")
+
+
+def replace_directory(temporary: pathlib.Path, final: pathlib.Path) -> None:
+    """Moves a finished folder to its final name, in place of one that may be there.
+
+    A rename cannot replace a folder that is not empty, so the old one first steps aside to
+    `.replaced-<name>`. Whoever reads in between, or after a kill in between, finds it there:
+    `recover_replaced` puts it back.
+
+    Args:
+      temporary: The finished folder, on the same file system.
+      final: Where it belongs.
+    """
+    aside = final.parent / f"{REPLACED}{final.name}"
+    if final.exists():
+        if aside.exists():
+            shutil.rmtree(aside)
+        os.rename(final, aside)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if aside.exists():
+            os.rename(aside, final)
+        raise
+    sync_file(final.parent)
+    if aside.exists():
+        shutil.rmtree(aside)
+
+
+def recover_replaced(directory: pathlib.Path) -> None:
+    """Finishes what a kill inside `replace_directory` left behind in `directory`."""
+    for aside in sorted(directory.glob(f"{REPLACED}*")):
+        final = directory / aside.name.removeprefix(REPLACED)
+        if final.exists():
+            shutil.rmtree(aside)
+        else:
+            os.rename(aside, final)
+
+
+def remove_temporaries(directory: pathlib.Path) -> None:
+    """Removes what killed writers left in `directory`."""
+    for left in sorted(directory.glob(f"{TEMPORARY}*")):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+def remove_directory(directory: pathlib.Path) -> None:
+    """Removes a folder so that a kill in the middle leaves a temporary, not half of the folder."""
+    doomed = temporary_name(directory.parent)
+    os.rename(directory, doomed)
+    shutil.rmtree(doomed)

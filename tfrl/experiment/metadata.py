@@ -1,0 +1,149 @@
+"""What a run was made with: versions, machine, seed, command. And what of it has changed."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+import tfrl
+from tfrl.experiment import files
+
+_DISTRIBUTIONS = {
+    "tensorflow": "tensorflow",
+    "tensorflow_probability": "tensorflow-probability",
+    "numpy": "numpy",
+    "keras": "keras",
+    "gymnasium": "gymnasium",
+}
+
+# Facts on which the bits of a result depend (besides seed and configuration).
+BIT_FACTS = ("versions", "device", "intra_op_threads", "TF_ENABLE_ONEDNN_OPTS", "compile_choices")
+
+
+def git_hash(package: pathlib.Path | None = None) -> str | None:
+    """Returns the commit of the checkout that the package runs from, or None outside of one.
+
+    A `+changes` is appended when tracked files differ from the commit. A package installed inside
+    somebody else's checkout (a `.venv` there) does not count.
+
+    Args:
+      package: The folder of the package; by default that of tfrl.
+    """
+    package = (package or pathlib.Path(tfrl.__file__).parent).resolve()
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or pathlib.Path(top).resolve() != package.parent:
+        return None
+    commit = _git(package, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(folder: pathlib.Path, *arguments: str) -> str | None:
+    """What git prints, or None when there is no git, no checkout or no answer."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, tfrl and what it computes with."""
+    found = {"python": platform.python_version(), "tfrl": tfrl.__version__}
+    for name, distribution in _DISTRIBUTIONS.items():
+        try:
+            found[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def intra_op_threads() -> int:
+    """Returns the threads that one op may use: as configured, else one for each usable core."""
+    return tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+
+
+def devices() -> str:
+    """Returns the accelerators, or the CPU model, as one line."""
+    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
+    names = [
+        tf.config.experimental.get_device_details(d).get("device_name", d.device_type)
+        for d in found
+    ]
+    return ", ".join(names) if names else f"CPU {_cpu_model()}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def collect(
+    *,
+    seed: int,
+    compile_choices: Mapping[str, str] | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Returns the metadata of a run that starts here and now, out of JSON's types.
+
+    Args:
+      seed: The run's seed.
+      compile_choices: `{seam: "xla" | "graph" | "eager"}`.
+      configuration: `{binding: value}`, as `RunFolder.check_same_configuration` compares it.
+      **more: Further entries.
+    """
+    return files.plain(
+        {
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "git_hash": git_hash(),
+            "seed": seed,
+            "compile_choices": compile_choices or {},
+            "configuration": configuration or {},
+            "device": devices(),
+            "intra_op_threads": intra_op_threads(),
+            "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+            "cpu_count": os.cpu_count(),
+            "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
+            "platform": platform.platform(),
+            "command": list(sys.argv),
+            **more,
+        }
+    )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names the facts on which bit-equality depends and in which two metadata differ.
+
+    Args:
+      old: The metadata of the run.
+      new: The metadata of this process.
+
+    Returns:
+      One text `name: old -> new` for each fact that differs; empty when a resumed run promises the
+      same bits.
+    """
+    found = []
+    for name in BIT_FACTS:
+        before, now = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            pairs = {f"{name}.{k}": (before.get(k), now.get(k)) for k in sorted({*before, *now})}
+        else:
+            pairs = {name: (before, now)}
+        found += [f"{n}: {a} -> {b}" for n, (a, b) in pairs.items() if a != b]
+    return found

@@ -1,0 +1,228 @@
+"""The folder of a run: its layout, who may start in it, and its metadata and summary."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tfrl.errors import UserError, did_you_mean
+from tfrl.experiment import files
+
+IF_EXISTS = ("resume", "fail", "new")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run.
+
+    Attributes:
+      root_dir: The folder; `~` stands for the home folder.
+    """
+
+    root_dir: str | os.PathLike[str]
+
+    @property
+    def root(self) -> pathlib.Path:
+        """The folder as an absolute path."""
+        return pathlib.Path(os.path.abspath(os.path.expanduser(self.root_dir)))
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """Folder of the checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> pathlib.Path:
+        """Folder of TensorBoard's event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def videos(self) -> pathlib.Path:
+        """Folder of the videos."""
+        return self.root / "videos"
+
+    @property
+    def policy(self) -> pathlib.Path:
+        """Folder of the SavedModel; the export makes it."""
+        return self.root / "policy"
+
+    @property
+    def metrics_csv(self) -> pathlib.Path:
+        """The metrics as a table."""
+        return self.root / "metrics.csv"
+
+    @property
+    def metrics_jsonl(self) -> pathlib.Path:
+        """The metrics as JSON lines."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def operative_config(self) -> pathlib.Path:
+        """The gin configuration in effect."""
+        return self.root / "operative_config.gin"
+
+    @property
+    def metadata(self) -> pathlib.Path:
+        """What the run was made with."""
+        return self.root / "metadata.json"
+
+    @property
+    def summary(self) -> pathlib.Path:
+        """The result, written last."""
+        return self.root / "summary.json"
+
+    def holds_run(self) -> bool:
+        """Whether a run has left anything here."""
+        marks = (self.metadata, self.operative_config, self.metrics_csv, self.metrics_jsonl)
+        if any(path.exists() for path in (*marks, self.summary)):
+            return True
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def prepare(self, if_exists: str = "resume", log: Callable[[str], None] = print) -> bool:
+        """Makes the folders, and settles what becomes of a run that is there already.
+
+        Args:
+          if_exists: `resume` goes on with it; `fail` refuses; `new` moves its whole folder to the
+            sibling `<root_dir>.old-<k>` (nothing is deleted) and starts afresh.
+          log: Takes one-line messages.
+
+        Returns:
+          Whether a run is there to go on with.
+
+        Raises:
+          UserError: The folder cannot be written, holds a run under `fail`, or the choice is
+            unknown.
+        """
+        if if_exists not in IF_EXISTS:
+            raise UserError(
+                "--if_exists",
+                expected=f"one of {', '.join(IF_EXISTS)}",
+                got=if_exists,
+                remedy=did_you_mean(if_exists, IF_EXISTS),
+            )
+        try:
+            there = self.holds_run()
+            if there and if_exists == "fail":
+                raise UserError(
+                    f"root_dir {self.root}",
+                    expected="a folder without a run, because of --if_exists=fail",
+                    got="a folder that holds one",
+                    remedy="Choose another --root_dir, or --if_exists=resume to go on with it, or "
+                    "--if_exists=new to move it aside.",
+                )
+            if there and if_exists == "new":
+                aside = self._move_aside()
+                log(f"The run in {self.root} was moved to {aside}")
+                there = False
+            for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
+                folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root, self.tensorboard, self.videos):
+                files.remove_temporaries(folder)
+            files.recover_replaced(self.root)
+            self._try_writing()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return there
+
+    def _move_aside(self) -> pathlib.Path:
+        number = 1
+        while (aside := self.root.with_name(f"{self.root.name}.old-{number}")).exists():
+            number += 1
+        os.rename(self.root, aside)
+        return aside
+
+    def _try_writing(self) -> None:
+        for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
+            probe = files.temporary_name(folder)
+            probe.touch()
+            probe.unlink()
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
+            f"root_dir {self.root}",
+            expected="a folder that can be written",
+            got=files.reason(error),
+            remedy="Choose another --root_dir.",
+        )
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Writes `metadata.json`; see `tfrl.experiment.metadata.collect`."""
+        self._write(self.metadata, files.to_json(metadata, indent=2) + "\n")
+
+    def read_metadata(self) -> dict[str, Any] | None:
+        """Reads `metadata.json`, or returns None when there is none."""
+        return _read_json(self.metadata)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`; non-finite numbers become null."""
+        self._write(self.summary, files.to_json(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Reads `summary.json`, or returns None when the run has not ended."""
+        return _read_json(self.summary)
+
+    def write_operative_config(self, text: str) -> None:
+        """Writes `operative_config.gin`."""
+        self._write(self.operative_config, text)
+
+    def _write(self, path: pathlib.Path, text: str) -> None:
+        try:
+            files.write_text(path, text)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def check_same_configuration(
+        self, old: Mapping[str, Any], new: Mapping[str, Any], allowed: Collection[str] = ()
+    ) -> None:
+        """Refuses to go on with a run of another configuration.
+
+        Args:
+          old: `{binding: value}` of the run, as stored in its metadata.
+          new: `{binding: value}` that is asked for now.
+          allowed: Bindings that may differ, such as `train.total_env_steps`.
+
+        Raises:
+          UserError: Naming every other binding that differs, with both values.
+        """
+        before, now = files.plain(old), files.plain(new)
+        differing = [
+            f"{name} = {_shown(now, name)} (the run has {_shown(before, name)})"
+            for name in sorted({*before, *now} - set(allowed))
+            if name not in before or name not in now or before[name] != now[name]
+        ]
+        if differing:
+            raise UserError(
+                f"root_dir {self.root}",
+                expected="the configuration of the run that it holds",
+                got="; ".join(differing),
+                remedy="Use the run's values, another --root_dir, or --if_exists=new to move the "
+                "run aside.",
+            )
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "not set"
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}",
+            expected="a JSON file as tfrl writes it",
+            got=f"one that cannot be read ({error})",
+            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path}",
+            expected="a JSON object",
+            got=type(content).__name__,
+            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+        )
+    return content
