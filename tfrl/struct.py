@@ -14,7 +14,7 @@ import builtins
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -43,10 +43,14 @@ def field(*, static: bool | None = None, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-def derived() -> Any:
-    """Declares a field of a `logic_dataclass` that its `__post_init__` computes and sets."""
+def derived(*, init: Literal[False] = False) -> Any:
+    """Declares a field of a `logic_dataclass` that its `__post_init__` computes and sets.
+
+    Args:
+      init: Always False; it tells type checkers that the field is no argument.
+    """
     return dataclasses.field(
-        init=False, repr=False, compare=False, metadata={_STATIC: True, _DERIVED: True}
+        init=init, repr=False, compare=False, metadata={_STATIC: True, _DERIVED: True}
     )
 
 
@@ -95,7 +99,7 @@ def _types_of(value: Any) -> Any:
 
 
 def _check_static(owner: type, name: str, value: Any) -> None:
-    """Refuses arrays and tensors as static values: they have no truth value to compare traces by."""
+    """Refuses arrays and tensors as static values: they cannot tell traces apart by `==`."""
     if isinstance(value, np.ndarray | tf.Tensor | tf.Variable):
         raise TypeError(
             f"{owner.__name__}.{name} is a static field: expected a Python value that can be "
@@ -139,7 +143,7 @@ def _flatten(self: Any) -> tuple[_Metadata, tuple[Any, ...]]:
 
 def _unflatten(cls: type, metadata: _Metadata, components: tuple[Any, ...]) -> Any:
     layout: _Layout = cls._tfrl_layout  # type: ignore[attr-defined]
-    self = object.__new__(cls)
+    self: Any = object.__new__(cls)
     object.__setattr__(self, _EMPTY, metadata.empty)
     rest = iter(components)
     for name, empty in zip(layout.dynamic, metadata.empty, strict=True):
@@ -274,7 +278,7 @@ def dataclass(cls: type[T]) -> type[T]:
     return _build(cls, static_default=False)
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, derived))
+@dataclass_transform(kw_only_default=True, field_specifiers=(field, derived))
 def logic_dataclass(cls: type[T]) -> type[T]:
     """Makes an immutable object of logic: fields are static unless declared `static=False`.
 
@@ -313,7 +317,8 @@ class TensorDict(dict):
         """Returns the item `name`."""
         # Dunder names are probed by tf.function's argument tracing and must look missing.
         if name.startswith("__") or name not in self:
-            raise AttributeError(f"TensorDict has no item {name!r}; it has {sorted(map(str, self))}")
+            known = sorted(map(str, self))
+            raise AttributeError(f"TensorDict has no item {name!r}; it has {known}")
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
