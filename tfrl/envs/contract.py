@@ -1,0 +1,152 @@
+"""The contract of the autoreset modes, checked step by step against what an environment returns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.wrappers.base import RewardWrapper
+from tfrl.envs.wrappers.reward_normalize import RewardNormalize
+from tfrl.envs.wrappers.reward_sparse import RewardSparse
+from tfrl.errors import UserError
+from tfrl.types import EnvState
+
+REMEDY = (
+    "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract."
+)
+
+
+class Contract:
+    """Follows the episodes of an environment and raises a UserError where a row is not as promised.
+
+    `check(state, t)` takes the states in order; all that it keeps is on the host.
+    """
+
+    def __init__(self, env: Env, state: EnvState, stochastic: bool):
+        """Begins with the state after a reset.
+
+        Args:
+          env: An environment with an autoreset mode.
+          state: What `env.reset` returned.
+          stochastic: Whether successive episodes must start differently.
+        """
+        self.env, self.mode, self.stochastic = env, env.autoreset, stochastic
+        self.first = _flat(state.obs)  # [B, D]
+        self.last = state
+        self.length = np.zeros(env.num_envs, np.int64)
+        self.total = np.zeros(env.num_envs)
+        self.ended = np.zeros(env.num_envs, bool)
+        self.counts_reward = not isinstance(state.reward, dict) and not _changes_reward(env)
+        self._expect("reset: info/autoreset", ~state.info["autoreset"].numpy(), "False")
+        self._expect("reset: info/episode_length", state.info["episode_length"] == 0, "0")
+        self._equal("reset: info/final_obs", state.info["final_obs"], state.obs, "obs")
+
+    def check(self, state: EnvState, t: int) -> None:
+        """Checks the state after step `t`."""
+        where = f"step {t} under {self.mode.name if self.mode else None}"
+        termination, truncation = state.termination.numpy(), state.truncation.numpy()
+        idle = self._idle()
+        autoreset = state.info["autoreset"].numpy()
+        expected = "True exactly in rows that are no steps"
+        self._expect(f"{where}: info/autoreset", autoreset == idle, expected)
+        for path, reward in struct.paths({"reward": state.reward}).items():
+            ok = ~idle | (reward.numpy() == 0)
+            self._expect(f"{where}: {path}", ok, "0 in rows that are no steps")
+        self._count(state, idle, where)
+        self._check_limit(state, idle, where)
+        _MODES[self.mode](self, state, where)
+        self.ended = termination | truncation
+        self.last = state
+
+    def _idle(self) -> np.ndarray:
+        """Rows that are no steps of the task."""
+        if self.mode in (Autoreset.NEXT_STEP, Autoreset.DISABLED):
+            return self.ended
+        return np.zeros_like(self.ended)
+
+    def _count(self, state: EnvState, idle: np.ndarray, where: str) -> None:
+        """Follows length and return, and compares them."""
+        if self.mode is not Autoreset.DISABLED:
+            self.length[self.ended], self.total[self.ended] = 0, 0.0
+        self.length[~idle] += 1
+        length = state.info["episode_length"].numpy()
+        text = f"the steps of the episode so far, {self.length.tolist()}"
+        self._expect(f"{where}: info/episode_length", length == self.length, text, length)
+        if self.counts_reward:
+            self.total[~idle] += state.reward.numpy()[~idle]
+            total = state.info["episode_return"].numpy()
+            ok = np.isclose(total, self.total, rtol=1e-4, atol=1e-4)
+            text = f"the sum of the episode's rewards, {self.total.tolist()}"
+            self._expect(f"{where}: info/episode_return", ok, text, total)
+
+    def _check_limit(self, state: EnvState, idle: np.ndarray, where: str) -> None:
+        limit = self.env.max_episode_steps
+        if limit is not None:
+            ok = idle | (self.length < limit) | state.truncation.numpy()
+            text = f"True at max_episode_steps = {limit}"
+            self._expect(f"{where}: truncation", ok, text)
+
+    def _same_step(self, state: EnvState, where: str) -> None:
+        ended = state.termination.numpy() | state.truncation.numpy()
+        self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs", ~ended)
+        if self.stochastic and self.mode is Autoreset.SAME_STEP:
+            again = (_flat(state.obs) == self.first).all(axis=1)
+            text = "a new start after an end, not the first one again"
+            self._expect(f"{where}: obs", ~(ended & again), text)
+        if self.mode is Autoreset.SAME_STEP_CACHED:
+            again = (_flat(state.obs) == self.first).all(axis=1)
+            self._expect(f"{where}: obs", again | ~ended, "the first start again after an end")
+
+    def _next_step(self, state: EnvState, where: str) -> None:
+        self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs")
+        flags = state.termination.numpy() | state.truncation.numpy()
+        self._expect(f"{where}: end flags", ~(self.ended & flags), "False in a reset row")
+        if self.stochastic:
+            again = (_flat(state.obs) == self.first).all(axis=1)
+            text = "a new start after an end, not the first one again"
+            self._expect(f"{where}: obs", ~(self.ended & again), text)
+
+    def _disabled(self, state: EnvState, where: str) -> None:
+        self._equal(f"{where}: obs", state.obs, self.last.obs, "the obs of the end", self.ended)
+        for name in ("termination", "truncation"):
+            same = getattr(state, name).numpy() == getattr(self.last, name).numpy()
+            self._expect(f"{where}: {name}", same | ~self.ended, "to stay as it was at the end")
+
+    def _equal(self, thing: str, a: Any, b: Any, what: str, rows: Any = None) -> None:
+        same = (_flat(a) == _flat(b)).all(axis=1)
+        self._expect(thing, same if rows is None else same | ~rows, f"to equal {what}")
+
+    def _expect(self, thing: str, ok: Any, expected: str, got: Any = None) -> None:
+        ok = np.asarray(ok)
+        if not ok.all():
+            rows = np.flatnonzero(~ok).tolist()
+            shown = f" ({got.tolist()})" if got is not None else ""
+            raise UserError(
+                thing, expected=expected, got=f"otherwise in rows {rows}{shown}", remedy=REMEDY
+            )
+
+
+_MODES: dict[Any, Callable[[Contract, EnvState, str], None]] = {
+    Autoreset.SAME_STEP: Contract._same_step,
+    Autoreset.SAME_STEP_CACHED: Contract._same_step,
+    Autoreset.NEXT_STEP: Contract._next_step,
+    Autoreset.DISABLED: Contract._disabled,
+}
+
+
+def _flat(obs: Any) -> np.ndarray:
+    """All leaves side by side, [B, D]."""
+    leaves = [np.asarray(x) for x in tf.nest.flatten(obs)]
+    return np.concatenate([x.reshape(len(x), -1).astype(np.float64) for x in leaves], axis=1)
+
+
+def _changes_reward(env: Env) -> bool:
+    """Whether a wrapper above the episode layer changes the reward that is given out."""
+    while isinstance(env, Wrapper) and env.env.autoreset is not None:
+        if isinstance(env, RewardWrapper | RewardSparse | RewardNormalize):
+            return True
+        env = env.env
+    return False

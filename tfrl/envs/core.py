@@ -1,0 +1,232 @@
+"""The environment protocol for device environments, and the base of wrappers.
+
+An environment is an immutable object of logic (`struct.logic_dataclass`); what changes lives in
+the `EnvState` that is passed in and returned, so that a step can be compiled, looped over, saved
+and replayed. All environments are natively batched: every leaf has a leading axis `[B]`.
+"""
+
+import abc
+import enum
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.types import EnvState, Nest
+
+
+class Autoreset(enum.Enum):
+    """What happens when an episode ends.
+
+    Attributes:
+      NEXT_STEP: The step that ends an episode returns its terminal observation; the next step
+        ignores its action and returns the first observation of a new episode. That row is invalid.
+      SAME_STEP: The step that ends an episode returns the first observation of a new episode as
+        `obs`, and the terminal one as `info["final_obs"]`. Every row is valid.
+      SAME_STEP_CACHED: As SAME_STEP, but each environment restores the start state of its first
+        episode: fastest, and without new randomness.
+      DISABLED: The state freezes after the end. Frozen rows are invalid, their reward is 0 and
+        their end flags stay up.
+    """
+
+    NEXT_STEP = "NEXT_STEP"
+    SAME_STEP = "SAME_STEP"
+    SAME_STEP_CACHED = "SAME_STEP_CACHED"
+    DISABLED = "DISABLED"
+
+    @classmethod
+    def parse(cls, mode: "Autoreset | str") -> "Autoreset":
+        """Returns the mode of an enum member or of its name in any case."""
+        if isinstance(mode, cls):
+            return mode
+        names = [m.name for m in cls]
+        if isinstance(mode, str) and mode.upper() in names:
+            return cls[mode.upper()]
+        raise UserError(
+            "autoreset",
+            expected=f"one of {', '.join(names)}",
+            got=repr(mode),
+            remedy=did_you_mean(str(mode).upper(), names),
+        )
+
+
+class Env(abc.ABC):
+    """A batch of environments as pure functions of their state.
+
+    `step` reads `state.env_state` and nothing else of the state that it is given: the other fields
+    are results, which wrappers may change. Every leaf of a bare environment's `env_state` has the
+    leading axis [B] (a key of its own is int32 [B, 2]), so that rows can be reset one by one.
+
+    A *bare* environment (`autoreset` is None) implements the task only: `step` returns the true
+    successor, and what a step after an end does is up to it. `tfrl.make_env` adds time limit,
+    episode statistics and autoreset; only such environments may be given to `rollout`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def obs_spec(self) -> Nest:
+        """The nest of TensorSpec / BoundedTensorSpec of one observation, without batch axis."""
+
+    @property
+    @abc.abstractmethod
+    def action_spec(self) -> Nest:
+        """The nest of TensorSpec / BoundedTensorSpec of one action, without batch axis."""
+
+    @property
+    @abc.abstractmethod
+    def num_envs(self) -> int:
+        """How many environments the batch has (B)."""
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """Steps after which an episode is truncated, or None."""
+        return None
+
+    @property
+    def action_repeat(self) -> int:
+        """Frames of the task that one step takes."""
+        return 1
+
+    @property
+    def autoreset(self) -> Autoreset | None:
+        """The autoreset mode; None for a bare environment."""
+        return None
+
+    @property
+    def unwrapped(self) -> "Env":
+        """The environment below all wrappers."""
+        return self
+
+    @abc.abstractmethod
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Starts an episode in every environment.
+
+        Args:
+          key: int32 [2], see `tfrl.seeding`.
+
+        Returns:
+          A state with reward 0 and both end flags False, of the same structure, shapes and dtypes
+          as `step` returns.
+        """
+
+    @abc.abstractmethod
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment.
+
+        Args:
+          state: The state to step from.
+          action: A nest `[B, ...]` that matches `action_spec`.
+        """
+
+    def render(self, state: EnvState, index: int = 0) -> np.ndarray:
+        """Draws environment `index` as a uint8 RGB array [H, W, 3]; on the host, not compiled.
+
+        Raises:
+          NotImplementedError: If the environment has no renderer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no renderer")
+
+
+@struct.logic_dataclass
+class Wrapper(Env):
+    """Passes everything through to `env`; subclasses change what they are for."""
+
+    env: Env
+
+    @property
+    def obs_spec(self) -> Nest:
+        """The wrapped environment's."""
+        return self.env.obs_spec
+
+    @property
+    def action_spec(self) -> Nest:
+        """The wrapped environment's."""
+        return self.env.action_spec
+
+    @property
+    def num_envs(self) -> int:
+        """The wrapped environment's."""
+        return self.env.num_envs
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The wrapped environment's."""
+        return self.env.max_episode_steps
+
+    @property
+    def action_repeat(self) -> int:
+        """The wrapped environment's."""
+        return self.env.action_repeat
+
+    @property
+    def autoreset(self) -> Autoreset | None:
+        """The wrapped environment's."""
+        return self.env.autoreset
+
+    @property
+    def unwrapped(self) -> Env:
+        """The environment below all wrappers."""
+        return self.env.unwrapped
+
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Starts an episode in every environment."""
+        return self.env.reset(key)
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment."""
+        return self.env.step(state, action)
+
+    def inner_state(self, state: EnvState) -> EnvState:
+        """Returns the wrapped environment's own state out of the wrapper's.
+
+        A wrapper that keeps state of its own overrides this; renderers reach the task through it.
+        """
+        return state
+
+    def render(self, state: EnvState, index: int = 0) -> np.ndarray:
+        """Draws environment `index` through the wrapped environment."""
+        return self.env.render(self.inner_state(state), index)
+
+
+def initial_state(env: Env, *, env_state: Nest, obs: Nest, info: Nest = None) -> EnvState:
+    """Returns the state after a reset of a bare environment: reward 0, both end flags False."""
+    shape = [env.num_envs]
+    return EnvState(
+        env_state=env_state,
+        obs=obs,
+        reward=tf.zeros(shape, tf.float32),
+        termination=tf.zeros(shape, tf.bool),
+        truncation=tf.zeros(shape, tf.bool),
+        info=info or {},
+    )
+
+
+def carrying(env_state: Nest) -> EnvState:
+    """Returns a state that holds `env_state` only: all that `Env.step` reads."""
+    nothing: Any = None
+    return EnvState(
+        env_state=env_state,
+        obs=None,
+        reward=None,
+        termination=nothing,
+        truncation=nothing,
+        info={},
+    )
+
+
+def where_rows(mask: tf.Tensor, a: Any, b: Any) -> Any:
+    """Takes each row of the batch from nest `a` where `mask` [B] is True, else from nest `b`."""
+    done: dict[tuple[int, int], tf.Tensor] = {}  # a tensor that is in a nest twice is chosen once
+
+    def choose(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        if x is y:
+            return x
+        pair = (id(x), id(y))
+        if pair not in done:
+            # The one form of select that takes whole rows by a mask [B], without a broadcast.
+            done[pair] = tf.raw_ops.Select(condition=mask, x=x, y=y)
+        return done[pair]
+
+    return tf.nest.map_structure(choose, a, b)

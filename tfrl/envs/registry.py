@@ -1,0 +1,306 @@
+"""`make_env` and the registries behind it: suites, and the tasks of suites made of device envs."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl._version import __version__
+from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.wrappers.episode import Episode
+from tfrl.errors import UserError, did_you_mean, nearest
+
+# maker(task, num_envs=, autoreset=, max_episode_steps=, wrappers=, outer_wrappers=, **kwargs)
+SuiteMaker = Callable[..., Any]
+WrapperFn = Callable[[Env], Env]
+
+NO_LIMIT = -1
+
+
+@struct.logic_dataclass
+class Task(struct.Struct):
+    """A registered task.
+
+    Attributes:
+      constructor: `constructor(num_envs=..., **kwargs)` gives the bare environment.
+      max_episode_steps: The task's own time limit in frames, or None.
+    """
+
+    constructor: Callable[..., Env]
+    max_episode_steps: int | None = None
+
+
+_SUITES: dict[str, SuiteMaker] = {}
+_TASKS: dict[str, dict[str, Task]] = {}
+
+
+def make_env(
+    env_id: str,
+    num_envs: int = 1,
+    autoreset: Autoreset | str = "SAME_STEP",
+    max_episode_steps: int | None = None,
+    wrappers: Sequence[WrapperFn] = (),
+    outer_wrappers: Sequence[WrapperFn] = (),
+    **kwargs: Any,
+) -> Any:
+    """Makes a batch of environments with time limit, episode statistics and autoreset.
+
+    Args:
+      env_id: `suite:task`, for example `tf:CartPole-v1`.
+      num_envs: How many environments the batch has.
+      autoreset: What happens when an episode ends: a mode of `Autoreset`, or its name.
+      max_episode_steps: Steps after which an episode is truncated; None for the task's own limit,
+        -1 for none. The task's own limit counts frames: with an action repeat of k it is k times
+        fewer steps. A number given here counts steps.
+      wrappers: Functions `Env -> Env`, applied to the bare environment from the first to the last,
+        below time limit and autoreset.
+      outer_wrappers: Functions `Env -> Env`, applied above time limit and autoreset.
+      **kwargs: Arguments of the task.
+
+    Returns:
+      The environment.
+
+    Raises:
+      UserError: For an unknown suite, task or argument (with the nearest names), and for sizes out
+        of range.
+    """
+    suite, task = _split_id(env_id)
+    if suite not in _SUITES:
+        raise _unknown_suite(suite, task)
+    return _SUITES[suite](
+        task,
+        num_envs=check_num_envs(num_envs),
+        autoreset=Autoreset.parse(autoreset),
+        max_episode_steps=check_limit(max_episode_steps),
+        wrappers=tuple(wrappers),
+        outer_wrappers=tuple(outer_wrappers),
+        **kwargs,
+    )
+
+
+def register_suite(suite: str, maker: SuiteMaker) -> None:
+    """Registers a suite: what stands before the colon of an id.
+
+    Args:
+      suite: Its name.
+      maker: `maker(task, num_envs=, autoreset=, max_episode_steps=, wrappers=, outer_wrappers=,
+        **kwargs)` gives the finished environment; `max_episode_steps` is None for the task's own
+        limit and -1 for none.
+
+    Raises:
+      UserError: If the name is taken, or has a colon in it.
+    """
+    if not suite or ":" in suite:
+        raise UserError(
+            "suite name",
+            expected="a name without a colon",
+            got=repr(suite),
+            remedy="The colon of an id separates suite and task.",
+        )
+    if suite in _SUITES:
+        raise UserError(
+            f"suite {suite}",
+            expected="a name that is not registered yet",
+            got="a second registration",
+            remedy="Choose another name.",
+        )
+    _SUITES[suite] = maker
+
+
+def register(
+    env_id: str, constructor: Callable[..., Env], max_episode_steps: int | None = None
+) -> None:
+    """Registers a task of device environments; the suite is made if it is new.
+
+    Args:
+      env_id: `suite:task`.
+      constructor: `constructor(num_envs=..., **kwargs)` gives the bare environment.
+      max_episode_steps: The task's own time limit in frames, or None.
+
+    Raises:
+      UserError: If the id is taken, or its suite is not one of registered tasks.
+    """
+    suite, task = _split_id(env_id)
+    if suite not in _SUITES:
+        register_suite(suite, functools.partial(_make_registered, suite))
+        _TASKS[suite] = {}
+    if suite not in _TASKS or task in _TASKS[suite]:
+        raise UserError(
+            f"environment {env_id}",
+            expected="an id that is not registered yet, in a suite of registered tasks",
+            got="a second registration" if suite in _TASKS else f"suite {suite}",
+            remedy="Choose another name.",
+        )
+    _TASKS[suite][task] = Task(constructor=constructor, max_episode_steps=max_episode_steps)
+
+
+def env_ids() -> list[str]:
+    """Returns the ids of all registered tasks."""
+    return sorted(f"{suite}:{task}" for suite, tasks in _TASKS.items() for task in tasks)
+
+
+def unknown_task(suite: str, task: str, known: Iterable[str]) -> UserError:
+    """Returns the error for a task that a suite does not have."""
+    known = sorted(known)
+    return UserError(
+        f"environment {suite}:{task}",
+        expected=f"a task of the suite {suite}",
+        got=repr(task),
+        remedy=did_you_mean(task, known),
+    )
+
+
+def check_num_envs(num_envs: Any) -> int:
+    """Returns `num_envs` as an int of at least 1; anything else is a UserError."""
+    is_int = isinstance(num_envs, int | np.integer) and not isinstance(num_envs, bool)
+    if not is_int or num_envs < 1:
+        raise UserError(
+            "num_envs",
+            expected="an int of at least 1",
+            got="a tensor" if tf.is_tensor(num_envs) else repr(num_envs),
+            remedy="Give the number of environments in the batch.",
+        )
+    return int(num_envs)
+
+
+def check_limit(max_episode_steps: Any) -> int | None:
+    """Returns None, -1 or an int of at least 1; anything else is a UserError."""
+    if max_episode_steps is None:
+        return None
+    is_int = isinstance(max_episode_steps, int | np.integer)
+    is_int = is_int and not isinstance(max_episode_steps, bool)
+    if not is_int or (max_episode_steps < 1 and max_episode_steps != NO_LIMIT):
+        raise UserError(
+            "max_episode_steps",
+            expected="an int of at least 1, -1 for no limit, or None for the task's own",
+            got=repr(max_episode_steps),
+            remedy="Give the number of steps of the longest episode.",
+        )
+    return int(max_episode_steps)
+
+
+def finish(
+    env: Env,
+    *,
+    autoreset: Autoreset,
+    max_episode_steps: int | None,
+    task_limit: int | None,
+    wrappers: Sequence[WrapperFn] = (),
+    outer_wrappers: Sequence[WrapperFn] = (),
+) -> Env:
+    """Puts wrappers, time limit, statistics and autoreset on a bare environment, in their order.
+
+    Args:
+      env: A bare environment.
+      autoreset: The mode.
+      max_episode_steps: As of `make_env`.
+      task_limit: The task's own limit in frames, or None.
+      wrappers: Below the autoreset.
+      outer_wrappers: Above the autoreset.
+    """
+    for wrap in wrappers:
+        env = wrap(env)
+    if max_episode_steps is None:
+        limit = _limit_in_steps(task_limit, env.action_repeat)
+    else:
+        limit = None if max_episode_steps == NO_LIMIT else max_episode_steps
+    env = Episode(env=env, mode=autoreset, limit=limit)
+    for wrap in outer_wrappers:
+        env = wrap(env)
+    return env
+
+
+def _limit_in_steps(frames: int | None, repeat: int) -> int | None:
+    if frames is None or frames % repeat == 0:
+        return frames and frames // repeat
+    below = next(k for k in range(repeat, 0, -1) if frames % k == 0)
+    above = next(k for k in range(repeat, frames + 1) if frames % k == 0)
+    raise UserError(
+        "action repeat",
+        expected=f"a number that divides the task's limit of {frames} frames",
+        got=str(repeat),
+        remedy=f"Take {below} or {above}, or give max_episode_steps, which counts steps.",
+    )
+
+
+def _make_registered(
+    suite: str,
+    task: str,
+    *,
+    num_envs: int,
+    autoreset: Autoreset,
+    max_episode_steps: int | None,
+    wrappers: Sequence[WrapperFn],
+    outer_wrappers: Sequence[WrapperFn],
+    **kwargs: Any,
+) -> Env:
+    if task not in _TASKS[suite]:
+        raise unknown_task(suite, task, _TASKS[suite])
+    entry = _TASKS[suite][task]
+    check_kwargs(f"{suite}:{task}", entry.constructor, kwargs)
+    return finish(
+        entry.constructor(num_envs=num_envs, **kwargs),
+        autoreset=autoreset,
+        max_episode_steps=max_episode_steps,
+        task_limit=entry.max_episode_steps,
+        wrappers=wrappers,
+        outer_wrappers=outer_wrappers,
+    )
+
+
+def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raises a UserError for arguments that the constructor does not have."""
+    parameters = inspect.signature(constructor).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = sorted(set(parameters) - {"num_envs"})
+    unknown = sorted(set(kwargs) - set(known))
+    if unknown:
+        own = ", ".join(known) or "none"
+        general = "num_envs, autoreset, max_episode_steps, wrappers, outer_wrappers"
+        close = nearest(unknown[0], [*known, *general.split(", ")])
+        raise UserError(
+            f"make_env({env_id!r})",
+            expected=f"the arguments of the task ({own}) or of make_env ({general})",
+            got=", ".join(unknown),
+            remedy=f"Did you mean {close[0]}?" if close else "Leave it out.",
+        )
+
+
+def _split_id(env_id: Any) -> tuple[str, str]:
+    if isinstance(env_id, str) and ":" in env_id:
+        suite, _, task = env_id.partition(":")
+        return suite, task
+    close = nearest_ids(str(env_id))
+    raise UserError(
+        "env_id",
+        expected="suite:task, for example tf:CartPole-v1",
+        got=repr(env_id),
+        remedy=f"Did you mean {' or '.join(close)}?" if close else _suites_sentence(),
+    )
+
+
+def nearest_ids(task: str) -> list[str]:
+    """Returns the ids of the registered tasks whose names look most like `task`."""
+    tasks = {name for names in _TASKS.values() for name in names}
+    close = nearest(task, tasks, count=1)
+    return [i for name in close for i in env_ids() if i.partition(":")[2] == name]
+
+
+def _suites_sentence() -> str:
+    return f"tfrl {__version__} has the suites {', '.join(sorted(_SUITES))}."
+
+
+def _unknown_suite(suite: str, task: str) -> UserError:
+    close = [f"{name}:{task}" for name in nearest(suite, _SUITES)] or nearest_ids(task)
+    remedy = f"Did you mean {' or '.join(close)}?" if close else "Choose one of them."
+    return UserError(
+        f"environment suite {suite!r}",
+        expected=f"one of the suites of tfrl {__version__}: {', '.join(sorted(_SUITES))}",
+        got=f"{suite}:{task}, which this version does not have",
+        remedy=remedy,
+    )

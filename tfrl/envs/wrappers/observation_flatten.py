@@ -1,0 +1,69 @@
+"""Flattens observations to one vector."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import specs, struct
+from tfrl.envs.wrappers.base import ObservationWrapper
+from tfrl.types import Nest
+
+
+@struct.logic_dataclass
+class ObservationFlatten(ObservationWrapper):
+    """Makes one vector [B, D] of an observation; on either side of the autoreset.
+
+    Leaves follow each other in the order of `tf.nest` (dict keys sorted). Discrete and
+    multi-discrete leaves become one-hot, as in Gymnasium's FlattenObservation. The dtype is that of
+    the leaves if they have one and none is discrete, else float32.
+    """
+
+    @property
+    def obs_spec(self) -> specs.BoundedTensorSpec:
+        """The spec of the vector."""
+        bounds = [_flat_bounds(s) for s in tf.nest.flatten(self.env.obs_spec)]
+        low, high = (np.concatenate([b[i] for b in bounds]) for i in (0, 1))
+        dtype = self._dtype()
+        kind = dtype.as_numpy_dtype
+        return specs.BoundedTensorSpec([low.size], dtype, low.astype(kind), high.astype(kind))
+
+    def _dtype(self) -> tf.DType:
+        leaves = tf.nest.flatten(self.env.obs_spec)
+        dtypes = {s.dtype for s in leaves}
+        if len(dtypes) > 1 or any(_counts(s) is not None for s in leaves):
+            return tf.float32
+        return dtypes.pop()
+
+    def observe(self, obs: Nest) -> tf.Tensor:
+        """Flattens a batch of observations."""
+        dtype = self._dtype()
+        leaves = zip(tf.nest.flatten(self.env.obs_spec), tf.nest.flatten(obs), strict=True)
+        parts = [_flat(spec, x, dtype) for spec, x in leaves]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+
+def _counts(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    """Smallest values and numbers of values of a (multi-)discrete leaf, each flat; else None."""
+    if not isinstance(spec, specs.DiscreteSpec | specs.MultiDiscreteSpec):
+        return None
+    low, high = (b.astype(np.int64).ravel() for b in specs.bounds(spec))
+    return low, high - low + 1
+
+
+def _flat_bounds(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray]:
+    counts = _counts(spec)
+    if counts is not None:
+        size = int(counts[1].sum())
+        return np.zeros(size), np.ones(size)
+    low, high = specs.bounds(spec)
+    return low.ravel(), high.ravel()
+
+
+def _flat(spec: tf.TensorSpec, x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    counts = _counts(spec)
+    flat = tf.reshape(x, [x.shape[0], -1])  # [B, d]
+    if counts is None:
+        return tf.cast(flat, dtype)
+    low, numbers = counts
+    index = tf.cast(flat, tf.int64) - low
+    hot = [tf.one_hot(index[:, i], int(n), dtype=dtype) for i, n in enumerate(numbers)]
+    return hot[0] if len(hot) == 1 else tf.concat(hot, axis=-1)
