@@ -1,0 +1,106 @@
+"""Collects experience from device environments in one compiled loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.envs.core import Env
+from tfrl.rollout.scan import scan
+from tfrl.rollout.step import (
+    SAME_STEP_MODES,
+    ActionFn,
+    Loop,
+    Stepper,
+    check_extra_fields,
+    check_length,
+)
+from tfrl.types import EnvState, Nest, Trajectory
+
+
+def rollout(
+    env: Env,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int,
+    env_extra_fields: Sequence[str] = (),
+    action_fn: ActionFn | None = None,
+    carry: Nest = None,
+) -> tuple[Trajectory, EnvState, Nest]:
+    """Lets an agent act for `length` steps and records them.
+
+    Row t holds o_t, a_t, r_t, the true successor o_{t+1} and the end flags of the step. A row is
+    invalid if it exists only because of an autoreset, or is frozen after an end. A pure function:
+    call it eagerly, or inside a `tf.function` with or without `jit_compile`.
+
+    Args:
+      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
+      agent: Any object with `compute_actions`; a recurrent one also offers
+        `initial_carry(batch_size)`.
+      env_state: The state to go on from.
+      agent_state: The agent's state; leaves may be tensors or tf.Variables.
+      key: int32 [2].
+      length: T, the number of steps; static.
+      env_extra_fields: Names of `info` fields of the state after each step, to be stored in
+        `Trajectory.env_extras`.
+      action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
+        `compute_actions` if None.
+      carry: Recurrent state for the first step; the agent's `initial_carry` if None. In rows where
+        an episode starts it is replaced by `initial_carry`, or by zeros for an agent without one.
+
+    Returns:
+      The trajectory, every leaf [T, B, ...]; the environments' state and the carry to go on from.
+
+    Raises:
+      UserError: For a bare environment, a length that is not a positive int, an extra field that
+        the environment does not give, or an agent whose carry changes its structure.
+    """
+    length = check_length(length)
+    fields = tuple(env_extra_fields)
+    check_extra_fields(fields, env_state)
+    stepper = Stepper(
+        env,
+        agent,
+        env_state,
+        agent_state,
+        key,
+        length,
+        action_fn or agent.compute_actions,
+        carry,
+    )
+    same_step = stepper.mode in SAME_STEP_MODES
+
+    def step(loop: Loop, t: tf.Tensor) -> tuple[Loop, dict[str, Any]]:
+        new_loop, output = stepper.step(loop, t)
+        state = new_loop.env_state
+        row = {
+            "obs": loop.env_state.obs,
+            "action": output.action,
+            "reward": state.reward,
+            "termination": state.termination,
+            "truncation": state.truncation,
+        }
+        if output.extras is not None:  # to tf.nest a None inside a dict is a leaf
+            row["policy_extras"] = output.extras
+        if fields:
+            row["env_extras"] = {n: state.info[n] for n in fields}
+        if same_step:
+            row["next_obs"] = state.info["final_obs"]
+        else:
+            row["autoreset"] = state.info["autoreset"]
+        return new_loop, row
+
+    loop, rows = scan(step, stepper.start, length)
+    if same_step:  # every row is a step, so validity needs no storage
+        rows["valid"] = tf.ones(rows["termination"].shape, tf.bool)
+    else:  # the successor is the next row's observation, so it needs none
+        rows["valid"] = tf.logical_not(rows.pop("autoreset"))
+        rows["next_obs"] = tf.nest.map_structure(_shifted, rows["obs"], loop.env_state.obs)
+    return Trajectory(**rows), loop.env_state, loop.carry
+
+
+def _shifted(obs: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Rows 1 .. T of o_0 .. o_T, given o_0 .. o_{T-1} [T, B, ...] and o_T [B, ...]."""
+    return tf.concat([obs[1:], last[tf.newaxis]], axis=0)

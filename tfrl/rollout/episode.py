@@ -1,0 +1,199 @@
+"""One episode per environment: as a trajectory, or only its return and length."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.envs.core import Env
+from tfrl.errors import UserError
+from tfrl.rollout.device import rollout
+from tfrl.rollout.step import ActionFn, Loop, Stepper, check_extra_fields, check_length
+from tfrl.types import EnvState, Nest, Trajectory
+
+
+@struct.dataclass
+class EpisodeTotals(struct.Struct):
+    """What the first episode of each environment summed up to.
+
+    Attributes:
+      episode_returns: float32 [B], the sum of the rewards (a dict of them for a dict of rewards).
+      episode_lengths: int32 [B], the number of steps.
+      discounted_returns: float32 [B], the sum of discount^k r_k; None without a discount.
+    """
+
+    episode_returns: Nest
+    episode_lengths: tf.Tensor
+    discounted_returns: Nest = None
+
+
+def eval_rollout_episode(
+    env: Env,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int | None = None,
+    env_extra_fields: Sequence[str] = (),
+    action_fn: ActionFn | None = None,
+    carry: Nest = None,
+) -> Trajectory:
+    """Records one episode of every environment, from `env_state` to its first end.
+
+    Rows after the end are invalid, whatever the environment's autoreset mode puts there. Otherwise
+    it is `rollout` with `agent.evaluate_actions`.
+
+    Args:
+      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
+      agent: Any object with `evaluate_actions`.
+      env_state: The state to start from, usually of a fresh `env.reset`.
+      agent_state: The agent's state; leaves may be tensors or tf.Variables.
+      key: int32 [2].
+      length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
+      env_extra_fields: Names of `info` fields to be stored.
+      action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
+      carry: Recurrent state for the first step.
+
+    Returns:
+      The trajectory, every leaf [length, B, ...].
+
+    Raises:
+      UserError: As `rollout`, and if neither `length` nor the environment has a limit.
+    """
+    length = episode_limit(env, length, name="length")
+    action_fn = action_fn or agent.evaluate_actions
+    trajectory, _, _ = rollout(
+        env, agent, env_state, agent_state, key, length, env_extra_fields, action_fn, carry
+    )
+    ends = tf.logical_or(trajectory.termination, trajectory.truncation)
+    ends = tf.cast(tf.logical_and(ends, trajectory.valid), tf.int32)
+    before_end = tf.equal(tf.cumsum(ends, axis=0, exclusive=True), 0)  # [T, B]
+    return trajectory.replace(valid=tf.logical_and(trajectory.valid, before_end))
+
+
+def fast_eval_rollout_episode(
+    env: Env,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int | None = None,
+    env_extra_fields: Sequence[str] = (),
+    action_fn: ActionFn | None = None,
+    carry: Nest = None,
+    discount: float | None = None,
+) -> EpisodeTotals:
+    """Sums up one episode of every environment; stops as soon as all of them have ended.
+
+    The same episodes as `eval_rollout_episode` plays, without storing them. An episode that has
+    not ended after `length` steps counts as far as it came.
+
+    Args:
+      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
+      agent: Any object with `evaluate_actions`.
+      env_state: The state to start from, usually of a fresh `env.reset`.
+      agent_state: The agent's state; leaves may be tensors or tf.Variables.
+      key: int32 [2].
+      length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
+      env_extra_fields: Checked as in `rollout`; nothing is stored.
+      action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
+      carry: Recurrent state for the first step.
+      discount: Asks for `discounted_returns` too, if not None.
+
+    Returns:
+      Returns and lengths of the episodes, each [B].
+
+    Raises:
+      UserError: As `eval_rollout_episode`.
+    """
+    length = episode_limit(env, length, name="length")
+    check_extra_fields(tuple(env_extra_fields), env_state)
+    action_fn = action_fn or agent.evaluate_actions
+    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    zeros = tf.nest.map_structure(tf.zeros_like, stepper.start.env_state.reward)
+    totals = EpisodeTotals(
+        episode_returns=zeros,
+        episode_lengths=tf.zeros([env.num_envs], tf.int32),
+        discounted_returns=None if discount is None else zeros,
+    )
+
+    def body(
+        t: tf.Tensor, loop: Loop, running: tf.Tensor, totals: EpisodeTotals
+    ) -> tuple[tf.Tensor, Loop, tf.Tensor, EpisodeTotals]:
+        loop, _ = stepper.step(loop, t)
+        state = loop.env_state
+        counts = tf.logical_and(running, tf.logical_not(state.info["autoreset"]))
+        totals = _add_step(totals, state.reward, counts, discount)
+        ends = tf.logical_or(state.termination, state.truncation)
+        return t + 1, loop, tf.logical_and(running, tf.logical_not(ends)), totals
+
+    _, _, _, totals = tf.while_loop(
+        lambda t, loop, running, totals: tf.logical_and(t < length, tf.reduce_any(running)),
+        body,
+        (tf.constant(0), stepper.start, tf.ones([env.num_envs], tf.bool), totals),
+    )
+    return totals
+
+
+def episode_totals(trajectory: Trajectory, discount: float | None = None) -> EpisodeTotals:
+    """Sums up a trajectory of `eval_rollout_episode` over its valid rows.
+
+    Args:
+      trajectory: One episode per column, leaves [T, B, ...].
+      discount: Asks for `discounted_returns` too, if not None.
+
+    Returns:
+      Returns and lengths of the episodes, each [B].
+    """
+    valid = trajectory.valid
+    steps = tf.cast(valid, tf.int32)
+
+    def total(reward: tf.Tensor, weight: Any) -> tf.Tensor:
+        # A choice, not a product: an invalid row may hold anything, NaN included.
+        return tf.reduce_sum(tf.where(valid, reward * weight, 0.0), axis=0)
+
+    discounted = None
+    if discount is not None:
+        age = tf.cast(tf.cumsum(steps, axis=0, exclusive=True), tf.float32)
+        weight = tf.pow(tf.constant(discount, tf.float32), age)  # [T, B]
+        discounted = tf.nest.map_structure(lambda r: total(r, weight), trajectory.reward)
+    return EpisodeTotals(
+        episode_returns=tf.nest.map_structure(lambda r: total(r, 1.0), trajectory.reward),
+        episode_lengths=tf.reduce_sum(steps, axis=0),
+        discounted_returns=discounted,
+    )
+
+
+def episode_limit(env: Env, length: int | None, name: str) -> int:
+    """Returns the most steps of an episode: `length`, else the environment's own limit."""
+    if length is not None:
+        return check_length(length, name)
+    if env.max_episode_steps is None:
+        raise UserError(
+            name,
+            expected="a limit of the episode's steps",
+            got="None, and the environment has no max_episode_steps",
+            remedy=f"Give {name}, or make the environment with max_episode_steps.",
+        )
+    return check_length(env.max_episode_steps, "env.max_episode_steps")
+
+
+def _add_step(
+    totals: EpisodeTotals, reward: Nest, counts: tf.Tensor, discount: float | None
+) -> EpisodeTotals:
+    """Adds one step's reward where `counts` [B]; the length so far gives the discount's power."""
+    lengths = totals.episode_lengths
+    discounted = totals.discounted_returns
+    if discount is not None:
+        weight = tf.pow(tf.constant(discount, tf.float32), tf.cast(lengths, tf.float32))
+        discounted = tf.nest.map_structure(
+            lambda total, r: total + tf.where(counts, r * weight, 0.0), discounted, reward
+        )
+    return EpisodeTotals(
+        episode_returns=tf.nest.map_structure(
+            lambda total, r: total + tf.where(counts, r, 0.0), totals.episode_returns, reward
+        ),
+        episode_lengths=lengths + tf.cast(counts, tf.int32),
+        discounted_returns=discounted,
+    )
