@@ -1,0 +1,246 @@
+"""PPO: the loss by hand, ratio 1, the normaliser's snapshot, stops and schedules."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfrl
+from tfrl import seeding, struct
+from tfrl.agents import PPO, RandomAgent
+from tfrl.agents.ppo.losses import PPOBatch, ppo_loss
+from tfrl.errors import UserError
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.rollout import rollout
+from tfrl.types import Trajectory
+
+KEY = seeding.key(7)
+
+
+@struct.dataclass
+class TwoActions(struct.Struct):
+    """A policy whose log-probabilities and entropies are given."""
+
+    chosen: tf.Tensor
+    entropies: tf.Tensor
+
+    def log_prob(self, action):
+        return self.chosen
+
+    def entropy(self):
+        return self.entropies
+
+
+def made(env_id="tf:CartPole-v1", num_envs=4, autoreset="SAME_STEP", **kwargs):
+    env = tfrl.make_env(env_id, num_envs=num_envs, autoreset=autoreset)
+    return env, PPO(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8, 8), **kwargs)
+
+
+def experience(env, agent, state, length=16):
+    return rollout(env, agent, env.reset(KEY), state, KEY, length)[0]
+
+
+class LossTest(parameterized.TestCase):
+    def batch(self, **changes):
+        batch = PPOBatch(
+            obs=tf.zeros([2, 1]),
+            action=tf.zeros([2], tf.int64),
+            log_prob=tf.math.log([0.5, 0.5]),
+            advantage=tf.constant([1.0, -1.0]),
+            value_target=tf.constant([2.0, 0.0]),
+            value=tf.constant([1.0, 0.0]),
+        )
+        return batch.replace(**changes)
+
+    def loss(self, batch, chosen=(0.75, 0.45), value=(1.5, 1.0), value_clip=None):
+        policy = TwoActions(chosen=tf.math.log(chosen), entropies=tf.constant([0.5, 0.7]))
+        return ppo_loss(
+            policy,
+            tf.constant(value),
+            batch,
+            clip=0.2,
+            value_clip=value_clip,
+            value_coef=0.5,
+            entropy_coef=0.1,
+            normalize_advantage=False,
+        )
+
+    def test_by_hand(self):
+        # Ratios 1.5 and 0.9. Surrogates min(1.5, 1.2) = 1.2 and min(-0.9, -0.9) = -0.9:
+        # policy loss -(1.2 - 0.9) / 2 = -0.15. Value errors -0.5 and 1: (0.25 + 1) / 4 = 0.3125.
+        # Entropy 0.6. Loss -0.15 + 0.15625 - 0.06 = -0.05375. k3: 0.5 - ln 1.5 = 0.0945349 and
+        # -0.1 - ln 0.9 = 0.0053605, mean 0.0499477. One of two ratios is outside.
+        loss, metrics = self.loss(self.batch())
+        self.assertAlmostEqual(float(loss), -0.05375, places=6)
+        self.assertAlmostEqual(float(metrics["policy_loss"]), -0.15, places=6)
+        self.assertAlmostEqual(float(metrics["value_loss"]), 0.3125, places=6)
+        self.assertAlmostEqual(float(metrics["entropy"]), 0.6, places=6)
+        self.assertAlmostEqual(float(metrics["approx_kl"]), 0.0499477, places=6)
+        self.assertAlmostEqual(float(metrics["clip_fraction"]), 0.5, places=6)
+
+    def test_clipped_value_loss_by_hand(self):
+        # Old values 1 and 0, clip 0.2: held values 1.2 and 0.2. Errors squared: max(0.25, 0.64) and
+        # max(1, 0.04), half of the mean: 0.41.
+        _, metrics = self.loss(self.batch(), value_clip=0.2)
+        self.assertAlmostEqual(float(metrics["value_loss"]), 0.41, places=6)
+
+    def test_masked_rows_change_nothing(self):
+        plain, plain_metrics = self.loss(self.batch())
+        nan = np.nan
+        padded = PPOBatch(
+            obs=tf.zeros([3, 1]),
+            action=tf.zeros([3], tf.int64),
+            log_prob=tf.concat([tf.math.log([0.5, 0.5]), [nan]], 0),
+            advantage=tf.constant([1.0, -1.0, nan]),
+            value_target=tf.constant([2.0, 0.0, nan]),
+            value=tf.constant([1.0, 0.0, nan]),
+            mask=tf.constant([True, True, False]),
+        )
+        policy = TwoActions(
+            chosen=tf.concat([tf.math.log([0.75, 0.45]), [nan]], 0),
+            entropies=tf.constant([0.5, 0.7, nan]),
+        )
+        loss, metrics = ppo_loss(
+            policy,
+            tf.constant([1.5, 1.0, nan]),
+            padded,
+            clip=0.2,
+            value_clip=None,
+            value_coef=0.5,
+            entropy_coef=0.1,
+            normalize_advantage=False,
+        )
+        self.assertAlmostEqual(float(loss), float(plain), places=6)
+        for name, value in plain_metrics.items():
+            self.assertAlmostEqual(float(metrics[name]), float(value), places=6, msg=name)
+
+
+class AgentTest(parameterized.TestCase):
+    @parameterized.product(
+        env_id=["tf:CartPole-v1", "tf:Pendulum-v1"], autoreset=["SAME_STEP", "NEXT_STEP"]
+    )
+    def test_at_ratio_one_the_approximate_kl_is_zero_with_the_normaliser_on(
+        self, env_id, autoreset
+    ):
+        env, agent = made(env_id, autoreset=autoreset, normalize_obs=True)
+        state = agent.init(KEY)
+        state = agent.observe(state, experience(env, agent, state))
+        trajectory = experience(env, agent, state, 64)
+        batch, _ = agent.learner_batch(state, trajectory)
+        _, metrics = agent.loss(state.params, state, batch, KEY)
+        self.assertLess(abs(float(metrics["approx_kl"])), 1e-6)
+        self.assertEqual(float(metrics["clip_fraction"]), 0.0)
+
+    def test_the_loss_sees_the_statistics_that_acted(self):
+        env, agent = made(normalize_obs=True)
+        state = agent.init(KEY)
+        trajectory = experience(env, agent, state)
+        batch, _ = agent.learner_batch(state, trajectory)
+        # Statistics of no rows are the identity.
+        np.testing.assert_allclose(
+            batch.obs, tf.reshape(trajectory.obs, [-1, 4]), rtol=1e-6, atol=1e-6
+        )
+        seen = agent.observe(state, trajectory)
+        self.assertEqual(float(seen.normalizer.count), 64.0)
+        again, _ = agent.learner_batch(seen, trajectory)
+        np.testing.assert_allclose(np.mean(again.obs, axis=0), np.zeros(4), atol=1e-4)
+        np.testing.assert_allclose(np.std(again.obs, axis=0), np.ones(4), atol=1e-3)
+
+    def test_advantages_bootstrap_from_the_true_successor(self):
+        env, agent = made()
+        state = agent.init(KEY)
+        trajectory = experience(env, agent, state, 3)
+        # A truncation at the last row: its value target is r + gamma V(o_T).
+        trajectory = trajectory.replace(
+            truncation=tf.constant([[False] * 4, [False] * 4, [True] * 4]),
+            termination=tf.zeros([3, 4], tf.bool),
+            next_obs=trajectory.next_obs + 0.5,
+        )
+        batch, metrics = agent.learner_batch(state, trajectory)
+        value = agent.value_network.apply(state.params["value"], trajectory.next_obs[2])
+        np.testing.assert_allclose(
+            tf.reshape(batch.value_target, [3, 4])[2], 1.0 + 0.99 * value, rtol=1e-4
+        )
+        self.assertIn("explained_variance", metrics)
+
+    def test_invalid_rows_are_masked(self):
+        env, agent = made(autoreset="NEXT_STEP", normalize_obs=True)
+        state = agent.init(KEY)
+        trajectory = experience(env, agent, state, 64)
+        self.assertGreater(int(tf.math.count_nonzero(~trajectory.valid)), 0)
+        batch, _ = agent.learner_batch(state, trajectory)
+        np.testing.assert_array_equal(batch.mask, tf.reshape(trajectory.valid, [-1]))
+        seen = agent.observe(state, trajectory).normalizer.count
+        self.assertEqual(float(seen), float(tf.math.count_nonzero(trajectory.valid)))
+
+    def test_exploring_samples_and_evaluating_takes_the_mode(self):
+        env, agent = made("tf:Pendulum-v1", num_envs=512)
+        state = agent.init(KEY)
+        obs = tf.zeros([512, 3])
+        explored = agent.compute_actions(state, obs, KEY)
+        self.assertGreater(float(tf.math.reduce_std(explored.action)), 0.5)
+        greedy = agent.evaluate_actions(state, obs, KEY)
+        self.assertEqual(float(tf.math.reduce_std(greedy.action)), 0.0)
+        self.assertEqual(greedy.action.shape, [512, 1])
+
+    def test_gradients_reach_both_groups_and_nothing_else(self):
+        env, agent = made()
+        learner = Learner(agent, config=ModuleConfig(lr=1e-2))
+        learner.build(KEY)
+        before = learner.get_state()
+        trajectory = experience(env, agent, learner.state)
+        batch, _ = agent.learner_batch(struct.values(learner.state), trajectory)
+        learner.update_from_batch(batch, num_epochs=2, minibatch_size=16)
+        changed = {
+            p.split("/")[3]
+            for p, v in learner.get_state().items()
+            if "/params/" in p and not np.array_equal(v, before[p])
+        }
+        self.assertEqual(changed, {"policy", "value"})
+
+    def test_the_target_kl_stops_the_epochs(self):
+        env, agent = made(target_kl=1e-4)
+        learner = Learner(agent, config=ModuleConfig(lr=0.05))
+        learner.build(KEY)
+        trajectory = experience(env, agent, learner.state)
+        batch, _ = agent.learner_batch(struct.values(learner.state), trajectory)
+        metrics = learner.update_from_batch(batch, num_epochs=10, minibatch_size=32)
+        self.assertLess(metrics["gradient_steps"], 10)
+        self.assertGreater(metrics["approx_kl"], 0.0)
+
+    def test_the_entropy_coefficient_follows_its_schedule(self):
+        env, agent = made(entropy_coef=[[0, 0.2], [100, 0.0]])
+        state = agent.init(KEY)
+        self.assertAlmostEqual(float(state.extra["entropy_coef"]), 0.2)
+        later = agent.before_update(state, tf.constant(50, tf.int64))
+        self.assertAlmostEqual(float(later.extra["entropy_coef"]), 0.1)
+
+    @parameterized.parameters(
+        ({"discount": 1.5}, "PPO.discount: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"clip": -0.1}, "PPO.clip: expected a number of at least 0, got -0.1"),
+        ({"gae_lambda": float("nan")}, "PPO.gae_lambda: expected a number"),
+    )
+    def test_messages(self, changes, message):
+        with pytest.raises(UserError) as error:
+            made(**changes)
+        self.assertIn(message, str(error.value))
+
+    def test_equal_agents_are_equal(self):
+        self.assertEqual(made()[1], made()[1])
+        self.assertNotEqual(made()[1], made(clip=0.3)[1])
+
+
+class RandomAgentTest(parameterized.TestCase):
+    @parameterized.parameters("tf:CartPole-v1", "tf:Pendulum-v1")
+    def test_it_acts_within_the_spec(self, env_id):
+        env = tfrl.make_env(env_id, num_envs=64)
+        agent = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        state = agent.init(KEY)
+        trajectory, _, _ = rollout(env, agent, env.reset(KEY), state, KEY, 8)
+        self.assertIsInstance(trajectory, Trajectory)
+        action = trajectory.action.numpy()
+        self.assertEqual(trajectory.action.dtype, env.action_spec.dtype)
+        self.assertTrue(np.all(action >= env.action_spec.minimum))
+        self.assertTrue(np.all(action <= env.action_spec.maximum))
+        self.assertGreater(len(np.unique(action)), 1)
+        self.assertEqual(agent.updates, ())

@@ -1,0 +1,60 @@
+"""The pure executor: gradients of the right groups, and clipping against NumPy."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.agents.core import Update
+from tfrl.errors import UserError
+from tfrl.learners.executor import clip_gradients, compute_update
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learner_fakes import SumAgent
+
+GRADIENTS = [np.array([3.0, -4.0], np.float32), np.array([[12.0]], np.float32)]  # norms 5, 12; 13
+
+
+def as_tensors():
+    return [tf.constant(g) for g in GRADIENTS]
+
+
+@pytest.mark.parametrize(
+    ("limit", "by", "expected"),
+    [
+        (None, "global_norm", GRADIENTS),
+        (6.5, "global_norm", [g / 2 for g in GRADIENTS]),
+        (26.0, "global_norm", GRADIENTS),
+        (6.0, "norm", [GRADIENTS[0], GRADIENTS[1] / 2]),
+        (3.5, "value", [np.array([3.0, -3.5]), np.array([[3.5]])]),
+    ],
+)
+def test_clip(limit, by, expected):
+    clipped, norm = clip_gradients(as_tensors(), limit, by)
+    assert float(norm) == pytest.approx(13.0)
+    for have, want in zip(clipped, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-6)
+
+
+def test_clipping_zeros_gives_zeros():
+    clipped, norm = clip_gradients([tf.zeros([3])], 0.5)
+    np.testing.assert_array_equal(clipped[0], np.zeros(3))
+    assert float(norm) == 0.0
+
+
+def test_unknown_clip_kind():
+    with pytest.raises(UserError, match="grad_clip_by: expected one of global_norm, norm, value"):
+        clip_gradients(as_tensors(), 1.0, "length")
+
+
+def test_gradients_of_a_sum_are_ones_for_the_named_groups_only():
+    agent = SumAgent()
+    state = agent.init(seeding.key(0))
+    update = Update(name="half", groups=("b",), loss=agent.loss)
+    found = compute_update(update, state.params, state, {"x": tf.ones([2, 2])}, seeding.key(1))
+    assert list(found.gradients) == ["b"]
+    np.testing.assert_array_equal(found.gradients["b"], np.ones(4))
+    assert float(found.metrics["mean_x"]) == 1.0

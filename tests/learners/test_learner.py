@@ -1,0 +1,248 @@
+"""The Learner: gradients, optimizers, minibatches, guards and state."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfrl import seeding
+from tfrl.errors import UserError
+from tfrl.learners import Learner, ModuleConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learner_fakes import RegressionAgent, SumAgent
+
+KEY = seeding.key(0)
+
+
+def sgd(config):
+    return tf.keras.optimizers.legacy.SGD(0.1)
+
+
+def built(agent, **kwargs):
+    kwargs.setdefault("config", ModuleConfig(lr=0.1, grad_clip=None))
+    learner = Learner(agent, **kwargs)
+    learner.build(KEY)
+    return learner
+
+
+def rows(n=8):
+    return {"x": tf.reshape(tf.range(2.0 * n), [n, 2])}
+
+
+class LearnerTest(parameterized.TestCase):
+    @parameterized.parameters("graph", "xla", "eager")
+    def test_a_hundred_sgd_updates_move_every_parameter_by_a_hundred_rates(self, mode):
+        learner = built(SumAgent(), optimizer_fn=sgd)
+        before = learner.get_state()
+        for _ in range(100 if mode != "eager" else 3):
+            learner.update_from_batch(rows(), compile=mode)
+        n = 100 if mode != "eager" else 3
+        after = learner.get_state()
+        moved = [p for p in before if p.startswith("modules/default_policy/params/")]
+        self.assertLen(moved, 3)
+        for path in moved:
+            np.testing.assert_allclose(before[path] - after[path], 0.1 * n, rtol=1e-4)
+        self.assertEqual(int(learner.learner_steps), n)
+
+    def test_every_update_of_many_is_traced_once(self):
+        learner = built(SumAgent())
+        for i in range(50):
+            learner.update_from_batch(rows(), timesteps=i)
+        (fn,) = learner._compiled.values()
+        self.assertEqual(fn.experimental_get_tracing_count(), 1)
+
+    def test_minibatches_take_every_row_once_an_epoch(self):
+        # Means over equal minibatches average to the mean over all rows: 15 halves here.
+        learner = built(SumAgent())
+        metrics = learner.update_from_batch(rows(8), num_epochs=3, minibatch_size=2)
+        self.assertEqual(metrics["gradient_steps"], 12)
+        self.assertAlmostEqual(metrics["mean_x"], 7.5, places=4)
+        self.assertEqual(int(learner.learner_steps), 12)
+
+    def test_sizes_that_do_not_divide_name_the_nearest(self):
+        learner = built(SumAgent())
+        with pytest.raises(
+            UserError,
+            match=r"minibatch_size: expected a divisor of the 8 rows of the batch, got 3 "
+            r"\(remainder 2\). The nearest that divide are 2 and 4; or choose",
+        ):
+            learner.update_from_batch(rows(8), minibatch_size=3)
+
+    def test_padded_rows_are_masked(self):
+        learner = built(RegressionAgent(delay=1), optimizer_fn=sgd)
+        batch = {"x": tf.ones([3, 2]), "y": tf.ones([3])}
+        learner.update_from_batch(batch, minibatch_size=2, remainder="pad", shuffle=False)
+        # Two SGD steps on d/dw mean (w1 + w2 - 1)^2 = 2 (w1 + w2 - 1), whatever the padding:
+        # w = 0.2 each after the first, then -2 * (0.4 - 1) * 0.1 = 0.12 more.
+        np.testing.assert_allclose(learner.state.params["critic"], [0.32, 0.32], rtol=1e-5)
+
+    def test_groups_have_their_own_frequency(self):
+        learner = built(RegressionAgent(delay=2), optimizer_fn=sgd)
+        batch = {"x": tf.zeros([4, 2]), "y": tf.zeros([4])}
+        learner.update_from_batch(batch)
+        first = learner.state.params["actor"].numpy()
+        np.testing.assert_allclose(first, 0.2, rtol=1e-5)  # step 0: 0.1 * 2 * 1
+        learner.update_from_batch(batch)
+        np.testing.assert_array_equal(learner.state.params["actor"], first)  # step 1 is left out
+        learner.update_from_batch(batch)
+        np.testing.assert_allclose(learner.state.params["actor"], 0.36, rtol=1e-5)
+
+    def test_an_update_touches_no_other_group(self):
+        learner = built(RegressionAgent(delay=2), optimizer_fn=sgd)
+        batch = {"x": tf.ones([4, 2]), "y": tf.ones([4])}
+        state = learner.state
+        agent = learner.modules["default_policy"]
+        found = learner.compute_gradients("default_policy", agent.updates[1], state, batch, KEY)
+        self.assertEqual(list(found.gradients), ["actor"])
+
+    def test_the_schedule_follows_env_steps(self):
+        learner = built(SumAgent(), config=ModuleConfig(lr=[[0, 1.0], [100, 0.0]], grad_clip=None))
+        self.assertAlmostEqual(
+            learner.update_from_batch(rows(), timesteps=25)["learning_rate"], 0.75
+        )
+        self.assertAlmostEqual(
+            learner.update_from_batch(rows(), timesteps=200)["learning_rate"], 0.0
+        )
+
+    def test_a_fixed_rate_changed_by_hand_stays_changed(self):
+        learner = built(SumAgent())
+        learner.update_from_batch(rows())
+        learner.get_optimizer().learning_rate.assign(0.025)
+        self.assertAlmostEqual(learner.update_from_batch(rows())["learning_rate"], 0.025)
+
+    def test_agent_hooks_see_the_counter(self):
+        learner = built(SumAgent())
+        learner.update_from_batch(rows(), timesteps=77)
+        self.assertEqual(int(learner.state.extra["seen"]), 77)
+
+    @parameterized.parameters("graph", "xla")
+    def test_a_nonfinite_step_is_left_out_and_counted(self, mode):
+        learner = built(SumAgent(), check_numerics="skip")
+        bad = {"x": tf.constant([[1.0, 1.0], [np.nan, 1.0], [1.0, 1.0], [1.0, 1.0]])}
+        before = learner.get_state()
+        metrics = learner.update_from_batch(bad, minibatch_size=1, shuffle=False, compile=mode)
+        self.assertEqual(metrics["nonfinite/mean_x"], 1)
+        self.assertEqual(metrics["nonfinite/loss"], 1)
+        self.assertEqual(metrics["mean_x"], 1.0)
+        self.assertEqual(int(learner.skipped_steps), 1)
+        moved = before["modules/default_policy/params/b"] - learner.state.params["b"].numpy()
+        self.assertTrue(np.all(np.isfinite(moved)) and np.all(moved > 0))
+
+    def test_a_nonfinite_loss_is_named(self):
+        learner = built(SumAgent(), check_numerics="raise")
+        with pytest.raises(
+            UserError,
+            match=r"the loss of module 'default_policy': expected finite values, got non-finite "
+            r"loss \(1 times\), mean_x \(1 times\) in 1 gradient steps. Lower the learning rate",
+        ):
+            learner.update_from_batch({"x": tf.fill([1, 2], np.nan)})
+
+    def test_unchecked_numbers_go_through(self):
+        learner = built(SumAgent(), check_numerics="off", optimizer_fn=sgd)
+        metrics = learner.update_from_batch({"x": tf.fill([1, 2], np.nan)})
+        self.assertTrue(np.isnan(metrics["loss"]))
+        self.assertNotIn("nonfinite/loss", metrics)
+
+    def test_early_stop_takes_no_further_step(self):
+        learner = built(SumAgent(stop_above=4.0), optimizer_fn=sgd)
+        # Row means 0.5, 2.5, 4.5, 6.5: the third minibatch stops, and its own step is not taken.
+        before = learner.state.params["b"].numpy()
+        metrics = learner.update_from_batch(rows(4), minibatch_size=1, shuffle=False)
+        self.assertEqual(metrics["gradient_steps"], 3)
+        np.testing.assert_allclose(before - learner.state.params["b"], 0.2, rtol=1e-5)
+
+    def test_state_goes_round(self):
+        one, other = built(SumAgent()), built(SumAgent())
+        for _ in range(3):
+            one.update_from_batch(rows(), key=KEY)
+        other.set_state(one.get_state())
+        for learner in (one, other):
+            learner.update_from_batch(rows(), key=KEY)
+        for path, value in one.get_state().items():
+            np.testing.assert_array_equal(value, other.get_state()[path], err_msg=path)
+
+    def test_set_state_names_all_that_does_not_fit(self):
+        learner = built(SumAgent())
+        state = learner.get_state()
+        state["modules/default_policy/params/b"] = np.zeros(5)
+        state["surplus"] = state.pop("counters/learner_steps")
+        with pytest.raises(UserError) as error:
+            learner.set_state(state)
+        self.assertIn("missing counters/learner_steps", str(error.value))
+        self.assertIn("unknown surplus", str(error.value))
+        self.assertIn("params/b of shape (5,) for (4,)", str(error.value))
+
+    def test_a_clone_goes_its_own_way(self):
+        learner = built(SumAgent())
+        learner.update_from_batch(rows(), key=KEY)
+        other = learner.clone()
+        frozen = learner.get_state()
+        other.update_from_batch(rows(), key=KEY)
+        for path, value in frozen.items():
+            np.testing.assert_array_equal(value, learner.get_state()[path], err_msg=path)
+        learner.update_from_batch(rows(), key=KEY)
+        for path, value in learner.get_state().items():
+            np.testing.assert_array_equal(value, other.get_state()[path], err_msg=path)
+
+    @parameterized.parameters(
+        lambda: tf.keras.optimizers.Adam(0.1, jit_compile=False),
+        lambda: tf.keras.optimizers.legacy.Adam(0.1),
+        lambda: tf.keras.optimizers.RMSprop(0.1, jit_compile=False),
+    )
+    def test_any_keras_optimizer_trains_saves_and_goes_on(self, make):
+        learner = built(SumAgent(), optimizer_fn=lambda config: make())
+        learner.update_from_batch(rows(), key=KEY)
+        state = learner.get_state()
+        learner.update_from_batch(rows(), key=KEY)
+        again = built(SumAgent(), optimizer_fn=lambda config: make())
+        again.set_state(state)
+        again.update_from_batch(rows(), key=KEY)
+        for path, value in learner.get_state().items():
+            np.testing.assert_array_equal(value, again.get_state()[path], err_msg=path)
+
+
+class RegistrationTest(parameterized.TestCase):
+    def test_use_before_build_says_so(self):
+        with pytest.raises(UserError, match=r"Learner.update_from_batch: expected a built learner"):
+            Learner(SumAgent()).update_from_batch(rows())
+
+    def test_build_is_idempotent(self):
+        learner = built(SumAgent())
+        variables = learner.get_parameters()
+        learner.build(seeding.key(9))
+        self.assertIs(learner.get_parameters()[0], variables[0])
+
+    def test_a_duplicate_name_and_a_parameter_twice_are_errors(self):
+        learner = built(SumAgent())
+        with pytest.raises(UserError, match="expected a name that this module does not have"):
+            learner.register_optimizer("default_policy", "sum", sgd(None), [])
+        with pytest.raises(UserError, match="expected parameters that no other optimizer trains"):
+            learner.register_optimizer(
+                "default_policy", "second", sgd(None), learner.get_parameters()[:1]
+            )
+
+    def test_a_parameter_that_is_no_variable_is_an_error(self):
+        learner = built(SumAgent())
+        with pytest.raises(UserError, match="expected parameters that are tf.Variables"):
+            learner.register_optimizer("default_policy", "new", sgd(None), [tf.ones([2])])
+
+    def test_a_parameter_in_no_optimizer_is_an_error(self):
+        class Partial(Learner):
+            def configure_optimizers_for_module(self, module_id):
+                params = tf.nest.flatten(self.module_state(module_id).params["a"])
+                self.register_optimizer(module_id, "half", sgd(None), params)
+
+        with pytest.raises(UserError, match=r"got none for \['b'\]"):
+            Partial(SumAgent()).build(KEY)
+
+    def test_check_numerics_is_checked(self):
+        with pytest.raises(UserError, match="check_numerics: expected off, skip or raise"):
+            Learner(SumAgent(), check_numerics="maybe")
+
+
+if __name__ == "__main__":
+    tf.test.main()

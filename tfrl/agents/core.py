@@ -1,0 +1,114 @@
+"""The agent protocol: pure functions over an `AgentState`, and a plan of updates."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+# loss(params, state, batch, key) -> (scalar loss, dict of scalar metrics)
+LossFn = Callable[
+    [dict[str, Any], AgentState, Nest, tf.Tensor], tuple[tf.Tensor, dict[str, tf.Tensor]]
+]
+
+
+@struct.logic_dataclass
+class Update(struct.Struct):
+    """One gradient update of a learner step.
+
+    Attributes:
+      name: Names the update's optimizer and metrics.
+      groups: The parameter groups that it trains; gradients flow to no other.
+      loss: `loss(params, state, batch, key) -> (loss, metrics)`; `params` holds all groups.
+      every: Runs in every `every`-th learner step (TD3's delayed actor has 2).
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    loss: LossFn
+    every: int = 1
+
+
+class Agent(abc.ABC):
+    """Static logic of an agent. Subclasses are `struct.logic_dataclass`es.
+
+    Attributes:
+      obs_spec: The nest of specs of one observation that it takes.
+      action_spec: The nest of specs of one action that it gives.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+
+    @abc.abstractmethod
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Makes a fresh state from a key."""
+
+    @abc.abstractmethod
+    def compute_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Explores: actions to collect experience with.
+
+        Args:
+          state: The agent's state.
+          obs: A nest `[B, ...]` that matches `obs_spec`.
+          key: int32 [2].
+          carry: Recurrent state, or None.
+        """
+
+    @abc.abstractmethod
+    def evaluate_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """The updates of one learner step, in order; empty for an agent that does not learn."""
+        return ()
+
+    def learner_batch(
+        self, state: AgentState, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """Turns experience `[T, B, ...]` into what the losses take, rows flat `[T * B, ...]`.
+
+        Args:
+          state: The state that acted; its normaliser is the one of the behaviour log-probs.
+          trajectory: Experience of one rollout; `valid` may be None when all rows are.
+
+        Returns:
+          The batch, and metrics of the rollout as a whole, `{name: scalar}`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
+
+    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+        """Returns the state with the statistics of new experience merged in, after the update."""
+        return state
+
+    def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """Runs inside the compiled call before the gradient steps of one learner update.
+
+        Args:
+          state: Values; `params` must be returned as they are.
+          timesteps: int64 scalar, `env_steps` so far; schedules are driven by it.
+        """
+        return state
+
+    def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """As `before_update`, after the gradient steps; target networks live here."""
+        return state
+
+    def should_stop(self, metrics: dict[str, tf.Tensor]) -> tf.Tensor | None:
+        """Says by the metrics of a minibatch whether to take no more gradient steps on this batch.
+
+        Args:
+          metrics: What the loss returned; the step of this minibatch is not taken either.
+
+        Returns:
+          A bool scalar tensor, or None when the agent never stops early.
+        """
+        return None

@@ -1,0 +1,5 @@
+"""Proximal policy optimisation."""
+
+from tfrl.agents.ppo.agent import PPO
+
+__all__ = ["PPO"]

@@ -1,0 +1,82 @@
+"""The one pure executor of an agent's update plan: values in, gradients and metrics out.
+
+The Learner applies its result to variables with Keras optimizers; population workflows apply the
+same result to stacked values. Nothing here reads or writes a variable.
+"""
+
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.agents.core import Update
+from tfrl.errors import UserError
+from tfrl.types import AgentState, Nest
+
+ClipBy = Literal["global_norm", "norm", "value"]
+
+
+@struct.dataclass
+class Gradients(struct.Struct):
+    """What one update computed.
+
+    Attributes:
+      gradients: `{group: nest}` like the trained parameters.
+      loss: Scalar float32.
+      metrics: `{name: scalar}` of the loss function.
+    """
+
+    gradients: dict[str, Any]
+    loss: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+
+
+def compute_update(
+    update: Update, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+) -> Gradients:
+    """Differentiates the loss of one update with respect to its own groups, and no other.
+
+    Args:
+      update: The update.
+      params: Values of all parameter groups.
+      state: The agent's state, values.
+      batch: What the loss takes, rows `[N, ...]`.
+      key: int32 [2].
+    """
+    trained = {g: params[g] for g in update.groups}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(tf.nest.flatten(trained))
+        loss, metrics = update.loss({**params, **trained}, state, batch, key)
+    gradients = tape.gradient(loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return Gradients(gradients=gradients, loss=loss, metrics=metrics)
+
+
+def clip_gradients(
+    gradients: list[tf.Tensor], limit: float | None, by: ClipBy = "global_norm"
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Clips a list of gradients.
+
+    Args:
+      gradients: Tensors of any shape.
+      limit: The largest value or norm left, or None for no clipping.
+      by: "value" (each element), "norm" (each tensor's L2 norm), "global_norm" (of all together).
+
+    Returns:
+      The clipped gradients and the global L2 norm before clipping, a scalar.
+    """
+    norm = tf.linalg.global_norm(gradients)
+    if limit is None:
+        return gradients, norm
+    if by == "value":
+        return [tf.clip_by_value(g, -limit, limit) for g in gradients], norm
+    if by == "norm":
+        return [tf.clip_by_norm(g, limit) for g in gradients], norm
+    if by == "global_norm":
+        factor = limit / tf.maximum(norm, limit)
+        return [g * factor for g in gradients], norm
+    raise UserError(
+        "grad_clip_by",
+        expected="one of global_norm, norm, value",
+        got=repr(by),
+        remedy="Choose how gradients are clipped.",
+    )

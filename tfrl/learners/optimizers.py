@@ -1,0 +1,103 @@
+"""Keras optimizers as the Learner holds them: built at once, with a scheduled learning rate."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.ops import schedules
+
+
+def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
+    """The default optimizer: Adam through TensorFlow's fused kernel, one op a variable.
+
+    It is Keras' `legacy.Adam`; on a CPU the newer class takes a dozen ops a variable for the same
+    numbers. Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; epsilon as in the PPO baselines.
+    """
+    return tf.keras.optimizers.legacy.Adam(learning_rate, epsilon=epsilon)
+
+
+class OptimizerEntry:
+    """An optimizer, the variables that it trains, and the schedule of its learning rate."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        params: Sequence[tf.Variable],
+        learning_rate: Any = None,
+    ):
+        """Builds the optimizer's slots for `params`.
+
+        Args:
+          optimizer: A Keras optimizer, new or legacy.
+          params: The variables, which no other optimizer may have.
+          learning_rate: A number, a schedule over env steps, or None to leave the optimizer's own.
+        """
+        self.optimizer = optimizer
+        self.params = list(params)
+        build(optimizer, self.params)
+        self.schedule: Callable[[tf.Tensor], tf.Tensor] | None = None
+        if learning_rate is not None:
+            schedule = schedules.make_schedule(learning_rate)
+            optimizer.learning_rate.assign(schedule(tf.constant(0, tf.int64)))
+            # A fixed rate is set once, so that one changed by hand stays changed.
+            if not isinstance(schedule, schedules.ConstantSchedule):
+                self.schedule = schedule
+
+    def set_learning_rate(self, timesteps: tf.Tensor) -> None:
+        """Assigns the schedule's value at `timesteps` (env steps, int64 scalar), if it has one."""
+        if self.schedule is not None:
+            self.optimizer.learning_rate.assign(self.schedule(timesteps))
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns the optimizer's own variables by position: step count, slots, learning rate."""
+        found = {str(i): v for i, v in enumerate(_variables(self.optimizer))}
+        rate = self.optimizer.learning_rate
+        if isinstance(rate, tf.Variable) and not any(v is rate for v in found.values()):
+            found["learning_rate"] = rate
+        return found
+
+
+def _variables(optimizer: Any) -> list[tf.Variable]:
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def build(optimizer: Any, params: Sequence[tf.Variable]) -> None:
+    """Creates the slots of a Keras optimizer for `params`, before anything is traced."""
+    for p in params:
+        if not isinstance(p, tf.Variable):
+            raise UserError(
+                "register_optimizer",
+                expected="parameters that are tf.Variables",
+                got=type(p).__name__,
+                remedy="Register what get_parameters returns.",
+            )
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        optimizer._create_all_weights(params)  # the legacy class's own name for build
+    else:
+        optimizer.build(params)
+
+
+def copy_of(optimizer: Any) -> Any:
+    """Returns a fresh optimizer of the same class and settings, without slots."""
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+@struct.logic_dataclass
+class ModuleConfig(struct.Struct):
+    """How the Learner trains one module.
+
+    Attributes:
+      lr: A number, or a schedule over env steps (see `tfrl.ops.schedules`).
+      grad_clip: The largest gradient left, or None; applied after the sum over replicas.
+      grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
+      adam_epsilon: Epsilon of the default optimizer.
+    """
+
+    lr: Any = 3e-4
+    grad_clip: float | None = 0.5
+    grad_clip_by: str = "global_norm"
+    adam_epsilon: float = 1e-5
