@@ -1,0 +1,216 @@
+"""The workflow protocol: setup, step, evaluate, learn, save, restore."""
+
+import abc
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.evaluation.result import EvaluationResult
+from tfrl.experiment.callbacks import Callback
+from tfrl.experiment.checkpoints import CheckpointManager, Restored
+from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
+from tfrl.workflows.options import RunOptions
+
+State = Any
+
+
+@struct.logic_dataclass
+class Advance(struct.Struct):
+    """What one compiled call did.
+
+    Attributes:
+      rows: A metrics row per iteration, oldest first.
+      state: The state after the last.
+      seconds: Wall seconds of the call (`call`) and of its parts (`rollout`, `update`).
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    state: State
+    seconds: Mapping[str, float]
+
+
+class Workflow(abc.ABC):
+    """Static logic of a training run; all that changes is in the state.
+
+    `step` consumes the state that it is given: its variables are updated in place, and using it
+    again is an error. `snapshot` copies one.
+    """
+
+    def __init__(self, *, iterations_per_call: int | None = None):
+        """Sets how many iterations one compiled call runs in `learn`.
+
+        Args:
+          iterations_per_call: None to choose it so that a call takes about half a second. It
+            changes no result.
+        """
+        if iterations_per_call is not None and iterations_per_call < 1:
+            raise UserError(
+                "iterations_per_call",
+                expected="at least 1, or None",
+                got=iterations_per_call,
+                remedy="None chooses it by time.",
+            )
+        self.iterations_per_call = iterations_per_call
+        self.agent: Any = None
+        self.report: RunReport | None = None
+        # Over all starts of a run; checkpoints carry it.
+        self.run_time = RunTime()
+
+    @abc.abstractmethod
+    def setup(self, seed: int) -> State:
+        """Makes a fresh run from a seed."""
+
+    @abc.abstractmethod
+    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
+        """Runs iterations in one compiled call.
+
+        Args:
+          state: The newest state of a run.
+          iterations: At most so many.
+          until: Stops with the first iteration that reaches this many env steps in all.
+
+        Raises:
+          UserError: For a state that was consumed, or a non-finite loss under "raise".
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
+        """Evaluates the greedy policy: metrics `eval_return_mean`, `eval_episodes`, ..."""
+
+    @abc.abstractmethod
+    def final_evaluation(
+        self, state: State, num_episodes: int, seed: int | None = None
+    ) -> EvaluationResult:
+        """Evaluates the greedy policy over a number of episodes of its own.
+
+        Args:
+          state: The newest state of a run.
+          num_episodes: Exactly so many.
+          seed: Of the episodes; None for what follows from the run.
+        """
+
+    @abc.abstractmethod
+    def video_env(self) -> Any:
+        """Returns environments to record a video in."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """Returns what it trains on what, in a few words."""
+
+    @abc.abstractmethod
+    def use_compile(self, choices: Mapping[str, str]) -> None:
+        """Sets the compile modes by seam, as a resumed run has them stored."""
+
+    @abc.abstractmethod
+    def snapshot(self, state: State) -> State:
+        """Returns a copy that later steps of `state` do not change."""
+
+    @abc.abstractmethod
+    def env_steps(self, state: State) -> int:
+        """Returns the valid agent steps so far."""
+
+    @abc.abstractmethod
+    def agent_state(self, state: State) -> Any:
+        """Returns the AgentState of the policy, values."""
+
+    @abc.abstractmethod
+    def state_values(self, state: State) -> dict[str, Any]:
+        """Returns every value of the run by path: what a checkpoint holds."""
+
+    @abc.abstractmethod
+    def load_values(self, state: State, values: Mapping[str, Any]) -> State:
+        """Puts the values of a checkpoint into a state that `setup` made."""
+
+    @abc.abstractmethod
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Settles the compile mode of every seam, and returns them by seam."""
+
+    def step(self, state: State) -> tuple[dict[str, Any], State]:
+        """Runs one iteration; returns its metrics row and the new state."""
+        done = self.advance(state, 1)
+        return dict(done.rows[-1]), done.state
+
+    def learn(
+        self,
+        state: State,
+        options: RunOptions | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        **changes: Any,
+    ) -> State:
+        """Trains until the budget, a target or a callback ends the run: the one loop.
+
+        Args:
+          state: From `setup` or `restore`; it is consumed.
+          options: Budget, evaluation, checkpoints, records.
+          callbacks: A user's own code at the run's events.
+          **changes: Fields of `RunOptions`, on top of `options` or instead of them.
+
+        Returns:
+          The state at the end; `self.report` tells how the run ended.
+
+        Raises:
+          UserError: For what a user got wrong, a non-finite loss among it.
+        """
+        options = options.replace(**changes) if options else RunOptions(**changes)
+        loop = TrainingLoop(self, options, callbacks)
+        state = loop.run(state)
+        self.report = loop.report
+        return state
+
+    def save(
+        self, state: State, directory: str | pathlib.Path, *, metric: float | None = None
+    ) -> pathlib.Path:
+        """Saves a checkpoint `ckpt-<env_steps>` into a folder of checkpoints.
+
+        Args:
+          state: The newest state of a run.
+          directory: The folder; made when missing.
+          metric: A figure to choose the best by, higher is better.
+
+        Returns:
+          The checkpoint's folder.
+        """
+        manager = CheckpointManager(directory, max_to_keep=None)
+        return manager.save(self.env_steps(state), self.state_values(state), {}, metric=metric)
+
+    def restore(
+        self, directory: str | pathlib.Path, which: str | int = "latest", *, seed: int = 0
+    ) -> State:
+        """Restores a run from a folder of checkpoints.
+
+        Args:
+          directory: What `save` or a run folder's `checkpoints/` made.
+          which: "latest", "best", or the env steps of one.
+          seed: Of the state that the values are put into; it leaves no trace.
+
+        Raises:
+          UserError: When there is none, none is usable, or it belongs to another configuration.
+        """
+        restored = CheckpointManager(directory, read_only=True).restore(which)
+        if restored is None:
+            raise UserError(
+                f"the folder {directory}",
+                expected="a checkpoint",
+                got="none",
+                remedy="Give the checkpoints folder of a run.",
+            )
+        return self.load(self.setup(seed), restored)
+
+    def load(self, state: State, restored: Restored) -> State:
+        """Puts a checkpoint into a state that `setup` made, after comparing their paths."""
+        want, have = set(self.state_values(state)), set(restored.values)
+        if want != have:
+            raise UserError(
+                f"the checkpoint {restored.path}",
+                expected="the values of this workflow",
+                got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
+                remedy="Restore with the configuration that it was saved with.",
+            )
+        return self.load_values(state, restored.values)
+
+    def close(self) -> None:
+        """Frees what the workflow holds outside the state; environments on the host, for one."""
+        return

@@ -1,0 +1,268 @@
+"""The training loop: the only one, whatever the algorithm."""
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfrl.experiment.callbacks import STOP, Callback, CallbackList, Event
+from tfrl.experiment.checkpoints import CheckpointManager
+from tfrl.experiment.progress import Progress
+from tfrl.experiment.recorders import (
+    ConsoleRecorder,
+    CsvRecorder,
+    JsonlRecorder,
+    RecorderGroup,
+    TensorBoardRecorder,
+    WandbRecorder,
+)
+from tfrl.experiment.run_folder import RunFolder
+from tfrl.workflows.options import RunOptions
+
+_CALL_SECONDS = 0.5
+_EVAL_RETURN = "eval_return_mean"
+
+
+@dataclasses.dataclass
+class RunReport:
+    """How a run of `Workflow.learn` ended.
+
+    Attributes:
+      stopped_by: "budget", "target_return" or "callback".
+      env_steps: Env steps at the end, over all continuations.
+      seconds: Wall seconds of this call of `learn`.
+      env_steps_per_second: Env steps of this call per second of training, compilation and
+        evaluation left out; per wall second when there was one compiled call only.
+    """
+
+    stopped_by: str
+    env_steps: int
+    seconds: float
+    env_steps_per_second: float
+
+
+@dataclasses.dataclass
+class RunTime:
+    """Time that a run has taken over all its starts.
+
+    Attributes:
+      wall_seconds: In `learn`.
+      train_seconds: In compiled calls, the first of every start (which compiles) left out.
+      train_steps: Env steps of these calls.
+    """
+
+    wall_seconds: float = 0.0
+    train_seconds: float = 0.0
+    train_steps: int = 0
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> "RunTime":
+        """Reads it from the manifest of a checkpoint, which may lack it."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: manifest[name] for name in names if name in manifest})
+
+    @property
+    def env_steps_per_second(self) -> float | None:
+        """The speed of training, or None when there was no call beyond the compiling ones."""
+        return self.train_steps / self.train_seconds if self.train_seconds > 0 else None
+
+
+class TrainingLoop:
+    """One call of `Workflow.learn`."""
+
+    def __init__(self, workflow: Any, options: RunOptions, callbacks: Sequence[Callback]):
+        """Prepares; files are touched by `run`."""
+        self.workflow = workflow
+        self.options = options
+        self.callbacks = CallbackList(callbacks)
+        self.report: RunReport | None = None
+        self.manager: CheckpointManager | None = None
+        self.progress: Progress | None = None
+        self._stop: str | None = None
+        self._iterations = workflow.iterations_per_call or 1
+        self._train_seconds = 0.0
+        self._train_steps = 0
+        self._calls = 0
+        self._last_eval: float | None = None
+
+    # Set-up of files.
+
+    def _open(self, env_steps: int) -> None:
+        options = self.options
+        recorders: list[Any] = []
+        folder = RunFolder(options.root_dir) if options.root_dir is not None else None
+        if folder is not None:
+            self.manager = CheckpointManager(
+                folder.checkpoints, max_to_keep=options.max_to_keep, log=self._log
+            )
+        for name in options.recorders:
+            if name == "console":
+                recorders.append(ConsoleRecorder())
+            elif folder is not None:
+                makers = {
+                    "csv": lambda f: CsvRecorder(f.metrics_csv),
+                    "jsonl": lambda f: JsonlRecorder(f.metrics_jsonl),
+                    "tensorboard": lambda f: TensorBoardRecorder(f.tensorboard),
+                    "wandb": lambda f: WandbRecorder(directory=f.root),
+                }
+                recorders.append(makers[name](folder))
+        self.recorder = RecorderGroup(recorders)
+        # Rows after the checkpoint that is gone on from will be written again.
+        self.recorder.truncate(env_steps)
+        self.progress = (
+            Progress(options.total_env_steps, done=env_steps) if options.progress else None
+        )
+        self._saved_at = time.monotonic()
+
+    def _log(self, message: str) -> None:
+        """Prints a line that does not break into the progress."""
+        if self.progress is not None:
+            self.progress.log(message)
+        else:
+            print(message, flush=True)
+
+    # The loop.
+
+    def run(self, state: Any) -> Any:
+        """Trains; returns the last state."""
+        start = self._counted_at = time.monotonic()
+        env_steps = start_steps = self.workflow.env_steps(state)
+        if not env_steps:
+            self.workflow.run_time = RunTime()
+        self._open(env_steps)
+        evaluated = None
+        there = self.manager is not None and env_steps in self.manager.steps
+        saved = env_steps if there else None
+        try:
+            while env_steps < self.options.total_env_steps and self._stop is None:
+                state, env_steps, row = self._call(state, env_steps)
+                evaluated = self._evaluate_if_due(state, row, env_steps)
+                # Rows first: a checkpoint promises that all before it is on disk.
+                self._record(row)
+                saved = self._checkpoint_if_due(state, env_steps, evaluated)
+            if saved != env_steps and self.manager is not None:
+                self._save(state, env_steps, evaluated)
+        finally:
+            self.recorder.flush()
+            self.recorder.close()
+            if self.progress is not None:
+                self.progress.close()
+        seconds = time.monotonic() - start
+        self.report = RunReport(
+            stopped_by=self._stop or "budget",
+            env_steps=env_steps,
+            seconds=seconds,
+            env_steps_per_second=self._train_steps / self._train_seconds
+            if self._train_steps
+            else (env_steps - start_steps) / max(seconds, 1e-9),
+        )
+        return state
+
+    def _next(self, interval: int | None, env_steps: int) -> float:
+        """The first multiple of an interval after `env_steps`."""
+        return math.inf if interval is None else (env_steps // interval + 1) * interval
+
+    def _call(self, state: Any, env_steps: int) -> tuple[Any, int, list[dict[str, Any]]]:
+        """One compiled call: the new state, env steps, and its rows."""
+        options = self.options
+        self._eval_due = self._next(options.eval_interval, env_steps)
+        self._save_due = self._next(options.checkpoint_interval, env_steps)
+        until = int(min(options.total_env_steps, self._eval_due, self._save_due))
+        done = self.workflow.advance(state, self._iterations, until)
+        rows = [dict(r) for r in done.rows]
+        new_steps = self.workflow.env_steps(done.state)
+        seconds = done.seconds["call"]
+        self._calls += 1
+        if self._calls > 1:  # the first call compiles
+            self._train_seconds += seconds
+            self._train_steps += new_steps - env_steps
+            self.workflow.run_time.train_seconds += seconds
+            self.workflow.run_time.train_steps += new_steps - env_steps
+        self._adapt(seconds / len(rows))
+        rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
+        rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
+        self._show(rows[-1])
+        event = Event(
+            env_steps=new_steps, metrics=rows[-1], state=done.state, workflow=self.workflow
+        )
+        self._note(self.callbacks.on_step(event), "callback")
+        return done.state, new_steps, rows
+
+    def _adapt(self, seconds_per_iteration: float) -> None:
+        """Chooses the iterations of the next call; the first two calls are slow and no measure."""
+        if self.workflow.iterations_per_call is None:
+            wanted = max(1, round(_CALL_SECONDS / max(seconds_per_iteration, 1e-9)))
+            self._iterations = min(wanted, self._iterations * 8)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        if self.progress is None:
+            return
+        figures = {"return_": row.get("episode_return")}
+        if self._last_eval is not None:
+            figures["eval"] = self._last_eval
+        known = {k: v for k, v in figures.items() if v is not None and math.isfinite(v)}
+        self.progress.update(int(row["env_steps"]), **known)
+
+    def _evaluate_if_due(
+        self, state: Any, rows: list[dict[str, Any]], env_steps: int
+    ) -> float | None:
+        """Evaluates when its multiple is reached; the metrics join the last row."""
+        if env_steps < self._eval_due:
+            return None
+        start = time.monotonic()
+        metrics, _ = self.workflow.evaluate(state)
+        rows[-1].update(metrics)
+        rows[-1]["time/evaluation"] = time.monotonic() - start
+        self._last_eval = float(metrics[_EVAL_RETURN])
+        self._show(rows[-1])
+        event = Event(env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow)
+        self._note(self.callbacks.on_evaluate(event), "callback")
+        target = self.options.target_return
+        if target is not None and self._last_eval >= target:
+            self._note(STOP, "target_return")
+        return self._last_eval
+
+    def _record(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self.recorder.write(int(row["env_steps"]), row)
+        self.recorder.flush()
+
+    def _checkpoint_if_due(self, state: Any, env_steps: int, evaluated: float | None) -> int | None:
+        """Saves by steps, by time, and at an evaluation that is the best so far."""
+        if self.manager is None:
+            return None
+        seconds = self.options.checkpoint_seconds
+        due = env_steps >= self._save_due
+        due |= seconds is not None and time.monotonic() - self._saved_at >= seconds
+        due |= evaluated is not None and self._is_best(evaluated)
+        if not due:
+            return None
+        self._save(state, env_steps, evaluated)
+        return env_steps
+
+    def _is_best(self, evaluated: float) -> bool:
+        best = self.manager.best_metric if self.manager is not None else None
+        return math.isfinite(evaluated) and (best is None or evaluated > best)
+
+    def _save(self, state: Any, env_steps: int, evaluated: float | None) -> pathlib.Path:
+        manager = self.manager
+        if manager is None:
+            raise RuntimeError("no folder to save into")
+        values = self.workflow.state_values(state)
+        now = time.monotonic()
+        self.workflow.run_time.wall_seconds += now - self._counted_at
+        self._counted_at = now
+        manifest = {"env_steps": env_steps, **dataclasses.asdict(self.workflow.run_time)}
+        path = manager.save(env_steps, values, manifest, metric=evaluated)
+        self._saved_at = time.monotonic()
+        event = Event(
+            env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path
+        )
+        self._note(self.callbacks.on_checkpoint(event), "callback")
+        return path
+
+    def _note(self, answer: Any, reason: str) -> None:
+        if answer is STOP and self._stop is None:
+            self._stop = reason

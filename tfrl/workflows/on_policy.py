@@ -1,0 +1,341 @@
+"""The on-policy workflow: roll out, learn from it, throw it away."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.agents.core import Agent
+from tfrl.envs.core import Autoreset, Env
+from tfrl.errors import UserError
+from tfrl.evaluation.evaluator import Evaluator
+from tfrl.evaluation.result import EvaluationResult
+from tfrl.learners import Learner, ModuleConfig, raise_if_nonfinite
+from tfrl.learners.learner import CheckNumerics
+from tfrl.learners.minibatches import MinibatchPlan, Remainder
+from tfrl.rollout import rollout
+from tfrl.types import EnvState, Nest
+from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.on_policy_program import MAX_ITERATIONS, OnPolicyProgram, Progress
+from tfrl.workflows.seams import check_compile
+
+SEAMS = ("rollout", "update", "evaluation")
+
+
+@struct.dataclass
+class OnPolicyState(struct.Struct):
+    """A run of an `OnPolicyWorkflow`: all that a checkpoint must hold.
+
+    Attributes:
+      progress: What one iteration hands to the next: environments, carry, key and counters.
+      program: The learner's variables and the compiled functions over them.
+      version: Which step made this state; an older one was consumed.
+    """
+
+    progress: Progress
+    program: OnPolicyProgram = struct.field(static=True)
+    version: int = struct.field(static=True, default=0)
+
+
+@struct.dataclass
+class RolloutResult(struct.Struct):
+    """What the rollout seam gives to the update.
+
+    Attributes:
+      batch: Rows for the learner.
+      env_state: The environments after the rollout.
+      carry: The recurrent state after it, or None.
+      normalizer: The agent's statistics with this experience merged in, or None.
+      metrics: `{name: float32 scalar}` of the rollout.
+      counts: `{name: int64 scalar}`: `env_steps` (valid rows) and `episodes` that ended.
+    """
+
+    batch: Nest
+    env_state: EnvState
+    carry: Nest
+    normalizer: Nest
+    metrics: dict[str, tf.Tensor]
+    counts: dict[str, tf.Tensor]
+
+
+class OnPolicyWorkflow(Workflow):
+    """Trains an on-policy agent on a batch of device environments.
+
+    One iteration: `rollout_length` steps in each of the environments, then `num_epochs` passes
+    over their rows in `num_minibatches` shuffled minibatches. Several iterations run in one
+    compiled call; how many never changes a result. An algorithm differs from this template by its
+    agent and by the hooks `collect` and `update`, which are traced.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Env,
+        agent: Agent | Callable[..., Agent],
+        eval_env: Env | None = None,
+        rollout_length: int = 128,
+        num_epochs: int = 4,
+        num_minibatches: int = 4,
+        remainder: Remainder = "error",
+        learner_config: ModuleConfig | None = None,
+        check_numerics: CheckNumerics = "raise",
+        eval_episodes: int = 32,
+        compile: str | Mapping[str, str] = "auto",
+        iterations_per_call: int | None = None,
+    ):
+        """Assembles the static logic; `setup` makes what changes.
+
+        Args:
+          env: The training environments, as `tfrl.make_env` gives them.
+          agent: An agent, or a function (such as the class) that makes one from keyword arguments
+            `obs_spec` and `action_spec`.
+          eval_env: The environments to evaluate on; the training ones by default.
+          rollout_length: Steps per environment and iteration (T).
+          num_epochs: Passes over the rows of an iteration.
+          num_minibatches: Gradient steps of a pass; must divide T x B unless `remainder` says how.
+          remainder: "error", "pad", "drop" or "wrap".
+          learner_config: Learning rate and gradient clipping.
+          check_numerics: "off", "skip" or "raise", see `Learner`.
+          eval_episodes: Episodes of one evaluation.
+          compile: "auto", "xla", "graph", "eager", or a dict of them by seam (rollout, update,
+            evaluation).
+          iterations_per_call: Iterations of one compiled call; None for about half a second.
+
+        Raises:
+          UserError: For sizes that do not divide.
+        """
+        super().__init__(iterations_per_call=iterations_per_call)
+        self.env = env
+        if not isinstance(agent, Agent):
+            agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        self.agent = agent
+        self.rollout_length = rollout_length
+        self.learner_config = learner_config or ModuleConfig()
+        self.check_numerics = check_numerics
+        self.compile = check_compile(compile, SEAMS)
+        self.num_epochs = num_epochs
+        self.minibatch_size = self._minibatch_size(num_minibatches, remainder)
+        self.remainder = remainder
+        self.eval_env = eval_env if eval_env is not None else env
+        self.eval_episodes = eval_episodes
+        # With a mode of its own a batch without invalid rows needs no mask.
+        self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
+
+    def _minibatch_size(self, num_minibatches: int, remainder: Remainder) -> int:
+        if self.rollout_length < 1:
+            raise UserError(
+                "rollout_length",
+                expected="at least 1 step",
+                got=self.rollout_length,
+                remedy="128 is usual.",
+            )
+        rows = self.rollout_length * self.env.num_envs
+        if num_minibatches < 1 or num_minibatches > rows:
+            raise UserError(
+                "num_minibatches",
+                expected=f"between 1 and the {rows} rows of an iteration "
+                f"({self.rollout_length} steps x {self.env.num_envs} environments)",
+                got=num_minibatches,
+                remedy="4 is usual.",
+            )
+        if rows % num_minibatches and remainder == "error":
+            fits = [n for n in range(1, rows + 1) if rows % n == 0]
+            near = sorted(sorted(fits, key=lambda n: abs(n - num_minibatches))[:2])
+            raise UserError(
+                "num_minibatches",
+                expected=f"a divisor of the {rows} rows of an iteration "
+                f"({self.rollout_length} steps x {self.env.num_envs} environments)",
+                got=num_minibatches,
+                remedy=f"The nearest that divide are {' and '.join(map(str, near))}; or choose "
+                "remainder='pad', 'drop' or 'wrap'.",
+            )
+        size = -(-rows // num_minibatches) if remainder != "drop" else rows // num_minibatches
+        MinibatchPlan(rows=rows, size=size, epochs=self.num_epochs, remainder=remainder)
+        return size
+
+    # Hooks; all are traced.
+
+    def setup_agent(self, key: tf.Tensor) -> Learner:
+        """Makes the built learner of the agent."""
+        learner = Learner(
+            self.agent, config=self.learner_config, check_numerics=self.check_numerics
+        )
+        learner.build(key)
+        return learner
+
+    def collect(
+        self, agent_state: Any, env_state: EnvState, carry: Nest, key: tf.Tensor
+    ) -> RolloutResult:
+        """Rolls out, and turns the experience into a batch; a pure function of values."""
+        trajectory, env_state, carry = rollout(
+            self.env,
+            self.agent,
+            env_state,
+            agent_state,
+            key,
+            self.rollout_length,
+            env_extra_fields=("episode_return", "episode_length"),
+            carry=carry,
+        )
+        ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
+        ends = tf.cast(ended, tf.float32)
+        count = tf.reduce_sum(ends)
+        extras = trajectory.env_extras
+        some = tf.maximum(count, 1.0)
+        lengths = tf.cast(extras["episode_length"], tf.float32)
+        env_steps = tf.math.count_nonzero(trajectory.valid)
+        if self.all_rows_valid:
+            trajectory = trajectory.replace(valid=None)
+        batch, metrics = self.agent.learner_batch(agent_state, trajectory)
+        return RolloutResult(
+            batch=batch,
+            env_state=env_state,
+            carry=carry,
+            normalizer=self.agent.observe(agent_state, trajectory).normalizer,
+            metrics={
+                **metrics,
+                "episode_return": tf.reduce_sum(ends * extras["episode_return"]) / some,
+                "episode_length": tf.reduce_sum(ends * lengths) / some,
+            },
+            counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
+        )
+
+    def update(
+        self, learner: Learner, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Trains on a batch; returns float32 scalars."""
+        return learner.update(
+            batch,
+            key=key,
+            timesteps=timesteps,
+            num_epochs=self.num_epochs,
+            minibatch_size=self.minibatch_size,
+            remainder=self.remainder,
+        )
+
+    # The run.
+
+    def setup(self, seed: int) -> OnPolicyState:
+        """Makes a fresh run from a seed."""
+        key = seeding.key(seed)
+        keys = seeding.streams(key, ["agent", "environment", "run", "evaluation"])
+        program = OnPolicyProgram(self, self.setup_agent(keys["agent"]), keys["evaluation"])
+        env_state = self.env.reset(keys["environment"])
+        make_carry = getattr(self.agent, "initial_carry", None)
+        zero = tf.constant(0, tf.int64)
+        progress = Progress(
+            env_state=tf.nest.map_structure(tf.convert_to_tensor, env_state),
+            carry=make_carry(self.env.num_envs) if make_carry else None,
+            key=keys["run"],
+            iterations=zero,
+            env_steps=zero,
+            episodes=zero,
+            episode_return=tf.constant(np.nan, tf.float32),
+            episode_length=tf.constant(np.nan, tf.float32),
+        )
+        return OnPolicyState(progress=progress, program=program)
+
+    def _check_fresh(self, state: OnPolicyState) -> None:
+        if state.version != state.program.version:
+            raise UserError(
+                "the state given to the workflow",
+                expected=f"the newest of its run (version {state.program.version})",
+                got=f"version {state.version}, which a later step has consumed",
+                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+            )
+
+    def snapshot(self, state: OnPolicyState) -> OnPolicyState:
+        """Returns a copy that later steps of `state` do not change."""
+        self._check_fresh(state)
+        program = state.program.clone()
+        return state.replace(program=program, version=program.version)
+
+    def advance(self, state: OnPolicyState, iterations: int, until: int | None = None) -> Advance:
+        """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
+        self._check_fresh(state)
+        program = state.program
+        rows, progress, seconds = program.run(
+            state.progress, min(iterations, MAX_ITERATIONS), until
+        )
+        program.version += 1
+        new_state = state.replace(progress=progress, version=program.version)
+        if self.check_numerics == "raise":
+            for row in rows:
+                where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
+                raise_if_nonfinite(row, "default_policy", where)
+        rows = [
+            {k: v for k, v in row.items() if not k.startswith("nonfinite/") or v} for row in rows
+        ]
+        return Advance(rows=rows, state=new_state, seconds=seconds)
+
+    def evaluate(self, state: OnPolicyState) -> tuple[dict[str, float], OnPolicyState]:
+        """Runs `eval_episodes` greedy episodes; the keys follow from the iteration."""
+        self._check_fresh(state)
+        result = state.program.evaluate(state.progress.iterations)
+        return result.metrics(), state
+
+    def final_evaluation(
+        self, state: OnPolicyState, num_episodes: int, seed: int | None = None
+    ) -> EvaluationResult:
+        """Runs `num_episodes` greedy episodes."""
+        self._check_fresh(state)
+        key = None if seed is None else seeding.stream(seeding.key(seed), "final_evaluation")
+        return state.program.evaluate(state.progress.iterations, num_episodes, key)
+
+    def video_env(self) -> Env:
+        """The evaluation's environments, of which a video shows the first."""
+        return self.eval_env
+
+    def describe(self) -> str:
+        """Names the agent, the task and the sizes."""
+        return (
+            f"{type(self.agent).__name__} on {type(self.env.unwrapped).__name__}, "
+            f"{self.env.num_envs} environments x "
+            f"{self.rollout_length} steps, minibatches of {self.minibatch_size}"
+        )
+
+    def use_compile(self, choices: Mapping[str, str]) -> None:
+        """Sets the compile modes of runs that are set up from now on."""
+        self.compile = check_compile(choices, SEAMS)
+
+    def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
+        """Makes the evaluator of this workflow's environments for some number of episodes."""
+        return Evaluator(
+            env=self.eval_env, agent=self.agent, num_episodes=num_episodes, compile=compile
+        )
+
+    # What a checkpoint holds.
+
+    def env_steps(self, state: OnPolicyState) -> int:
+        """Valid agent steps so far."""
+        return int(state.progress.env_steps)
+
+    def agent_state(self, state: OnPolicyState) -> Any:
+        """The agent's state, values."""
+        return struct.values(state.program.learner.state)
+
+    def state_values(self, state: OnPolicyState) -> dict[str, Any]:
+        """Every value of the run by path."""
+        self._check_fresh(state)
+        values = {f"progress/{p}": v for p, v in struct.paths(state.progress).items()}
+        values.update({f"learner/{p}": v for p, v in state.program.learner.variables().items()})
+        return values
+
+    def load_values(self, state: OnPolicyState, values: Mapping[str, Any]) -> OnPolicyState:
+        """Returns `state` with every value replaced; the inverse of `state_values`."""
+        leaves = [
+            tf.convert_to_tensor(values[f"progress/{p}"]) for p in struct.paths(state.progress)
+        ]
+        progress = tf.nest.pack_sequence_as(state.progress, leaves)
+        prefix = "learner/"
+        state.program.learner.set_state(
+            {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
+        )
+        state.program.version += 1
+        return state.replace(progress=progress, version=state.program.version)
+
+    def compile_choices(self, state: OnPolicyState) -> dict[str, str]:
+        """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
+        return state.program.choose(state.progress)

@@ -1,0 +1,74 @@
+"""What `Workflow.learn` is asked to do, apart from the algorithm."""
+
+from typing import Any
+
+from tfrl import struct
+from tfrl.errors import UserError
+
+RECORDERS = ("console", "csv", "jsonl", "tensorboard", "wandb")
+
+
+@struct.logic_dataclass
+class RunOptions(struct.Struct):
+    """Budget, evaluation, checkpoints and records of a run. Counts are in env steps.
+
+    Attributes:
+      total_env_steps: The budget; the run ends with the iteration that reaches it. A larger one
+        continues the same run.
+      root_dir: The run folder, or None for a run that leaves no files.
+      eval_interval: Env steps between evaluations, or None for none.
+      target_return: Stops at the first evaluation whose mean return reaches it, or None.
+      checkpoint_seconds: Seconds between checkpoints, or None for none by time.
+      checkpoint_interval: Env steps between checkpoints, or None for none by steps.
+      max_to_keep: How many of the newest checkpoints stay; the best by return stays besides.
+      recorders: Who gets the metrics rows: of console, csv, jsonl, tensorboard, wandb.
+      progress: Whether to show progress (a bar on a terminal, plain lines elsewhere).
+    """
+
+    total_env_steps: int
+    root_dir: str | None = None
+    eval_interval: int | None = None
+    target_return: float | None = None
+    checkpoint_seconds: float | None = 60.0
+    checkpoint_interval: int | None = None
+    max_to_keep: int = 3
+    recorders: tuple[str, ...] = ("csv", "jsonl", "tensorboard")
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name in ("total_env_steps", "eval_interval", "checkpoint_interval", "max_to_keep"):
+            value: Any = getattr(self, name)
+            if value is None and name in ("eval_interval", "checkpoint_interval"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(
+                    name,
+                    expected="a positive whole number",
+                    got=repr(value),
+                    remedy="Counts are in env steps."
+                    if name != "max_to_keep"
+                    else "Keep at least one checkpoint.",
+                )
+        if self.checkpoint_seconds is not None and not self.checkpoint_seconds > 0:
+            raise UserError(
+                "checkpoint_seconds",
+                expected="a positive number, or None",
+                got=repr(self.checkpoint_seconds),
+                remedy="Give seconds between checkpoints.",
+            )
+        unknown = [r for r in self.recorders if r not in RECORDERS]
+        if unknown:
+            raise UserError(
+                "recorders",
+                expected=f"of {', '.join(RECORDERS)}",
+                got=", ".join(map(str, unknown)),
+                remedy="Name each recorder once.",
+            )
+        if self.target_return is not None and self.eval_interval is None:
+            raise UserError(
+                "target_return",
+                expected="an eval_interval beside it",
+                got="none",
+                remedy="Set eval_interval: the target is compared with evaluations.",
+            )

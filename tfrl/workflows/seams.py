@@ -1,0 +1,124 @@
+"""Compilation at the seams: each seam of a workflow runs eagerly, as a graph, or under XLA.
+
+`compile="auto"` is XLA on GPU and TPU. On a CPU neither wins everywhere (XLA on many tiny ops,
+the graph executor on large matmuls), so each seam is timed both ways before the first update.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.errors import UserError
+
+MODES = ("xla", "graph", "eager")
+
+# XLA must win by this factor: a choice near the tie would differ from run to run.
+_MARGIN = 1.15
+# Timing a seam stops after this long, each way.
+_TIMING_SECONDS = 0.25
+
+
+class Seam:
+    """A function with a compile mode, traced once per mode."""
+
+    def __init__(self, name: str, fn: Callable[..., Any]):
+        """Wraps `fn`, whose mode is chosen later.
+
+        Args:
+          name: For logs and `metadata.json`: rollout, update, evaluation.
+          fn: A function of nests of tensors.
+        """
+        self.name = name
+        self.mode: str | None = None
+        self.seconds: dict[str, float] = {}
+        self._fn = fn
+        self._compiled: dict[str, Any] = {}
+
+    def compiled(self, mode: str) -> Any:
+        """Returns the function in a mode, the same object every time."""
+        if mode == "eager":
+            return self._fn
+        if "graph" not in self._compiled:
+            self._compiled["graph"] = tf.function(self._fn, autograph=False)
+        if mode not in self._compiled:
+            # Over the graph, so that the Python function is traced once for both.
+            graph = self._compiled["graph"]
+            self._compiled[mode] = tf.function(
+                lambda *args: graph(*args), jit_compile=True, autograph=False
+            )
+        return self._compiled[mode]
+
+    @property
+    def trace_counts(self) -> dict[str, int]:
+        """How often each mode has been traced."""
+        return {m: f.experimental_get_tracing_count() for m, f in self._compiled.items()}
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function in its chosen mode."""
+        if self.mode is None:
+            raise RuntimeError(f"the compile mode of seam {self.name!r} was not chosen")
+        return self.compiled(self.mode)(*args)
+
+    def choose_by_time(self, *args: Any) -> str:
+        """Times graph and XLA on `args` and keeps the faster; returns its name."""
+        for mode in ("graph", "xla"):
+            try:
+                self.seconds[mode] = _best_seconds(self.compiled(mode), args)
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+                if mode == "graph":
+                    raise
+                # A user's network may hold an op that XLA does not have.
+                tf.get_logger().info("seam %s does not compile under XLA: %s", self.name, error)
+        graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
+        self.mode = "xla" if xla * _MARGIN < graph else "graph"
+        return self.mode
+
+    def time_as_chosen(self, *args: Any) -> None:
+        """Times the chosen mode, for the split of a call whose seams are one program."""
+        if self.mode is not None and self.mode not in self.seconds:
+            self.seconds[self.mode] = _best_seconds(self.compiled(self.mode), args)
+
+
+def _best_seconds(fn: Callable[..., Any], args: Any) -> float:
+    """The shortest of some calls, the first (which traces and compiles) left out."""
+    _wait(fn(*args))
+    best, spent = float("inf"), 0.0
+    while spent < _TIMING_SECONDS:
+        start = time.perf_counter()
+        _wait(fn(*args))
+        took = time.perf_counter() - start
+        best, spent = min(best, took), spent + took
+    return best
+
+
+def _wait(nest: Any) -> None:
+    """Blocks until the tensors of a nest are computed."""
+    for x in tf.nest.flatten(nest)[:1]:
+        if tf.is_tensor(x):
+            x.numpy()
+
+
+def check_compile(compile: str | Mapping[str, str], seams: tuple[str, ...]) -> dict[str, str]:
+    """Returns `{seam: mode}` of the argument `compile`, a mode for all seams or for each.
+
+    Raises:
+      UserError: For an unknown mode or seam.
+    """
+    choices = dict(compile) if isinstance(compile, Mapping) else {s: compile for s in seams}
+    for seam, mode in choices.items():
+        if seam not in seams or mode not in (*MODES, "auto"):
+            raise UserError(
+                "compile",
+                expected=f"one of {', '.join(MODES)}, auto, or a dict of them by "
+                f"{', '.join(seams)}",
+                got=repr(compile),
+                remedy="'auto' times graph against XLA and keeps the faster.",
+            )
+    return {s: choices.get(s, "auto") for s in seams}
+
+
+def auto_needs_timing() -> bool:
+    """Whether "auto" is a question: on a CPU; with an accelerator it is XLA."""
+    return not (tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
