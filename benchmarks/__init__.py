@@ -1,0 +1,1 @@
+"""Runnable measurements; each ends with one JSON line."""
