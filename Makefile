@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS='-k gae'
 ARGS ?=
 
-.PHONY: help venv train test test-slow lint bench
+.PHONY: help venv train test test-slow lint bench bench-peers
 
 help:
 	@echo "make train      train PPO on CartPole, show the result and where the video is"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
+	@echo "make bench-peers  the same beside Stable-Baselines3, in an environment of its own"
 	@echo "make venv       only make .venv"
 
 venv: $(INSTALLED)
@@ -50,4 +51,16 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	for num_envs in 4 64 1024; do \
 	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs; \
+	done
+
+# The peers' pins and TensorFlow's do not resolve together: they have an environment of their own.
+.venv-peers/.installed: benchmarks/peers.txt
+	@python="$$(PYTHON='$(PYTHON)' .ci/python)"; "$$python" -m venv --clear .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	  -r benchmarks/peers.txt
+	@touch $@
+
+bench-peers: $(INSTALLED) .venv-peers/.installed
+	for num_envs in 4 64; do \
+	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs --peers; \
 	done

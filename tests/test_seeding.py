@@ -19,9 +19,6 @@ DRAWS = {
     "uniform": lambda key: seeding.uniform(key, [33, 31]),
     "uniform_symmetric": lambda key: seeding.uniform(key, [33, 31], -0.05, 0.05),
     "uniform_dynamic": lambda key: seeding.uniform(key, tf.constant([4, 3])),
-}
-# Floats that go through arithmetic which XLA may fuse: equal but for the last places.
-NEARLY_EQUAL_DRAWS = {
     "uniform_range": lambda key: seeding.uniform(key, [33, 31], -0.05, 0.07),
     "uniform_tensor_range": lambda key: seeding.uniform(key, [33, 3], -tf.ones([3]), tf.ones([3])),
     "normal": lambda key: seeding.normal(key, [333, 31]),
@@ -29,10 +26,10 @@ NEARLY_EQUAL_DRAWS = {
 
 GOLDEN = {
     "split": [[1831033679, 1590838977], [-847871925, 912625758]],
-    "fold_in": [1831033678, 1590838977],
-    "stream": [428056256, 1590838977],
+    "fold_in": [1513371783, 1744837922],
+    "stream": [781516041, 1744837922],
     "uniform": [0.42632073163986206, 0.3703960180282593, 0.8025894165039062],
-    "normal": [1.448925495147705, 1.128265142440796, -0.5169674158096313],
+    "normal": [1.4489251375198364, 1.128265380859375, -0.5169674754142761],
 }
 
 
@@ -43,14 +40,6 @@ class BitsTest(parameterized.TestCase, tf.test.TestCase):
         eager = draw(key).numpy()
         self.assertAllEqual(eager, tf.function(draw)(key))
         self.assertAllEqual(eager, tf.function(draw, jit_compile=True)(key))
-
-    @parameterized.named_parameters(NEARLY_EQUAL_DRAWS.items())
-    def test_other_floats_agree_to_float32_accuracy(self, draw):
-        key = seeding.key(11)
-        eager = draw(key).numpy()
-        self.assertAllEqual(eager, tf.function(draw)(key))
-        # Near the ends of +-5.4 the slope of erfinv multiplies the rounding of its argument.
-        self.assertAllClose(eager, tf.function(draw, jit_compile=True)(key), rtol=1e-4, atol=1e-6)
 
     def test_a_draw_inside_a_compiled_loop_is_the_draw_outside(self):
         @tf.function(jit_compile=True)
@@ -88,9 +77,9 @@ class KeysTest(parameterized.TestCase, tf.test.TestCase):
         key = seeding.key(0)
         folded = [seeding.fold_in(key, i) for i in range(200)]
         named = list(seeding.streams(key, ["rollout", "minibatch", "evaluation"]).values())
-        self.assertLen({tuple(k.numpy()) for k in [key, *folded, *named]}, 1 + 200 + 3)
         split = tf.unstack(seeding.split(key, 50))
-        self.assertLen({tuple(k.numpy()) for k in [key, *split]}, 1 + 50)
+        every = [key, *folded, *named, *split]
+        self.assertLen({tuple(k.numpy()) for k in every}, 1 + 200 + 3 + 50)
 
     def test_children_of_neighbouring_seeds_are_distinct(self):
         every = {
@@ -113,7 +102,7 @@ class KeysTest(parameterized.TestCase, tf.test.TestCase):
         self.assertAllEqual(seeding.fold_in(key, 1), GOLDEN["fold_in"])
         self.assertAllEqual(seeding.stream(key, "rollout"), GOLDEN["stream"])
         self.assertAllEqual(seeding.uniform(key, [3]), np.float32(GOLDEN["uniform"]))
-        self.assertAllClose(seeding.normal(key, [3]), np.float32(GOLDEN["normal"]), 1e-6)
+        self.assertAllEqual(seeding.normal(key, [3]), np.float32(GOLDEN["normal"]))
 
 
 class MomentsTest(tf.test.TestCase):

@@ -117,6 +117,10 @@ def _check_static(owner: type, name: str, value: Any) -> None:
 def _as_leaf(value: Any) -> Any:
     """Python numbers in dynamic fields become 0-d arrays: as literals they would retrace."""
     kind = type(value)
+    if kind is dict:
+        return {k: _as_leaf(v) for k, v in value.items()}
+    if kind in (tuple, list):
+        return kind(_as_leaf(v) for v in value)
     if kind is bool:
         return np.asarray(value)
     if kind is int:

@@ -24,7 +24,7 @@ class PPO(Agent):
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      policy: The policy network; None for tanh MLPs of `hidden` units.
+      policy: The policy network; None for a tanh MLP of `hidden` units (a CNN for images).
       value: The value network; None for the same.
       hidden: Units of the default networks' layers.
       discount: gamma.
@@ -71,8 +71,10 @@ class PPO(Agent):
                     remedy="Typical values: discount 0.99, gae_lambda 0.95, clip 0.2.",
                 )
         make_schedule(self.entropy_coef)
-        self.policy_network = self.policy or default_policy(self.action_spec, tuple(self.hidden))
-        self.value_network = self.value or default_value(tuple(self.hidden))
+        self.policy_network = self.policy or default_policy(
+            self.obs_spec, self.action_spec, tuple(self.hidden)
+        )
+        self.value_network = self.value or default_value(self.obs_spec, tuple(self.hidden))
 
     # State.
 

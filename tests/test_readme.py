@@ -1,0 +1,58 @@
+"""What the README tells people to type is run as it stands."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(command, folder):
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_python_example_is_short_and_runs(tmp_path):
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 22
+    out = run([sys.executable, "-c", code], tmp_path)
+    assert 9.0 < float(out.strip().splitlines()[-1]) <= 500.0
+
+
+def test_the_small_commands_run(tmp_path):
+    text = "".join(blocks("bash")).replace("\\\n", " ")
+    commands = [shlex.split(c) for c in text.splitlines() if "runs/small" in c]
+    assert len(commands) == 2
+    for command in commands:
+        assert command[0] == ".venv/bin/python"
+        out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert '"eval_episodes": 20' in out.splitlines()[-1]
+    assert (tmp_path / "small.gif").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_pendulum_command_runs(tmp_path):
+    text = "".join(blocks("bash"))
+    (command,) = [shlex.split(c) for c in text.splitlines() if "tf_pendulum" in c]
+    out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert "Final return" in out
+
+
+def test_its_make_targets_and_files_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\S+)", "".join(blocks("bash")), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    for path in re.findall(r"\]\(([^)h][^)]*)\)", README):
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,67 @@
+"""Slow: the shipped gin files reach their figures, and a long run keeps its memory."""
+
+import gc
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import tfrl
+from tfrl.agents import PPO
+from tfrl.workflows import OnPolicyWorkflow
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def trained(gin_file, seed, folder):
+    command = [sys.executable, str(ROOT / "bin" / "train.py"), f"--gin_file={gin_file}"]
+    command += [f"--root_dir={folder}", f"--seed={seed}", "--gin_bindings=train.video=False"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved(tmp_path, seed):
+    summary = trained("ppo/tf_cartpole.gin", seed, tmp_path / "run")
+    assert summary["eval_episodes"] == 100
+    assert summary["eval_return_mean"] >= 490
+    assert summary["env_steps"] < 510_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_pendulum_swings_up(tmp_path, seed):
+    summary = trained("ppo/tf_pendulum.gin", seed, tmp_path / "run")
+    assert summary["eval_return_mean"] >= -200
+    assert summary["env_steps"] < 1_010_000
+
+
+@pytest.mark.slow
+def test_a_thousand_calls_keep_the_memory():
+    env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
+    workflow = OnPolicyWorkflow(
+        env=env,
+        agent=PPO(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,)),
+        rollout_length=8,
+        compile="graph",
+    )
+    state = workflow.setup(0)
+
+    def call(n):
+        nonlocal state
+        for _ in range(n):
+            state = workflow.advance(state, 2).state
+
+    call(100)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call(1000)
+    gc.collect()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 4 * 1024  # KiB
+    assert state.program.rollout.trace_counts == {"graph": 1}

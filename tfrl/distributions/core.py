@@ -1,0 +1,88 @@
+"""What every distribution answers."""
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+Nest = Any
+
+# A logit for what must not happen: its probability is exactly 0 in float32, yet differences and
+# products of it stay finite, so that neither entropy nor gradients see a NaN.
+MASKED_LOGIT = -1e30
+
+
+class Distribution(abc.ABC):
+    """A batch of distributions over actions; subclasses are `struct.dataclass`es.
+
+    Samples come from `tfrl.seeding` keys only. `log_prob`, `entropy` and `kl_divergence` are
+    float32 `[...]`, one number per action; the axes of one action are summed.
+    """
+
+    @abc.abstractmethod
+    def sample(self, key: tf.Tensor) -> Nest:
+        """Draws one action per batch element.
+
+        Args:
+          key: int32 [2].
+
+        Returns:
+          Actions `[..., *action shape]` of the action spec's dtype.
+        """
+
+    @abc.abstractmethod
+    def mode(self) -> Nest:
+        """Returns the greedy action, of the shape and dtype of `sample`."""
+
+    @abc.abstractmethod
+    def log_prob(self, action: Nest) -> tf.Tensor:
+        """Returns the log-probability (or log-density) of actions, float32 `[...]`."""
+
+    @abc.abstractmethod
+    def entropy(self) -> tf.Tensor:
+        """Returns the entropy in nats, float32 `[...]`."""
+
+    @abc.abstractmethod
+    def kl_divergence(self, other: Any) -> tf.Tensor:
+        """Returns KL(self || other) in nats, float32 `[...]`, for `other` of the same class."""
+
+    def sample_and_log_prob(self, key: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        """Draws actions and returns their log-probabilities with them.
+
+        Where the action is a differentiable function of the parameters (the Gaussians), so is the
+        log-probability: the pathwise gradient that SAC needs.
+        """
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def to_tfp(self) -> Any:
+        """Returns the TensorFlow Probability distribution with the same density."""
+        raise NotImplementedError(f"{type(self).__name__} has no TensorFlow Probability twin")
+
+
+def masked(logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Returns float32 logits with MASKED_LOGIT where `mask` is False."""
+    logits = tf.cast(logits, tf.float32)
+    if mask is None:
+        return logits
+    return tf.where(tf.cast(mask, tf.bool), logits, tf.constant(MASKED_LOGIT))
+
+
+def flat_action(action: tf.Tensor, event_rank: int) -> tf.Tensor:
+    """Flattens the axes of one action into one; a scalar action gets one."""
+    if event_rank == 1:
+        return action
+    if event_rank == 0:
+        return action[..., tf.newaxis]
+    shape, rank = tf.shape(action), action.shape.rank
+    flat = action.shape[rank - event_rank :].num_elements()
+    return tf.reshape(action, tf.concat([shape[: rank - event_rank], [flat]], 0))
+
+
+def shaped_action(action: tf.Tensor, event_shape: tuple[int, ...]) -> tf.Tensor:
+    """The inverse of `flat_action`."""
+    if len(event_shape) == 1:
+        return action
+    if not event_shape:
+        return tf.squeeze(action, -1)
+    return tf.reshape(action, tf.concat([tf.shape(action)[:-1], event_shape], 0))

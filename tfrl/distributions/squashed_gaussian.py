@@ -1,0 +1,120 @@
+"""The tanh-squashed diagonal Gaussian, rescaled to the bounds of the action."""
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.distributions.core import Distribution, flat_action, shaped_action
+from tfrl.distributions.gaussian import gaussian_entropy, gaussian_kl, standard_log_prob
+
+# Actions this near to a bound (in units of the half range) count as this near: atanh stays finite.
+_EDGE = 1e-6
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_WEIGHTS = _WEIGHTS / np.sum(_WEIGHTS)
+
+
+def log_slope(u: tf.Tensor) -> tf.Tensor:
+    """Returns log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), exact for large |u|."""
+    return 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))
+
+
+@struct.dataclass
+class SquashedGaussian(Distribution):
+    """a = mid + half tanh(u), u ~ N(loc, diag(std^2)), with low = mid - half, high = mid + half.
+
+    log p(a) = log N(u) - sum_i log half_i - sum_i log(1 - tanh(u_i)^2).
+
+    Source: Haarnoja et al. 2018, appendix C, https://arxiv.org/abs/1801.01290.
+
+    Log-probability and gradient are finite everywhere, also for actions at the bounds: `log_prob`
+    takes an action nearer to a bound than 1e-6 half ranges as one at that distance. Out there
+    `sample_and_log_prob`, which knows u, is exact and differs; a loss that compares
+    log-probabilities of stored actions should use `log_prob` on both sides.
+
+    Attributes:
+      loc: float32 `[..., A]`, before squashing.
+      log_std: float32, broadcasts to `loc`.
+      low: A lower bounds.
+      high: A upper bounds.
+      event_shape: The shape of one action; A elements. None for `(A,)`.
+      dtype: The dtype of actions.
+    """
+
+    loc: tf.Tensor
+    log_std: tf.Tensor
+    low: tuple[float, ...] = struct.field(static=True)
+    high: tuple[float, ...] = struct.field(static=True)
+    event_shape: tuple[int, ...] | None = struct.field(static=True, default=None)
+    dtype: tf.DType = struct.field(static=True, default=tf.float32)
+
+    def _shape(self) -> tuple[int, ...]:
+        return (self.loc.shape[-1],) if self.event_shape is None else self.event_shape
+
+    def _scale(self) -> tuple[np.ndarray, np.ndarray]:
+        low, high = np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+        return ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+
+    def _log_half(self) -> float:
+        return float(np.sum(np.log(self._scale()[1].astype(np.float64))))
+
+    def _action(self, u: tf.Tensor) -> tf.Tensor:
+        mid, half = self._scale()
+        action = tf.cast(mid + half * tf.tanh(u), self.dtype)
+        # Rounding may step over a bound.
+        low, high = (tf.constant(b, self.dtype) for b in (self.low, self.high))
+        return shaped_action(tf.clip_by_value(action, low, high), self._shape())
+
+    def sample(self, key: tf.Tensor) -> tf.Tensor:
+        """Draws actions within the bounds."""
+        return self.sample_and_log_prob(key)[0]
+
+    def mode(self) -> tf.Tensor:
+        """Returns mid + half tanh(loc): the median, and the usual greedy action."""
+        return self._action(self.loc)
+
+    def log_prob(self, action: tf.Tensor) -> tf.Tensor:
+        """Returns the log-density, float32 `[...]`."""
+        mid, half = self._scale()
+        flat = tf.cast(flat_action(tf.convert_to_tensor(action), len(self._shape())), tf.float32)
+        u = tf.atanh(tf.clip_by_value((flat - mid) / half, _EDGE - 1.0, 1.0 - _EDGE))
+        return self._log_prob(u, (u - self.loc) * tf.exp(-self.log_std))
+
+    def _log_prob(self, u: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+        slope = tf.reduce_sum(log_slope(u), axis=-1)
+        return standard_log_prob(z, self.log_std) - slope - self._log_half()
+
+    def entropy(self) -> tf.Tensor:
+        """Returns the entropy of the Gaussian plus E[sum_i log(half_i (1 - tanh(u_i)^2))].
+
+        The expectation has no closed form; each element's is a Gauss-Hermite quadrature of 32
+        nodes, differentiable and without randomness (error below 1e-4 nats for std <= 1, 0.005
+        for std <= 3, 0.1 for std <= 7).
+        """
+        nodes = tf.constant(_NODES, tf.float32)  # [K]
+        u = self.loc[..., tf.newaxis] + tf.exp(self.log_std)[..., tf.newaxis] * nodes  # [..., A, K]
+        slope = tf.reduce_sum(log_slope(u) * tf.constant(_WEIGHTS, tf.float32), axis=[-2, -1])
+        return gaussian_entropy(self.loc, self.log_std) + slope + self._log_half()
+
+    def kl_divergence(self, other: "SquashedGaussian") -> tf.Tensor:
+        """Returns the divergence of the Gaussians: a common bijection leaves it as it is."""
+        return gaussian_kl(self.loc, self.log_std, other.loc, other.log_std)
+
+    def sample_and_log_prob(self, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draws actions; their log-probabilities are exact and carry the pathwise gradient."""
+        z = seeding.normal(key, tf.shape(self.loc))
+        u = self.loc + tf.exp(self.log_std) * z
+        return self._action(u), self._log_prob(u, z)
+
+    def to_tfp(self) -> Any:
+        """Returns the transformed `tfp.distributions.MultivariateNormalDiag` over `[..., A]`."""
+        import tensorflow_probability as tfp
+
+        mid, half = self._scale()
+        std = tf.broadcast_to(tf.exp(self.log_std), tf.shape(self.loc))
+        bijectors = [tfp.bijectors.Shift(mid), tfp.bijectors.Scale(half), tfp.bijectors.Tanh()]
+        return tfp.distributions.TransformedDistribution(
+            tfp.distributions.MultivariateNormalDiag(self.loc, std), tfp.bijectors.Chain(bijectors)
+        )

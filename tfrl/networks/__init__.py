@@ -1,0 +1,33 @@
+"""Functional networks: `init(key, spec) -> params` and `apply(params, x)`.
+
+Parameters are nested dicts of float32 tensors or Variables. Every network works on `[B, ...]`, on
+`[T, B, ...]`, and with parameters stacked on a leading population axis P on `[P, B, ...]` and
+`[P, T, B, ...]`.
+"""
+
+from tfrl.networks.conv import NatureCNN
+from tfrl.networks.core import Network, init_population
+from tfrl.networks.critics import CriticEnsemble
+from tfrl.networks.factory import make_torso
+from tfrl.networks.heads import DuelingQNetwork, PolicyNetwork, QNetwork, ValueNetwork
+from tfrl.networks.impala import ImpalaCNN
+from tfrl.networks.keras_adapter import KerasNetwork
+from tfrl.networks.mlp import MLP, Linear
+from tfrl.networks.observations import ObservationTorso
+
+__all__ = [
+    "MLP",
+    "CriticEnsemble",
+    "DuelingQNetwork",
+    "ImpalaCNN",
+    "KerasNetwork",
+    "Linear",
+    "NatureCNN",
+    "Network",
+    "ObservationTorso",
+    "PolicyNetwork",
+    "QNetwork",
+    "ValueNetwork",
+    "init_population",
+    "make_torso",
+]

@@ -1,0 +1,107 @@
+"""The network protocol, and the leading axes that every network takes."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.errors import UserError
+
+Nest = Any
+Params = dict[str, Any]
+
+
+class Network(abc.ABC):
+    """Static logic of a network. Subclasses are `struct.logic_dataclass`es.
+
+    Attributes:
+      input_rank: The rank of one input without its leading axes: 1 for features, 3 for images.
+    """
+
+    input_rank: ClassVar[int] = 1
+
+    @abc.abstractmethod
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes parameters.
+
+        Args:
+          key: int32 [2].
+          spec: The spec of one input, without leading axes.
+
+        Returns:
+          A nested dict of float32 tensors.
+        """
+
+    @abc.abstractmethod
+    def apply(self, params: Params, x: Nest) -> Any:
+        """Computes the output for inputs `[..., *spec shape]`.
+
+        Args:
+          params: As from `init`, tensors or Variables; or stacked on a leading axis P, which `x`
+            then has too.
+          x: The inputs.
+        """
+
+
+class Torso(Network):
+    """A network whose output is one axis of features `[..., output_size]`."""
+
+    @abc.abstractmethod
+    def output_size(self, spec: Nest) -> int:
+        """Returns the number of features that come out for inputs of `spec`."""
+
+
+def init_population(init: Callable[..., Params], key: tf.Tensor, num: int, *specs: Nest) -> Params:
+    """Makes the stacked parameters of `num` members, leaves `[num, ...]`.
+
+    Member i is `init(fold_in(key, i), *specs)`, whatever the number of members.
+
+    Args:
+      init: A network's `init`.
+      key: int32 [2].
+      num: How many members.
+      *specs: What `init` takes after the key.
+    """
+    return struct.stack([init(seeding.fold_in(key, i), *specs) for i in range(num)])
+
+
+def fold(
+    x: tf.Tensor, event_rank: int, stacked: bool
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Merges the leading axes into one, or into two if the first is a population's.
+
+    Args:
+      x: `[..., *event]`.
+      event_rank: The rank of the event.
+      stacked: Whether the first axis is that of a population.
+
+    Returns:
+      `[N, *event]` or `[P, N, *event]`, and the function that gives an output `[N, F]` or
+      `[P, N, F]` the leading axes of `x` again.
+    """
+    lead = x.shape.rank - event_rank
+    kept = 1 if stacked else 0
+    if lead < kept:
+        raise UserError(
+            "network input",
+            expected="a leading population axis, since the parameters are stacked",
+            got=f"shape {x.shape}",
+            remedy="Stack the inputs too, or take one member's parameters.",
+        )
+    if lead == kept + 1:
+        return x, lambda y: y
+    static, shape = x.shape[:lead], None
+    if not static.is_fully_defined():
+        shape = tf.shape(x)[:lead]
+    head = [static[0]] if stacked else []
+    flat = tf.reshape(x, [*head, -1, *x.shape[lead:]])
+
+    def restore(y: tf.Tensor) -> tf.Tensor:
+        rest = y.shape[kept + 1 :]
+        if shape is None:
+            return tf.reshape(y, static + rest)
+        return tf.ensure_shape(tf.reshape(y, tf.concat([shape, rest], 0)), static + rest)
+
+    return flat, restore

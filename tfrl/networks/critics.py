@@ -1,0 +1,110 @@
+"""n-fold critics with stacked parameters."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.networks.core import Nest, Network, Params, Torso
+from tfrl.networks.heads import ValueNetwork
+
+_RULES = ("auto", "batched", "unstacked")
+
+
+def resolve_rule(rule: str) -> str:
+    """Returns "batched" or "unstacked"; "auto" is unstacked unless there is a GPU or TPU.
+
+    On a CPU n plain matmuls are a quarter to a third faster than one batched matmul; on
+    accelerators one large operation is. It is decided while tracing.
+    """
+    if rule != "auto":
+        return rule
+    accelerators = [*tf.config.list_physical_devices("GPU"), *tf.config.list_logical_devices("TPU")]
+    return "batched" if accelerators else "unstacked"
+
+
+@struct.logic_dataclass
+class CriticEnsemble(Network):
+    """n independent Q(o, a), float32 `[n, ...]`, with parameters stacked `[n, ...]`.
+
+    With a population, parameters are `[P, n, ...]`, inputs `[P, ...]` and values `[P, n, ...]`.
+
+    Attributes:
+      torso: Takes the tuple (observation, action); an MLP concatenates vectors, make_torso with
+        the tuple of specs takes all else.
+      num_critics: n.
+      head_scale: The gain of the heads' orthogonal kernels.
+      apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
+        give the same values up to rounding, or "auto" (the faster on the device).
+    """
+
+    torso: Torso
+    num_critics: int = 2
+    head_scale: float = 1.0
+    apply_rule: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Checks the rule."""
+        if self.apply_rule not in _RULES:
+            raise UserError(
+                "apply_rule",
+                expected=f"one of {', '.join(_RULES)}",
+                got=repr(self.apply_rule),
+                remedy=did_you_mean(str(self.apply_rule), _RULES),
+            )
+
+    @property
+    def member(self) -> ValueNetwork:
+        """The network of one critic."""
+        return ValueNetwork(torso=self.torso, head_scale=self.head_scale)
+
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes stacked parameters, critic i from `fold_in(key, i)`.
+
+        Args:
+          key: int32 [2].
+          spec: The tuple (observation spec, action spec).
+        """
+        keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
+        return struct.stack([self.member.init(k, spec) for k in keys])
+
+    def apply(self, params: Params, x: Nest, action: Nest = None) -> tf.Tensor:
+        """Returns values `[n, ...]`, or `[P, n, ...]` for a population.
+
+        Args:
+          params: As from `init`.
+          x: The observations; or the tuple (observations, actions), without `action`.
+          action: The actions.
+        """
+        x = x if action is None else (x, action)
+        axis = params["head"]["kernel"].shape.rank - 3  # of the critics
+        if resolve_rule(self.apply_rule) == "unstacked":
+            members = _unstack(params, axis, self.num_critics)
+            return tf.stack([self.member.apply(p, x) for p in members], axis=axis)
+        return self._batched(params, x, axis)
+
+    def _batched(self, params: Params, x: Nest, axis: int) -> tf.Tensor:
+        n = self.num_critics
+
+        def copies(leaf: Any) -> tf.Tensor:
+            """`[n, ...]`, or for a population `[P * n, ...]`."""
+            leaf = tf.convert_to_tensor(leaf)
+            shape = tf.shape(leaf)
+            many = tf.broadcast_to(
+                tf.expand_dims(leaf, axis), tf.concat([shape[:axis], [n], shape[axis:]], 0)
+            )
+            return tf.reshape(many, tf.concat([[-1], shape[axis:]], 0)) if axis else many
+
+        x = tf.nest.map_structure(copies, x)
+        if not axis:
+            return self.member.apply(params, x)
+        merged = tf.nest.map_structure(lambda p: tf.reshape(p, [-1, *p.shape[2:]]), params)
+        value = self.member.apply(merged, x)  # [P * n, ...]
+        return tf.reshape(value, tf.concat([[-1, n], tf.shape(value)[1:]], 0))
+
+
+def _unstack(params: Params, axis: int, num: int) -> list[Params]:
+    leaves = [tf.unstack(p, num, axis=axis) for p in tf.nest.flatten(params)]
+    members = zip(*leaves, strict=True)
+    return [tf.nest.pack_sequence_as(params, list(member)) for member in members]

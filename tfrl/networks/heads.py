@@ -1,0 +1,137 @@
+"""Policies and values: a torso and a linear head."""
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.distributions import ActionDistribution, Distribution
+from tfrl.networks import layers
+from tfrl.networks.core import Nest, Network, Params, Torso, fold
+
+
+def _init_head(key: tf.Tensor, name: str, size_in: int, size_out: int, scale: float) -> Params:
+    return layers.init_dense(seeding.stream(key, name), size_in, size_out, "orthogonal", scale)
+
+
+def _head(params: Params, x: tf.Tensor) -> tf.Tensor:
+    flat, restore = fold(x, 1, params["kernel"].shape.rank == 3)
+    return restore(layers.dense(params, flat))
+
+
+@struct.logic_dataclass
+class PolicyNetwork(Network):
+    """pi(a | o): observations to a distribution over actions.
+
+    Attributes:
+      torso: Observations to features.
+      distribution: Outputs to a distribution, see `tfrl.distributions.make_distribution`.
+      head_scale: The gain of the head's orthogonal kernel; small, so that the first policy is
+        nearly uniform.
+    """
+
+    torso: Torso
+    distribution: ActionDistribution
+    head_scale: float = 0.01
+
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes `{"torso", "head", ["distribution"]}`."""
+        size = self.torso.output_size(spec)
+        params = {
+            "torso": self.torso.init(seeding.stream(key, "torso"), spec),
+            "head": _init_head(key, "head", size, self.distribution.num_outputs, self.head_scale),
+        }
+        own = self.distribution.init_params(seeding.stream(key, "distribution"))
+        return {**params, "distribution": own} if own else params
+
+    def apply(self, params: Params, x: Nest, mask: Nest = None) -> Distribution:
+        """Returns the distribution at observations `[..., *spec shape]`.
+
+        Args:
+          params: As from `init`.
+          x: A nest of observations.
+          mask: Which actions are valid, see `ActionDistribution.build`.
+        """
+        outputs = _head(params["head"], self.torso.apply(params["torso"], x))
+        return self.distribution.build(outputs, params.get("distribution"), mask)
+
+
+@struct.logic_dataclass
+class ValueNetwork(Network):
+    """V(o): observations to one number, float32 `[...]`.
+
+    Attributes:
+      torso: Observations to features.
+      head_scale: The gain of the head's orthogonal kernel.
+    """
+
+    torso: Torso
+    head_scale: float = 1.0
+
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes `{"torso", "head"}`."""
+        return {
+            "torso": self.torso.init(seeding.stream(key, "torso"), spec),
+            "head": _init_head(key, "head", self.torso.output_size(spec), 1, self.head_scale),
+        }
+
+    def apply(self, params: Params, x: Nest) -> tf.Tensor:
+        """Returns values `[...]`; there is no last axis of size 1."""
+        return tf.squeeze(_head(params["head"], self.torso.apply(params["torso"], x)), axis=-1)
+
+
+@struct.logic_dataclass
+class QNetwork(Network):
+    """Q(o, .): observations to one value per discrete action, float32 `[..., num_actions]`.
+
+    Attributes:
+      torso: Observations to features.
+      num_actions: How many actions.
+      head_scale: The gain of the head's orthogonal kernel.
+    """
+
+    torso: Torso
+    num_actions: int
+    head_scale: float = 1.0
+
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes `{"torso", "head"}`."""
+        size = self.torso.output_size(spec)
+        return {
+            "torso": self.torso.init(seeding.stream(key, "torso"), spec),
+            "head": _init_head(key, "head", size, self.num_actions, self.head_scale),
+        }
+
+    def apply(self, params: Params, x: Nest) -> tf.Tensor:
+        """Returns values `[..., num_actions]`."""
+        return _head(params["head"], self.torso.apply(params["torso"], x))
+
+
+@struct.logic_dataclass
+class DuelingQNetwork(Network):
+    """Q(o, a) = V(o) + A(o, a) - mean_b A(o, b), float32 `[..., num_actions]`.
+
+    Source: Wang et al. 2016, equation 9, https://arxiv.org/abs/1511.06581.
+
+    Attributes:
+      torso: Observations to features.
+      num_actions: How many actions.
+      head_scale: The gain of the heads' orthogonal kernels.
+    """
+
+    torso: Torso
+    num_actions: int
+    head_scale: float = 1.0
+
+    def init(self, key: tf.Tensor, spec: Nest) -> Params:
+        """Makes `{"torso", "value", "advantage"}`."""
+        size = self.torso.output_size(spec)
+        return {
+            "torso": self.torso.init(seeding.stream(key, "torso"), spec),
+            "value": _init_head(key, "value", size, 1, self.head_scale),
+            "advantage": _init_head(key, "advantage", size, self.num_actions, self.head_scale),
+        }
+
+    def apply(self, params: Params, x: Nest) -> tf.Tensor:
+        """Returns values `[..., num_actions]`, whose mean over actions is V(o)."""
+        hidden = self.torso.apply(params["torso"], x)
+        value, advantage = _head(params["value"], hidden), _head(params["advantage"], hidden)
+        return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)

@@ -1,0 +1,146 @@
+"""A user's Keras model as a network of ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, specs, struct
+from tfrl.errors import UserError
+from tfrl.networks.core import Nest, Params, Torso, fold
+from tfrl.networks.keras_swap import Template, build, plain, seeded
+
+
+@struct.logic_dataclass
+class KerasNetwork(Torso):
+    """A `tf.keras.Model` (functional, sequential or subclassed) as `init` and `apply`.
+
+    Parameters are `{"params": {...}, "state": {...}}`: the trainable weights, and the others, such
+    as the moving statistics of BatchNormalization, with names like "000_kernel" that do not depend
+    on how many layers Keras has named before. No gradient flows to `state`; after a step in
+    training mode it is replaced by what `apply_with_updates` returns. Random layers (Dropout,
+    GaussianNoise, ...) draw from the key that is given, the same bits on every path.
+
+    Not seen: regularisation losses of layers, and what a layer of the user's own draws from
+    `tf.random` directly. `call` methods must not be decorated with tf.function.
+
+    Attributes:
+      model_fn: Makes the model, without arguments; networks with the same function are equal.
+      spec: The nest of specs of one input, as the model takes it.
+      template: The model that is traced; its own variables are never used.
+    """
+
+    model_fn: Callable[[], tf.keras.Model]
+    spec: Nest
+    template: Template = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Makes the model and its variables once."""
+        self.template = Template(*build(self.model_fn, self.spec))
+
+    def output_size(self, spec: Nest) -> int:
+        """Returns the size of the model's output.
+
+        Raises:
+          UserError: If it is not one vector.
+        """
+        output = self.template.output
+        if not specs.is_spec(output) or output.shape.rank != 1:
+            raise UserError(
+                "Keras model",
+                expected="one output of shape [batch, features], to be a torso",
+                got=repr(output),
+                remedy="Flatten the output in the model.",
+            )
+        return output.shape[0]
+
+    def init(self, key: tf.Tensor, spec: Nest = None) -> Params:
+        """Makes parameters with the model's own initialisers, seeded by the key; eagerly only.
+
+        Args:
+          key: int32 [2].
+          spec: Must equal `self.spec`, or be None.
+        """
+        if spec is not None and spec != self.spec:
+            raise UserError(
+                "spec",
+                expected=f"that of the KerasNetwork, {self.spec!r}",
+                got=repr(spec),
+                remedy="Make the network with the spec of the same environment.",
+            )
+        words = tf.get_static_value(key)
+        if words is None:
+            raise UserError(
+                "KerasNetwork.init",
+                expected="to be called outside of tf.function: Keras initialises variables",
+                got="a key whose value is not known while tracing",
+                remedy="Make the parameters eagerly and pass them in.",
+            )
+        low, high = (int(w) % 2**32 for w in words)
+        with seeded(low + (high << 32)):
+            model, _ = build(self.model_fn, self.spec)
+        return {
+            "params": _named([plain(v) for v in model.trainable_variables]),
+            "state": _named([plain(v) for v in model.non_trainable_variables]),
+        }
+
+    def apply(
+        self, params: Params, x: Nest, training: bool = False, key: tf.Tensor | None = None
+    ) -> Any:
+        """Returns the model's output for inputs `[..., *spec shape]`.
+
+        Args:
+          params: As from `init`; or stacked on a leading axis P, which `x` then has too.
+          x: The inputs.
+          training: The mode of layers such as Dropout and BatchNormalization.
+          key: int32 [2]; needed if layers draw random numbers in this mode.
+        """
+        return self.apply_with_updates(params, x, training, key)[0]
+
+    def apply_with_updates(
+        self, params: Params, x: Nest, training: bool = True, key: tf.Tensor | None = None
+    ) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns the output and the new `state`; arguments as for `apply`.
+
+        The new parameters are `{**params, "state": state}`.
+        """
+        first = [*params["params"].values(), *params["state"].values()][:1]
+        rank = [v.shape.rank for v in [*self.template.trainable, *self.template.state][:1]]
+        if [p.shape.rank for p in first] == rank:
+            return self._apply_one(params, x, training, key)
+        size = first[0].shape[0]
+        members = [
+            self._apply_one(
+                tf.nest.map_structure(lambda p, i=i: p[i], params),
+                tf.nest.map_structure(lambda v, i=i: v[i], x),
+                training,
+                None if key is None else seeding.fold_in(key, i),
+            )
+            for i in range(size)
+        ]
+        return struct.stack(members)
+
+    def _apply_one(
+        self, params: Params, x: Nest, training: bool, key: tf.Tensor | None
+    ) -> tuple[Any, dict[str, tf.Tensor]]:
+        tf.nest.assert_same_structure(self.spec, x, check_types=False)
+        folded = [
+            fold(tf.convert_to_tensor(v), s.shape.rank, False)
+            for v, s in zip(tf.nest.flatten(x), tf.nest.flatten(self.spec), strict=True)
+        ]
+        restore = folded[0][1]
+        flat = tf.nest.pack_sequence_as(self.spec, [v for v, _ in folded])
+        trainable = [params["params"][name] for name in sorted(params["params"])]
+        names = sorted(params["state"])
+        state = [tf.stop_gradient(params["state"][name]) for name in names]
+        output, after = self.template.call([*trainable, *state], flat, training, key)
+        output = tf.nest.map_structure(restore, output)
+        return output, {n: tf.stop_gradient(v) for n, v in zip(names, after, strict=True)}
+
+
+def _named(variables: list[tf.Variable]) -> dict[str, tf.Tensor]:
+    """Names by position and role: Keras' own count the layers that a process has made."""
+    return {
+        f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": tf.convert_to_tensor(v)
+        for i, v in enumerate(variables)
+    }
