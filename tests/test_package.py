@@ -203,6 +203,9 @@ def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
         "pkg_resources",
     ):
         assert line not in result.stdout + result.stderr
+    result = _run([installed.parent / "tfrl-evaluate", "--root_dir=run", "--episodes=10"], tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout.splitlines()[-1])["eval_episodes"] == 10
 
 
 def test_libraries_say_nothing(tmp_path):

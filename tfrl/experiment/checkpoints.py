@@ -188,6 +188,9 @@ class CheckpointManager:
             try:
                 return _read(folders[step])
             except DamagedCheckpointError as error:
+                if not folders[step].exists():
+                    # The run that is read lives, and has just removed this one: look again.
+                    return self.restore(which)
                 reasons.append(f"{folders[step].name}: {error}")
                 if index + 1 < len(candidates):
                     following = folders[candidates[index + 1]].name
@@ -215,6 +218,8 @@ class CheckpointManager:
         try:
             return _read(folders[step])
         except DamagedCheckpointError as error:
+            if not folders[step].exists():
+                return self._restore_step(self._folders(), which)
             raise UserError(
                 f"checkpoint {folders[step]}",
                 expected="a checkpoint as it was written",

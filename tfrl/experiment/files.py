@@ -1,6 +1,7 @@
 """Files that are whole or absent: atomic writes, synced folders, strict JSON."""
 
 import errno
+import fcntl
 import itertools
 import json
 import math
@@ -51,6 +52,45 @@ def sync_file(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class DirectoryLock:
+    """Holds a folder for one process; closing it or any end of the process lets it go.
+
+    Nothing is written to the folder. Where the file system has no locks, nothing is held.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        """Takes the lock.
+
+        Args:
+          directory: An existing folder.
+
+        Raises:
+          BlockingIOError: Another process (or another object of this one) holds it.
+        """
+        self._descriptor: int | None = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL):
+                self.close()
+                raise
+
+    def is_of(self, directory: pathlib.Path) -> bool:
+        """Returns whether the path still leads to the locked folder."""
+        if self._descriptor is None or not directory.is_dir():
+            return False
+        return os.path.samestat(os.fstat(self._descriptor), os.stat(directory))
+
+    def close(self) -> None:
+        """Lets the folder go; more calls have no effect."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:

@@ -24,7 +24,14 @@ _DISTRIBUTIONS = {
 }
 
 # Facts on which the bits of a result depend (besides seed and configuration).
-BIT_FACTS = ("versions", "device", "intra_op_threads", "TF_ENABLE_ONEDNN_OPTS", "compile_choices")
+BIT_FACTS = (
+    "versions",
+    "device",
+    "intra_op_threads",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "compile_choices",
+    "flags",
+)
 
 
 def git_hash(package: pathlib.Path | None = None) -> str | None:

@@ -94,7 +94,8 @@ class Progress:
         self._marks.append((self._clock(), self._done))
         self._figures = format_cells({n.rstrip("_"): v for n, v in figures.items()})
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, text=self._text())
+            shown = min(self._done, self._total)
+            self._bar.update(self._task, completed=shown, text=self._text())
             return
         line = f"{self._unit} {self._percent()} {self._text()}"
         now = self._clock()
@@ -140,7 +141,8 @@ class Progress:
         self._console.file.flush()
 
     def _percent(self) -> str:
-        return f"{100 * self._done / self._total:3.0f}%" if self._total > 0 else "100%"
+        # The iteration that reaches the total may go beyond it.
+        return f"{min(100.0, 100 * self._done / self._total):3.0f}%" if self._total > 0 else "100%"
 
     def _text(self) -> str:
         parts = [f"{self._done:,}/{self._total:,}", f"{self.rate:,.0f}/s", f"eta {self._eta()}"]

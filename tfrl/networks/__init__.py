@@ -6,9 +6,9 @@ Parameters are nested dicts of float32 tensors or Variables. Every network works
 """
 
 from tfrl.networks.conv import NatureCNN
-from tfrl.networks.core import Network, init_population
+from tfrl.networks.core import Network, Torso, init_population
 from tfrl.networks.critics import CriticEnsemble
-from tfrl.networks.factory import make_torso
+from tfrl.networks.factory import is_image, make_torso
 from tfrl.networks.heads import DuelingQNetwork, PolicyNetwork, QNetwork, ValueNetwork
 from tfrl.networks.impala import ImpalaCNN
 from tfrl.networks.keras_adapter import KerasNetwork
@@ -27,7 +27,9 @@ __all__ = [
     "ObservationTorso",
     "PolicyNetwork",
     "QNetwork",
+    "Torso",
     "ValueNetwork",
     "init_population",
+    "is_image",
     "make_torso",
 ]

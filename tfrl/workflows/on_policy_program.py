@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tensorflow.python.framework import config as framework_config
+
 from tfrl import seeding, struct
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
@@ -61,7 +63,6 @@ class OnPolicyProgram:
         self._eval_key = eval_key
         self.rollout = Seam("rollout", workflow.collect)
         self.update = Seam("update", self._update)
-        self.eval_mode: str | None = None
         self._evaluators: dict[int, Evaluator] = {}
         self._loop: Any = None
         self._names: list[str] = []
@@ -72,7 +73,6 @@ class OnPolicyProgram:
         other.rollout.mode, other.update.mode = self.rollout.mode, self.update.mode
         other.rollout.seconds = dict(self.rollout.seconds)
         other.update.seconds = dict(self.update.seconds)
-        other.eval_mode = self.eval_mode
         return other
 
     def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor) -> Any:
@@ -83,9 +83,6 @@ class OnPolicyProgram:
     def choose(self, progress: Progress) -> dict[str, str]:
         """Settles the mode of every seam, timing those that are "auto" on copies."""
         asked = self._workflow.compile
-        if self.eval_mode is None:
-            auto = "graph" if auto_needs_timing() else "xla"
-            self.eval_mode = auto if asked["evaluation"] == "auto" else asked["evaluation"]
         for seam in (self.rollout, self.update):
             if seam.mode is None and asked[seam.name] != "auto":
                 seam.mode = asked[seam.name]
@@ -96,8 +93,15 @@ class OnPolicyProgram:
         return {
             "rollout": str(self.rollout.mode),
             "update": str(self.update.mode),
-            "evaluation": self.eval_mode,
+            "evaluation": self._evaluation_mode(),
         }
+
+    def _evaluation_mode(self) -> str:
+        """Graph on a CPU, where an episode's loop ends early, unless told otherwise."""
+        asked = self._workflow.compile["evaluation"]
+        if asked != "auto":
+            return asked
+        return "graph" if auto_needs_timing() else "xla"
 
     def _time_seams(self, progress: Progress) -> None:
         args = (
@@ -118,6 +122,12 @@ class OnPolicyProgram:
     def fused(self) -> bool:
         """Whether the seams and the loop over them are one XLA program."""
         return self.rollout.mode == self.update.mode == "xla"
+
+    @property
+    def _timed(self) -> bool:
+        """Whether there are clocks between the seams: not in XLA, nor in deterministic graphs."""
+        # The public tf.config can only switch op determinism on.
+        return not self.fused and not framework_config.is_op_determinism_enabled()
 
     # Running.
 
@@ -144,10 +154,10 @@ class OnPolicyProgram:
         return rows, progress, seconds
 
     def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
-        """Seconds by seam; of one XLA program, in the proportion of the seams timed apart."""
-        if not self.fused:
+        """Seconds by seam; without clocks, in the proportion of the seams timed apart."""
+        if self._timed:
             return {"rollout": t_rollout, "update": t_update}
-        a, b = (s.seconds.get("xla") for s in (self.rollout, self.update))
+        a, b = (s.seconds.get(str(s.mode)) for s in (self.rollout, self.update))
         if a is None or b is None:
             return {}
         return {"rollout": call * a / (a + b), "update": call * b / (a + b)}
@@ -181,7 +191,7 @@ class OnPolicyProgram:
 
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
-        timed = not self.fused
+        timed = self._timed
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
         keys = seeding.split(seeding.fold_in(progress.key, progress.iterations), 2)
         variables = self.learner.state
@@ -264,11 +274,9 @@ class OnPolicyProgram:
         self, iterations: tf.Tensor, num_episodes: int | None = None, key: tf.Tensor | None = None
     ) -> EvaluationResult:
         """Evaluates the learner's agent; the key follows from the iteration unless given."""
-        if self.eval_mode is None:
-            self.eval_mode = "graph" if auto_needs_timing() else "xla"
         n = num_episodes or self._workflow.eval_episodes
         if n not in self._evaluators:
-            self._evaluators[n] = self._workflow.make_evaluator(n, self.eval_mode)
+            self._evaluators[n] = self._workflow.make_evaluator(n, self._evaluation_mode())
         if key is None:
             key = seeding.fold_in(self._eval_key, iterations)
         return self._evaluators[n].evaluate(struct.values(self.learner.state), key)

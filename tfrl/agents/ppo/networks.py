@@ -4,12 +4,10 @@ from tfrl import distributions, networks
 from tfrl.types import Nest
 
 
-def _torso(obs_spec: Nest, hidden: tuple[int, ...]) -> networks.ObservationTorso:
+def _torso(obs_spec: Nest, hidden: tuple[int, ...]) -> networks.Torso:
     """An MLP of `hidden` units, or for an image the Nature-CNN with its own sizes."""
-    torso = networks.make_torso(obs_spec)
-    if isinstance(torso.body, networks.MLP):
-        torso = networks.make_torso(obs_spec, hidden=hidden)
-    return torso
+    image = networks.is_image(obs_spec)
+    return networks.make_torso(obs_spec, hidden=None if image else hidden)
 
 
 def default_policy(

@@ -1,0 +1,186 @@
+"""What gin can reach, and that every shipped gin file stands."""
+
+import gin
+import gymnasium
+import pytest
+import tensorflow as tf
+
+from tfrl import networks, specs
+from tfrl.agents import PPO
+from tfrl.distributions import SquashedGaussian
+from tfrl.envs import wrappers
+from tfrl.errors import UserError
+from tfrl.launch import gin_files, gin_registry, settings
+from tfrl.ops import schedules
+from tfrl.workflows import OnPolicyWorkflow
+
+FOLDER = gin_files.package_gin_dir()
+# Shared parts are called base; each must be included by a file that runs.
+SHIPPED = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.gin"))
+TASKS = [name for name in SHIPPED if not name.endswith("base.gin")]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_shipped_files_build_and_their_operative_configuration_builds_the_same(name, tmp_path):
+    made = settings.assemble([name])
+    assert isinstance(made.workflow, OnPolicyWorkflow)
+    assert isinstance(made.workflow.agent, PPO)
+    first = gin.operative_config_str()
+    stored = tmp_path / "operative_config.gin"
+    stored.write_text(first)
+    again = settings.assemble([str(stored)])
+    assert gin.operative_config_str() == first
+    assert again.workflow.agent == made.workflow.agent
+    assert again.workflow.env == made.workflow.env
+    assert again.workflow.describe() == made.workflow.describe()
+    assert again.replace(workflow=made.workflow) == made
+
+
+def test_every_base_file_is_included():
+    included = "\n".join((FOLDER / name).read_text() for name in SHIPPED)
+    for name in set(SHIPPED) - set(TASKS):
+        assert f"include '{name}'" in included
+    assert {"ppo/tf_cartpole.gin", "ppo/tf_pendulum.gin"} <= set(TASKS)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_cite_their_source_and_name_units(name):
+    text = (FOLDER / name).read_text()
+    assert "https://" in text or "base.gin" in text.split("\n\n")[0]
+    for line in text.splitlines():
+        if "env_steps =" in line or "interval =" in line:
+            assert "# agent steps" in line
+
+
+def test_every_wrapper_can_be_named():
+    names = [name for name in wrappers.__all__ if not name.startswith("Episode")]
+    references = ", ".join(f"@wrappers.{name}" for name in names)
+    gin_files.parse(
+        ["ppo/tf_pendulum.gin"],
+        [f"make_env.wrappers=({references})", "ObservationStack.num=3", "RewardScale.scale=0.25"],
+    )
+    assert len(names) >= 10
+    with pytest.raises(UserError, match="a parameter of ActionRepeat, got 'env'"):
+        gin_files.parse([], ["ActionRepeat.env=3"])
+
+
+def test_wrappers_are_put_around_the_environment():
+    made = settings.assemble(
+        ["ppo/tf_pendulum.gin"],
+        [
+            "make_env.wrappers=(@ActionRepeat,)",
+            "make_env.outer_wrappers=(@RewardScale,)",
+            "ActionRepeat.repeat=4",
+            "RewardScale.scale=0.25",
+        ],
+    )
+    outer = made.workflow.env
+    assert isinstance(outer, wrappers.RewardScale)
+    assert isinstance(outer.env, wrappers.Episode)
+    assert isinstance(outer.env.env, wrappers.ActionRepeat)
+    assert outer.env.env.repeat == 4
+    assert outer.max_episode_steps == 50
+
+
+def test_networks_and_distributions():
+    made = settings.assemble(
+        ["ppo/tf_pendulum.gin"],
+        [
+            "PPO.policy=@make_policy",
+            "PPO.value=@make_value",
+            "make_value.torso=@MLP()",
+            "MLP.hidden=(16,)",
+            "make_policy.torso=@make_torso",
+            "make_torso.hidden=(32, 32)",
+            "make_torso.activation='relu'",
+            "make_distribution.squash=True",
+            "PPO.entropy_coef=[[0, 0.01], [1000, 0.0]]",
+        ],
+    )
+    agent = made.workflow.agent
+    assert agent.value_network == networks.ValueNetwork(torso=networks.MLP(hidden=(16,)))
+    assert isinstance(agent.policy_network.torso, networks.ObservationTorso)
+    assert agent.policy_network.torso.body == networks.MLP(hidden=(32, 32), activation="relu")
+    state = made.workflow.setup(0)
+    assert isinstance(
+        agent.policy_network.apply(
+            made.workflow.agent_state(state).params["policy"], state.progress.env_state.obs
+        ),
+        SquashedGaussian,
+    )
+
+
+@pytest.mark.parametrize("torso", ["NatureCNN", "ImpalaCNN"])
+def test_convolutions_can_be_named(torso):
+    gin_files.parse([], [f"make_policy.torso=@{torso}()", f"{torso}.hidden=64"])
+    policy = gin.get_configurable("make_policy")(
+        tf.TensorSpec([84, 84, 4], tf.uint8), specs.to_spec(gymnasium.spaces.Discrete(3))
+    )
+    assert policy.torso == getattr(networks, torso)(hidden=64)
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "LinearSchedule.start=0.1",  # The file has the rest.
+        "CosineSchedule:\n  start=1.0\n  end=0.0\n  steps=10",
+        "ExponentialSchedule:\n  start=1.0\n  rate=0.5\n  steps=10",
+        "PiecewiseLinearSchedule.points=[[0, 1.0], [10, 0.0]]",
+    ],
+)
+def test_schedules(binding, tmp_path):
+    name = binding.partition(".")[0].partition(":")[0]
+    path = tmp_path / "mine.gin"
+    path.write_text(f"include 'ppo/tf_cartpole.gin'\nPPO.entropy_coef = @{name}()\n{binding}\n")
+    agent = settings.assemble([str(path)]).workflow.agent
+    assert agent.entropy_coef == getattr(schedules, name)(**vars(agent.entropy_coef))
+
+
+def test_a_replaced_part_of_a_file_may_go_unread():
+    made = settings.assemble(["ppo/tf_cartpole.gin"], ["ModuleConfig.lr=1e-3"])
+    assert made.workflow.learner_config.lr == 1e-3
+    assert "LinearSchedule" not in gin.operative_config_str()
+    with pytest.raises(UserError, match="^Gin binding LinearSchedule.steps: expected bindings th"):
+        settings.assemble(
+            ["ppo/tf_cartpole.gin"], ["ModuleConfig.lr=1e-3", "LinearSchedule.steps=7"]
+        )
+    with pytest.raises(UserError, match="^Gin binding CosineSchedule.steps: "):
+        settings.assemble(["ppo/tf_cartpole.gin"], ["CosineSchedule.steps=7"])
+
+
+def test_a_random_agent_has_nothing_to_learn_but_is_there():
+    assert gin_registry.find("RandomAgent", "test").selector == "agents.RandomAgent"
+
+
+def test_missing_bindings_are_named():
+    with pytest.raises(UserError, match="^Gin bindings train.total_env_steps, train.workflow: "):
+        settings.assemble([])
+    with pytest.raises(UserError, match="^Gin binding make_env.env_id: expected a value, since"):
+        settings.assemble(
+            [],
+            [
+                "train.total_env_steps=1",
+                "train.workflow=@OnPolicyWorkflow()",
+                "OnPolicyWorkflow.env=@make_env()",
+                "OnPolicyWorkflow.agent=@PPO",
+            ],
+        )
+
+
+def test_an_error_of_the_code_is_no_mistake_of_the_users():
+    def fails():
+        raise TypeError("other() missing 1 required positional argument: 'x'")
+
+    with pytest.raises(TypeError):
+        gin_files.call(fails)
+
+
+def test_configurations_compare_values_not_macros():
+    bindings = ["n=4", "make_env.num_envs=%n", "make_env.env_id='tf:CartPole-v1'"]
+    gin_files.parse([], bindings)
+    with_macro = gin_registry.configuration()
+    gin_files.parse([], ["make_env.num_envs=4", "make_env.env_id='tf:CartPole-v1'"])
+    assert gin_registry.configuration() == with_macro == {
+        "make_env.num_envs": "4",
+        "make_env.env_id": "'tf:CartPole-v1'",
+    }  # fmt: skip

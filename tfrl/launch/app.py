@@ -1,0 +1,208 @@
+"""The frame of every binary: flags, help, exit codes, and one paragraph for a user's mistake.
+
+Exit codes: 0 done or help shown; 2 a user's mistake; 130 interrupted from the keyboard; whatever a
+`SystemExit` carries; 1 with a traceback for a bug.
+"""
+
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from absl import app, flags, logging
+
+from tfrl.errors import UserError, did_you_mean
+from tfrl.launch import flags as common_flags
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+
+_HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
+_HELP_FULL = ("--helpfull", "-helpfull")
+
+
+def run(
+    main: Callable[[], int | None], *, doc: str = "", argv: Sequence[str] | None = None
+) -> NoReturn:
+    """Parses the command line, calls `main` and exits.
+
+    `main` reads its flags from `tfrl.launch.flags.common()` and `absl.flags.FLAGS`, and imports
+    TensorFlow itself, so that `--help` and mistakes in flags are answered at once.
+
+    Args:
+      main: The program; its result is the exit code, None for 0.
+      doc: What `--help` says first.
+      argv: The command line; `sys.argv` by default.
+
+    Raises:
+      SystemExit: Always, with the exit code.
+    """
+    logging.set_verbosity(logging.WARNING)
+    logging.set_stderrthreshold("warning")
+    warnings.showwarning = _show_warning
+    # Modules beside the user are found last, so that none of them stands in for a library's.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    app.run(
+        lambda _: _call(main),
+        argv=list(sys.argv if argv is None else argv),
+        flags_parser=lambda args: _parse(args, doc),
+    )
+    raise SystemExit(0)
+
+
+def say(text: str) -> None:
+    """Prints a line for the user."""
+    print(text, flush=True)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Shows tfrl's own warnings as one line, and keeps those of other libraries to themselves."""
+    del category, lineno, line
+    if pathlib.Path(filename).is_relative_to(_PACKAGE):
+        print(f"Warning: {message}", file=file or sys.stderr, flush=True)
+
+
+def fail(error: UserError) -> NoReturn:
+    """Prints a user's mistake as one paragraph on standard error and exits with code 2.
+
+    Args:
+      error: The mistake.
+
+    Raises:
+      SystemExit: Always.
+    """
+    sys.stdout.flush()
+    # gin appends the calls that the error passed through; the parts alone are the paragraph.
+    paragraph = UserError(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
+    print(f"Error: {paragraph}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def _call(main: Callable[[], int | None]) -> int | None:
+    try:
+        return main()
+    except UserError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr, flush=True)
+        raise SystemExit(130) from None
+
+
+def _parse(argv: list[str], doc: str) -> list[str]:
+    """Parses `argv` for absl.app, with our exit codes."""
+    own = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+    if any(arg in _HELP or arg in _HELP_FULL for arg in own):
+        _print_help(help_text(doc, full=any(arg in _HELP_FULL for arg in own)))
+        raise SystemExit(0)
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        fail(_unknown_flag(error.flagname))
+    except flags.Error as error:
+        fail(_bad_value(error))
+    if len(rest) > 1:
+        fail(
+            UserError(
+                f"Argument '{rest[1]}'",
+                expected="flags of the form --name=value only",
+                got=f"{len(rest) - 1} argument{'s' if len(rest) > 2 else ''} without a flag",
+                remedy="Put it behind its flag, or leave it out; --help lists the flags.",
+            )
+        )
+    common_flags.capture()
+    return rest
+
+
+def _print_help(text: str) -> None:
+    """Prints, also into a pipe whose reader (`head`, a pager) stops early."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # So that the interpreter's own flush at exit has somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _own_flags() -> dict[str, list[Any]]:
+    """Returns our flags by module; absl's and other libraries' are left out."""
+    by_module = flags.FLAGS.flags_by_module_dict()
+    own = {m: f for m, f in by_module.items() if m.startswith("tfrl.") or m == sys.argv[0]}
+    return own or by_module
+
+
+def help_text(doc: str, full: bool = False) -> str:
+    """Returns what `--help` shows.
+
+    Args:
+      doc: What the binary does.
+      full: Also list the flags of other libraries.
+
+    Returns:
+      The text, one paragraph a flag.
+    """
+    by_module = flags.FLAGS.flags_by_module_dict() if full else _own_flags()
+    lines = [doc.strip(), "", "Flags:"] if doc.strip() else ["Flags:"]
+    seen = set()
+    for _, module_flags in sorted(by_module.items()):
+        for flag in sorted(module_flags, key=lambda f: f.name):
+            if flag.name in seen or flag.name in ("?", "help", "helpshort", "helpxml"):
+                continue
+            seen.add(flag.name)
+            lines += _describe(flag)
+    return "\n".join([*lines, "  --helpfull", "      Also lists the flags of the libraries below."])
+
+
+def _describe(flag: Any) -> list[str]:
+    values = getattr(flag.parser, "enum_values", None)
+    form = f"=<{'|'.join(values)}>" if values else "" if flag.boolean else "=<value>"
+    negation = "[no]" if flag.boolean else ""
+    text = flag.help.partition(">: ")[2] if values else flag.help  # absl puts "<a|b>: " in front.
+    text = text.partition(";\n")[0]  # absl puts "repeat this option" behind.
+    default = "" if flag.default in (None, []) else f" Default: {str(flag.default).lower()}."
+    return [f"  --{negation}{flag.name}{form}", f"      {text}{default}"]
+
+
+def _unknown_flag(name: str) -> UserError:
+    names = [flag.name for group in _own_flags().values() for flag in group]
+    return UserError(
+        f"Flag --{name}",
+        expected="a flag of this binary",
+        got="one that it does not have",
+        remedy=f"{did_you_mean(name, names)} --help explains them.",
+    )
+
+
+def _bad_value(error: flags.Error) -> UserError:
+    # absl words it "flag --seed=abc: <what is wrong>", or names the flag somewhere within.
+    text = str(error)
+    head, _, why = text.partition(": ")
+    if head.startswith("flag --") and why:
+        name, _, value = head.removeprefix("flag --").partition("=")
+        return UserError(
+            f"Flag --{name}",
+            expected=_expected(name),
+            got=f"'{value}' ({why.rstrip('.')})",
+            remedy="--help explains the flags.",
+        )
+    return UserError(
+        "The command line",
+        expected="flags of the form --name=value",
+        got=text.rstrip("."),
+        remedy="--help explains the flags.",
+    )
+
+
+def _expected(name: str) -> str:
+    parser = flags.FLAGS[name].parser
+    values = getattr(parser, "enum_values", None)
+    if values:
+        return f"one of {', '.join(values)}"
+    return getattr(parser, "syntactic_help", "") or f"a {parser.flag_type()}"

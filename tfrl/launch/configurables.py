@@ -1,0 +1,157 @@
+"""What gin files may name: factories, agents, workflows. Importing this registers them.
+
+Gin configures factories, workflows and mains, never ops. The library itself does not know gin.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+from tfrl import agents, distributions, learners, networks, workflows
+from tfrl.agents.core import Agent
+from tfrl.envs import registry
+from tfrl.envs import wrappers as wrappers_lib
+from tfrl.launch.gin_files import declare_scopes
+from tfrl.networks.core import Torso
+from tfrl.ops import schedules
+from tfrl.types import Nest
+
+declare_scopes("eval")
+
+
+@gin.configurable
+def make_env(
+    env_id: str,
+    num_envs: int = 1,
+    autoreset: str = "SAME_STEP",
+    max_episode_steps: int | None = None,
+    wrappers: tuple[Callable[..., Any], ...] = (),
+    outer_wrappers: tuple[Callable[..., Any], ...] = (),
+    env_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Makes environments, see `tfrl.make_env`.
+
+    Args:
+      env_id: `suite:task`, for example `tf:CartPole-v1`.
+      num_envs: How many (B).
+      autoreset: NEXT_STEP, SAME_STEP, SAME_STEP_CACHED or DISABLED.
+      max_episode_steps: The task's own limit when None.
+      wrappers: `(@ActionRepeat, ...)` or functions from environment to environment, innermost
+        first, below time limit and autoreset.
+      outer_wrappers: The same above them.
+      env_kwargs: Further arguments of the task.
+    """
+    return registry.make_env(
+        env_id,
+        num_envs=num_envs,
+        autoreset=autoreset,
+        max_episode_steps=max_episode_steps,
+        wrappers=[functools.partial(_wrap, wrapper) for wrapper in wrappers],
+        outer_wrappers=[functools.partial(_wrap, wrapper) for wrapper in outer_wrappers],
+        **(env_kwargs or {}),
+    )
+
+
+def _wrap(wrapper: Callable[..., Any], env: Any) -> Any:
+    """Wrapper classes take keyword arguments only; a user's function may name its own."""
+    return wrapper(env=env) if isinstance(wrapper, type) else wrapper(env)
+
+
+@gin.configurable(module="networks", denylist=["obs_spec", "action_spec"])
+def make_policy(
+    obs_spec: Nest,
+    action_spec: Nest,
+    torso: Torso | Callable[[Nest], Torso] | None = None,
+    head_scale: float = 0.01,
+) -> networks.PolicyNetwork:
+    """Makes a policy network for `PPO.policy = @make_policy`.
+
+    Args:
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      torso: A torso such as `@MLP()`, a function from the observation's spec to one, or None for
+        `make_torso`.
+      head_scale: The gain of the last layer.
+    """
+    return networks.PolicyNetwork(
+        torso=_torso(torso, obs_spec),
+        distribution=_configured(distributions.make_distribution)(action_spec),
+        head_scale=head_scale,
+    )
+
+
+@gin.configurable(module="networks", denylist=["obs_spec", "action_spec"])
+def make_value(
+    obs_spec: Nest,
+    action_spec: Nest,
+    torso: Torso | Callable[[Nest], Torso] | None = None,
+    head_scale: float = 1.0,
+) -> networks.ValueNetwork:
+    """Makes a value network for `PPO.value = @make_value`; arguments as of `make_policy`."""
+    return networks.ValueNetwork(torso=_torso(torso, obs_spec), head_scale=head_scale)
+
+
+def _torso(torso: Torso | Callable[[Nest], Torso] | None, obs_spec: Nest) -> Torso:
+    if isinstance(torso, Torso):
+        return torso
+    return (torso or _configured(networks.make_torso))(obs_spec)
+
+
+def _configured(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """The factory as gin configures it."""
+    return gin.get_configurable(factory.__name__)
+
+
+def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., Agent]:
+    """An agent's constructor for gin, where a network may be a function of the specs.
+
+    The specs are known only when the workflow has its environments, so a gin file cannot give
+    the network itself.
+    """
+
+    @functools.wraps(agent_class, updated=())
+    def make(*, obs_spec: Nest, action_spec: Nest, **options: Any) -> Agent:
+        for name in ("policy", "value"):
+            network = options.get(name)
+            if network is not None and not isinstance(network, networks.Network):
+                options[name] = network(obs_spec, action_spec)
+        return agent_class(obs_spec=obs_spec, action_spec=action_spec, **options)
+
+    # So that gin sees the parameters and writes their defaults into the operative configuration.
+    make.__signature__ = inspect.signature(agent_class)  # type: ignore[attr-defined]
+    return make
+
+
+def _register() -> None:
+    # The modules of the names that gin shows are part of what users type: keep them short.
+    for thing, module in (
+        (agents.RandomAgent, "agents"),
+        (learners.ModuleConfig, "learners"),
+        (workflows.OnPolicyWorkflow, "workflows"),
+        (schedules.LinearSchedule, "schedules"),
+        (schedules.PiecewiseLinearSchedule, "schedules"),
+        (schedules.ExponentialSchedule, "schedules"),
+        (schedules.CosineSchedule, "schedules"),
+        (networks.MLP, "networks"),
+        (networks.NatureCNN, "networks"),
+        (networks.ImpalaCNN, "networks"),
+    ):
+        gin.external_configurable(thing, module=module)
+    specs = ["obs_spec", "action_spec"]
+    gin.external_configurable(
+        _with_network_factories(agents.PPO), name="PPO", module="agents", denylist=specs
+    )
+    gin.external_configurable(networks.make_torso, module="networks", denylist=["obs_spec"])
+    gin.external_configurable(
+        distributions.make_distribution, module="distributions", denylist=["action_spec"]
+    )
+    for name in wrappers_lib.__all__:
+        wrapper = getattr(wrappers_lib, name)
+        if not name.startswith("Episode"):  # make_env puts that layer in its place itself.
+            gin.external_configurable(wrapper, module="wrappers", denylist=["env"])
+
+
+_register()

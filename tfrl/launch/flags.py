@@ -1,0 +1,134 @@
+"""The flags that every binary has, and what they do to TensorFlow."""
+
+import dataclasses
+import os
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
+_AVAILABLE_STRATEGIES = ("auto", "one_device")
+
+flags.DEFINE_string(
+    "root_dir", None, "Folder of the run: configuration, metrics, checkpoints, policy, videos."
+)
+flags.DEFINE_multi_string(
+    "gin_file",
+    [],
+    "Gin file, looked up in the working directory, then in the package; may be repeated.",
+)
+flags.DEFINE_multi_string(
+    "gin_bindings",
+    [],
+    "Gin binding, for example train.total_env_steps=100000; later than the files; may be repeated.",
+)
+flags.DEFINE_integer("seed", 0, "Seed from which every random draw follows.", lower_bound=0)
+flags.DEFINE_enum(
+    "if_exists",
+    "resume",
+    ["resume", "fail", "new"],
+    "What to do when --root_dir holds a run: go on with it, stop, or start in a fresh folder.",
+)
+flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How computation spreads over devices.")
+# TF-Agents' strategy_utils defines --tpu too. Overriding allows both definitions in either order;
+# the later one replaces the value, hence `common()`, which keeps what was parsed.
+flags.DEFINE_string("tpu", None, "Address or name of the TPU.", allow_override=True)
+flags.DEFINE_integer(
+    "num_logical_cpus",
+    1,
+    "Splits the CPU into this many devices, for trying a strategy without hardware.",
+    lower_bound=1,
+)
+flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to the bit, or fail.")
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonFlags:
+    """The values of the common flags as the command line gave them."""
+
+    root_dir: str | None
+    gin_file: tuple[str, ...]
+    gin_bindings: tuple[str, ...]
+    seed: int
+    if_exists: str
+    strategy: str
+    tpu: str | None
+    num_logical_cpus: int
+    deterministic_ops: bool
+
+
+_captured: list[CommonFlags] = []
+
+
+def capture() -> CommonFlags:
+    """Keeps the values that absl has just parsed; `tfrl.launch.app.run` calls it.
+
+    Returns:
+      The values.
+    """
+    names = [field.name for field in dataclasses.fields(CommonFlags)]
+    values: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
+    values["gin_file"] = tuple(values["gin_file"] or ())
+    values["gin_bindings"] = tuple(values["gin_bindings"] or ())
+    _captured[:] = [CommonFlags(**values)]
+    return _captured[0]
+
+
+def common() -> CommonFlags:
+    """Returns the common flags of this process.
+
+    Raises:
+      RuntimeError: Called before the command line was parsed.
+    """
+    if not _captured:
+        raise RuntimeError("flags.common() was called before tfrl.launch.app.run parsed the flags")
+    return _captured[0]
+
+
+def check_strategy(strategy: str, tpu: str | None = None) -> None:
+    """Checks that the chosen strategy exists in this version.
+
+    Args:
+      strategy: One of `STRATEGIES`.
+      tpu: Value of `--tpu`.
+
+    Raises:
+      UserError: The strategy is not available, or `--tpu` does not go with it.
+    """
+    if strategy not in _AVAILABLE_STRATEGIES:
+        raise UserError(
+            f"--strategy={strategy}",
+            expected=f"one of {', '.join(_AVAILABLE_STRATEGIES)}",
+            got=f"{strategy}, which is not available in this version",
+            remedy="Leave --strategy out to train on one device.",
+        )
+    if tpu is not None:
+        raise UserError(
+            "--tpu",
+            expected=f"no TPU with --strategy={strategy}",
+            got=f"'{tpu}'; the tpu strategy is not available in this version",
+            remedy="Leave --tpu out to train on one device.",
+        )
+
+
+def configure_tensorflow(values: CommonFlags) -> None:
+    """Applies `--num_logical_cpus` and `--deterministic_ops`, and keeps TensorFlow's hints quiet.
+
+    Call it before TensorFlow computes.
+
+    Args:
+      values: The common flags.
+    """
+    import tensorflow as tf
+
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+        tf.get_logger().setLevel("ERROR")
+    if values.num_logical_cpus > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * values.num_logical_cpus
+        )
+    if values.deterministic_ops:
+        tf.config.experimental.enable_op_determinism()

@@ -1,0 +1,216 @@
+"""Questions about gin's registry and configuration that its public interface does not answer.
+
+gin-config is pinned to 0.5: the private names that this file reads are used nowhere else.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gin import config
+
+from tfrl.errors import UserError, did_you_mean, nearest
+
+# Selectors of gin's own, which users reach as %macro and %constant.
+_BUILTIN = ("gin.macro", "gin.constant", "gin.singleton")
+
+UNKNOWN = object()
+
+
+def search_path() -> list[str]:
+    """Returns the folders in which gin looks for files."""
+    return config._LOCATION_PREFIXES
+
+
+def _all() -> Iterator[config.Configurable]:
+    for selector, configurable in config._REGISTRY.items():
+        if selector not in _BUILTIN:
+            yield configurable
+
+
+def _minimal(selector: str) -> str:
+    return config._REGISTRY.minimal_selector(selector)
+
+
+def find(selector: str, where: str, prefix: str = "") -> config.Configurable:
+    """Finds the configurable that a user named.
+
+    Args:
+      selector: Its name, with as many module parts as tell it apart.
+      where: The place of the name, for the message.
+      prefix: `"@"` for a reference.
+
+    Returns:
+      gin's record of it.
+
+    Raises:
+      UserError: None or several match.
+    """
+    matches = config._REGISTRY.matching_selectors(selector)
+    if len(matches) == 1:
+        return config._REGISTRY[matches[0]]
+    known = [_minimal(c.selector) for c in _all()]
+    raise UserError(
+        f"Gin name {prefix}{selector} ({where})",
+        expected="the name of one configurable",
+        got="several of that name" if matches else "a name that nothing has",
+        remedy=f"Write {' or '.join(sorted(matches))}."
+        if matches
+        else did_you_mean(selector, known),
+    )
+
+
+def parameters(configurable: config.Configurable) -> list[str]:
+    """Returns the names of the parameters that may be bound."""
+    names = [
+        name
+        for name, parameter in inspect.signature(configurable.wrapped).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in ("self", "cls")
+    ]
+    if configurable.allowlist:
+        names = [n for n in names if n in configurable.allowlist]
+    return [n for n in names if n not in (configurable.denylist or ())]
+
+
+def bindable_names() -> list[str]:
+    """Returns every `name.parameter` that may be bound."""
+    return [f"{_minimal(c.selector)}.{name}" for c in _all() for name in parameters(c)]
+
+
+def check_parameter(selector: str, parameter: str, where: str) -> None:
+    """Checks that a configurable has a parameter.
+
+    Args:
+      selector: Name of the configurable.
+      parameter: Name of the parameter.
+      where: The place of the binding, for the message.
+
+    Raises:
+      UserError: There is no such configurable, or it has no such parameter.
+    """
+    matches = config._REGISTRY.matching_selectors(selector)
+    if not matches:
+        _raise_unknown(selector, parameter, where)
+    known = parameters(find(selector, where))
+    if parameter not in known:
+        raise UserError(
+            f"Gin binding {selector}.{parameter} ({where})",
+            expected=f"a parameter of {selector}",
+            got=f"'{parameter}'",
+            remedy=did_you_mean(parameter, known) if known else f"{selector} has none to bind.",
+        )
+
+
+def _raise_unknown(selector: str, parameter: str, where: str) -> None:
+    known = [_minimal(c.selector) for c in _all()]
+    whole = nearest(f"{selector}.{parameter}", bindable_names())
+    close = nearest(selector, known)
+    with_parameter = [f"{name}.{parameter}" for name in close]
+    exact = [name for name in with_parameter if name in bindable_names()]
+    suggestion = exact or (close and [f"{close[0]}.*"]) or whole
+    raise UserError(
+        f"Gin binding {selector}.{parameter} ({where})",
+        expected="the name of a configurable before the dot",
+        got=f"'{selector}', which nothing has",
+        remedy=f"Did you mean {' or '.join(suggestion)}?"
+        if suggestion
+        else did_you_mean(selector, known),
+    )
+
+
+def is_constant(name: str) -> bool:
+    """Returns whether `%name` is one of gin's constants."""
+    return bool(config._CONSTANTS.matching_selectors(name))
+
+
+def bound() -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns the bindings by (scope, selector); macros and constants are left out."""
+    return {key: dict(v) for key, v in config._CONFIG.items() if key[1] not in _BUILTIN}
+
+
+def without_references(value: Any, other: Callable[[Any], Any] = lambda _: UNKNOWN) -> Any:
+    """Replaces macros by their values, and other references by what `other` gives for them."""
+    if isinstance(value, config.ConfigurableReference):
+        if value.configurable.selector == "gin.macro":
+            macro = config._CONFIG.get(value.config_key, {})
+            return without_references(macro["value"], other) if "value" in macro else UNKNOWN
+        return other(value)
+    if isinstance(value, Mapping):
+        return {
+            without_references(k, other): without_references(v, other) for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_references(item, other) for item in value)
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Returns whether a value has no `UNKNOWN` part."""
+    if isinstance(value, Mapping):
+        return all(is_plain(k) and is_plain(v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(item) for item in value)
+    return value is not UNKNOWN
+
+
+def binding_name(scope: str, selector: str, parameter: str) -> str:
+    """Returns `scope/name.parameter` with the shortest name that tells the configurable apart."""
+    return f"{scope + '/' if scope else ''}{_minimal(selector)}.{parameter}"
+
+
+def unused() -> list[str]:
+    """Returns the bindings that no call has read, as `binding_name` gives them."""
+    with config._OPERATIVE_CONFIG_LOCK:
+        read = [(scope.split("/"), s, set(v)) for (scope, s), v in config._OPERATIVE_CONFIG.items()]
+    names = []
+    for (scope, selector), values in bound().items():
+        parts = scope.split("/") if scope else []
+        for name in values:
+            # A binding in scope a/b holds in every call below a/b.
+            if not any(
+                s == selector and p[: len(parts)] == parts and name in v for p, s, v in read
+            ):
+                names.append(binding_name(scope, selector, name))
+    return sorted(names)
+
+
+def configuration() -> dict[str, str]:
+    """Returns every binding in force as `{name: value as gin shows it}`, macros put in place."""
+    found = {}
+    for (scope, selector), values in bound().items():
+        for parameter, value in values.items():
+            found[binding_name(scope, selector, parameter)] = repr(
+                without_references(value, lambda reference: reference)
+            )
+    return found
+
+
+# How Python and gin say that a call lacks arguments which nothing bound.
+_MISSING_ARGUMENTS = re.compile(
+    r"^(?P<name>\w+)(?:\.__init__)?\(\) missing \d+ required .*?arguments?: (?P<missing>[^\n]+)"
+)
+_REQUIRED_BINDINGS = re.compile(
+    r"^Required bindings for `(?:[^`]*[/.])?(?P<name>\w+)` not provided in config: "
+    r"\[(?P<missing>[^\n]+)\]"
+)
+
+
+def missing_bindings(error: Exception) -> list[str]:
+    """Reads which bindings a configurable lacked out of the error of its call.
+
+    Args:
+      error: What calling a configurable raised.
+
+    Returns:
+      `name.parameter` of each, or nothing when the error is another one.
+    """
+    match = _MISSING_ARGUMENTS.match(str(error)) or _REQUIRED_BINDINGS.match(str(error))
+    if match is None:
+        return []
+    # Python tells of the function or class, whose name in gin may be another.
+    names = [_minimal(c.selector) for c in _all() if match["name"] in (c.name, c.wrapped.__name__)]
+    if len(names) != 1:
+        return []
+    return [f"{names[0]}.{p}" for p in re.findall(r"'(\w+)'", match["missing"])]

@@ -1,0 +1,66 @@
+"""What the gin name `train` stands for, and how both binaries assemble it."""
+
+from collections.abc import Sequence
+
+import gin
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.launch import (
+    configurables,  # noqa: F401  (importing it registers what gin files may name)
+    gin_files,
+)
+from tfrl.workflows import RunOptions, Workflow
+
+
+@gin.configurable("train", module="tfrl", denylist=["root_dir"])
+@struct.logic_dataclass
+class Settings(RunOptions):
+    """The bindings `train.*`: the options of a run, what trains, and how it is finished.
+
+    Attributes:
+      workflow: What to train.
+      final_eval_episodes: Episodes of the evaluation that `summary.json` tells of.
+      video: Whether to record one episode at the end.
+    """
+
+    workflow: Workflow
+    final_eval_episodes: int = 100
+    video: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        super().__post_init__()
+        if not isinstance(self.workflow, Workflow):
+            raise UserError(
+                "train.workflow",
+                expected="a workflow such as @OnPolicyWorkflow()",
+                got=repr(self.workflow),
+                remedy="A reference needs its brackets: they make the object.",
+            )
+        if self.final_eval_episodes < 1:
+            raise UserError(
+                "train.final_eval_episodes",
+                expected="at least 1",
+                got=self.final_eval_episodes,
+                remedy="100 is usual.",
+            )
+
+
+def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
+    """Reads the configuration, builds all that it describes, and checks that all of it was used.
+
+    Args:
+      files: Gin files, as `gin_files.resolve` finds them.
+      bindings: Values of `--gin_bindings`.
+
+    Returns:
+      The settings, workflow included.
+
+    Raises:
+      UserError: For anything that the user got wrong in them.
+    """
+    gin_files.parse(files, bindings)
+    settings = gin_files.call(Settings)
+    gin_files.check_used()
+    return settings

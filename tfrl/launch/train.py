@@ -1,0 +1,53 @@
+"""`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
+
+import sys
+import time
+
+from tfrl.launch import app
+from tfrl.launch import flags as common_flags
+from tfrl.launch.termination import Termination
+
+DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
+
+  tfrl-train --gin_file=ppo/tf_pendulum.gin --root_dir=runs/pendulum
+  tfrl-train --gin_bindings='make_env.num_envs=128' --gin_bindings='train.total_env_steps=1000000'
+
+The same command goes on with a run that was stopped. Without --root_dir the folder is named after
+the gin file: runs/ppo_tf_cartpole."""
+
+DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
+
+
+def main() -> int:
+    """Trains as the flags say; returns the exit code."""
+    started = time.monotonic()
+    termination = Termination()
+    termination.install()
+    values = common_flags.common()
+    common_flags.check_strategy(values.strategy, values.tpu)
+    files = list(values.gin_file) or [DEFAULT_GIN_FILE]
+    from tfrl.launch import gin_files
+
+    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    gin_files.read(files, values.gin_bindings)
+    common_flags.configure_tensorflow(values)
+    from tfrl.launch import settings, training
+
+    return training.train(
+        settings.assemble(files, values.gin_bindings),
+        values,
+        values.root_dir or default_root_dir(files),
+        termination,
+        started,
+    )
+
+
+def default_root_dir(files: list[str]) -> str:
+    """Returns the folder of runs without --root_dir, `runs/ppo_tf_cartpole` for example."""
+    name = files[-1].removesuffix(".gin").strip("./")
+    return f"runs/{name.replace('/', '_')}"
+
+
+def run() -> None:
+    """Entry point of `tfrl-train` and `bin/train.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)

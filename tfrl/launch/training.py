@@ -1,0 +1,222 @@
+"""Starts, resumes and finishes a training run in its folder."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gin
+
+import tfrl
+from tfrl.errors import UserError
+from tfrl.experiment import files
+from tfrl.experiment import metadata as metadata_lib
+from tfrl.experiment.callbacks import STOP, Callback, Event
+from tfrl.experiment.checkpoints import CheckpointManager, Restored
+from tfrl.experiment.run_folder import RunFolder
+from tfrl.launch import finishing, gin_registry
+from tfrl.launch.app import say
+from tfrl.launch.flags import CommonFlags
+from tfrl.launch.settings import Settings
+from tfrl.launch.termination import Termination
+from tfrl.workflows import RunTime
+
+# What may differ between the starts of one run: nothing here changes what is learnt.
+MAY_CHANGE = (
+    "train.total_env_steps",
+    "train.eval_interval",
+    "train.target_return",
+    "train.checkpoint_seconds",
+    "train.checkpoint_interval",
+    "train.max_to_keep",
+    "train.recorders",
+    "train.progress",
+    "train.final_eval_episodes",
+    "train.video",
+    "OnPolicyWorkflow.iterations_per_call",
+)
+
+# Flags on which the bits of a run may depend.
+_STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
+
+
+def train(
+    settings: Settings, flags: CommonFlags, root_dir: str, termination: Termination, started: float
+) -> int:
+    """Trains in a run folder, going on where an earlier start of the run stopped.
+
+    Args:
+      settings: What gin describes.
+      flags: The common flags.
+      root_dir: The run folder.
+      termination: Tells of SIGTERM and Ctrl-C.
+      started: `time.monotonic()` at the start of the command.
+
+    Returns:
+      The exit code: 0, or that of a signal that ended the training.
+
+    Raises:
+      UserError: For what a user got wrong, a non-finite loss among it.
+    """
+    settings = settings.replace(root_dir=root_dir)
+    with _prepared(RunFolder(root_dir), flags.if_exists) as resumes:
+        return _train(_Run(settings, flags, resumes), termination, started)
+
+
+def _train(run: "_Run", termination: Termination, started: float) -> int:
+    settings, workflow = run.settings, run.settings.workflow
+    state = run.start()
+    reason = run.done(state)
+    if reason is None:
+        say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
+        # It would tell of earlier parameters from now on.
+        run.folder.summary.unlink(missing_ok=True)
+        with termination.deferred():
+            state = workflow.learn(state, settings, callbacks=[_StopWhenAsked(termination)])
+            if termination.requested:
+                steps = workflow.env_steps(state)
+                say(
+                    f"Stopped by {termination.name} at {steps:,} env steps; saved. The same "
+                    "command goes on."
+                )
+                return termination.exit_code
+        reason = workflow.report.stopped_by if workflow.report else "budget"
+    else:
+        say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
+    if not finishing.is_finished(run.folder, settings, state):
+        finishing.finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+    finishing.show(run.folder, time.monotonic() - started)
+    return 0
+
+
+_WORDS = {
+    "budget": "the budget is done; a larger train.total_env_steps goes on",
+    "target_return": "train.target_return is reached; a higher one goes on",
+}
+
+
+@contextlib.contextmanager
+def _prepared(folder: RunFolder, if_exists: str) -> Iterator[bool]:
+    """Makes the folder ready and holds it: two writers would spoil the run.
+
+    Yields:
+      Whether a run is there to go on with.
+    """
+    lock = _locked(folder.root) if folder.root.is_dir() else None
+    try:
+        resumes = folder.prepare(if_exists, log=say)
+        if lock is None or not lock.is_of(folder.root):
+            moved, lock = lock, _locked(folder.root)
+            if moved is not None:
+                moved.close()
+        yield resumes
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _locked(root: pathlib.Path) -> files.DirectoryLock:
+    try:
+        return files.DirectoryLock(root)
+    except BlockingIOError as error:
+        raise UserError(
+            f"root_dir {root}",
+            expected="a folder that no other process trains in",
+            got="one that another process is using now",
+            remedy="Wait for it, or choose another --root_dir.",
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"root_dir {root}",
+            expected="a folder that can be read and written",
+            got=files.reason(error),
+            remedy="Choose another --root_dir.",
+        ) from error
+
+
+class _StopWhenAsked(Callback):
+    """Ends the run after the compiled call during which a signal came."""
+
+    def __init__(self, termination: Termination):
+        self._termination = termination
+
+    def on_step(self, event: Event) -> Any:
+        return STOP if self._termination.requested else None
+
+
+class _Run:
+    """A run folder together with what runs in it."""
+
+    def __init__(self, settings: Settings, flags: CommonFlags, resumes: bool):
+        self.settings = settings
+        self.workflow = settings.workflow
+        self.flags = flags
+        self.folder = RunFolder(str(settings.root_dir))
+        self._resumes = resumes
+        self._restored: Restored | None = None
+
+    def start(self) -> Any:
+        """Returns the state to train from: the newest checkpoint's, or a fresh one."""
+        workflow = self.workflow
+        configuration = gin_registry.configuration()
+        old = self._old_metadata(configuration)
+        if old is not None and old["compile_choices"]:
+            workflow.use_compile(old["compile_choices"])
+        state = workflow.setup(self.flags.seed)
+        self._restored = CheckpointManager(self.folder.checkpoints, log=say).restore()
+        if self._restored is not None:
+            state = workflow.load(state, self._restored)
+            workflow.run_time = RunTime.of(self._restored.manifest)
+        new = metadata_lib.collect(
+            seed=self.flags.seed,
+            compile_choices=workflow.compile_choices(state),
+            configuration=configuration,
+            flags={name: getattr(self.flags, name) for name in _STORED_FLAGS},
+        )
+        if old is None:
+            self.folder.write_metadata(new)
+        else:
+            for difference in metadata_lib.differences(old, new):
+                say(f"Note: this start may not repeat the run's bits: {difference}")
+        self.folder.write_operative_config(gin.operative_config_str())
+        return state
+
+    def _old_metadata(self, configuration: dict[str, str]) -> dict[str, Any] | None:
+        """Reads the metadata of the run that is there, and compares the configurations."""
+        old = self.folder.read_metadata() if self._resumes else None
+        if old is not None:
+            self.folder.check_same_configuration(
+                {"--seed": old["seed"], **old["configuration"]},
+                {"--seed": self.flags.seed, **configuration},
+                allowed=MAY_CHANGE,
+            )
+        elif CheckpointManager(self.folder.checkpoints, read_only=True).steps:
+            raise UserError(
+                f"root_dir {self.folder.root}",
+                expected="metadata.json beside the checkpoints",
+                got="none, so that their configuration is unknown",
+                remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+            )
+        return old
+
+    def done(self, state: Any) -> str | None:
+        """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""
+        settings = self.settings
+        if self._restored is not None and self._restored.metric is not None:
+            target = settings.target_return
+            if target is not None and self._restored.metric >= target:
+                return "target_return"
+        done = self.workflow.env_steps(state) >= settings.total_env_steps
+        return "budget" if done else None
+
+    def describe(self, state: Any) -> str:
+        """One line about what is about to run."""
+        choices = self.workflow.compile_choices(state)
+        compiled = ", ".join(f"{k} {v}" for k, v in choices.items())
+        steps = self.workflow.env_steps(state)
+        at = f"going on at {steps:,} of" if steps else "training for"
+        return (
+            f"{self.workflow.describe()}; {at} {self.settings.total_env_steps:,} env steps; "
+            f"compiled: {compiled}; folder {self.folder.root}"
+        )
