@@ -111,7 +111,7 @@ class EvaluatorTest(parameterized.TestCase):
         heads = []
         for index in range(63):
             reset_key, _ = evaluator.round_keys(KEY, tf.constant(index))
-            heads.append(seeding.randint(reset_key, [16], 0, 2).numpy() == 1)
+            heads.append(evaluator.env.reset(reset_key).obs.numpy() == 1)
         heads = np.concatenate(heads)[:1001]
         np.testing.assert_array_equal(result.episode_returns, np.where(heads, 4.0, 0.0))
         np.testing.assert_array_equal(result.episode_lengths, np.where(heads, 4, 1))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
 from tensorflow.python.framework import config as framework_config
 
 from tfrl import seeding, struct
