@@ -17,7 +17,7 @@ from tfrl.errors import UserError
 from tfrl.learners import optimizers
 from tfrl.learners.executor import clip_gradients, compute_update
 from tfrl.learners.minibatches import MinibatchPlan, Remainder, minibatch_indices
-from tfrl.learners.optimizers import ModuleConfig, OptimizerEntry
+from tfrl.learners.optimizers import ModuleConfig, OptimizerRegistry
 from tfrl.types import AgentState, Nest
 
 DEFAULT_MODULE_ID = "default_policy"
@@ -69,7 +69,7 @@ class Learner:
         }
         self._optimizer_fn = optimizer_fn or (lambda c: optimizers.adam(epsilon=c.adam_epsilon))
         self._states: dict[str, AgentState] = {}
-        self._optimizers: dict[tuple[str, str], OptimizerEntry] = {}
+        self._optimizers = OptimizerRegistry()
         self._names: dict[str, list[str]] = {}
         self._compiled: dict[Any, Any] = {}
 
@@ -106,9 +106,13 @@ class Learner:
 
     def configure_optimizers(self) -> None:
         """Registers the optimizers of every module, and checks that they train everything once."""
-        for module_id in self.modules:
+        for module_id, agent in self.modules.items():
             self.configure_optimizers_for_module(module_id)
-            self._check_coverage(module_id)
+            groups = {g for u in agent.updates for g in u.groups}
+            named = struct.paths(self._states[module_id].params)
+            self._optimizers.check_coverage(
+                module_id, {p: v for p, v in named.items() if p.split("/")[0] in groups}
+            )
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers one optimizer per update of the module; override for anything else."""
@@ -139,24 +143,7 @@ class Learner:
         Raises:
           UserError: For a duplicate name, or a parameter that has an optimizer already.
         """
-        name = (module_id, optimizer_name)
-        if name in self._optimizers:
-            raise UserError(
-                f"register_optimizer({module_id!r}, {optimizer_name!r})",
-                expected="a name that this module does not have",
-                got=f"one of {[o for m, o in self._optimizers if m == module_id]}",
-                remedy="Choose another name.",
-            )
-        taken = {v.ref(): owner for owner, entry in self._optimizers.items() for v in entry.params}
-        twice = [f"{p.name} (in {taken[p.ref()]})" for p in params if p.ref() in taken]
-        if twice:
-            raise UserError(
-                f"register_optimizer({module_id!r}, {optimizer_name!r})",
-                expected="parameters that no other optimizer trains",
-                got=", ".join(twice),
-                remedy="Give each parameter to one optimizer.",
-            )
-        self._optimizers[name] = OptimizerEntry(optimizer, params, lr_or_lr_schedule)
+        self._optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
     def _group_variables(self, module_id: str, groups: tuple[str, ...]) -> list[tf.Variable]:
         params = self._states[module_id].params
@@ -169,24 +156,6 @@ class Learner:
                 remedy="Name groups that init() returns.",
             )
         return [v for g in groups for v in tf.nest.flatten(params[g])]
-
-    def _check_coverage(self, module_id: str) -> None:
-        """Every parameter that an update trains must be in an optimizer."""
-        trained = {
-            p.ref() for (m, _), e in self._optimizers.items() if m == module_id for p in e.params
-        }
-        named = struct.paths(self._states[module_id].params)
-        groups = {g for u in self.modules[module_id].updates for g in u.groups}
-        missing = [
-            p for p, v in named.items() if p.split("/")[0] in groups and v.ref() not in trained
-        ]
-        if missing:
-            raise UserError(
-                f"module {module_id!r}",
-                expected="every parameter that it trains in an optimizer",
-                got=f"none for {missing}",
-                remedy="Register them in configure_optimizers_for_module.",
-            )
 
     # Looking.
 
@@ -209,22 +178,11 @@ class Learner:
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str | None = None
     ) -> Any:
         """Returns a registered Keras optimizer; the name may be left out when there is one."""
-        found = self.get_optimizers_for_module(module_id)
-        if optimizer_name is None and len(found) == 1:
-            return found[0][1]
-        by_name = dict(found)
-        if optimizer_name not in by_name:
-            raise UserError(
-                f"get_optimizer({module_id!r}, {optimizer_name!r})",
-                expected=f"one of {sorted(by_name)}",
-                got=repr(optimizer_name),
-                remedy="Name a registered optimizer.",
-            )
-        return by_name[optimizer_name]
+        return self._optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = DEFAULT_MODULE_ID) -> list[Any]:
         """Returns `[(optimizer_name, optimizer), ...]` of a module."""
-        return [(o, e.optimizer) for (m, o), e in self._optimizers.items() if m == module_id]
+        return [(name, e.optimizer) for name, e in self._optimizers.of_module(module_id)]
 
     # One gradient step; all of it is traced.
 
@@ -263,9 +221,9 @@ class Learner:
             variables = tf.nest.flatten(self._states[module_id].params[group])
             for g, v in zip(tf.nest.flatten(nest), variables, strict=True):
                 pairs[v.ref()] = g
-        for (owner, _), entry in self._optimizers.items():
+        for _, entry in self._optimizers.of_module(module_id):
             mine = [(pairs[p.ref()], p) for p in entry.params if p.ref() in pairs]
-            if owner == module_id and mine:
+            if mine:
                 entry.optimizer.apply_gradients(mine)
 
     def _gradient_step(
@@ -414,9 +372,8 @@ class Learner:
 
     def before_gradient_based_update(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced before the gradient steps: learning rates, and the agent's `before_update`."""
-        for (owner, _), entry in self._optimizers.items():
-            if owner == module_id:
-                entry.set_learning_rate(timesteps)
+        for _, entry in self._optimizers.of_module(module_id):
+            entry.set_learning_rate(timesteps)
         agent = self.modules[module_id]
         self._assign_changes(module_id, agent.before_update, timesteps)
 
@@ -519,9 +476,7 @@ class Learner:
         for module_id, state in self._states.items():
             for path, v in struct.paths(state).items():
                 found[f"modules/{module_id}/{path}"] = v
-        for (module_id, name), entry in self._optimizers.items():
-            for path, v in entry.variables().items():
-                found[f"optimizers/{module_id}/{name}/{path}"] = v
+        found.update({f"optimizers/{p}": v for p, v in self._optimizers.variables().items()})
         found["counters/learner_steps"] = self.learner_steps
         found["counters/skipped_steps"] = self.skipped_steps
         return found
@@ -558,19 +513,14 @@ class Learner:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._states = {m: _variables_like(struct.values(s), m) for m, s in self._states.items()}
-        other._names, other._compiled, other._optimizers = {}, {}, {}
+        other._names, other._compiled = {}, {}
         other.learner_steps = tf.Variable(self.learner_steps, trainable=False)
         other.skipped_steps = tf.Variable(self.skipped_steps, trainable=False)
         mirror = {}
         for m, state in self._states.items():
             pairs = zip(tf.nest.flatten(state), tf.nest.flatten(other._states[m]), strict=True)
             mirror.update({old.ref(): new for old, new in pairs})
-        for name, entry in self._optimizers.items():
-            copy = OptimizerEntry(
-                optimizers.copy_of(entry.optimizer), [mirror[p.ref()] for p in entry.params]
-            )
-            copy.schedule = entry.schedule
-            other._optimizers[name] = copy
+        other._optimizers = self._optimizers.copy(mirror)
         other.set_state(self.get_state())
         return other
 

@@ -86,6 +86,96 @@ def copy_of(optimizer: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
+class OptimizerRegistry:
+    """The optimizers of a learner, keyed by the pair (module id, optimizer name)."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._entries: dict[tuple[str, str], OptimizerEntry] = {}
+
+    def add(
+        self,
+        module_id: str,
+        optimizer_name: str,
+        optimizer: Any,
+        params: Sequence[tf.Variable],
+        learning_rate: Any = None,
+    ) -> None:
+        """Adds an optimizer, see `Learner.register_optimizer`."""
+        name = (module_id, optimizer_name)
+        if name in self._entries:
+            raise UserError(
+                f"register_optimizer({module_id!r}, {optimizer_name!r})",
+                expected="a name that this module does not have",
+                got=f"one of {[n for n, _ in self.of_module(module_id)]}",
+                remedy="Choose another name.",
+            )
+        taken = {v.ref(): owner for owner, entry in self._entries.items() for v in entry.params}
+        # Others than variables have no ref; the entry refuses them.
+        variables = [p for p in params if isinstance(p, tf.Variable)]
+        twice = [f"{p.name} (in {taken[p.ref()]})" for p in variables if p.ref() in taken]
+        if twice:
+            raise UserError(
+                f"register_optimizer({module_id!r}, {optimizer_name!r})",
+                expected="parameters that no other optimizer trains",
+                got=", ".join(twice),
+                remedy="Give each parameter to one optimizer.",
+            )
+        self._entries[name] = OptimizerEntry(optimizer, params, learning_rate)
+
+    def of_module(self, module_id: str) -> list[tuple[str, OptimizerEntry]]:
+        """Returns `[(optimizer_name, entry), ...]` of a module, in the order of registration."""
+        return [(name, e) for (owner, name), e in self._entries.items() if owner == module_id]
+
+    def get(self, module_id: str, optimizer_name: str | None = None) -> Any:
+        """Returns an optimizer; the name may be left out when the module has one."""
+        found = dict(self.of_module(module_id))
+        if optimizer_name is None and len(found) == 1:
+            return next(iter(found.values())).optimizer
+        if optimizer_name not in found:
+            raise UserError(
+                f"get_optimizer({module_id!r}, {optimizer_name!r})",
+                expected=f"one of {sorted(found)}",
+                got=repr(optimizer_name),
+                remedy="Name a registered optimizer.",
+            )
+        return found[optimizer_name].optimizer
+
+    def check_coverage(self, module_id: str, trained: dict[str, tf.Variable]) -> None:
+        """Checks that every parameter that a module trains, by path, is in an optimizer."""
+        covered = {p.ref() for _, entry in self.of_module(module_id) for p in entry.params}
+        missing = [path for path, v in trained.items() if v.ref() not in covered]
+        if missing:
+            raise UserError(
+                f"module {module_id!r}",
+                expected="every parameter that it trains in an optimizer",
+                got=f"none for {missing}",
+                remedy="Register them in configure_optimizers_for_module.",
+            )
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns the optimizers' own variables by path."""
+        return {
+            f"{module_id}/{name}/{path}": v
+            for (module_id, name), entry in self._entries.items()
+            for path, v in entry.variables().items()
+        }
+
+    def copy(self, mirror: dict[Any, tf.Variable]) -> "OptimizerRegistry":
+        """Returns fresh optimizers of the same settings over other variables.
+
+        Args:
+          mirror: The new variable for each old one's `ref()`.
+        """
+        other = OptimizerRegistry()
+        for name, entry in self._entries.items():
+            params = [mirror[p.ref()] for p in entry.params]
+            copy = OptimizerEntry(copy_of(entry.optimizer), params)
+            copy.schedule = entry.schedule
+            other._entries[name] = copy
+        return other
+
+
 @struct.logic_dataclass
 class ModuleConfig(struct.Struct):
     """How the Learner trains one module.
