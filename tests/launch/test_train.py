@@ -84,7 +84,7 @@ def test_run_folder(first):
     metadata = json.loads((root / "metadata.json").read_text())
     assert metadata["seed"] == 0
     assert metadata["compile_choices"] == dict.fromkeys(
-        ("rollout", "update", "evaluation"), "graph"
+        ("loop", "rollout", "update", "evaluation"), "graph"
     )
     assert {"versions", "git_hash", "device", "intra_op_threads"} <= set(metadata)
     assert metadata["configuration"]["make_env.env_id"] == "'tf:CartPole-v1'"

@@ -116,7 +116,7 @@ class StepTest(parameterized.TestCase):
         state = w.setup(0)
         before = bits(w, state)
         choices = w.compile_choices(state)
-        self.assertEqual(set(choices), {"rollout", "update", "evaluation"})
+        self.assertEqual(set(choices), {"rollout", "update", "evaluation", "loop"})
         self.assertTrue(set(choices.values()) <= {"graph", "xla"})
         assert_same(before, bits(w, state))
         fixed = workflow(compile=choices)

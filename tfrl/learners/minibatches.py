@@ -99,19 +99,33 @@ def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
     Returns:
       int32 `[plan.steps, plan.size]` of row numbers; -1 for a masked row (remainder "pad").
     """
+    if plan.epochs == 1:
+        return _epoch_indices(plan, seeding.fold_in(key, 0))
+    # A loop, because the graph of a permutation is large.
+    rows = tf.TensorArray(tf.int32, plan.epochs, element_shape=[plan.steps_per_epoch, plan.size])
+    _, rows = tf.while_loop(
+        lambda epoch, _: epoch < plan.epochs,
+        lambda epoch, rows: (
+            epoch + 1,
+            rows.write(epoch, _epoch_indices(plan, seeding.fold_in(key, epoch))),
+        ),
+        (tf.constant(0), rows),
+    )
+    return tf.reshape(rows.stack(), [plan.steps, plan.size])
+
+
+def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
+    """int32 `[steps_per_epoch, size]`: one epoch's row numbers."""
     used = plan.steps_per_epoch * plan.size
-    epochs = []
-    for epoch in range(plan.epochs):
-        if plan.shuffle:
-            order = permutation(seeding.fold_in(key, epoch), plan.rows)
-        else:
-            order = tf.range(plan.rows, dtype=tf.int32)
-        if used < plan.rows:
-            order = order[:used]
-        elif used > plan.rows and plan.remainder == "pad":
-            order = tf.concat([order, tf.fill([used - plan.rows], -1)], axis=0)
-        elif used > plan.rows:
-            # A minibatch larger than the batch goes round more than once.
-            order = tf.tile(order, [-(-used // plan.rows)])[:used]
-        epochs.append(tf.reshape(order, [plan.steps_per_epoch, plan.size]))
-    return tf.concat(epochs, axis=0) if len(epochs) > 1 else epochs[0]
+    if plan.shuffle:
+        order = permutation(key, plan.rows)
+    else:
+        order = tf.range(plan.rows, dtype=tf.int32)
+    if used < plan.rows:
+        order = order[:used]
+    elif used > plan.rows and plan.remainder == "pad":
+        order = tf.concat([order, tf.fill([used - plan.rows], -1)], axis=0)
+    elif used > plan.rows:
+        # A minibatch larger than the batch goes round more than once.
+        order = tf.tile(order, [-(-used // plan.rows)])[:used]
+    return tf.reshape(order, [plan.steps_per_epoch, plan.size])

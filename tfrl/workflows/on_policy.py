@@ -21,7 +21,7 @@ from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.on_policy_program import MAX_ITERATIONS, OnPolicyProgram, Progress
 from tfrl.workflows.seams import check_compile
 
-SEAMS = ("rollout", "update", "evaluation")
+SEAMS = ("rollout", "update", "evaluation", "loop")
 
 
 @struct.dataclass
@@ -99,8 +99,9 @@ class OnPolicyWorkflow(Workflow):
           learner_config: Learning rate and gradient clipping.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
-          compile: "auto", "xla", "graph", "eager", or a dict of them by seam (rollout, update,
-            evaluation).
+          compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update,
+            evaluation, and loop (the loop over the iterations of a call; "xla" makes one program
+            of it where rollout and update are XLA).
           iterations_per_call: Iterations of one compiled call; None for about half a second.
 
         Raises:
