@@ -64,6 +64,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-xdist>=3.5",
         "ruff>=0.6",
+        "scipy>=1.11",
         "wheel>=0.40",
     ],
 }

@@ -7,6 +7,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfrl import seeding
+from tfrl.errors import UserError
 
 DRAWS = {
     "split": lambda key: seeding.split(key, 5),
@@ -72,6 +73,12 @@ class KeysTest(parameterized.TestCase, tf.test.TestCase):
         self.assertNotAllEqual(seeding.key(2**63), seeding.key(2**62))
         self.assertEqual(seeding.key(3).dtype, tf.int32)
         self.assertEqual(seeding.key(3).shape, [2])
+
+    def test_other_seeds_are_refused(self):
+        for seed in (1.5, "a", None, True, tf.constant(1.0), tf.constant([1])):
+            with self.assertRaisesRegex(UserError, "seed: expected a whole number"):
+                seeding.key(seed)
+        self.assertAllEqual(seeding.key(np.int64(7)), seeding.key(7))
 
     def test_children_are_distinct(self):
         key = seeding.key(0)

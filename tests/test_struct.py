@@ -332,6 +332,28 @@ class TensorDictTest(tf.test.TestCase):
             self.assertIsInstance(d[name], struct.TensorDict, name)
         self.assertIsInstance(d.copy(), struct.TensorDict)
 
+    def test_numbers_are_values_not_literals(self):
+        f, traces = counted()
+        for value in (1.0, 2.0, 3.0):
+            f(struct.TensorDict(b=value, a={"c": [value, (value,)]}))
+        self.assertLen(traces, 1)
+
+    def test_joined_dicts_are_tensor_dicts(self):
+        d = struct.TensorDict(a=1) | {"b": {"c": 2}}
+        self.assertIsInstance(d.b, struct.TensorDict)
+        d |= {"e": {"f": 3}}
+        self.assertIsInstance(d, struct.TensorDict)
+        self.assertIsInstance(d.e, struct.TensorDict)
+        self.assertIsInstance(struct.TensorDict(a=[{"b": 1}]).a[0], struct.TensorDict)
+
+    def test_the_name_of_a_method_is_no_attribute(self):
+        d = struct.TensorDict()
+        for name in ("values", "items", "update", "replace"):
+            with pytest.raises(AttributeError, match=rf"TensorDict.{name}: it is a method. Use"):
+                setattr(d, name, 1)
+            d[name] = 1
+            self.assertEqual(d[name], 1)
+
     def test_tracing_keeps_the_type(self):
         for jit in (False, True):
             f, traces = counted(jit_compile=jit)

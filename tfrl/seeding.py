@@ -10,7 +10,10 @@ import math
 import zlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tfrl.errors import UserError
 
 ALG = "philox"
 _FOLD = (0x3C6EF372, 0x1BD11BDA)
@@ -25,10 +28,18 @@ def key(seed: int | tf.Tensor) -> tf.Tensor:
     Returns:
       An int32 tensor of shape [2].
     """
-    if isinstance(seed, int):
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        seed = int(seed)
         bits = seed % 2**64
         words = [bits & 0xFFFFFFFF, bits >> 32]
         return tf.constant([w - 2**32 if w >= 2**31 else w for w in words], tf.int32)
+    if not (tf.is_tensor(seed) and seed.dtype.is_integer and seed.shape.rank == 0):
+        raise UserError(
+            "seed",
+            expected="a whole number, or an integer scalar tensor",
+            got=repr(seed),
+            remedy="Give a number such as 0.",
+        )
     return _words(seed)
 
 

@@ -117,10 +117,12 @@ def _check_static(owner: type, name: str, value: Any) -> None:
 def _as_leaf(value: Any) -> Any:
     """Python numbers in dynamic fields become 0-d arrays: as literals they would retrace."""
     kind = type(value)
-    if kind is dict:
-        return {k: _as_leaf(v) for k, v in value.items()}
+    if kind is dict or kind is TensorDict:
+        return kind({k: _as_leaf(v) for k, v in value.items()})
     if kind in (tuple, list):
         return kind(_as_leaf(v) for v in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(_as_leaf(v) for v in value))
     if kind is bool:
         return np.asarray(value)
     if kind is int:
@@ -298,6 +300,15 @@ def logic_dataclass(cls: type[T]) -> type[T]:
     return _build(cls, static_default=True)
 
 
+def _converted(value: Any) -> Any:
+    """A value as a TensorDict holds it."""
+    if isinstance(value, Mapping) and not isinstance(value, TensorDict):
+        return TensorDict(value)
+    if type(value) in (tuple, list):
+        return type(value)(_converted(v) for v in value)
+    return _as_leaf(value)
+
+
 class TensorDict(dict):
     """A dict whose items are attributes too, nested dicts included.
 
@@ -312,10 +323,17 @@ class TensorDict(dict):
             self[key] = value
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Sets an item; a mapping becomes a TensorDict."""
-        if isinstance(value, Mapping) and not isinstance(value, TensorDict):
-            value = TensorDict(value)
-        super().__setitem__(key, value)
+        """Sets an item; mappings become TensorDicts, numbers 0-d arrays (they would retrace)."""
+        super().__setitem__(key, _converted(value))
+
+    def __or__(self, other: Mapping[str, Any]) -> "TensorDict":  # type: ignore[override]
+        """Returns a TensorDict of both, the items of `other` winning."""
+        return TensorDict({**self, **other})
+
+    def __ior__(self, other: Any) -> "TensorDict":  # type: ignore[override,misc]
+        """Like `update`."""
+        self.update(other)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         """Returns the item `name`."""
@@ -326,7 +344,12 @@ class TensorDict(dict):
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets the item `name`; not inside compiled code."""
+        """Sets the item `name`; not inside compiled code, nor a name that a dict's method has."""
+        if hasattr(dict, name) or name == "replace":
+            raise AttributeError(
+                f"cannot assign TensorDict.{name}: it is a method. Use d[{name!r}] = ... for the "
+                "item, and read it by the same brackets."
+            )
         if tf.inside_function():
             raise AttributeError(
                 f"cannot assign TensorDict.{name} inside a tf.function: the assignment would "

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrl import seeding
 from tfrl.agents.core import Update
 from tfrl.errors import UserError
+from tfrl.learners import ModuleConfig
 from tfrl.learners.executor import clip_gradients, compute_update
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -58,3 +59,19 @@ def test_gradients_of_a_sum_are_ones_for_the_named_groups_only():
     assert list(found.gradients) == ["b"]
     np.testing.assert_array_equal(found.gradients["b"], np.ones(4))
     assert float(found.metrics["mean_x"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": -1.0}, "ModuleConfig.lr: expected a number of at least 0, got -1.0"),
+        ({"grad_clip": -1.0}, "ModuleConfig.grad_clip: expected a number above 0, or None"),
+        ({"grad_clip": 0}, "ModuleConfig.grad_clip: expected a number above 0, or None, got 0"),
+        ({"adam_epsilon": float("nan")}, "ModuleConfig.adam_epsilon: expected a number above 0"),
+        ({"grad_clip_by": "length"}, "ModuleConfig.grad_clip_by: expected one of global_norm"),
+    ],
+)
+def test_settings_that_would_turn_steps_around_are_refused(change, message):
+    with pytest.raises(UserError) as error:
+        ModuleConfig(**change)
+    assert message in str(error.value)

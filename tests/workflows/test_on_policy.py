@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
-from tfrl.agents import PPO
+from tfrl.agents import PPO, RandomAgent
 from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP, Callback
 from tfrl.learners import ModuleConfig
@@ -110,6 +110,24 @@ class StepTest(parameterized.TestCase):
         path = "learner/modules/default_policy/params/policy"
         names = [p for p in one if p.startswith(path) and one[p].ndim == 2]
         self.assertTrue(all(not np.array_equal(one[p], other[p]) for p in names))
+
+    def test_every_mode_tells_where_the_time_went(self):
+        for mode in ("graph", "xla"):
+            w = workflow(compile=mode)
+            seconds = w.advance(w.setup(0), 2).seconds
+            self.assertGreater(seconds["rollout"], 0.0, mode)
+            self.assertGreater(seconds["update"], 0.0, mode)
+            self.assertLessEqual(seconds["rollout"] + seconds["update"], seconds["call"] * 1.01)
+
+    def test_a_random_agent_shares_the_pieces(self):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
+        agent = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        w = OnPolicyWorkflow(env=env, agent=agent, rollout_length=64, compile="graph")
+        metrics, state = w.step(w.setup(0))
+        self.assertEqual(metrics["env_steps"], 256)
+        self.assertBetween(metrics["episode_return"], 9.0, 60.0)
+        evaluation, _ = w.evaluate(state)
+        self.assertBetween(evaluation["eval_return_mean"], 12.0, 40.0)
 
     def test_auto_chooses_and_leaves_no_trace_in_the_state(self):
         w = workflow(compile="auto")
@@ -317,10 +335,27 @@ class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_minibatches": 3}, "num_minibatches: expected a divisor of the 32 rows"),
         ({"num_minibatches": 33}, "expected between 1 and the 32 rows of an iteration"),
-        ({"rollout_length": 0}, "rollout_length: expected at least 1 step, got 0"),
+        (
+            {"num_minibatches": 2.0},
+            "num_minibatches: expected a whole number of at least 1, got 2.0",
+        ),
+        ({"rollout_length": 0}, "rollout_length: expected a whole number of at least 1, got 0"),
+        ({"rollout_length": 8.0}, "rollout_length: expected a whole number"),
+        ({"eval_episodes": 0}, "eval_episodes: expected a whole number of at least 1, got 0"),
+        ({"autoreset": "DISABLED"}, "autoreset of the training environments: expected NEXT_STEP"),
+        ({"env_id": "testing:Identity"}, "max_steps: expected a limit of the episode's steps"),
+        (
+            {"eval_env": tfrl.make_env("tf:Pendulum-v1")},
+            "obs_spec of eval_env: expected that of the agent",
+        ),
+        (
+            {"eval_env": tfrl.make_env("tf:CartPole-v1").unwrapped},
+            "eval_env: expected environments with time limit and autoreset, got the bare CartPole",
+        ),
+        ({"eval_env": "tf:CartPole-v1"}, "eval_env: expected environments as tfrl.make_env gives"),
         ({"iterations_per_call": 0}, "iterations_per_call: expected at least 1, or None, got 0"),
         ({"compile": "fast"}, "compile: expected one of xla, graph, eager, auto"),
-        ({"num_epochs": 0}, "num_epochs: expected at least 1"),
+        ({"num_epochs": 0}, "num_epochs: expected a whole number of at least 1, got 0"),
     )
     def test_messages_of_sizes(self, changes, message):
         with pytest.raises(UserError) as error:

@@ -9,6 +9,8 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.ops import schedules
 
+CLIP_KINDS = ("global_norm", "norm", "value")
+
 
 def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
     """The default optimizer: Adam through TensorFlow's fused kernel, one op a variable.
@@ -191,3 +193,32 @@ class ModuleConfig(struct.Struct):
     grad_clip: float | None = 0.5
     grad_clip_by: str = "global_norm"
     adam_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        schedule = schedules.make_schedule(self.lr)
+        if isinstance(schedule, schedules.ConstantSchedule):
+            self._check("lr", self.lr, above_zero=False)
+        if self.grad_clip is not None:
+            self._check("grad_clip", self.grad_clip, above_zero=True)
+        self._check("adam_epsilon", self.adam_epsilon, above_zero=True)
+        if self.grad_clip_by not in CLIP_KINDS:
+            raise UserError(
+                "ModuleConfig.grad_clip_by",
+                expected=f"one of {', '.join(CLIP_KINDS)}",
+                got=repr(self.grad_clip_by),
+                remedy="global_norm is usual.",
+            )
+
+    def _check(self, name: str, value: Any, *, above_zero: bool) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(value, schedules.Schedule) and not (
+            number and (value > 0 if above_zero else value >= 0)
+        ):
+            raise UserError(
+                f"ModuleConfig.{name}",
+                expected=f"a number {'above' if above_zero else 'of at least'} 0"
+                + (", or None" if name == "grad_clip" else ""),
+                got=repr(value),
+                remedy="A negative one would turn the steps around.",
+            )

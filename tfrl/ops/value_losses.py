@@ -20,7 +20,7 @@ class TDExtra(NamedTuple):
     target: tf.Tensor
 
 
-def huber(x: Any, delta: float = 1.0) -> tf.Tensor:
+def huber(x: Any, delta: float = 1.0, mask: Any = None) -> tf.Tensor:
     """Huber's function: quadratic near 0, linear beyond.
 
       x^2 / 2 where |x| <= delta, delta (|x| - delta / 2) elsewhere
@@ -30,11 +30,14 @@ def huber(x: Any, delta: float = 1.0) -> tf.Tensor:
     Args:
       x: float32 [...].
       delta: Where it becomes linear, above 0.
+      mask: bool, leading axes of x, True where a row counts, or None.
 
     Returns:
-      float32 [...].
+      float32 [...], 0 in masked rows.
     """
     x = _rows.floats("x", x)
+    if mask is not None:
+        x = _rows.select(_rows.flag("mask", mask), x)
     size = tf.abs(x)
     # The quadratic part takes what is inside, so that its gradient is finite for any x.
     inside = tf.minimum(size, delta)

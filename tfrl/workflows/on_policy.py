@@ -108,7 +108,13 @@ class OnPolicyWorkflow(Workflow):
           UserError: For sizes that do not divide.
         """
         super().__init__(iterations_per_call=iterations_per_call)
-        self.env = env
+        _check_whole(
+            rollout_length=rollout_length,
+            num_epochs=num_epochs,
+            num_minibatches=num_minibatches,
+            eval_episodes=eval_episodes,
+        )
+        self.env = _check_env("env", env)
         if not isinstance(agent, Agent):
             agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
         self.agent = agent
@@ -119,21 +125,37 @@ class OnPolicyWorkflow(Workflow):
         self.num_epochs = num_epochs
         self.minibatch_size = self._minibatch_size(num_minibatches, remainder)
         self.remainder = remainder
-        self.eval_env = eval_env if eval_env is not None else env
+        self.eval_env = _check_env("eval_env", eval_env) if eval_env is not None else env
         self.eval_episodes = eval_episodes
+        if env.autoreset is Autoreset.DISABLED:
+            raise UserError(
+                "autoreset of the training environments",
+                expected="NEXT_STEP, SAME_STEP or SAME_STEP_CACHED",
+                got="DISABLED, under which there are no steps after the first episodes",
+                remedy="Keep DISABLED for evaluation.",
+            )
+        self._check_specs()
+        # Says now, not after the training, that an evaluation could not end.
+        self.make_evaluator(eval_episodes, "graph")
         # With a mode of its own a batch without invalid rows needs no mask.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
+    def _check_specs(self) -> None:
+        """The agent, the training and the evaluation environments must fit together."""
+        for name, env in (("env", self.env), ("eval_env", self.eval_env)):
+            for kind in ("obs_spec", "action_spec"):
+                want, have = _leaves(getattr(self.agent, kind)), _leaves(getattr(env, kind))
+                if want != have:
+                    raise UserError(
+                        f"{kind} of {name}",
+                        expected=f"that of the agent, {want}",
+                        got=str(have),
+                        remedy="Train and evaluate on the same task, with an agent made for it.",
+                    )
+
     def _minibatch_size(self, num_minibatches: int, remainder: Remainder) -> int:
-        if self.rollout_length < 1:
-            raise UserError(
-                "rollout_length",
-                expected="at least 1 step",
-                got=self.rollout_length,
-                remedy="128 is usual.",
-            )
         rows = self.rollout_length * self.env.num_envs
-        if num_minibatches < 1 or num_minibatches > rows:
+        if num_minibatches > rows:
             raise UserError(
                 "num_minibatches",
                 expected=f"between 1 and the {rows} rows of an iteration "
@@ -189,7 +211,12 @@ class OnPolicyWorkflow(Workflow):
         env_steps = tf.math.count_nonzero(trajectory.valid)
         if self.all_rows_valid:
             trajectory = trajectory.replace(valid=None)
-        batch, metrics = self.agent.learner_batch(agent_state, trajectory)
+        # An agent that does not learn shares all but the update.
+        batch, metrics = (
+            self.agent.learner_batch(agent_state, trajectory)
+            if self.agent.updates
+            else (trajectory.reward, {})
+        )
         return RolloutResult(
             batch=batch,
             env_state=env_state,
@@ -207,6 +234,8 @@ class OnPolicyWorkflow(Workflow):
         self, learner: Learner, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Trains on a batch; returns float32 scalars."""
+        if not self.agent.updates:
+            return {}
         return learner.update(
             batch,
             key=key,
@@ -262,7 +291,7 @@ class OnPolicyWorkflow(Workflow):
         )
         program.version += 1
         new_state = state.replace(progress=progress, version=program.version)
-        if self.check_numerics == "raise":
+        if self.check_numerics == "raise" and self.agent.updates:
             for row in rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
                 raise_if_nonfinite(row, "default_policy", where)
@@ -340,3 +369,40 @@ class OnPolicyWorkflow(Workflow):
     def compile_choices(self, state: OnPolicyState) -> dict[str, str]:
         """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
         return state.program.choose(state.progress)
+
+
+def _check_whole(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(
+                name,
+                expected="a whole number of at least 1",
+                got=repr(value),
+                remedy="Usual are rollout_length 128, num_epochs 4, num_minibatches 4.",
+            )
+
+
+def _leaves(spec: Nest) -> dict[str, tuple[Any, ...]]:
+    """What must agree: shapes and dtypes by path. Bounds may differ, by a wrapper for one."""
+    found = struct.paths(spec).items()
+    return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in found}
+
+
+def _check_env(name: str, env: Any) -> Env:
+    """Refuses what is no environment with episodes before anything is compiled."""
+    if not isinstance(env, Env):
+        raise UserError(
+            name,
+            expected="environments as tfrl.make_env gives them",
+            got=type(env).__name__,
+            remedy="Environments on the host, such as Gymnasium's, are not available in this "
+            "version.",
+        )
+    if env.autoreset is None:
+        raise UserError(
+            name,
+            expected="environments with time limit and autoreset",
+            got=f"the bare {type(env).__name__}",
+            remedy="Register it with tfrl.envs.register and make it with tfrl.make_env.",
+        )
+    return env

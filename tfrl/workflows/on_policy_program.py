@@ -97,6 +97,8 @@ class OnPolicyProgram:
             self._time_seams(progress)
         if self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
+            if not self._timed and self._loop_mode != "eager":
+                self._time_seams(progress)
         return {
             "loop": self._loop_mode,
             "rollout": str(self.rollout.mode),
@@ -132,11 +134,16 @@ class OnPolicyProgram:
         )
         if self.rollout.mode is None:
             self.rollout.choose_by_time(*args)
+        else:
+            self.rollout.time_as_chosen(*args)
+        batch = self.rollout(*args).batch
+        before = self.learner.get_state()
+        update_args = (batch, progress.key, progress.env_steps)
         if self.update.mode is None:
-            batch = self.rollout(*args).batch
-            before = self.learner.get_state()
-            self.update.choose_by_time(batch, progress.key, progress.env_steps)
-            self.learner.set_state(before)
+            self.update.choose_by_time(*update_args)
+        else:
+            self.update.time_as_chosen(*update_args)
+        self.learner.set_state(before)
 
     @property
     def fused(self) -> bool:
