@@ -1,5 +1,6 @@
 """Tests of specs: spaces there and back, equality, helpers."""
 
+import collections
 import copy
 
 import numpy as np
@@ -34,6 +35,7 @@ SPACES = {
     "multi_discrete_start": spaces.MultiDiscrete([3, 2], start=[1, -1]),
     "multi_discrete_matrix": spaces.MultiDiscrete([[3, 2], [4, 5]], dtype=np.int32),
     "multi_binary": spaces.MultiBinary(4),
+    "multi_binary_tuple": spaces.MultiBinary((4,)),
     "multi_binary_matrix": spaces.MultiBinary([2, 3]),
     "dict": spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Box(-1, 1, (1,))}),
     "tuple": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]),
@@ -74,8 +76,27 @@ class RoundTripTest(parameterized.TestCase):
             )
 
     def test_order_of_a_dict_space_is_kept(self):
-        space = SPACES["dict"]
-        self.assertEqual(list(specs.to_spec(space)), list(space.spaces))
+        leaves = [("b", spaces.Discrete(2)), ("a", spaces.Discrete(3)), ("c", spaces.Discrete(4))]
+        for space in (
+            SPACES["dict"],  # sorted by gymnasium
+            spaces.Dict(collections.OrderedDict(leaves)),
+            spaces.Dict(leaves),
+            spaces.Dict(spaces.Dict(leaves).spaces),
+        ):
+            spec = specs.to_spec(space)
+            again = specs.to_space(spec)
+            self.assertEqual(list(spec), list(space.spaces))
+            self.assertEqual(list(again.spaces), list(space.spaces))
+            self.assertEqual(again, space)
+
+    def test_binary_keeps_the_form_of_n(self):
+        self.assertEqual(specs.to_space(specs.BinarySpec(3)).n, 3)
+        self.assertEqual(specs.to_space(specs.BinarySpec([3])).n, (3,))
+        self.assertEqual(specs.to_space(specs.BinarySpec((2, 3))).n, (2, 3))
+        self.assertNotEqual(specs.BinarySpec(3), specs.BinarySpec([3]))
+        self.assertEqual(specs.BinarySpec([3]), specs.BinarySpec(tf.TensorShape([3])))
+        self.assertEqual(hash(specs.BinarySpec(3)), hash(specs.BinarySpec(np.int64(3))))
+        self.assertNotEqual(specs.BinarySpec(3), specs.BinarySpec(3, tf.int32))
 
     def test_unbounded_float_is_a_plain_spec(self):
         spec = specs.to_spec(SPACES["box_unbounded"])

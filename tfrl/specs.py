@@ -6,6 +6,7 @@ of a space survives. Specs are compared by value and hashable: they serve as sta
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -129,14 +130,29 @@ class BinarySpec(BoundedTensorSpec):
         """Makes the spec.
 
         Args:
-          shape: Its shape.
+          shape: Its shape; an int for one axis. gymnasium tells `MultiBinary(4)` from
+            `MultiBinary((4,))`, and so do specs.
           dtype: An integer dtype.
           name: A name, or None.
         """
-        super().__init__(shape, dtype, 0, 1, name)
+        flat = isinstance(shape, int | np.integer)
+        super().__init__([int(shape)] if flat else shape, dtype, 0, 1, name)
+        self._flat = flat
+
+    @property
+    def n(self) -> int | tuple[int, ...]:
+        """The shape, as gymnasium's MultiBinary has it: an int if it was given as one."""
+        shape = tuple(self.shape.as_list())
+        return shape[0] if self._flat else shape
+
+    def __eq__(self, other: object) -> bool:
+        """Equal kind, shape and its form, dtype and name."""
+        return super().__eq__(other) and self._flat == getattr(other, "_flat", None)
+
+    __hash__ = BoundedTensorSpec.__hash__
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (self.shape, self.dtype, self.name)
+        return (self.n, self.dtype, self.name)
 
 
 @struct.logic_dataclass
@@ -325,7 +341,7 @@ def _to_spec(space: Any, path: str) -> Nest:
     if isinstance(space, spaces.MultiDiscrete):
         return MultiDiscreteSpec(space.nvec, space.start, tf.as_dtype(space.dtype))
     if isinstance(space, spaces.MultiBinary):
-        return BinarySpec(space.shape, tf.as_dtype(space.dtype))
+        return BinarySpec(space.n, tf.as_dtype(space.dtype))
     if isinstance(space, spaces.Box):
         dtype = tf.as_dtype(space.dtype)
         if dtype.is_floating and np.all(np.isneginf(space.low)) and np.all(np.isposinf(space.high)):
@@ -358,7 +374,8 @@ def _to_space(spec: Nest, path: str) -> Any:
     from gymnasium import spaces
 
     if isinstance(spec, Mapping):
-        return spaces.Dict({k: _to_space(s, _join(path, k)) for k, s in spec.items()})
+        # Of a plain dict gymnasium would sort the keys.
+        return spaces.Dict(OrderedDict((k, _to_space(s, _join(path, k))) for k, s in spec.items()))
     if isinstance(spec, tuple | list):
         return spaces.Tuple([_to_space(s, _join(path, i)) for i, s in enumerate(spec)])
     if not is_spec(spec) or not (
@@ -376,7 +393,6 @@ def _to_space(spec: Nest, path: str) -> Any:
     if isinstance(spec, MultiDiscreteSpec):
         return spaces.MultiDiscrete(spec.nvec, dtype=dtype, start=spec.start)
     if isinstance(spec, BinarySpec) and dtype == np.int8:
-        shape = spec.shape.as_list()
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+        return spaces.MultiBinary(spec.n)
     low, high = bounds(spec)
     return spaces.Box(low, high, tuple(spec.shape.as_list()), dtype)

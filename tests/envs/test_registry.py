@@ -105,6 +105,26 @@ def test_unknown_arguments_name_the_known():
     assert "the arguments of the task (length)" in message("testing:Chain", size=2)
 
 
+def test_missing_arguments_are_named():
+    assert message("testing:Scripted") == (
+        "make_env('testing:Scripted'): expected the arguments that the task requires (rewards), "
+        "got no rewards. Give make_env rewards=...."
+    )
+    assert tfrl.make_env("testing:Scripted", rewards=(1.0,)).num_envs == 1
+    registry.register("mine:Any", lambda a, b, num_envs, c=1, **rest: Chain(num_envs=num_envs))
+    assert "(a, b), got no b." in message("mine:Any", a=1, d=2)
+    assert tfrl.make_env("mine:Any", a=1, b=2, d=3).num_envs == 1
+
+
+@pytest.mark.parametrize("name", ["wrappers", "outer_wrappers"])
+@pytest.mark.parametrize("value", [len, None, 3, "ab", [len, 3]], ids=repr)
+def test_wrappers_that_are_no_sequence_of_functions(name, value):
+    assert message("testing:Chain", **{name: value}) == (
+        f"{name}: expected a sequence of functions Env -> Env, got {value!r}. "
+        f"Give a tuple, also for one function: {name}=(function,)."
+    )
+
+
 @pytest.mark.parametrize("num_envs", [0, -3, 2.0, "4", True, None])
 def test_wrong_num_envs(num_envs):
     assert message("tf:CartPole-v1", num_envs) == (

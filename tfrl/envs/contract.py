@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import seeding, struct
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.wrappers.base import RewardWrapper
 from tfrl.envs.wrappers.reward_normalize import RewardNormalize
@@ -17,6 +17,8 @@ from tfrl.types import EnvState
 REMEDY = (
     "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract."
 )
+NUM_STARTS = 64  # that the odds of a start are estimated from
+CHANCE = 1e-6  # repetitions less likely than this are no chance
 
 
 class Contract:
@@ -25,16 +27,21 @@ class Contract:
     `check(state, t)` takes the states in order; all that it keeps is on the host.
     """
 
-    def __init__(self, env: Env, state: EnvState, stochastic: bool):
+    def __init__(self, env: Env, state: EnvState, key: tf.Tensor, stochastic: bool):
         """Begins with the state after a reset.
 
         Args:
           env: An environment with an autoreset mode.
           state: What `env.reset` returned.
+          key: int32 [2], for further starts to compare with.
           stochastic: Whether successive episodes must start differently.
         """
         self.env, self.mode, self.stochastic = env, env.autoreset, stochastic
+        self.key = key
         self.first = _flat(state.obs)  # [B, D]
+        self.repeats = np.zeros(env.num_envs, np.int64)  # of the first start
+        self.renewed = np.zeros(env.num_envs, bool)  # whether another start was seen
+        self.odds: np.ndarray | None = None  # [B], of the first start
         self.last = state
         self.length = np.zeros(env.num_envs, np.int64)
         self.total = np.zeros(env.num_envs)
@@ -92,10 +99,8 @@ class Contract:
     def _same_step(self, state: EnvState, where: str) -> None:
         ended = state.termination.numpy() | state.truncation.numpy()
         self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs", ~ended)
-        if self.stochastic and self.mode is Autoreset.SAME_STEP:
-            again = (_flat(state.obs) == self.first).all(axis=1)
-            text = "a new start after an end, not the first one again"
-            self._expect(f"{where}: obs", ~(ended & again), text)
+        if self.mode is Autoreset.SAME_STEP:
+            self._check_starts(state, ended, where)
         if self.mode is Autoreset.SAME_STEP_CACHED:
             again = (_flat(state.obs) == self.first).all(axis=1)
             self._expect(f"{where}: obs", again | ~ended, "the first start again after an end")
@@ -104,10 +109,41 @@ class Contract:
         self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs")
         flags = state.termination.numpy() | state.truncation.numpy()
         self._expect(f"{where}: end flags", ~(self.ended & flags), "False in a reset row")
-        if self.stochastic:
-            again = (_flat(state.obs) == self.first).all(axis=1)
-            text = "a new start after an end, not the first one again"
-            self._expect(f"{where}: obs", ~(self.ended & again), text)
+        self._check_starts(state, self.ended, where)
+
+    def _check_starts(self, state: EnvState, rows: np.ndarray, where: str) -> None:
+        """Follows how often the rows that start again do so from their first start.
+
+        A task with few starts repeats them by chance. A row is at fault when it has had no other
+        start and so many repetitions are too unlikely, and all rows when together they are.
+        """
+        if not self.stochastic or not rows.any():
+            return
+        again = (_flat(state.obs) == self.first).all(axis=1)
+        self.repeats += rows & again
+        self.renewed |= rows & ~again
+        suspect = ~self.renewed & (self.repeats > 0)
+        if not suspect.any():
+            return
+        if self.odds is None:
+            self.odds = self._odds_of_first()
+        # Logarithms of how likely the repetitions of every row are.
+        likely = np.where(suspect, self.repeats * np.log(self.odds), 0.0)
+        fault = suspect & (likely < np.log(CHANCE))
+        if not self.renewed.any() and likely.sum() < np.log(CHANCE):
+            fault = suspect
+        self._expect(f"{where}: obs", ~fault, "a new start after an end, not the first one again")
+
+    def _odds_of_first(self) -> np.ndarray:
+        """An upper bound of the probability [B] of each row's first start, from further resets."""
+        reset = tf.function(self.env.reset, autograph=False)
+        stream = seeding.stream(self.key, "starts")
+        same = np.zeros(len(self.first))
+        for i in range(NUM_STARTS):
+            obs = _flat(reset(seeding.fold_in(stream, i)).obs)
+            same += (obs == self.first).all(axis=1)
+        p = (same + 1) / (NUM_STARTS + 2)
+        return np.minimum(p + 3 * np.sqrt(p * (1 - p) / NUM_STARTS), 1.0)
 
     def _disabled(self, state: EnvState, where: str) -> None:
         self._equal(f"{where}: obs", state.obs, self.last.obs, "the obs of the end", self.ended)

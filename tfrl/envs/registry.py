@@ -65,8 +65,9 @@ def make_env(
       The environment.
 
     Raises:
-      UserError: For an unknown suite, task or argument (with the nearest names), and for sizes out
-        of range.
+      UserError: For an unknown suite, task or argument (with the nearest names), for a missing
+        argument of the task, for wrappers that are no sequence of functions, and for sizes out of
+        range.
     """
     suite, task = _split_id(env_id)
     if suite not in _SUITES:
@@ -76,8 +77,8 @@ def make_env(
         num_envs=check_num_envs(num_envs),
         autoreset=Autoreset.parse(autoreset),
         max_episode_steps=check_limit(max_episode_steps),
-        wrappers=tuple(wrappers),
-        outer_wrappers=tuple(outer_wrappers),
+        wrappers=_check_wrappers("wrappers", wrappers),
+        outer_wrappers=_check_wrappers("outer_wrappers", outer_wrappers),
         **kwargs,
     )
 
@@ -253,13 +254,14 @@ def _make_registered(
 
 
 def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Raises a UserError for arguments that the constructor does not have."""
+    """Raises a UserError for arguments that the constructor does not have, or has to be given."""
     parameters = inspect.signature(constructor).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
-    known = sorted(set(parameters) - {"num_envs"})
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {n: p for n, p in parameters.items() if n != "num_envs" and p.kind not in variadic}
+    known = sorted(named)
     unknown = sorted(set(kwargs) - set(known))
-    if unknown:
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if unknown and not takes_any:
         own = ", ".join(known) or "none"
         general = "num_envs, autoreset, max_episode_steps, wrappers, outer_wrappers"
         close = nearest(unknown[0], [*known, *general.split(", ")])
@@ -269,6 +271,27 @@ def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str,
             got=", ".join(unknown),
             remedy=f"Did you mean {close[0]}?" if close else "Leave it out.",
         )
+    required = [n for n, p in named.items() if p.default is inspect.Parameter.empty]
+    missing = [n for n in required if n not in kwargs]
+    if missing:
+        raise UserError(
+            f"make_env({env_id!r})",
+            expected=f"the arguments that the task requires ({', '.join(required)})",
+            got=f"no {', '.join(missing)}",
+            remedy=f"Give make_env {' and '.join(f'{n}=...' for n in missing)}.",
+        )
+
+
+def _check_wrappers(name: str, wrappers: Any) -> tuple[WrapperFn, ...]:
+    """Returns wrappers as a tuple; what is no sequence of functions is a UserError."""
+    if isinstance(wrappers, Sequence) and all(callable(w) for w in wrappers):
+        return tuple(wrappers)
+    raise UserError(
+        name,
+        expected="a sequence of functions Env -> Env",
+        got=repr(wrappers),
+        remedy=f"Give a tuple, also for one function: {name}=(function,).",
+    )
 
 
 def _split_id(env_id: Any) -> tuple[str, str]:

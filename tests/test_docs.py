@@ -1,0 +1,123 @@
+"""The snippets of docs/own_tasks.md are run as they stand, in its order and in one folder."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import types
+from concurrent import futures
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "own_tasks.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+FILE_NAME = re.compile(r"# (\S+\.(?:py|gin))\n")
+
+
+def run(command, folder):
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def session():
+    """The Python blocks that are no files; the last one uses TensorFlow alone."""
+    return [code for kind, code in BLOCKS if kind == "python" and not FILE_NAME.match(code)]
+
+
+# What is said outside of blocks is looked at in the session too: it has TensorFlow already.
+CHECKS = """
+import json
+from tfrl.envs import Autoreset
+from tfrl.launch import settings
+from tfrl.workflows import RunOptions
+
+assert metrics["env_steps"] == 256
+assert workflow.report.stopped_by == "budget" and workflow.env_steps(state) == 2048
+options = RunOptions(total_env_steps=1, eval_interval=1_000, target_return=0.5)
+bindings = ["make_env.wrappers = (@ActionRepeat,)", "ActionRepeat.repeat = 2"]
+built = settings.assemble(["ppo/tf_cartpole.gin"], bindings)
+assert built.workflow.env.action_repeat == 2
+said = [f"`max_to_keep` ({options.max_to_keep})", *(f"`{b}`" for b in bindings)]
+print(json.dumps({"modes": [mode.name for mode in Autoreset], "said": said}))
+"""
+WRAPPED = "assert env.max_episode_steps == 25 and env.action_repeat == 2\n"
+
+
+def python_session(folder):
+    blocks = [code + WRAPPED if "ActionRepeat(" in code else code for code in session()[:-1]]
+    return run([sys.executable, "-c", "\n".join([*blocks, CHECKS])], folder)
+
+
+def command_and_policy(folder):
+    """Runs the page's one command, then the last Python block in a process of its own."""
+    (commands,) = [code for kind, code in BLOCKS if kind == "bash"]
+    program, *arguments = shlex.split(commands.replace("\\\n", " "))
+    assert program == "tfrl-train"
+    short = ["--gin_bindings=train.final_eval_episodes=8", "--gin_bindings=train.video=False"]
+    run([sys.executable, str(ROOT / "bin" / "train.py"), *arguments, *short], folder)
+    check = "import sys; print(action.shape, 'tfrl' in sys.modules)"
+    return run([sys.executable, "-c", session()[-1] + check], folder)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A user's folder with the files of the page, and what its processes printed, run at once."""
+    folder = tmp_path_factory.mktemp("user")
+    for _, code in BLOCKS:
+        if named := FILE_NAME.match(code):
+            (folder / named[1]).write_text(code)
+    assert sorted(p.name for p in folder.iterdir()) == ["my_reach.gin", "my_tasks.py"]
+    with futures.ThreadPoolExecutor(2) as pool:
+        session_out = pool.submit(python_session, folder)
+        policy_out = pool.submit(command_and_policy, folder)
+    return types.SimpleNamespace(
+        run=folder / "runs" / "reach", session=session_out, policy=policy_out
+    )
+
+
+def test_every_block_is_of_a_kind_that_is_run():
+    assert {kind for kind, _ in BLOCKS} == {"python", "gin", "bash"}
+    assert all(FILE_NAME.match(code) for kind, code in BLOCKS if kind == "gin")
+
+
+def test_the_python_session_runs(page):
+    stopped_by, _ = page.session.result().splitlines()
+    assert stopped_by == "callback"
+
+
+def test_the_policy_acts_with_tensorflow_alone(page):
+    assert page.policy.result().split() == ["(5,)", "False"]
+
+
+def test_the_binary_trains_the_users_task_with_the_users_policy(page):
+    config = (page.run / "operative_config.gin").read_text()
+    assert re.search(r"^PPO\.policy = @\S*make_policy$", config, flags=re.MULTILINE)
+    assert re.search(r"^MLP\.hidden = \(32, 32\)$", config, flags=re.MULTILINE)
+    assert "PPO.clip = 0.2" in config  # from the included file
+    assert "PPO.normalize_obs = False" in config  # a default: what can be bound is listed
+
+
+def test_the_summarys_fields_are_those_of_the_table(page):
+    summary = json.loads((page.run / "summary.json").read_text())
+    table = PAGE[PAGE.index("| `summary.json` |") :]
+    rows = re.findall(r"^\| (`.*?`) \| [^|]", table, flags=re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(summary)
+    assert summary["env_steps"] == 4096 and summary["stopped_by"] == "budget"
+
+
+def test_the_autoreset_table_names_every_mode(page):
+    table = PAGE[PAGE.index("| `autoreset` |") :].split("\n\n")[0]
+    named = re.findall(r"^\| `([A-Z_]+)`", table, flags=re.MULTILINE)
+    assert sorted(named) == sorted(json.loads(page.session.result().splitlines()[-1])["modes"])
+
+
+def test_what_is_said_outside_of_blocks_holds(page):
+    for words in json.loads(page.session.result().splitlines()[-1])["said"]:
+        assert words in PAGE, words
