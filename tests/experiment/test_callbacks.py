@@ -42,6 +42,26 @@ def test_list_calls_all_and_one_stop_is_enough():
     assert repr(callbacks.STOP) == "callbacks.STOP"
 
 
+def test_any_of_the_methods_is_enough():
+    class OnlyEvaluates:
+        def on_evaluate(self, event):
+            return callbacks.STOP
+
+    together = callbacks.CallbackList([OnlyEvaluates()])
+    event = callbacks.Event(1, {})
+    assert together.on_step(event) is together.on_checkpoint(event) is None
+    assert together.on_evaluate(event) is callbacks.STOP
+
+
+def test_none_of_the_methods_is_refused():
+    with pytest.raises(UserError) as error:
+        callbacks.CallbackList([Recording(), 7])
+    assert str(error.value) == (
+        "callbacks: expected objects with one or more of the methods on_step, on_evaluate, "
+        "on_checkpoint, got 7. Derive from tfrl.experiment.callbacks.Callback."
+    )
+
+
 def test_other_answers_are_refused():
     with pytest.raises(UserError) as error:
         callbacks.CallbackList([Recording(True)]).on_step(callbacks.Event(1, {}))

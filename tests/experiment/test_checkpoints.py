@@ -178,6 +178,13 @@ class TestPruning:
             "and has reached step 60"
         ]
 
+    def test_later_steps_stay_where_the_order_is_free(self, tmp_path):
+        said = []
+        manager = CheckpointManager(tmp_path, max_to_keep=1, drop_later=False, log=said.append)
+        for step in (100, 30, 60):
+            manager.save(step, values_of(step), {})
+        assert (manager.steps, said) == ([60, 100], [])
+
     def test_max_to_keep_zero(self, tmp_path):
         with pytest.raises(UserError, match="max_to_keep: expected at least 1, or None"):
             CheckpointManager(tmp_path, max_to_keep=0)

@@ -112,7 +112,8 @@ def test_users_see_our_lines_only(first):
     head, *result = done.stdout.splitlines()
     assert head == (
         "tfrl 0.1.0: PPO on CartPole, 4 environments x 8 steps, minibatches of 8; training for "
-        f"512 env steps; compiled: rollout graph, update graph, evaluation graph; folder {root}"
+        "512 env steps; compiled: loop graph, rollout graph, update graph, evaluation graph; "
+        f"folder {root}"
     )
     patterns = {
         "Final return": r"[\d.]+ \+- [\d.]+ over 4 episodes",
@@ -168,8 +169,14 @@ def test_the_same_command_shows_the_result_and_a_larger_budget_goes_on(first, st
     assert "going on at 512 of 1,024 env steps" in more.stdout
     assert digest(root) == digest(straight[0])
     _check_records(root)
-    earlier = json.loads(before[next(p for p in before if p.name == "summary.json")])
-    assert launch_runs.summary(root)["wall_seconds"] > earlier["wall_seconds"]
+    # The run time goes on too: this start alone has at most 416 steps beyond its first call.
+    earlier, now = (_manifest(r / "checkpoints", s) for r, s in ((first[0], 512), (root, 1024)))
+    assert now["wall_seconds"] > earlier["wall_seconds"]
+    assert (earlier["train_steps"], now["train_steps"]) == (480, 896)
+
+
+def _manifest(checkpoints, step):
+    return json.loads((checkpoints / f"ckpt-{step}" / "manifest.json").read_text())["manifest"]
 
 
 def test_sigterm_and_sigkill_leave_no_trace(straight, tmp_path):

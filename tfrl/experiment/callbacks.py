@@ -56,12 +56,30 @@ class Callback:
         return None
 
 
+_EVENTS = ("on_step", "on_evaluate", "on_checkpoint")
+
+
 class CallbackList(Callback):
     """Several callbacks as one: all are called, in order, and one `STOP` is enough."""
 
-    def __init__(self, callbacks: Sequence[Callback] = ()):
-        """Takes the callbacks, which may be none."""
+    def __init__(self, callbacks: Sequence[Any] = ()):
+        """Takes the callbacks, which may be none.
+
+        Args:
+          callbacks: Objects with one or more of the methods of `Callback`.
+
+        Raises:
+          UserError: An object has none of them, and would never be called.
+        """
         self._callbacks = tuple(callbacks)
+        for callback in self._callbacks:
+            if not any(callable(getattr(callback, name, None)) for name in _EVENTS):
+                raise UserError(
+                    "callbacks",
+                    expected=f"objects with one or more of the methods {', '.join(_EVENTS)}",
+                    got=repr(callback),
+                    remedy="Derive from tfrl.experiment.callbacks.Callback.",
+                )
 
     def on_step(self, event: Event) -> _Stop | None:
         """Calls each."""
@@ -78,8 +96,8 @@ class CallbackList(Callback):
     def _call(self, name: str, event: Event) -> _Stop | None:
         answer = None
         for callback in self._callbacks:
-            method: Callable[[Event], _Stop | None] = getattr(callback, name)
-            given = method(event)
+            method: Callable[[Event], _Stop | None] | None = getattr(callback, name, None)
+            given = method(event) if method is not None else None
             if given is STOP:
                 answer = STOP
             elif given is not None:

@@ -47,8 +47,8 @@ class CheckpointManager:
     """Saves and restores the checkpoints `ckpt-<step>` of one folder.
 
     A checkpoint is written under a temporary name, synced, marked complete and renamed: a kill at
-    any moment leaves the previous one usable. Steps only go forward: saving a step drops the
-    checkpoints of later ones, which belong to a continuation that was given up.
+    any moment leaves the previous one usable. In the folder of a run steps only go forward: saving
+    a step drops the checkpoints of later ones, which belong to a continuation that was given up.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class CheckpointManager:
         max_to_keep: int | None = 3,
         keep_best: bool = True,
         *,
+        drop_later: bool = True,
         read_only: bool = False,
         log: Callable[[str], None] | None = None,
     ):
@@ -66,6 +67,8 @@ class CheckpointManager:
           directory: The folder; made when it is missing.
           max_to_keep: How many of the newest checkpoints stay; None keeps all.
           keep_best: Whether the one with the highest metric stays besides.
+          drop_later: Whether saving a step removes the checkpoints of later steps. False for a
+            folder that states are saved into in any order.
           read_only: Neither makes nor cleans the folder, so that a reader can look into the
             folder of a living run.
           log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
@@ -80,6 +83,7 @@ class CheckpointManager:
         self._directory = pathlib.Path(directory)
         self._max_to_keep = max_to_keep
         self._keep_best = keep_best
+        self._drop_later = drop_later
         self._read_only = read_only
         self._log = log or _warn
         self._writer = checkpoint_format.DataWriter()
@@ -270,12 +274,14 @@ class CheckpointManager:
         return sorted(metrics, key=lambda s: (metrics[s], s), reverse=True)
 
     def _prune(self, saved: int) -> None:
-        """Removes what is neither among the newest up to `saved` nor the best."""
+        """Removes what is neither among the newest up to `saved` nor the best; later steps too."""
         folders = self._folders()
         earlier = sorted(s for s in folders if s <= saved)
         keep = set(earlier if self._max_to_keep is None else earlier[-self._max_to_keep :])
         if self._keep_best:
             keep.update(self._ranked({s: folders[s] for s in earlier})[:1])
+        if not self._drop_later:
+            keep.update(s for s in folders if s > saved)
         for step in sorted(set(folders) - keep):
             if step > saved:
                 self._log(

@@ -20,7 +20,6 @@ from tfrl.launch.app import say
 from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
-from tfrl.workflows import RunTime
 
 # What may differ between the starts of one run: nothing here changes what is learnt.
 MAY_CHANGE = (
@@ -167,7 +166,9 @@ class _Run:
         self._restored = CheckpointManager(self.folder.checkpoints, log=say).restore()
         if self._restored is not None:
             state = workflow.load(state, self._restored)
-            workflow.run_time = RunTime.of(self._restored.manifest)
+        else:
+            # Killed before its first checkpoint: a run's rows may be there, and are its own.
+            workflow.adopt(state, self.folder.checkpoints)
         new = metadata_lib.collect(
             seed=self.flags.seed,
             compile_choices=workflow.compile_choices(state),

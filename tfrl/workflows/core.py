@@ -1,17 +1,18 @@
 """The workflow protocol: setup, step, evaluate, learn, save, restore."""
 
 import abc
+import dataclasses
 import pathlib
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
-from tfrl.experiment.callbacks import Callback
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
-from tfrl.workflows.options import RunOptions
+from tfrl.workflows.options import RunOptions, with_changes
 
 State = Any
 
@@ -57,6 +58,8 @@ class Workflow(abc.ABC):
         self.report: RunReport | None = None
         # Over all starts of a run; checkpoints carry it.
         self.run_time = RunTime()
+        # {what the states of a run share: the folder of its checkpoints}
+        self._folders: weakref.WeakKeyDictionary[Any, pathlib.Path] = weakref.WeakKeyDictionary()
 
     @abc.abstractmethod
     def setup(self, seed: int) -> State:
@@ -137,7 +140,7 @@ class Workflow(abc.ABC):
         state: State,
         options: RunOptions | None = None,
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Any] = (),
         **changes: Any,
     ) -> State:
         """Trains until the budget, a target or a callback ends the run: the one loop.
@@ -145,17 +148,18 @@ class Workflow(abc.ABC):
         Args:
           state: From `setup` or `restore`; it is consumed.
           options: Budget, evaluation, checkpoints, records.
-          callbacks: A user's own code at the run's events.
+          callbacks: A user's own code at the run's events: objects with one or more of the methods
+            of `tfrl.experiment.callbacks.Callback`.
           **changes: Fields of `RunOptions`, on top of `options` or instead of them.
 
         Returns:
           The state at the end; `self.report` tells how the run ended.
 
         Raises:
-          UserError: For what a user got wrong, a non-finite loss among it.
+          UserError: For what a user got wrong, a non-finite loss among it, or a `root_dir` that
+            holds a run which this state does not go on.
         """
-        options = options.replace(**changes) if options else RunOptions(**changes)
-        loop = TrainingLoop(self, options, callbacks)
+        loop = TrainingLoop(self, with_changes(options, changes), callbacks)
         state = loop.run(state)
         self.report = loop.report
         return state
@@ -165,6 +169,9 @@ class Workflow(abc.ABC):
     ) -> pathlib.Path:
         """Saves a checkpoint `ckpt-<env_steps>` into a folder of checkpoints.
 
+        One of the same env steps is replaced, all others stay. Compile modes that are not settled
+        yet are settled: they are part of what goes on exactly.
+
         Args:
           state: The newest state of a run.
           directory: The folder; made when missing.
@@ -173,13 +180,40 @@ class Workflow(abc.ABC):
         Returns:
           The checkpoint's folder.
         """
-        manager = CheckpointManager(directory, max_to_keep=None)
-        return manager.save(self.env_steps(state), self.state_values(state), {}, metric=metric)
+        manager = CheckpointManager(directory, max_to_keep=None, drop_later=False)
+        values = self.state_values(state)
+        return manager.save(self.env_steps(state), values, self.manifest(state), metric=metric)
+
+    def manifest(self, state: State) -> dict[str, Any]:
+        """Returns what a checkpoint tells besides values: compile modes, env steps, run time."""
+        return {
+            "env_steps": self.env_steps(state),
+            "compile_choices": self.compile_choices(state),
+            **dataclasses.asdict(self.run_time),
+        }
+
+    def run_key(self, state: State) -> Any:
+        """Returns the object that all states of one run share, and only they: their `program`."""
+        return state.program
+
+    def adopt(self, state: State, directory: str | pathlib.Path) -> None:
+        """Makes a folder of checkpoints that of the state's run: `learn` may go on in it.
+
+        What the folder holds beyond the state's env steps is dropped by `learn`.
+        """
+        self._folders[self.run_key(state)] = pathlib.Path(directory).resolve()
+
+    def is_of(self, state: State, directory: str | pathlib.Path) -> bool:
+        """Whether the state's run was restored from this folder of checkpoints or trained in it."""
+        return self._folders.get(self.run_key(state)) == pathlib.Path(directory).resolve()
 
     def restore(
         self, directory: str | pathlib.Path, which: str | int = "latest", *, seed: int = 0
     ) -> State:
-        """Restores a run from a folder of checkpoints.
+        """Restores a run from a folder of checkpoints, so that it goes on exactly.
+
+        The compile modes of the run take the place of this workflow's: other modes may round
+        otherwise.
 
         Args:
           directory: What `save` or a run folder's `checkpoints/` made.
@@ -197,10 +231,16 @@ class Workflow(abc.ABC):
                 got="none",
                 remedy="Give the checkpoints folder of a run.",
             )
+        choices = restored.manifest.get("compile_choices")
+        if choices:
+            self.use_compile(choices)
         return self.load(self.setup(seed), restored)
 
     def load(self, state: State, restored: Restored) -> State:
-        """Puts a checkpoint into a state that `setup` made, after comparing their paths."""
+        """Puts a checkpoint into a state that `setup` made, after comparing their paths.
+
+        The run time and the folder of the checkpoint become the run's.
+        """
         want, have = set(self.state_values(state)), set(restored.values)
         if want != have:
             raise UserError(
@@ -209,7 +249,10 @@ class Workflow(abc.ABC):
                 got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
                 remedy="Restore with the configuration that it was saved with.",
             )
-        return self.load_values(state, restored.values)
+        state = self.load_values(state, restored.values)
+        self.run_time = RunTime.of(restored.manifest)
+        self.adopt(state, restored.path.parent)
+        return state
 
     def close(self) -> None:
         """Frees what the workflow holds outside the state; environments on the host, for one."""

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfrl.experiment.callbacks import STOP, Callback, CallbackList, Event
+from tfrl.errors import UserError
+from tfrl.experiment.callbacks import STOP, CallbackList, Event
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.progress import Progress
 from tfrl.experiment.recorders import (
@@ -72,7 +73,7 @@ class RunTime:
 class TrainingLoop:
     """One call of `Workflow.learn`."""
 
-    def __init__(self, workflow: Any, options: RunOptions, callbacks: Sequence[Callback]):
+    def __init__(self, workflow: Any, options: RunOptions, callbacks: Sequence[Any]):
         """Prepares; files are touched by `run`."""
         self.workflow = workflow
         self.options = options
@@ -89,11 +90,12 @@ class TrainingLoop:
 
     # Set-up of files.
 
-    def _open(self, env_steps: int) -> None:
+    def _open(self, state: Any, env_steps: int) -> None:
         options = self.options
         recorders: list[Any] = []
         folder = RunFolder(options.root_dir) if options.root_dir is not None else None
         if folder is not None:
+            self._take(folder, state, env_steps)
             self.manager = CheckpointManager(
                 folder.checkpoints, max_to_keep=options.max_to_keep, log=self._log
             )
@@ -116,6 +118,23 @@ class TrainingLoop:
         )
         self._saved_at = time.monotonic()
 
+    def _take(self, folder: RunFolder, state: Any, env_steps: int) -> None:
+        """Binds the run to the folder, unless the folder is another run's."""
+        steps = CheckpointManager(folder.checkpoints, read_only=True).steps
+        files = (folder.metrics_csv, folder.metrics_jsonl)
+        rows = [file.name for file in files if file.is_file() and file.stat().st_size]
+        if (steps or rows) and not self.workflow.is_of(state, folder.checkpoints):
+            found = [f"checkpoints of the steps {', '.join(map(str, steps))}"] if steps else []
+            restore = f"Restore from {folder.checkpoints} to go on with that run, or choose"
+            raise UserError(
+                f"root_dir {folder.root}",
+                expected=f"a folder without a run, or the one that this state of {env_steps} env "
+                "steps was restored from or trained in",
+                got=" and ".join([*found, *rows]) + " of another run",
+                remedy=f"{restore if steps else 'Choose'} another root_dir.",
+            )
+        self.workflow.adopt(state, folder.checkpoints)
+
     def _log(self, message: str) -> None:
         """Prints a line that does not break into the progress."""
         if self.progress is not None:
@@ -129,9 +148,9 @@ class TrainingLoop:
         """Trains; returns the last state."""
         start = self._counted_at = time.monotonic()
         env_steps = start_steps = self.workflow.env_steps(state)
+        self._open(state, env_steps)
         if not env_steps:
             self.workflow.run_time = RunTime()
-        self._open(env_steps)
         evaluated = None
         there = self.manager is not None and env_steps in self.manager.steps
         saved = env_steps if there else None
@@ -254,8 +273,7 @@ class TrainingLoop:
         now = time.monotonic()
         self.workflow.run_time.wall_seconds += now - self._counted_at
         self._counted_at = now
-        manifest = {"env_steps": env_steps, **dataclasses.asdict(self.workflow.run_time)}
-        path = manager.save(env_steps, values, manifest, metric=evaluated)
+        path = manager.save(env_steps, values, self.workflow.manifest(state), metric=evaluated)
         self._saved_at = time.monotonic()
         event = Event(
             env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path

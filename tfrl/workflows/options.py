@@ -1,9 +1,11 @@
 """What `Workflow.learn` is asked to do, apart from the algorithm."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
-from tfrl.errors import UserError
+from tfrl.errors import UserError, did_you_mean
 
 RECORDERS = ("console", "csv", "jsonl", "tensorboard", "wandb")
 
@@ -72,3 +74,35 @@ class RunOptions(struct.Struct):
                 got="none",
                 remedy="Set eval_interval: the target is compared with evaluations.",
             )
+
+
+def with_changes(options: RunOptions | None, changes: Mapping[str, Any]) -> RunOptions:
+    """Returns options with some fields changed.
+
+    Args:
+      options: What to change, or None for the defaults.
+      changes: `{field: value}`.
+
+    Raises:
+      UserError: For a name that is no field, or a value that is wrong.
+    """
+    kind: Any = RunOptions if options is None else type(options)
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in changes:
+        if name not in known:
+            raise UserError(
+                f"the option {name} of learn",
+                expected="a field of RunOptions",
+                got=name,
+                remedy=did_you_mean(name, known),
+            )
+    if options is not None:
+        return options.replace(**changes)
+    if "total_env_steps" not in changes:
+        raise UserError(
+            "total_env_steps",
+            expected="the budget in env steps",
+            got="none",
+            remedy="Call learn(state, total_env_steps=100_000), for example.",
+        )
+    return RunOptions(**changes)
