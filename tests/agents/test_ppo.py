@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
-from tfrl import seeding, struct
+from tfrl import distributions, networks, seeding, specs, struct
 from tfrl.agents import PPO, RandomAgent
 from tfrl.agents.ppo.losses import PPOBatch, ppo_loss
 from tfrl.errors import UserError
@@ -131,6 +131,25 @@ class AgentTest(parameterized.TestCase):
         self.assertLess(abs(float(metrics["approx_kl"])), 1e-6)
         self.assertEqual(float(metrics["clip_fraction"]), 0.0)
 
+    def test_at_ratio_one_the_approximate_kl_is_zero_where_a_squashed_policy_saturates(self):
+        env = tfrl.make_env("tf:Pendulum-v1", num_envs=8)
+        policy = networks.PolicyNetwork(
+            torso=networks.make_torso(env.obs_spec, hidden=(8,)),
+            distribution=distributions.make_distribution(
+                env.action_spec, squash=True, init_log_std=2.0
+            ),
+        )
+        agent = PPO(obs_spec=env.obs_spec, action_spec=env.action_spec, policy=policy)
+        state = agent.init(KEY)
+        state.params["policy"]["head"]["bias"] += 6.0
+        trajectory = experience(env, agent, state, 64)
+        at_the_edge = tf.abs(trajectory.action) >= 2.0 * (1 - 1e-6)
+        self.assertGreater(float(tf.reduce_mean(tf.cast(at_the_edge, tf.float32))), 0.25)
+        batch, _ = agent.learner_batch(state, trajectory)
+        _, metrics = agent.loss(state.params, state, batch, KEY)
+        self.assertLess(abs(float(metrics["approx_kl"])), 1e-6)
+        self.assertEqual(float(metrics["clip_fraction"]), 0.0)
+
     def test_the_loss_sees_the_statistics_that_acted(self):
         env, agent = made(normalize_obs=True)
         state = agent.init(KEY)
@@ -219,11 +238,59 @@ class AgentTest(parameterized.TestCase):
         ({"discount": 1.5}, "PPO.discount: expected a number of at least 0 and at most 1, got 1.5"),
         ({"clip": -0.1}, "PPO.clip: expected a number of at least 0, got -0.1"),
         ({"gae_lambda": float("nan")}, "PPO.gae_lambda: expected a number"),
+        ({"clip": [[0, 0.2], [9, 0]]}, "PPO.clip: expected a number of at least 0, got [[0, 0.2],"),
+        ({"clip": True}, "PPO.clip: expected a number of at least 0, got True"),
+        ({"clip": None}, "PPO.clip: expected a number of at least 0, got None"),
+        ({"clip": "0.2"}, "PPO.clip: expected a number of at least 0, got '0.2'"),
+        ({"value_coef": -1}, "PPO.value_coef: expected a number of at least 0, got -1"),
+        ({"value_coef": float("inf")}, "PPO.value_coef: expected a number of at least 0, got inf"),
+        ({"value_clip": -0.2}, "PPO.value_clip: expected a number of at least 0 or None, got -0.2"),
+        ({"value_clip": float("nan")}, "or None, got nan. Give one finite number; only entropy_"),
+        ({"obs_clip": 0.0}, "PPO.obs_clip: expected a number above 0, got 0.0"),
+        ({"obs_clip": float("nan")}, "PPO.obs_clip: expected a number above 0, got nan"),
+        ({"target_kl": -0.01}, "PPO.target_kl: expected a number above 0 or None, got -0.01"),
+        ({"target_kl": float("nan")}, "PPO.target_kl: expected a number above 0 or None, got nan"),
+        ({"entropy_coef": float("nan")}, "expected a finite number, got nan"),
     )
     def test_messages(self, changes, message):
         with pytest.raises(UserError) as error:
             made(**changes)
         self.assertIn(message, str(error.value))
+
+    def test_integers_and_numpy_numbers_are_numbers(self):
+        made(clip=np.float32(0.2), discount=1, value_coef=np.int64(1), target_kl=None)
+
+    @parameterized.parameters("policy", "value")
+    def test_a_keras_model_or_a_bare_torso_is_told_how_to_become_a_network(self, name):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        for wrong in (model, networks.MLP()):
+            with pytest.raises(UserError) as error:
+                made(**{name: wrong})
+            self.assertIn(f"PPO.{name}: expected a tfrl.networks network", str(error.value))
+            self.assertIn(f"got {type(wrong).__name__}.", str(error.value))
+            self.assertIn("torso=KerasNetwork(model_fn=make_model, spec=", str(error.value))
+
+    def test_one_item_of_a_dict_observation(self):
+        spec = {"image": tf.TensorSpec([84, 84, 4], tf.uint8), "speed": tf.TensorSpec([3])}
+        make = lambda **kwargs: PPO(  # noqa: E731
+            obs_spec=spec, action_spec=specs.DiscreteSpec(2), hidden=(8,), **kwargs
+        )
+        with pytest.raises(UserError, match="Choose one with obs_key='image'"):
+            make()
+        for key, body in (("image", networks.NatureCNN), ("speed", networks.MLP)):
+            agent = make(obs_key=key)
+            self.assertIsInstance(agent.policy_network.torso.body, body)
+            self.assertIsInstance(agent.value_network.torso.body, body)
+        state = agent.init(KEY)
+        obs = specs.zeros(spec, (5,))
+        other = {**obs, "image": obs["image"] + 255}
+        for o in (obs, other):
+            np.testing.assert_array_equal(
+                agent.compute_actions(state, o, KEY).extras["log_prob"],
+                agent.compute_actions(state, obs, KEY).extras["log_prob"],
+            )
+        with pytest.raises(UserError, match="obs_key: expected the name of an item"):
+            make(obs_key="speeed")
 
     def test_equal_agents_are_equal(self):
         self.assertEqual(made()[1], made()[1])

@@ -239,6 +239,22 @@ class RegistrationTest(parameterized.TestCase):
         with pytest.raises(UserError, match=r"got none for \['b'\]"):
             Partial(SumAgent()).build(KEY)
 
+    @parameterized.parameters(
+        ({}, "got ones for []"),
+        ({"default_policy": ModuleConfig(), "b": ModuleConfig()}, "got ones for ['b', 'default_"),
+        (0.1, "got 0.1"),
+    )
+    def test_settings_that_do_not_fit_name_the_modules(self, config, got):
+        with pytest.raises(UserError) as error:
+            Learner(SumAgent(), config=config)
+        self.assertIn("one for each of the modules ['default_policy']", str(error.value))
+        self.assertIn(got, str(error.value))
+
+    def test_settings_by_module(self):
+        config = ModuleConfig(lr=0.5)
+        learner = Learner(SumAgent(), config={"default_policy": config})
+        self.assertEqual(learner.configs, {"default_policy": config})
+
     def test_check_numerics_is_checked(self):
         with pytest.raises(UserError, match="check_numerics: expected off, skip or raise"):
             Learner(SumAgent(), check_numerics="maybe")

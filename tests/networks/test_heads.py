@@ -218,3 +218,51 @@ class CriticEnsembleTest(parameterized.TestCase, tf.test.TestCase):
     def test_unknown_rule(self):
         with pytest.raises(UserError, match="apply_rule: expected one of auto, batched, unstacked"):
             networks.CriticEnsemble(torso=TORSO, apply_rule="batch")
+
+
+class TrainingTest(parameterized.TestCase):
+    @parameterized.parameters(
+        networks.ValueNetwork(torso=TORSO),
+        networks.QNetwork(torso=TORSO, num_actions=3),
+        networks.DuelingQNetwork(torso=TORSO, num_actions=3),
+        TORSO,
+    )
+    def test_without_special_layers_training_changes_nothing(self, network):
+        params = network.init(KEY, OBS)
+        x = seeding.normal(KEY, [5, 3])
+        y, after = network.apply_training(params, x, KEY)
+        np.testing.assert_array_equal(y, network.apply(params, x))
+        tf.nest.map_structure(self.assertIs, after, params)
+
+    @parameterized.parameters(
+        lambda torso: networks.ValueNetwork(torso=torso),
+        lambda torso: networks.QNetwork(torso=torso, num_actions=3),
+        lambda torso: networks.DuelingQNetwork(torso=torso, num_actions=3),
+    )
+    def test_the_torso_trains_inside_every_head(self, make):
+        torso = networks.KerasNetwork(
+            model_fn=lambda: tf.keras.Sequential([tf.keras.layers.BatchNormalization()]), spec=OBS
+        )
+        network = make(torso)
+        params = network.init(KEY, OBS)
+        x = seeding.normal(KEY, [50, 3]) + 4.0
+        y, after = network.apply_training(params, x, KEY)
+        hidden, _ = torso.apply_training(params["torso"], x, KEY)
+        np.testing.assert_allclose(np.mean(hidden, axis=0), 0.0, atol=1e-5)
+        self.assertGreater(float(tf.reduce_max(tf.abs(y - network.apply(params, x)))), 0.1)
+        mean = after["torso"]["state"]["000_moving_mean"]
+        np.testing.assert_allclose(mean, 0.01 * np.mean(x, axis=0), rtol=1e-4)
+        self.assertIs(
+            after["head" if "head" in after else "value"]["kernel"],
+            (params["head" if "head" in params else "value"]["kernel"]),
+        )
+
+    def test_only_the_state_of_an_adapter_is_not_trained(self):
+        params = {
+            "a": {"params": {"w": 1}, "state": {"m": 2, "v": 3}},
+            "b": {"state": 4},
+            "c": ({"params": {}, "state": 5}, 6),
+        }
+        # Dicts inside tuples are looked into, too.
+        trained, others = networks.split_leaves(params)
+        self.assertEqual((trained, others), ([1, 4, 6], [2, 3, 5]))

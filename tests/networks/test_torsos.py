@@ -383,7 +383,7 @@ class ObservationTest(parameterized.TestCase, tf.test.TestCase):
         self.assertEqual(
             str(error.value),
             "observation: expected one image, or no image, got images image among other items. "
-            "Choose one with obs_key='image', or kind='mlp' to flatten all.",
+            "Choose one with obs_key='image', or make_torso(kind='mlp') for all.",
         )
         with pytest.raises(UserError, match="obs_key: expected .* got 'imag'. Did you mean image?"):
             networks.make_torso(both, obs_key="imag")

@@ -15,6 +15,11 @@ LossFn = Callable[
 ]
 
 
+# Under this name a loss may add to its metrics `{group: nest like params[group]}`: after the step
+# the leaves that no gradient trains (`networks.split_leaves`) become what they are there.
+PARAM_UPDATES = "param_updates"
+
+
 @struct.logic_dataclass
 class Update(struct.Struct):
     """One gradient update of a learner step.
@@ -22,7 +27,8 @@ class Update(struct.Struct):
     Attributes:
       name: Names the update's optimizer and metrics.
       groups: The parameter groups that it trains; gradients flow to no other.
-      loss: `loss(params, state, batch, key) -> (loss, metrics)`; `params` holds all groups.
+      loss: `loss(params, state, batch, key) -> (loss, metrics)`; `params` holds all groups. An item
+        `PARAM_UPDATES` of the metrics holds new values of leaves that no gradient trains.
       every: Runs in every `every`-th learner step (TD3's delayed actor has 2).
     """
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.agents.core import Update
+from tfrl import networks, struct
+from tfrl.agents.core import PARAM_UPDATES, Update
 from tfrl.errors import UserError
 from tfrl.types import AgentState, Nest
 
@@ -24,11 +24,14 @@ class Gradients(struct.Struct):
       gradients: `{group: nest}` like the trained parameters.
       loss: Scalar float32.
       metrics: `{name: scalar}` of the loss function.
+      param_updates: `{group: nest}` like the parameters, of which the leaves that no gradient
+        trains are to be written back; empty for most agents.
     """
 
     gradients: dict[str, Any]
     loss: tf.Tensor
     metrics: dict[str, tf.Tensor]
+    param_updates: dict[str, Any] = struct.field(default_factory=dict)
 
 
 def compute_update(
@@ -44,11 +47,19 @@ def compute_update(
       key: int32 [2].
     """
     trained = {g: params[g] for g in update.groups}
+    # Leaves that no gradient trains may be integers, such as counts; their gradients are zeros.
+    leaves = [x for g in update.groups for x in networks.split_leaves(params[g])[0]]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(tf.nest.flatten(trained))
+        tape.watch(leaves)
         loss, metrics = update.loss({**params, **trained}, state, batch, key)
-    gradients = tape.gradient(loss, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return Gradients(gradients=gradients, loss=loss, metrics=metrics)
+    found = tape.gradient(loss, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    by_leaf = {id(x): g for x, g in zip(leaves, found, strict=True)}
+    gradients = tf.nest.map_structure(
+        lambda x: by_leaf[id(x)] if id(x) in by_leaf else tf.zeros(x.shape), trained
+    )
+    metrics = dict(metrics)
+    updates = metrics.pop(PARAM_UPDATES, {})
+    return Gradients(gradients=gradients, loss=loss, metrics=metrics, param_updates=updates)
 
 
 def clip_gradients(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import networks, seeding, struct
 from tfrl.agents.core import Agent, Update
 from tfrl.errors import UserError
 from tfrl.learners import optimizers
@@ -63,10 +63,7 @@ class Learner:
                 remedy="Choose what happens to a non-finite loss.",
             )
         self.check_numerics = check_numerics
-        config = config if config is not None else ModuleConfig()
-        self.configs: dict[str, ModuleConfig] = {
-            m: config if isinstance(config, ModuleConfig) else config[m] for m in self.modules
-        }
+        self.configs = _configs(config, list(self.modules))
         self._optimizer_fn = optimizer_fn or (lambda c: optimizers.adam(epsilon=c.adam_epsilon))
         self._states: dict[str, AgentState] = {}
         self._optimizers = OptimizerRegistry()
@@ -109,9 +106,10 @@ class Learner:
         for module_id, agent in self.modules.items():
             self.configure_optimizers_for_module(module_id)
             groups = {g for u in agent.updates for g in u.groups}
+            trained = {v.ref() for v in self._group_variables(module_id, tuple(groups))}
             named = struct.paths(self._states[module_id].params)
             self._optimizers.check_coverage(
-                module_id, {p: v for p, v in named.items() if p.split("/")[0] in groups}
+                module_id, {p: v for p, v in named.items() if v.ref() in trained}
             )
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
@@ -155,7 +153,7 @@ class Learner:
                 got=f"{unknown}",
                 remedy="Name groups that init() returns.",
             )
-        return [v for g in groups for v in tf.nest.flatten(params[g])]
+        return [v for g in groups for v in networks.split_leaves(params[g])[0]]
 
     # Looking.
 
@@ -226,6 +224,14 @@ class Learner:
             if mine:
                 entry.optimizer.apply_gradients(mine)
 
+    def apply_param_updates(self, module_id: str, param_updates: dict[str, Any]) -> None:
+        """Assigns `{group: nest}` to those variables of the module that no gradient trains."""
+        for group, nest in param_updates.items():
+            _, variables = networks.split_leaves(self._states[module_id].params[group])
+            _, values = networks.split_leaves(nest)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
     def _gradient_step(
         self, module_id: str, batch: Nest, key: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
@@ -257,12 +263,15 @@ class Learner:
                 do.append(~stop)
             if update.every > 1:
                 do.append(self.learner_steps % update.every == 0)
-            self._apply_if(module_id, do, gradients)
+            self._apply_if(module_id, do, gradients, found.param_updates)
         return metrics, stop, all_finite
 
-    def _apply_if(self, module_id: str, conditions: list[tf.Tensor], gradients: Any) -> None:
+    def _apply_if(
+        self, module_id: str, conditions: list[tf.Tensor], gradients: Any, param_updates: Any
+    ) -> None:
         def apply() -> tf.Tensor:
             self.apply_gradients(module_id, gradients)
+            self.apply_param_updates(module_id, param_updates)
             return tf.constant(0)
 
         if conditions:
@@ -539,6 +548,21 @@ def raise_if_nonfinite(row: Mapping[str, float], module_id: str, where: str = ""
         remedy="Lower the learning rate, check rewards and observations, or choose "
         "check_numerics='skip' to leave such steps out.",
     )
+
+
+def _configs(config: Any, module_ids: list[str]) -> dict[str, ModuleConfig]:
+    """The settings of every module."""
+    if config is None or isinstance(config, ModuleConfig):
+        return {m: config or ModuleConfig() for m in module_ids}
+    given = dict(config) if isinstance(config, Mapping) else None
+    if given is None or set(given) != set(module_ids):
+        raise UserError(
+            "Learner config",
+            expected=f"a ModuleConfig, or one for each of the modules {sorted(module_ids)}",
+            got=repr(config) if given is None else f"ones for {sorted(given)}",
+            remedy="Name every module once, as in config={module_id: ModuleConfig(lr=3e-4)}.",
+        )
+    return given
 
 
 def _variables_like(state: AgentState, prefix: str) -> AgentState:

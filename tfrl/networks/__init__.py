@@ -6,7 +6,7 @@ Parameters are nested dicts of float32 tensors or Variables. Every network works
 """
 
 from tfrl.networks.conv import NatureCNN
-from tfrl.networks.core import Network, Torso, init_population
+from tfrl.networks.core import Network, Torso, init_population, split_leaves
 from tfrl.networks.critics import CriticEnsemble
 from tfrl.networks.factory import is_image, make_torso
 from tfrl.networks.heads import DuelingQNetwork, PolicyNetwork, QNetwork, ValueNetwork
@@ -32,4 +32,5 @@ __all__ = [
     "init_population",
     "is_image",
     "make_torso",
+    "split_leaves",
 ]

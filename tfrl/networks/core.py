@@ -1,7 +1,7 @@
 """The network protocol, and the leading axes that every network takes."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -31,7 +31,8 @@ class Network(abc.ABC):
           spec: The spec of one input, without leading axes.
 
         Returns:
-          A nested dict of float32 tensors.
+          A nested dict of float32 tensors. A dict of exactly the items "params" and "state" holds
+          under "state" what no gradient trains, see `split_leaves`.
         """
 
     @abc.abstractmethod
@@ -44,6 +45,22 @@ class Network(abc.ABC):
           x: The inputs.
         """
 
+    def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[Any, Params]:
+        """Computes the output as a loss needs it, and the parameters after the call.
+
+        Layers that differ in training (BatchNormalization, Dropout) are in that mode. Here nothing
+        differs: networks with such layers override it.
+
+        Args:
+          params: As for `apply`.
+          x: The inputs.
+          key: int32 [2], for layers that draw random numbers.
+
+        Returns:
+          The output, and parameters like `params`, of which only the untrained leaves may differ.
+        """
+        return self.apply(params, x), params
+
 
 class Torso(Network):
     """A network whose output is one axis of features `[..., output_size]`."""
@@ -51,6 +68,34 @@ class Torso(Network):
     @abc.abstractmethod
     def output_size(self, spec: Nest) -> int:
         """Returns the number of features that come out for inputs of `spec`."""
+
+
+def split_leaves(params: Nest) -> tuple[list[Any], list[Any]]:
+    """Splits the leaves of parameters into those that gradients train and the others.
+
+    The others are under "state" in a dict of exactly the items "params" and "state", such as the
+    moving statistics in the parameters of a `KerasNetwork`.
+
+    Args:
+      params: A nest of tensors or Variables.
+
+    Returns:
+      The trained leaves and the others, each in the order of `tf.nest.flatten`.
+    """
+    trains = tf.nest.flatten(_trains(params))
+    pairs = list(zip(tf.nest.flatten(params), trains, strict=True))
+    return [leaf for leaf, t in pairs if t], [leaf for leaf, t in pairs if not t]
+
+
+def _trains(params: Nest) -> Nest:
+    if isinstance(params, tuple | list):
+        return [_trains(part) for part in params]
+    if not isinstance(params, Mapping):
+        return tf.nest.map_structure(lambda _: True, params)
+    found = {name: _trains(part) for name, part in params.items()}
+    if set(params) == {"params", "state"}:
+        found["state"] = tf.nest.map_structure(lambda _: False, params["state"])
+    return found
 
 
 def init_population(init: Callable[..., Params], key: tf.Tensor, num: int, *specs: Nest) -> Params:

@@ -90,7 +90,7 @@ def _auto(chosen: Nest) -> str:
             "observation",
             expected="one image, or no image",
             got=f"images {', '.join(images)} among other items",
-            remedy=f"Choose one with obs_key={images[0]!r}, or kind='mlp' to flatten all.",
+            remedy=f"Choose one with obs_key={images[0]!r}, or make_torso(kind='mlp') for all.",
         )
     return "mlp"
 

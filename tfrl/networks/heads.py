@@ -1,5 +1,8 @@
 """Policies and values: a torso and a linear head."""
 
+import abc
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl import seeding, struct
@@ -17,8 +20,23 @@ def _head(params: Params, x: tf.Tensor) -> tf.Tensor:
     return restore(layers.dense(params, flat))
 
 
+class _Headed(Network):
+    """A network whose output is computed from the features of a torso."""
+
+    torso: Torso
+
+    @abc.abstractmethod
+    def _output(self, params: Params, hidden: tf.Tensor) -> Any:
+        """The output from features `[..., F]`."""
+
+    def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[Any, Params]:
+        """Returns the output with the torso in training mode, and the parameters after the call."""
+        hidden, torso = self.torso.apply_training(params["torso"], x, key)
+        return self._output(params, hidden), {**params, "torso": torso}
+
+
 @struct.logic_dataclass
-class PolicyNetwork(Network):
+class PolicyNetwork(_Headed):
     """pi(a | o): observations to a distribution over actions.
 
     Attributes:
@@ -50,12 +68,15 @@ class PolicyNetwork(Network):
           x: A nest of observations.
           mask: Which actions are valid, see `ActionDistribution.build`.
         """
-        outputs = _head(params["head"], self.torso.apply(params["torso"], x))
+        return self._output(params, self.torso.apply(params["torso"], x), mask)
+
+    def _output(self, params: Params, hidden: tf.Tensor, mask: Nest = None) -> Distribution:
+        outputs = _head(params["head"], hidden)
         return self.distribution.build(outputs, params.get("distribution"), mask)
 
 
 @struct.logic_dataclass
-class ValueNetwork(Network):
+class ValueNetwork(_Headed):
     """V(o): observations to one number, float32 `[...]`.
 
     Attributes:
@@ -75,11 +96,14 @@ class ValueNetwork(Network):
 
     def apply(self, params: Params, x: Nest) -> tf.Tensor:
         """Returns values `[...]`; there is no last axis of size 1."""
-        return tf.squeeze(_head(params["head"], self.torso.apply(params["torso"], x)), axis=-1)
+        return self._output(params, self.torso.apply(params["torso"], x))
+
+    def _output(self, params: Params, hidden: tf.Tensor) -> tf.Tensor:
+        return tf.squeeze(_head(params["head"], hidden), axis=-1)
 
 
 @struct.logic_dataclass
-class QNetwork(Network):
+class QNetwork(_Headed):
     """Q(o, .): observations to one value per discrete action, float32 `[..., num_actions]`.
 
     Attributes:
@@ -102,11 +126,14 @@ class QNetwork(Network):
 
     def apply(self, params: Params, x: Nest) -> tf.Tensor:
         """Returns values `[..., num_actions]`."""
-        return _head(params["head"], self.torso.apply(params["torso"], x))
+        return self._output(params, self.torso.apply(params["torso"], x))
+
+    def _output(self, params: Params, hidden: tf.Tensor) -> tf.Tensor:
+        return _head(params["head"], hidden)
 
 
 @struct.logic_dataclass
-class DuelingQNetwork(Network):
+class DuelingQNetwork(_Headed):
     """Q(o, a) = V(o) + A(o, a) - mean_b A(o, b), float32 `[..., num_actions]`.
 
     Source: Wang et al. 2016, equation 9, https://arxiv.org/abs/1511.06581.
@@ -132,6 +159,8 @@ class DuelingQNetwork(Network):
 
     def apply(self, params: Params, x: Nest) -> tf.Tensor:
         """Returns values `[..., num_actions]`, whose mean over actions is V(o)."""
-        hidden = self.torso.apply(params["torso"], x)
+        return self._output(params, self.torso.apply(params["torso"], x))
+
+    def _output(self, params: Params, hidden: tf.Tensor) -> tf.Tensor:
         value, advantage = _head(params["value"], hidden), _head(params["advantage"], hidden)
         return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)

@@ -17,9 +17,10 @@ class KerasNetwork(Torso):
 
     Parameters are `{"params": {...}, "state": {...}}`: the trainable weights, and the others, such
     as the moving statistics of BatchNormalization, with names like "000_kernel" that do not depend
-    on how many layers Keras has named before. No gradient flows to `state`; after a step in
-    training mode it is replaced by what `apply_with_updates` returns. Random layers (Dropout,
-    GaussianNoise, ...) draw from the key that is given, the same bits on every path.
+    on how many layers Keras has named before. No gradient flows to `state` and no optimizer has
+    it; losses call `apply_training`, and the Learner writes back the `state` that it returns.
+    Random layers (Dropout, GaussianNoise, ...) draw from the key that is given, the same bits on
+    every path.
 
     Not seen: regularisation losses of layers, and what a layer of the user's own draws from
     `tf.random` directly. `call` methods must not be decorated with tf.function.
@@ -96,6 +97,11 @@ class KerasNetwork(Torso):
           key: int32 [2]; needed if layers draw random numbers in this mode.
         """
         return self.apply_with_updates(params, x, training, key)[0]
+
+    def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[Any, Params]:
+        """Returns the output in training mode, and the parameters with the new `state`."""
+        output, state = self.apply_with_updates(params, x, training=True, key=key)
+        return output, {**params, "state": state}
 
     def apply_with_updates(
         self, params: Params, x: Nest, training: bool = True, key: tf.Tensor | None = None

@@ -105,9 +105,16 @@ class ObservationTorso(Torso):
 
     def apply(self, params: Params, x: Nest) -> tf.Tensor:
         """Returns the body's output for observations `[..., *obs_spec shape]`."""
+        return self.body.apply(params, self._body_input(x))
+
+    def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[tf.Tensor, Params]:
+        """Returns the body's output in training mode, and its parameters after the call."""
+        return self.body.apply_training(params, self._body_input(x), key)
+
+    def _body_input(self, x: Nest) -> tf.Tensor:
         spec, x = self.choose(self.obs_spec), self.choose(x)
         if self._as_it_is():
-            return self.body.apply(params, x)
+            return x
         tf.nest.assert_same_structure(spec, x, check_types=False)
         leaves = zip(tf.nest.flatten(x), tf.nest.flatten(spec), strict=True)
-        return self.body.apply(params, features([_encode(v, s, self.one_hot) for v, s in leaves]))
+        return features([_encode(v, s, self.one_hot) for v, s in leaves])

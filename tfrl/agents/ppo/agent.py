@@ -1,17 +1,32 @@
 """PPO: acting, advantages, and the plan of its one update."""
 
+import math
+import numbers
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl import networks, ops, seeding, struct
-from tfrl.agents.core import Agent, Update
+from tfrl.agents.core import PARAM_UPDATES, Agent, Update
 from tfrl.agents.ppo.losses import PPOBatch, ppo_loss
-from tfrl.agents.ppo.networks import default_policy, default_value
+from tfrl.agents.ppo.networks import check_network, default_policy, default_value
 from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.ops.schedules import make_schedule
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+# Bounds of every number: least, greatest, and whether the least itself is allowed.
+_BOUNDS: dict[str, tuple[float, float, bool]] = {
+    "discount": (0, 1, True),
+    "gae_lambda": (0, 1, True),
+    "clip": (0, math.inf, True),
+    "value_clip": (0, math.inf, True),
+    "value_coef": (0, math.inf, True),
+    "obs_clip": (0, math.inf, False),
+    "target_kl": (0, math.inf, False),
+}
+_OPTIONAL = ("value_clip", "target_kl")
+_TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
 
 
 @struct.logic_dataclass
@@ -21,12 +36,18 @@ class PPO(Agent):
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; details as examined by Huang et
     al. 2022, https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
 
+    Layers of a `KerasNetwork` that differ in training (BatchNormalization, Dropout) are in training
+    mode in the loss only; acting, the values for the advantages and evaluation run them in
+    inference mode. With such layers the ratio of the first minibatch is therefore not exactly 1.
+
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
       policy: The policy network; None for a tanh MLP of `hidden` units (a CNN for images).
       value: The value network; None for the same.
       hidden: Units of the default networks' layers.
+      obs_key: The item of a Dict observation that the default networks take ("a/b" for a nested
+        one); None for all of it.
       discount: gamma.
       gae_lambda: lambda of the advantage estimator.
       clip: Half width of the ratio's interval.
@@ -55,26 +76,25 @@ class PPO(Agent):
     normalize_obs: bool = False
     obs_clip: float = 10.0
     target_kl: float | None = None
+    obs_key: str | None = None
     policy_network: networks.PolicyNetwork = struct.derived()
     value_network: networks.ValueNetwork = struct.derived()
 
     def __post_init__(self) -> None:
         """Checks numbers and fills in the default networks."""
-        for name, low, high in (("discount", 0, 1), ("gae_lambda", 0, 1), ("clip", 0, None)):
-            number = getattr(self, name)
-            if not number >= low or (high is not None and number > high):
-                raise UserError(
-                    f"PPO.{name}",
-                    expected=f"a number of at least {low}"
-                    + (f" and at most {high}" if high is not None else ""),
-                    got=number,
-                    remedy="Typical values: discount 0.99, gae_lambda 0.95, clip 0.2.",
-                )
+        for name in _BOUNDS:
+            _check_number(name, getattr(self, name))
         make_schedule(self.entropy_coef)
+        hidden = tuple(self.hidden)
+        if self.policy is not None:
+            head = f"PolicyNetwork({_TORSO}, distribution=make_distribution(env.action_spec))"
+            check_network("policy", self.policy, head)
+        if self.value is not None:
+            check_network("value", self.value, f"ValueNetwork({_TORSO})")
         self.policy_network = self.policy or default_policy(
-            self.obs_spec, self.action_spec, tuple(self.hidden)
+            self.obs_spec, self.action_spec, hidden, self.obs_key
         )
-        self.value_network = self.value or default_value(self.obs_spec, tuple(self.hidden))
+        self.value_network = self.value or default_value(self.obs_spec, hidden, self.obs_key)
 
     # State.
 
@@ -101,10 +121,16 @@ class PPO(Agent):
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Samples actions; `extras["log_prob"]` is their float32 log-probability `[B]`."""
+        """Samples actions; `extras["log_prob"]` is their float32 log-probability `[B]`.
+
+        It is `log_prob` of the emitted action, as in the loss: where a squashed policy saturates,
+        that of `sample_and_log_prob` differs, and the ratio would not start at 1.
+        """
         policy = self.policy_network.apply(state.params["policy"], self.normalized(state, obs))
-        action, log_prob = policy.sample_and_log_prob(key)
-        return ActionOutput(action=action, carry=carry, extras={"log_prob": log_prob})
+        action = policy.sample(key)
+        return ActionOutput(
+            action=action, carry=carry, extras={"log_prob": policy.log_prob(action)}
+        )
 
     def evaluate_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
@@ -157,10 +183,17 @@ class PPO(Agent):
     def loss(
         self, params: dict[str, Any], state: AgentState, batch: PPOBatch, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of `losses.ppo_loss` at the given parameters."""
-        return ppo_loss(
-            self.policy_network.apply(params["policy"], batch.obs),
-            self.value_network.apply(params["value"], batch.obs),
+        """The loss of `losses.ppo_loss` at the given parameters, networks in training mode."""
+        keys = seeding.streams(key, ["policy", "value"])
+        policy, policy_params = self.policy_network.apply_training(
+            params["policy"], batch.obs, keys["policy"]
+        )
+        value, value_params = self.value_network.apply_training(
+            params["value"], batch.obs, keys["value"]
+        )
+        loss, metrics = ppo_loss(
+            policy,
+            value,
             batch,
             clip=self.clip,
             value_clip=self.value_clip,
@@ -168,6 +201,9 @@ class PPO(Agent):
             entropy_coef=state.extra["entropy_coef"],
             normalize_advantage=self.normalize_advantage,
         )
+        after = {"policy": policy_params, "value": value_params}
+        after = {g: p for g, p in after.items() if networks.split_leaves(p)[1]}
+        return loss, {**metrics, PARAM_UPDATES: after} if after else metrics
 
     def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
         """Merges the observations into the statistics, to be used from the next rollout on."""
@@ -186,6 +222,25 @@ class PPO(Agent):
         if self.target_kl is None:
             return None
         return metrics["approx_kl"] > 1.5 * self.target_kl
+
+
+def _check_number(name: str, number: Any) -> None:
+    if number is None and name in _OPTIONAL:
+        return
+    low, high, closed = _BOUNDS[name]
+    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    if real and math.isfinite(number) and low <= number <= high and (closed or number > low):
+        return
+    expected = f"a number of at least {low}" if closed else f"a number above {low}"
+    raise UserError(
+        f"PPO.{name}",
+        expected=expected
+        + (f" and at most {high}" if math.isfinite(high) else "")
+        + (" or None" if name in _OPTIONAL else ""),
+        got=repr(number),
+        remedy="Give one finite number; only entropy_coef takes a schedule. Typical: discount "
+        "0.99, gae_lambda 0.95, clip 0.2, value_coef 0.5, obs_clip 10, target_kl 0.02.",
+    )
 
 
 def _flat(x: tf.Tensor) -> tf.Tensor:
