@@ -137,7 +137,10 @@ BINDINGS = {
     "negative checkpoints": ("train.max_to_keep=-1", "max_to_keep: expected a positive whole"),
     "negative seconds": ("train.checkpoint_seconds=-1", "checkpoint_seconds: expected a positive"),
     "no episodes": ("train.final_eval_episodes=0", "train.final_eval_episodes: expected at least"),
-    "negative length": ("OnPolicyWorkflow.rollout_length=-8", "rollout_length: expected a whole number"),
+    "negative length": (
+        "OnPolicyWorkflow.rollout_length=-8",
+        "rollout_length: expected a whole number",
+    ),
     "not dividing": (
         "OnPolicyWorkflow.num_minibatches=5",
         "num_minibatches: expected a divisor of the 32 rows of an iteration (8 steps x 4 "
