@@ -353,7 +353,8 @@ class ErrorTest(parameterized.TestCase):
             "eval_env: expected environments with time limit and autoreset, got the bare CartPole",
         ),
         ({"eval_env": "tf:CartPole-v1"}, "eval_env: expected environments as tfrl.make_env gives"),
-        ({"iterations_per_call": 0}, "iterations_per_call: expected at least 1, or None, got 0"),
+        ({"iterations_per_call": 0}, "iterations_per_call: expected a whole number of at least 1"),
+        ({"iterations_per_call": 2.5}, "at least 1, or None, got 2.5"),
         ({"compile": "fast"}, "compile: expected one of xla, graph, eager, auto"),
         ({"num_epochs": 0}, "num_epochs: expected a whole number of at least 1, got 0"),
     )

@@ -46,11 +46,12 @@ class Workflow(abc.ABC):
           iterations_per_call: None to choose it so that a call takes about half a second. It
             changes no result.
         """
-        if iterations_per_call is not None and iterations_per_call < 1:
+        whole = isinstance(iterations_per_call, int) and not isinstance(iterations_per_call, bool)
+        if iterations_per_call is not None and not (whole and iterations_per_call >= 1):
             raise UserError(
                 "iterations_per_call",
-                expected="at least 1, or None",
-                got=iterations_per_call,
+                expected="a whole number of at least 1, or None",
+                got=repr(iterations_per_call),
                 remedy="None chooses it by time.",
             )
         self.iterations_per_call = iterations_per_call
