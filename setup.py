@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 INSTALL_REQUIRES = [
     "absl-py>=2.0",
     "dm-reverb~=0.14.0; sys_platform == 'linux'",
-    "gin-config>=0.5",
+    "gin-config~=0.5.0",
     "gymnasium>=1.1,<1.4",
     "numpy>=1.24,<2",
     "rich>=13",

@@ -137,7 +137,7 @@ class OnPolicyWorkflow(Workflow):
         self._check_specs()
         # Says now, not after the training, that an evaluation could not end.
         self.make_evaluator(eval_episodes, "graph")
-        # With a mode of its own a batch without invalid rows needs no mask.
+        # Under SAME_STEP every row is a real step, so the batch needs no mask.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
     def _check_specs(self) -> None:
