@@ -30,7 +30,9 @@ $(INSTALLED): setup.py constraints.txt
 	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
 	  then "$$python" -m venv --clear .venv; fi
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c constraints.txt -e '.[dev,video]'
+	  -c constraints.txt -e '.[dev,video,multiagent]'
+# Without its dependencies: it would bring pygame-ce, which installs over tf-agents' pygame.
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps mpe2==1.1.1
 	@touch $@
 
 train: $(INSTALLED)

@@ -53,7 +53,9 @@ EXTRAS = {
     "offline": ["minari[hdf5]~=0.5.3"],
     "tune": ["optuna>=3.6,<5"],
     "export": ["tf2onnx~=1.16"],
-    "multiagent": ["pettingzoo>=1.24,<1.26"],
+    # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
+    # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
+    "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
     "dev": [
         "build>=1.0",
         "hypothesis>=6.100",

@@ -32,7 +32,7 @@ def tfrl_runner(
         rollout_length=HORIZON,
         num_epochs=EPOCHS,
         num_minibatches=MINIBATCHES,
-        learner_config=ModuleConfig(lr=2.5e-4),
+        learner_config=ModuleConfig(lr=2.5e-4, grad_clip=0.5),
         compile=compile,
     )
     state = workflow.setup(seed=0)

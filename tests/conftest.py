@@ -28,6 +28,19 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 
+def pytest_configure(config):
+    """Splits the CPU into four devices: it must happen before any test's module computes."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # pytest-xdist's controller runs no test
+    import tensorflow as tf
+
+    # As the binaries do: TensorFlow's hints, about retracing say, are not for whoever runs tests.
+    tf.get_logger().setLevel("ERROR")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    devices = [tf.config.LogicalDeviceConfiguration()] * 4
+    tf.config.set_logical_device_configuration(cpu, devices)
+
+
 @pytest.fixture(autouse=True)
 def _clean_gin():
     """Clears gin's bindings after each test, in the tests that use gin at all."""

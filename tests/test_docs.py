@@ -1,4 +1,4 @@
-"""The snippets of docs/own_tasks.md are run as they stand, in its order and in one folder."""
+"""The snippets of docs/own_tasks.md and docs/learner.md are run as they stand, in their order."""
 
 import json
 import pathlib
@@ -72,7 +72,11 @@ def page(tmp_path_factory):
     for _, code in BLOCKS:
         if named := FILE_NAME.match(code):
             (folder / named[1]).write_text(code)
-    assert sorted(p.name for p in folder.iterdir()) == ["my_reach.gin", "my_tasks.py"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "my_reach.gin",
+        "my_tasks.py",
+        "my_teams.py",
+    ]
     with futures.ThreadPoolExecutor(2) as pool:
         session_out = pool.submit(python_session, folder)
         policy_out = pool.submit(command_and_policy, folder)
@@ -121,3 +125,74 @@ def test_the_autoreset_table_names_every_mode(page):
 def test_what_is_said_outside_of_blocks_holds(page):
     for words in json.loads(page.session.result().splitlines()[-1])["said"]:
         assert words in PAGE, words
+
+
+LEARNER = (ROOT / "docs" / "learner.md").read_text()
+# What RLlib's Learner has too.
+RLLIB_NAMES = """
+build register_optimizer configure_optimizers configure_optimizers_for_module compute_losses
+compute_loss_for_module compute_gradients postprocess_gradients postprocess_gradients_for_module
+apply_gradients get_optimizer get_optimizers_for_module filter_param_dict_for_optimizer
+get_parameters get_param_ref add_module remove_module should_module_be_updated update_from_batch
+update_from_episodes update_from_iterator before_gradient_based_update after_gradient_based_update
+rl_module_required_apis rl_module_is_compatible get_state set_state save_to_path restore_from_path
+from_checkpoint
+""".split()
+LEARNER_CHECKS = """
+import dataclasses
+import inspect
+import json
+import tfrl.learners
+
+methods = dict(inspect.getmembers(Learner, inspect.isfunction))
+print(json.dumps({
+    "arguments": {name: list(inspect.signature(f).parameters)[1:] for name, f in methods.items()},
+    "names": dir(Learner),
+    "exported": tfrl.learners.__all__,
+    "settings": [field.name for field in dataclasses.fields(ModuleConfig)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def learner_page(tmp_path_factory):
+    """What the session of docs/learner.md printed, and the names that there are."""
+    blocks = re.findall(r"```python\n(.*?)```", LEARNER, flags=re.DOTALL)
+    folder = tmp_path_factory.mktemp("learner")
+    out = run([sys.executable, "-c", "\n".join([*blocks, LEARNER_CHECKS])], folder)
+    *printed, names = out.splitlines()
+    return types.SimpleNamespace(printed=printed, folder=folder, **json.loads(names))
+
+
+def test_the_learner_session_prints_what_the_page_says(learner_page):
+    said = learner_page.printed
+    assert said[0].endswith(" 32")
+    assert "which lacks ValueFunctionAPI: compute_values" in said[2]
+    kernel, bias = map(float, said[3].split())
+    assert (round(kernel, 6), round(bias, 6)) == (0.0005, 0.1)
+    assert said[4:6] == ["8.0", "6.0"]
+    assert " > AgentToModule > ClipRewards > " in said[6]
+    assert said[7] == "['__all_modules__', 'linear', 'second']"
+    assert said[8] == "['counters', 'metrics', 'optimizer', 'rl_module', 'weights_seq_no']"
+    assert said[9] == "True False"
+    assert said[10].startswith("21.0 ")
+    assert (learner_page.folder / "saved" / "learner" / "manifest.json").exists()
+
+
+def test_the_page_names_what_the_learner_has(learner_page):
+    table = LEARNER[LEARNER.index("| RLlib | here | difference |") :]
+    missing = [n for n in RLLIB_NAMES if n not in learner_page.names or f"`{n}" not in table]
+    assert not missing
+    prose = re.sub(r"```.*?```", "", LEARNER, flags=re.DOTALL)
+    assert not [field for field in learner_page.settings if f"`{field}`" not in prose]
+    theirs = {"RLModule", "MultiRLModule", "AgentToModule"}
+    exported = re.findall(r"`(\w+API|DEFAULT_\w+|ALL_MODULES|\w*Module)`", prose)
+    assert set(exported) - theirs <= set(learner_page.exported)
+
+
+def test_the_hooks_have_the_arguments_that_the_page_says(learner_page):
+    table = LEARNER[LEARNER.index("| method | override it for |") :].split("\n\n")[0]
+    hooks = re.findall(r"`(\w+)\(([^)]*)\)`", table)
+    assert len(hooks) == 13
+    for name, said in hooks:
+        assert [x.strip(" =") for x in said.split(",") if x] == learner_page.arguments[name], name

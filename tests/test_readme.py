@@ -25,10 +25,31 @@ def run(command, folder):
 
 
 def test_the_python_example_is_short_and_runs(tmp_path):
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     out = run([sys.executable, "-c", code], tmp_path)
     assert 9.0 < float(out.strip().splitlines()[-1]) <= 500.0
+
+
+def test_the_learner_example_runs(tmp_path):
+    _, code = blocks("python")
+    out = run([sys.executable, "-c", code], tmp_path)
+    assert 0.0 < float(out.strip().splitlines()[-1]) < 0.5
+
+
+def test_the_command_on_two_devices_runs(tmp_path):
+    text = "".join(blocks("bash")).replace("\\\n", " ")
+    (command,) = [shlex.split(c) for c in text.splitlines() if "runs/two" in c]
+    out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert "mirrored, 2 replicas" in out and "Final return" in out
+
+
+@pytest.mark.slow
+def test_the_command_with_several_policies_runs(tmp_path):
+    text = "".join(blocks("bash"))
+    (command,) = [shlex.split(c) for c in text.splitlines() if "mappo" in c]
+    out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert float(re.search(r"Final return\s+(-?[\d.]+)", out)[1]) >= 0.95 * 1.8
 
 
 def test_the_small_commands_run(tmp_path):

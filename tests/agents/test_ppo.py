@@ -62,7 +62,6 @@ class LossTest(parameterized.TestCase):
             value_clip=value_clip,
             value_coef=0.5,
             entropy_coef=0.1,
-            normalize_advantage=False,
         )
 
     def test_by_hand(self):
@@ -108,7 +107,6 @@ class LossTest(parameterized.TestCase):
             value_clip=None,
             value_coef=0.5,
             entropy_coef=0.1,
-            normalize_advantage=False,
         )
         self.assertAlmostEqual(float(loss), float(plain), places=6)
         for name, value in plain_metrics.items():
@@ -206,14 +204,14 @@ class AgentTest(parameterized.TestCase):
         env, agent = made()
         learner = Learner(agent, config=ModuleConfig(lr=1e-2))
         learner.build(KEY)
-        before = learner.get_state()
+        before = {p: v.numpy().copy() for p, v in learner.variables().items()}
         trajectory = experience(env, agent, learner.state)
         batch, _ = agent.learner_batch(struct.values(learner.state), trajectory)
         learner.update_from_batch(batch, num_epochs=2, minibatch_size=16)
         changed = {
             p.split("/")[3]
-            for p, v in learner.get_state().items()
-            if "/params/" in p and not np.array_equal(v, before[p])
+            for p, v in learner.variables().items()
+            if p.startswith("modules/") and "/params/" in p and not np.array_equal(v, before[p])
         }
         self.assertEqual(changed, {"policy", "value"})
 
@@ -223,7 +221,8 @@ class AgentTest(parameterized.TestCase):
         learner.build(KEY)
         trajectory = experience(env, agent, learner.state)
         batch, _ = agent.learner_batch(struct.values(learner.state), trajectory)
-        metrics = learner.update_from_batch(batch, num_epochs=10, minibatch_size=32)
+        results = learner.update_from_batch(batch, num_epochs=10, minibatch_size=32)
+        metrics = results["default_policy"]
         self.assertLess(metrics["gradient_steps"], 10)
         self.assertGreater(metrics["approx_kl"], 0.0)
 
@@ -291,6 +290,73 @@ class AgentTest(parameterized.TestCase):
             )
         with pytest.raises(UserError, match="obs_key: expected the name of an item"):
             make(obs_key="speeed")
+
+    def test_the_value_network_may_take_an_item_of_its_own(self):
+        spec = {"own": tf.TensorSpec([2]), "state": tf.TensorSpec([6])}
+        make = lambda **kwargs: PPO(  # noqa: E731
+            obs_spec=spec, action_spec=specs.DiscreteSpec(2), hidden=(8,), obs_key="own", **kwargs
+        )
+        agent = make(value_obs_key="state")
+        state = agent.init(KEY)
+        kernels = {g: struct.paths(p) for g, p in state.params.items()}
+        sizes = {g: {v.shape[0] for n, v in p.items() if "kernel" in n} for g, p in kernels.items()}
+        self.assertEqual(sizes, {"policy": {2, 8}, "value": {6, 8}})
+        obs = {"own": tf.random.stateless_uniform([5, 2], KEY), "state": tf.ones([5, 6])}
+        moved = {**obs, "own": obs["own"] + 1.0}
+        np.testing.assert_array_equal(
+            agent.compute_values(state, obs), agent.compute_values(state, moved)
+        )
+        changed = {**obs, "state": 2.0 * obs["state"]}
+        self.assertFalse(
+            np.array_equal(agent.compute_values(state, obs), agent.compute_values(state, changed))
+        )
+        np.testing.assert_array_equal(
+            agent.evaluate_actions(state, obs, KEY).action,
+            agent.evaluate_actions(state, changed, KEY).action,
+        )
+        with pytest.raises(UserError, match="PPO.value_obs_key: expected None where a value"):
+            make(value_obs_key="state", value=agent.value_network)
+
+    def test_values_have_the_leading_axes_of_the_observations(self):
+        env, agent = made(normalize_obs=True)
+        state = agent.init(KEY)
+        trajectory = experience(env, agent, state)
+        state = agent.observe(state, trajectory)
+        values = agent.compute_values(state, trajectory.obs)
+        self.assertEqual((values.shape, values.dtype), ([16, 4], tf.float32))
+        batch, _ = agent.learner_batch(state, trajectory)
+        np.testing.assert_allclose(tf.reshape(values, [-1]), batch.value, rtol=1e-5, atol=1e-6)
+
+    @parameterized.parameters("dataclass", "columns")
+    def test_advantages_are_normalised_over_the_valid_rows_of_a_minibatch(self, kind):
+        # Of 1, 2, 6: mean 3, standard deviation sqrt(14 / 3) = 2.160247.
+        _, agent = made()
+        rows = {
+            "obs": tf.zeros([4, 4]),
+            "action": tf.zeros([4], tf.int64),
+            "log_prob": tf.zeros([4]),
+            "advantage": tf.constant([1.0, 2.0, np.nan, 6.0]),
+            "value_target": tf.zeros([4]),
+            "value": tf.zeros([4]),
+            "mask": tf.constant([True, True, False, True]),
+        }
+        batch = PPOBatch(**rows) if kind == "dataclass" else struct.TensorDict(rows)
+        prepared = agent.prepare_minibatch(None, batch, lambda x: x)
+        self.assertIsInstance(prepared, type(batch))
+        expected = [-0.9258201, -0.46291, 0.0, 1.3887301]
+        np.testing.assert_allclose(prepared.advantage, expected, rtol=1e-5)
+        np.testing.assert_array_equal(prepared.mask, batch.mask)
+        # Another replica with the same rows: twice the sums give the same statistics.
+        twice = agent.prepare_minibatch(None, batch, lambda x: tf.nest.map_structure(tf.add, x, x))
+        np.testing.assert_allclose(twice.advantage, expected, rtol=1e-5)
+        _, plain = made(normalize_advantage=False)
+        self.assertIs(plain.prepare_minibatch(None, batch, lambda x: x), batch)
+
+    def test_a_minibatch_without_a_mask_is_normalised_over_all_rows(self):
+        _, agent = made()
+        batch = struct.TensorDict(advantage=tf.constant([3.0, 1.0]))
+        prepared = agent.prepare_minibatch(None, batch, lambda x: x)
+        np.testing.assert_allclose(prepared.advantage, [1.0, -1.0])
 
     def test_equal_agents_are_equal(self):
         self.assertEqual(made()[1], made()[1])

@@ -78,7 +78,7 @@ def test_missing_suite_suggests_the_id():
         "env_id: expected suite:task, for example tf:CartPole-v1, got 'CartPole-v1'. "
         "Did you mean tf:CartPole-v1?"
     )
-    assert "has the suites testing, tf" in message("qqqqqq")
+    assert "has the suites pettingzoo, testing, tf" in message("qqqqqq")
     assert "got 3" in message(3)
 
 
@@ -86,7 +86,8 @@ def test_missing_suite_suggests_the_id():
 def test_a_suite_that_this_version_does_not_have(suite):
     assert message(f"{suite}:Zzz") == (
         f"environment suite '{suite}': expected one of the suites of tfrl {__version__}: "
-        f"testing, tf, got {suite}:Zzz, which this version does not have. Choose one of them."
+        f"pettingzoo, testing, tf, got {suite}:Zzz, which this version does not have. "
+        "Choose one of them."
     )
 
 

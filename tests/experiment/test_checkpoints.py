@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.experiment import checkpoint_format, files
 from tfrl.experiment.checkpoints import CheckpointManager, restore_into
+from tfrl.storage import checkpoint_format, files
 
 FIXTURE = pathlib.Path(__file__).parent / "fixtures" / "schema_1"
 

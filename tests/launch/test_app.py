@@ -163,14 +163,15 @@ def test_front_door_imports_no_tensorflow():
             "--help lists the flags.\n",
         ),
         (
-            ["--strategy=mirrored"],
-            "Error: --strategy=mirrored: expected one of auto, one_device, got mirrored, which is "
-            "not available in this version. Leave --strategy out to train on one device.\n",
+            ["--strategy=multi_worker"],
+            "Error: --strategy=multi_worker: expected the variable TF_CONFIG with the addresses of "
+            "all workers, got none. Set TF_CONFIG in every process, or leave --strategy out to "
+            "train in one.\n",
         ),
         (
-            ["--tpu=local"],
-            "Error: --tpu: expected no TPU with --strategy=auto, got 'local'; the tpu strategy is "
-            "not available in this version. Leave --tpu out to train on one device.\n",
+            ["--tpu=local", "--strategy=one_device"],
+            "Error: --tpu: expected no TPU with --strategy=one_device, got 'local'. Leave one of "
+            "the two out.\n",
         ),
         (
             ["--mode=user"],

@@ -5,8 +5,8 @@ import pytest
 
 from tests.launch import launch_runs
 from tests.launch.launch_runs import arguments, in_process, run
-from tfrl.experiment import checkpoint_format
 from tfrl.launch import evaluate
+from tfrl.storage import checkpoint_format
 
 
 @pytest.fixture(name="trained", scope="module")

@@ -58,15 +58,67 @@ def test_value_outlives_a_later_definition():
     )
 
 
-@pytest.mark.parametrize("strategy", ["auto", "one_device"])
-def test_available_strategies(strategy):
-    flags.check_strategy(strategy)
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch):
+    for name in ("TF_CONFIG", "TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
+        monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "tpu"])
-def test_unavailable_strategies(strategy):
-    with pytest.raises(UserError, match=f"{strategy}, which is not available in this version"):
-        flags.check_strategy(strategy)
+@pytest.mark.parametrize(
+    "arguments", [("auto",), ("one_device",), ("mirrored", None, 2), ("auto", "local"), ("tpu",)]
+)
+def test_flags_that_go_together(arguments):
+    flags.check_strategy(*arguments)
+
+
+def test_strategy_is_checked_without_tensorflow():
+    out = _python("""
+        import sys
+        from absl import flags as absl_flags
+        from tfrl.errors import UserError
+        from tfrl.launch import flags
+        absl_flags.FLAGS(["program", "--strategy=mirrored", "--tpu=x"])
+        values = flags.capture()
+        try:
+            flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
+        except UserError as error:
+            print(error, "tensorflow" in sys.modules)
+    """)
+    assert out.startswith("--tpu: expected no TPU with --strategy=mirrored, got 'x'. Leave one of")
+    assert out.endswith(" False\n")
+
+
+def test_malformed_tf_config_is_a_mistake(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(UserError, match="TF_CONFIG: expected a description of the workers"):
+        flags.check_strategy("auto")
+
+
+FROM_FLAGS = """
+    from absl import flags as absl_flags
+    from tfrl.distribute import describe
+    from tfrl.errors import UserError
+    from tfrl.launch import flags
+    absl_flags.FLAGS(["program", *{arguments}])
+    values = flags.capture()
+    flags.configure_tensorflow(values)
+    try:
+        print(describe(flags.strategy_from_flags(values)))
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "one_device, 1 replica on CPU:0"),
+        (["--num_logical_cpus=2"], "mirrored, 2 replicas on CPU:0, CPU:1"),
+        (["--strategy=mirrored"], "--strategy=mirrored: expected a GPU, or a CPU split into "),
+    ],
+)
+def test_strategy_from_flags(arguments, expected):
+    assert _python(FROM_FLAGS.format(arguments=arguments)).startswith(expected)
 
 
 def test_configure_tensorflow_makes_logical_cpus():

@@ -11,8 +11,8 @@ import pytest
 
 from tests.launch import launch_runs
 from tests.launch.launch_runs import arguments, in_process
-from tfrl.experiment import files
 from tfrl.launch import evaluate, termination, train
+from tfrl.storage import files
 
 
 @pytest.fixture(name="call", scope="module")
@@ -195,10 +195,16 @@ def test_incomplete_gin_files(call, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--strategy=tpu"], "--strategy=tpu: expected one of auto, one_device, got tpu, which"),
-        (["--strategy=mirrored"], "--strategy=mirrored: expected one of auto, one_device"),
+        (["--strategy=multi_worker"], "--strategy=multi_worker: expected the variable TF_CONFIG"),
+        (
+            ["--strategy=one_device", "--num_logical_cpus=2"],
+            "--num_logical_cpus=2: expected --strategy=mirrored, the one that uses several CPU",
+        ),
         (["--strategy=best"], "Flag --strategy: expected one of auto, one_device, mirrored, mult"),
-        (["--tpu=local"], "--tpu: expected no TPU with --strategy=auto, got 'local'"),
+        (
+            ["--strategy=mirrored", "--tpu=local"],
+            "--tpu: expected no TPU with --strategy=mirrored, got 'local'",
+        ),
         (["--seed=-1"], "Flag --seed: expected a non-negative integer, got '-1'"),
         (["--root_dri=x"], "Flag --root_dri: expected a flag of this binary"),
         (["--gin_file=no_such.gin"], "Gin file 'no_such.gin' (--gin_file): expected a file in"),
@@ -251,6 +257,7 @@ def test_if_exists(call, capsys, trained, tmp_path):
 
 def test_a_folder_in_use(call, capsys, trained):
     args = arguments(trained, 128, "train.video=False", "train.checkpoint_interval=64")
+    args.append("--strategy=one_device")  # As `trained`; pytest has several CPUs.
     lock = files.DirectoryLock(trained)
     for more in ([], ["--if_exists=new"]):
         assert _paragraph(call(capsys, *args, *more)) == (
@@ -267,6 +274,7 @@ def test_all_checkpoints_damaged(call, capsys, trained, tmp_path):
     for checkpoint in (root / "checkpoints").iterdir():
         launch_runs.damage(checkpoint)
     args = arguments(root, 128, "train.video=False", "train.checkpoint_interval=64")
+    args.append("--strategy=one_device")  # As `trained`; pytest has several CPUs.
     before = launch_runs.tree(root)
     text = _paragraph(call(capsys, *args), out=None)
     assert text.startswith(f"checkpoints in {root / 'checkpoints'}: expected one that is usable")
@@ -347,6 +355,7 @@ def test_a_killed_finish_is_made_good(call, capsys, trained, tmp_path):
     shutil.rmtree(root / "policy")
     before = launch_runs.tree(root)
     args = arguments(root, 128, "train.video=False", "train.checkpoint_interval=64")
+    args.append("--strategy=one_device")  # As `trained`; pytest has several CPUs.
     code, out, err = call(capsys, *args)
     assert (code, err) == (0, "")
     assert "nothing to train" in out

@@ -108,6 +108,26 @@ class Agent(abc.ABC):
         """As `before_update`, after the gradient steps; target networks live here."""
         return state
 
+    def prepare_minibatch(
+        self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
+    ) -> Nest:
+        """Returns a minibatch as the losses take it; no gradient flows through this.
+
+        What depends on all rows of a minibatch, such as normalised advantages, belongs here: under
+        several replicas each holds a part of the rows only, and a loss cannot reduce over them.
+
+        Args:
+          state: Values.
+          batch: The rows of this replica, `[n, ...]`.
+          all_reduce_sum: Sums a nest of tensors over the replicas; the identity on one device.
+        """
+        return batch
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether `should_stop` may ever stop; where it may not, an update carries no flag."""
+        return type(self).should_stop is not Agent.should_stop
+
     def should_stop(self, metrics: dict[str, tf.Tensor]) -> tf.Tensor | None:
         """Says by the metrics of a minibatch whether to take no more gradient steps on this batch.
 

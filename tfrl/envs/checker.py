@@ -8,6 +8,11 @@ import tensorflow as tf
 from tfrl import seeding, specs, struct
 from tfrl.envs.contract import Contract
 from tfrl.envs.core import Env, Wrapper, carrying
+from tfrl.envs.multi_agent_contract import (
+    MultiAgentContract,
+    check_agent_specs,
+    check_agents,
+)
 from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
@@ -22,7 +27,8 @@ def check_env(env: Env, steps: int = 200, seed: int = 0, stochastic: bool = True
     Specs; structure, shapes and dtypes of what reset and step return, which must be the same; end
     flags; bounds and finiteness of observations and rewards; that a key determines everything and
     another key something else; that `step` reads `env_state` only; that it compiles; and for an
-    environment with an autoreset mode the whole contract of that mode over `steps` steps.
+    environment with an autoreset mode the whole contract of that mode over `steps` steps. Where
+    there are several agents (`MultiAgentEnv`): their dicts, and who takes part and ends when.
 
     Args:
       env: A bare environment, or one with an autoreset mode.
@@ -70,6 +76,7 @@ def _check_specs(env: Env) -> None:
                 got=repr(leaf),
                 remedy="Describe every leaf by tfrl.specs.BoundedTensorSpec or tf.TensorSpec.",
             )
+    check_agent_specs(env)
 
 
 def _check_state(env: Env, state: Any, where: str) -> None:
@@ -87,6 +94,8 @@ def _check_state(env: Env, state: Any, where: str) -> None:
         _check_leaf(f"{where}: {path}", reward, tf.TensorSpec([size], tf.float32))
     for name in ("termination", "truncation"):
         _check_leaf(f"{where}: {name}", getattr(state, name), tf.TensorSpec([size], tf.bool))
+    for path, value, spec in check_agents(env, state, where):
+        _check_leaf(f"{where}: {path}", value, spec)
     if env.autoreset is None:
         _check_rows(env, state, where)
         return
@@ -292,11 +301,13 @@ def _check_steps(
 ) -> None:
     _check_values(env, state, "reset")
     contract = None if env.autoreset is None else Contract(env, state, key, stochastic)
+    agents = MultiAgentContract(env, state)
     stream = seeding.stream(key, "actions")
     for t in range(steps):
         action = specs.sample(env.action_spec, seeding.fold_in(stream, t), [env.num_envs])
         state = step(state, action)
         _check_values(env, state, f"step {t + 1}")
+        agents.check(state, f"step {t + 1}")
         if contract is not None:
             contract.check(state, t + 1)
         elif np.any(state.termination.numpy() | state.truncation.numpy()):

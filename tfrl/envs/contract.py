@@ -44,9 +44,9 @@ class Contract:
         self.odds: np.ndarray | None = None  # [B], of the first start
         self.last = state
         self.length = np.zeros(env.num_envs, np.int64)
-        self.total = np.zeros(env.num_envs)
+        self.total = {p: np.zeros(env.num_envs) for p in _rewards(state)}
         self.ended = np.zeros(env.num_envs, bool)
-        self.counts_reward = not isinstance(state.reward, dict) and not _changes_reward(env)
+        self.counts_reward = not _changes_reward(env)
         self._expect("reset: info/autoreset", ~state.info["autoreset"].numpy(), "False")
         self._expect("reset: info/episode_length", state.info["episode_length"] == 0, "0")
         self._equal("reset: info/final_obs", state.info["final_obs"], state.obs, "obs")
@@ -77,17 +77,21 @@ class Contract:
     def _count(self, state: EnvState, idle: np.ndarray, where: str) -> None:
         """Follows length and return, and compares them."""
         if self.mode is not Autoreset.DISABLED:
-            self.length[self.ended], self.total[self.ended] = 0, 0.0
+            self.length[self.ended] = 0
+            for total in self.total.values():
+                total[self.ended] = 0.0
         self.length[~idle] += 1
         length = state.info["episode_length"].numpy()
         text = f"the steps of the episode so far, {self.length.tolist()}"
         self._expect(f"{where}: info/episode_length", length == self.length, text, length)
         if self.counts_reward:
-            self.total[~idle] += state.reward.numpy()[~idle]
-            total = state.info["episode_return"].numpy()
-            ok = np.isclose(total, self.total, rtol=1e-4, atol=1e-4)
-            text = f"the sum of the episode's rewards, {self.total.tolist()}"
-            self._expect(f"{where}: info/episode_return", ok, text, total)
+            told = struct.paths({"episode_return": state.info["episode_return"]})
+            rewards = _rewards(state)
+            for path, (agent, total) in zip(told, self.total.items(), strict=True):
+                total[~idle] += rewards[agent].numpy()[~idle]
+                ok = np.isclose(told[path].numpy(), total, rtol=1e-4, atol=1e-4)
+                text = f"the sum of the episode's rewards, {total.tolist()}"
+                self._expect(f"{where}: info/{path}", ok, text, told[path].numpy())
 
     def _check_limit(self, state: EnvState, idle: np.ndarray, where: str) -> None:
         limit = self.env.max_episode_steps
@@ -171,6 +175,11 @@ _MODES: dict[Any, Callable[[Contract, EnvState, str], None]] = {
     Autoreset.NEXT_STEP: Contract._next_step,
     Autoreset.DISABLED: Contract._disabled,
 }
+
+
+def _rewards(state: EnvState) -> dict[str, tf.Tensor]:
+    """The rewards by path: one, or one an agent."""
+    return struct.paths(state.reward)
 
 
 def _flat(obs: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ and replayed. All environments are natively batched: every leaf has a leading ax
 """
 
 import abc
+import dataclasses
 import enum
 from typing import Any
 
@@ -99,6 +100,28 @@ class Env(abc.ABC):
         """The environment below all wrappers."""
         return self
 
+    def with_num_envs(self, num_envs: int) -> "Env":
+        """Returns the same task and wrappers with another number of environments.
+
+        Under a strategy every replica steps a part of them. By default it is `replace(num_envs=)`
+        of a `logic_dataclass` with that field.
+
+        Raises:
+          UserError: If the environment cannot tell how.
+        """
+        if num_envs == self.num_envs:
+            return self
+        me: Any = self
+        replaceable = dataclasses.is_dataclass(me) and hasattr(me, "replace")
+        if replaceable and "num_envs" in {f.name for f in dataclasses.fields(me)}:
+            return me.replace(num_envs=num_envs)
+        raise UserError(
+            f"{type(self).__name__}.with_num_envs",
+            expected="a logic_dataclass with the field num_envs, or a method with_num_envs",
+            got=f"a {type(self).__name__} of {self.num_envs} environments without either",
+            remedy="Give it one: replicas of a strategy divide the environments among them.",
+        )
+
     @abc.abstractmethod
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment.
@@ -149,6 +172,12 @@ class Wrapper(Env):
     def num_envs(self) -> int:
         """The wrapped environment's."""
         return self.env.num_envs
+
+    def with_num_envs(self, num_envs: int) -> "Env":
+        """Returns the wrapper around the environment with another number of environments."""
+        if num_envs == self.num_envs:
+            return self
+        return self.replace(env=self.env.with_num_envs(num_envs))  # type: ignore[attr-defined]
 
     @property
     def max_episode_steps(self) -> int | None:

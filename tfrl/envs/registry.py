@@ -319,7 +319,9 @@ def _suites_sentence() -> str:
 
 
 def _unknown_suite(suite: str, task: str) -> UserError:
-    close = [f"{name}:{task}" for name in nearest(suite, _SUITES)] or nearest_ids(task)
+    close = [f"{name}:{task}" for name in nearest(suite, _SUITES)]
+    # A suite that has the task is meant rather than one whose name is as close.
+    close = [i for i in close if i in env_ids()] or close or nearest_ids(task)
     remedy = f"Did you mean {' or '.join(close)}?" if close else "Choose one of them."
     return UserError(
         f"environment suite {suite!r}",

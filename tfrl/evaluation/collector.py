@@ -77,7 +77,7 @@ class EpisodeCollector(Evaluator):
         """Plays round number `index`; a pure function for eager, graph and XLA."""
         reset_key, step_key = self.round_keys(key, index)
         trajectory = eval_rollout_episode(
-            self.env,
+            self.played_env,
             self.agent,
             self.start(reset_key),
             agent_state,

@@ -9,11 +9,14 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.core import Env
+from tfrl.envs.multi_agent import agent_ids
+from tfrl.envs.wrappers.reward_active import RewardActive
 from tfrl.errors import UserError, did_you_mean
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.rollout.episode import episode_limit, fast_eval_rollout_episode
 from tfrl.rollout.scan import scan
 from tfrl.rollout.step import ActionFn, autoreset_mode
+from tfrl.types import Nest
 
 COMPILE_MODES = ("auto", "xla", "graph", "eager")
 
@@ -25,6 +28,9 @@ class Evaluator(struct.Struct):
     Episodes are played in rounds: every environment slot plays one episode from a fresh reset. Of
     the last round the first slots count, however long their episodes are: taking the episodes
     that finish first would favour short ones.
+
+    With several agents (`tfrl.envs.MultiAgentEnv`) the return of an episode is the team's, the sum
+    over its agents; the result tells theirs too. An agent is paid for no step after its own end.
 
     Attributes:
       env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
@@ -71,11 +77,16 @@ class Evaluator(struct.Struct):
         return episode_limit(self.env, self.max_steps, name="max_steps")
 
     @property
+    def played_env(self) -> Env:
+        """The environment as it is played: agents that have ended are paid nothing."""
+        return RewardActive(env=self.env) if agent_ids(self.env) else self.env
+
+    @property
     def num_rounds(self) -> int:
         """How often every environment slot plays an episode."""
         return -(-self.num_episodes // self.env.num_envs)
 
-    def run(self, agent_state: Any, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         """Plays the episodes; a pure function for eager, graph and XLA.
 
         Args:
@@ -83,14 +94,15 @@ class Evaluator(struct.Struct):
           key: int32 [2]. Episode i is the same for any `num_episodes`.
 
         Returns:
-          Returns float32 [num_episodes] and lengths int32 [num_episodes].
+          Returns float32 [num_episodes] (of several agents, a dict of them) and lengths int32
+          [num_episodes].
         """
         agent_state = struct.values(agent_state)
 
         def play_round(carry: Any, index: tf.Tensor) -> tuple[Any, tuple[tf.Tensor, tf.Tensor]]:
             reset_key, key_of_round = self.round_keys(key, index)
             totals = fast_eval_rollout_episode(
-                self.env,
+                self.played_env,
                 self.agent,
                 self.start(reset_key),
                 agent_state,
@@ -101,11 +113,12 @@ class Evaluator(struct.Struct):
             )
             return carry, (totals.discounted_returns, totals.episode_lengths)
 
-        batch = [self.env.num_envs]
-        spec = (tf.TensorSpec(batch, tf.float32), tf.TensorSpec(batch, tf.int32))
-        _, (returns, lengths) = scan(play_round, (), self.num_rounds, spec)  # [rounds, B]
+        batch, ids = [self.env.num_envs], agent_ids(self.env)
+        one: Any = tf.TensorSpec(batch, tf.float32)
+        spec = (dict.fromkeys(ids, one) if ids else one, tf.TensorSpec(batch, tf.int32))
+        _, played = scan(play_round, (), self.num_rounds, spec)  # [rounds, B]
         count = self.num_episodes
-        return tf.reshape(returns, [-1])[:count], tf.reshape(lengths, [-1])[:count]
+        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1])[:count], played)
 
     def evaluate(self, agent_state: Any, key: tf.Tensor) -> EvaluationResult:
         """Plays the episodes, compiled once, and computes their statistics on the host.
@@ -118,18 +131,22 @@ class Evaluator(struct.Struct):
           Returns and lengths per episode, mean, standard deviation and interval.
         """
         # Values, so that variables and tensors share one trace.
-        returns, lengths = self._compiled_run(struct.values(agent_state), key)
-        return EvaluationResult.of(returns.numpy(), lengths.numpy())
+        return self.result(self._compiled_run(struct.values(agent_state), key))
+
+    def result(self, played: Any) -> EvaluationResult:
+        """Computes the statistics of what `run` returned, on the host."""
+        returns, lengths = tf.nest.map_structure(lambda x: x.numpy(), played)
+        return EvaluationResult.of(returns, lengths)
 
     @functools.cached_property
     def _compiled_run(self) -> Callable[..., Any]:
         return compiled(lambda agent_state, key: self.run(agent_state, key), self.compile)
 
     def start(self, key: tf.Tensor) -> Any:
-        """Resets the environments for a round; rewards must be single numbers."""
+        """Resets the environments for a round; an agent's rewards must be single numbers."""
         state = self.env.reset(key)
         autoreset_mode(self.env, state)
-        if isinstance(state.reward, dict):
+        if isinstance(state.reward, dict) and not agent_ids(self.env):
             raise UserError(
                 "env",
                 expected="one reward per step",

@@ -28,7 +28,8 @@ class Video:
     Attributes:
       path: The file.
       frames: How many frames it has.
-      episode_returns: Undiscounted return of each recorded episode, as far as it was recorded.
+      episode_returns: Undiscounted return of each recorded episode (of several agents, the sum over
+        them), as far as it was recorded.
       episode_lengths: Its length in agent steps.
     """
 
@@ -157,7 +158,7 @@ class _Player:
                 return
             loop = self.compiled_step(loop, self.agent_state, step_key, tf.constant(t))
             state = loop.env_state
-            self.returns[-1] += float(state.reward[0])
+            self.returns[-1] += _reward(state)
             self.lengths[-1] += 1
             ended = bool(state.termination[0]) or bool(state.truncation[0])
             if not ended or shows_end:
@@ -181,7 +182,12 @@ class _Player:
         return fallback_renderer.draw(
             obs,
             self.env.obs_spec,
-            reward=float(state.reward[0]),
+            reward=_reward(state),
             episode_return=self.returns[-1],
             step=self.lengths[-1],
         )
+
+
+def _reward(state: EnvState) -> float:
+    """The reward of environment 0; of several agents, that of all together."""
+    return sum(float(r[0]) for r in tf.nest.flatten(state.reward))

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.experiment import checkpoint_format, files
-from tfrl.experiment.checkpoint_format import DamagedCheckpointError
+from tfrl.storage import checkpoint_format, files
+from tfrl.storage.checkpoint_format import DamagedCheckpointError
 
 _NAME = re.compile(r"^ckpt-(\d+)$")
 

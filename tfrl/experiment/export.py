@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError
-from tfrl.experiment import files
+from tfrl.storage import files
 
 
 def _names(nest: Any, base: str) -> dict[str, str]:

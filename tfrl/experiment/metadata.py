@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 import tfrl
-from tfrl.experiment import files
+from tfrl.storage import files
 
 _DISTRIBUTIONS = {
     "tensorflow": "tensorflow",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfrl.errors import UserError
-from tfrl.experiment import files
 from tfrl.experiment.recorder_base import STEP, Recorder, split_row
+from tfrl.storage import files
 
 
 class _LineRecorder(Recorder):

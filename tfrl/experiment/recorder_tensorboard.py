@@ -15,8 +15,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfrl import extras
 from tfrl.errors import UserError
-from tfrl.experiment import files
 from tfrl.experiment.recorder_base import Recorder, cell
+from tfrl.storage import files
 
 
 class TensorBoardRecorder(Recorder):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tfrl import extras
-from tfrl.experiment import files
 from tfrl.experiment.recorder_base import Recorder, cell
+from tfrl.storage import files
 
 _DEFAULT_URL = "https://api.wandb.ai"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfrl.errors import UserError, did_you_mean
-from tfrl.experiment import files
+from tfrl.storage import files
 
 IF_EXISTS = ("resume", "fail", "new")
 

@@ -130,7 +130,6 @@ def _register() -> None:
     for thing, module in (
         (agents.RandomAgent, "agents"),
         (learners.ModuleConfig, "learners"),
-        (workflows.OnPolicyWorkflow, "workflows"),
         (schedules.LinearSchedule, "schedules"),
         (schedules.PiecewiseLinearSchedule, "schedules"),
         (schedules.ExponentialSchedule, "schedules"),
@@ -140,10 +139,13 @@ def _register() -> None:
         (networks.ImpalaCNN, "networks"),
     ):
         gin.external_configurable(thing, module=module)
+    # The flags choose the strategy.
+    gin.external_configurable(workflows.OnPolicyWorkflow, module="workflows", denylist=["strategy"])
     specs = ["obs_spec", "action_spec"]
     gin.external_configurable(
         _with_network_factories(agents.PPO), name="PPO", module="agents", denylist=specs
     )
+    gin.external_configurable(agents.MultiAgent, module="agents", denylist=specs)
     gin.external_configurable(networks.make_torso, module="networks", denylist=["obs_spec"])
     gin.external_configurable(
         distributions.make_distribution, module="distributions", denylist=["action_spec"]

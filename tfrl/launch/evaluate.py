@@ -27,7 +27,7 @@ flags.DEFINE_string("video", None, "Also records one episode to this .mp4 or .gi
 def main() -> int:
     """Evaluates as the flags say; returns the exit code."""
     values = common_flags.common()
-    common_flags.check_strategy(values.strategy, values.tpu)
+    common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     checkpoint = _which(flags.FLAGS.checkpoint)
     _check_video(flags.FLAGS.video)
     from tfrl.launch import gin_files, run_config
@@ -35,17 +35,23 @@ def main() -> int:
     files = [str(run_config.find(values.root_dir)), *values.gin_file]
     gin_files.read(files, values.gin_bindings)
     common_flags.configure_tensorflow(values)
+    strategy = common_flags.strategy_from_flags(values)
+    from tfrl.distribute import is_chief, lost_workers
     from tfrl.launch import evaluation, settings
 
-    result = evaluation.evaluate(
-        settings.assemble(files, values.gin_bindings),
-        values.root_dir or "",
-        episodes=flags.FLAGS.episodes,
-        checkpoint=checkpoint,
-        seed=values.seed,
-        video=flags.FLAGS.video,
-    )
-    print(json.dumps(result), flush=True)
+    assembled = settings.assemble(files, values.gin_bindings)
+    assembled.workflow.use_strategy(strategy)
+    with lost_workers(strategy):
+        result = evaluation.evaluate(
+            assembled,
+            values.root_dir or "",
+            episodes=flags.FLAGS.episodes,
+            checkpoint=checkpoint,
+            seed=values.seed,
+            video=flags.FLAGS.video,
+        )
+    if is_chief(strategy):
+        print(json.dumps(result), flush=True)
     return 0
 
 

@@ -8,6 +8,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation import video as video_lib
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
+from tfrl.launch import together
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
 
@@ -23,6 +24,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates the greedy policy of a checkpoint, and prints a table.
 
+    Of several processes, which share the episodes, the chief prints and records the video.
+
     Args:
       settings: The run's configuration.
       root_dir: The run folder; nothing in it is changed.
@@ -36,18 +39,21 @@ def evaluate(
     """
     folder = RunFolder(root_dir)
     workflow = settings.workflow
-    restored = _restore(folder, checkpoint)
+    agreement = workflow.agreement
+    leads = agreement is None or agreement.is_chief
+    together.check_same_command(workflow, seed=seed, episodes=episodes, checkpoint=checkpoint)
+    restored = _restore(folder, checkpoint, agreement)
     metadata = folder.read_metadata()
     if metadata is not None and metadata["compile_choices"]:
         workflow.use_compile(metadata["compile_choices"])
-    state = workflow.load(workflow.setup(seed), restored)
+    state = workflow.load(workflow.setup(seed), restored, environments=False)
     result = workflow.final_evaluation(state, episodes, seed=seed)
     figures: dict[str, Any] = {
         **result.metrics(),
         "env_steps": workflow.env_steps(state),
         "checkpoint": restored.path.name,
     }
-    if video is not None:
+    if video is not None and leads:
         recorded = video_lib.record_video(
             workflow.video_env(),
             workflow.agent,
@@ -56,13 +62,16 @@ def evaluate(
             pathlib.Path(video),
         )
         figures["video"] = str(recorded.path)
-    _show(f"{folder.root}, {restored.path.name}", figures)
+    if agreement is not None:
+        agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    if leads:
+        _show(f"{folder.root}, {restored.path.name}", figures)
     return figures
 
 
-def _restore(folder: RunFolder, checkpoint: str | int) -> Restored:
+def _restore(folder: RunFolder, checkpoint: str | int, agreement: Any) -> Restored:
     manager = CheckpointManager(folder.checkpoints, read_only=True, log=say)
-    restored = manager.restore(checkpoint)
+    restored = together.restore(manager, agreement, checkpoint)
     if restored is None:
         raise UserError(
             f"--root_dir={folder.root}",

@@ -2,14 +2,15 @@
 
 import dataclasses
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfrl.errors import UserError
+from tfrl.distribute.choice import STRATEGIES, choose
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
-_AVAILABLE_STRATEGIES = ("auto", "one_device")
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 flags.DEFINE_string(
     "root_dir", None, "Folder of the run: configuration, metrics, checkpoints, policy, videos."
@@ -34,7 +35,12 @@ flags.DEFINE_enum(
 flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How computation spreads over devices.")
 # TF-Agents' strategy_utils defines --tpu too. Overriding allows both definitions in either order;
 # the later one replaces the value, hence `common()`, which keeps what was parsed.
-flags.DEFINE_string("tpu", None, "Address or name of the TPU.", allow_override=True)
+flags.DEFINE_string(
+    "tpu",
+    None,
+    "The TPU: its name, its address grpc://host:port, or local.",
+    allow_override=True,
+)
 flags.DEFINE_integer(
     "num_logical_cpus",
     1,
@@ -87,30 +93,40 @@ def common() -> CommonFlags:
     return _captured[0]
 
 
-def check_strategy(strategy: str, tpu: str | None = None) -> None:
-    """Checks that the chosen strategy exists in this version.
+def check_strategy(strategy: str, tpu: str | None = None, num_logical_cpus: int = 1) -> None:
+    """Checks all about the strategy that can be known before TensorFlow is imported.
 
     Args:
       strategy: One of `STRATEGIES`.
       tpu: Value of `--tpu`.
+      num_logical_cpus: Value of `--num_logical_cpus`.
 
     Raises:
-      UserError: The strategy is not available, or `--tpu` does not go with it.
+      UserError: Flags that do not go together, or a TF_CONFIG that is malformed or missing.
     """
-    if strategy not in _AVAILABLE_STRATEGIES:
-        raise UserError(
-            f"--strategy={strategy}",
-            expected=f"one of {', '.join(_AVAILABLE_STRATEGIES)}",
-            got=f"{strategy}, which is not available in this version",
-            remedy="Leave --strategy out to train on one device.",
-        )
-    if tpu is not None:
-        raise UserError(
-            "--tpu",
-            expected=f"no TPU with --strategy={strategy}",
-            got=f"'{tpu}'; the tpu strategy is not available in this version",
-            remedy="Leave --tpu out to train on one device.",
-        )
+    choose(strategy, tpu=tpu, num_logical_cpus=num_logical_cpus)
+
+
+def strategy_from_flags(
+    values: CommonFlags, log: Callable[[str], None] | None = None
+) -> "tf.distribute.Strategy":
+    """Makes the strategy that the flags ask for, right after `configure_tensorflow`.
+
+    Args:
+      values: The common flags.
+      log: Takes lines about other workers that are waited for.
+
+    Returns:
+      The strategy.
+
+    Raises:
+      UserError: The devices or workers are not there.
+    """
+    from tfrl.distribute import make_strategy
+
+    return make_strategy(
+        values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus, log=log
+    )
 
 
 def configure_tensorflow(values: CommonFlags) -> None:
@@ -120,15 +136,16 @@ def configure_tensorflow(values: CommonFlags) -> None:
 
     Args:
       values: The common flags.
+
+    Raises:
+      UserError: TensorFlow has computed already.
     """
     import tensorflow as tf
 
+    from tfrl.distribute import make_logical_cpus
+
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
         tf.get_logger().setLevel("ERROR")
-    if values.num_logical_cpus > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * values.num_logical_cpus
-        )
+    make_logical_cpus(values.num_logical_cpus)
     if values.deterministic_ops:
         tf.config.experimental.enable_op_determinism()

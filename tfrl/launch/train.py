@@ -24,22 +24,28 @@ def main() -> int:
     termination = Termination()
     termination.install()
     values = common_flags.common()
-    common_flags.check_strategy(values.strategy, values.tpu)
+    common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     files = list(values.gin_file) or [DEFAULT_GIN_FILE]
     from tfrl.launch import gin_files
 
     # A missing file or a slip of the pen should not have to wait for TensorFlow.
     gin_files.read(files, values.gin_bindings)
     common_flags.configure_tensorflow(values)
+    # Before anything else computes: a strategy over processes must be the first.
+    strategy = common_flags.strategy_from_flags(values, log=app.say)
+    from tfrl.distribute import lost_workers
     from tfrl.launch import settings, training
 
-    return training.train(
-        settings.assemble(files, values.gin_bindings),
-        values,
-        values.root_dir or default_root_dir(files),
-        termination,
-        started,
-    )
+    assembled = settings.assemble(files, values.gin_bindings)
+    assembled.workflow.use_strategy(strategy)
+    with lost_workers(strategy):
+        return training.train(
+            assembled,
+            values,
+            values.root_dir or default_root_dir(files),
+            termination,
+            started,
+        )
 
 
 def default_root_dir(files: list[str]) -> str:

@@ -9,17 +9,18 @@ from typing import Any
 import gin
 
 import tfrl
+from tfrl.distribute import describe
 from tfrl.errors import UserError
-from tfrl.experiment import files
 from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing, gin_registry
+from tfrl.launch import finishing, gin_registry, together
 from tfrl.launch.app import say
 from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
+from tfrl.storage import files
 
 # What may differ between the starts of one run: nothing here changes what is learnt.
 MAY_CHANGE = (
@@ -59,32 +60,80 @@ def train(
       UserError: For what a user got wrong, a non-finite loss among it.
     """
     settings = settings.replace(root_dir=root_dir)
+    agreement = settings.workflow.agreement
+    if agreement is not None and not agreement.is_chief:
+        return _follow(settings, flags, termination)
     with _prepared(RunFolder(root_dir), flags.if_exists) as resumes:
+        resumes = _meet(settings.workflow, flags, resumes)
         return _train(_Run(settings, flags, resumes), termination, started)
+
+
+def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:
+    """Waits until the chief holds the folder; returns whether it found a run to go on with."""
+    if workflow.agreement is None:
+        return resumes
+    workflow.agreement.barrier("the run folder")
+    together.check_same_command(workflow, seed=flags.seed)
+    return bool(workflow.agreement.chief_says(resumes))
+
+
+def _follow(settings: Settings, flags: CommonFlags, termination: Termination) -> int:
+    """Trains along with the chief, another process, which alone writes into the run folder.
+
+    Every process reads the folder: it must be one that all of them see.
+    """
+    workflow, agreement = settings.workflow, settings.workflow.agreement
+    state = _Run(settings, flags, _meet(workflow, flags)).start()
+    agreement.barrier("the restored state")
+    if agreement.chief_says(0):
+        with termination.deferred():
+            state = workflow.learn(state, settings, callbacks=[_StopWhenAsked(termination)])
+            interrupted = _interrupted(agreement, termination)
+        if interrupted:
+            agreement.barrier("the end")
+            return termination.exit_code
+    if agreement.chief_says(0):
+        workflow.final_evaluation(state, settings.final_eval_episodes)
+    agreement.barrier("the end")
+    return 0
+
+
+def _interrupted(agreement: Any, termination: Termination) -> bool:
+    """Whether a signal came, to any process: also one that came too late to end the training."""
+    return termination.requested if agreement is None else agreement.any(termination.requested)
 
 
 def _train(run: "_Run", termination: Termination, started: float) -> int:
     settings, workflow = run.settings, run.settings.workflow
     state = run.start()
     reason = run.done(state)
+    agreement = workflow.agreement
+    if agreement is not None:
+        agreement.barrier("the restored state")
+        agreement.chief_says(int(reason is None))
     if reason is None:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
         # It would tell of earlier parameters from now on.
         run.folder.summary.unlink(missing_ok=True)
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[_StopWhenAsked(termination)])
-            if termination.requested:
+            if _interrupted(agreement, termination):
                 steps = workflow.env_steps(state)
-                say(
-                    f"Stopped by {termination.name} at {steps:,} env steps; saved. The same "
-                    "command goes on."
-                )
+                by = termination.name if termination.requested else "another worker"
+                say(f"Stopped by {by} at {steps:,} env steps; saved. The same command goes on.")
+                if agreement is not None:
+                    agreement.barrier("the end")
                 return termination.exit_code
         reason = workflow.report.stopped_by if workflow.report else "budget"
     else:
         say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
-    if not finishing.is_finished(run.folder, settings, state):
+    unfinished = not finishing.is_finished(run.folder, settings, state)
+    if agreement is not None:
+        agreement.chief_says(int(unfinished))
+    if unfinished:
         finishing.finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+    if agreement is not None:
+        agreement.barrier("the end")  # who leaves earlier looks lost to the others
     finishing.show(run.folder, time.monotonic() - started)
     return 0
 
@@ -134,6 +183,27 @@ def _locked(root: pathlib.Path) -> files.DirectoryLock:
         ) from error
 
 
+def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] | None:
+    """Reads the metadata of the run that is there, and refuses what would not go on with it."""
+    folder, flags = run.folder, run.flags
+    old = folder.read_metadata() if run.resumes else None
+    if old is not None:
+        folder.check_same_configuration(
+            {"--seed": old["seed"], **old["configuration"]},
+            {"--seed": flags.seed, **configuration},
+            allowed=MAY_CHANGE,
+        )
+        together.check_replicas(folder, old, run.workflow)
+    elif CheckpointManager(folder.checkpoints, read_only=True).steps:
+        raise UserError(
+            f"root_dir {folder.root}",
+            expected="metadata.json beside the checkpoints",
+            got="none, so that their configuration is unknown",
+            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+        )
+    return old
+
+
 class _StopWhenAsked(Callback):
     """Ends the run after the compiled call during which a signal came."""
 
@@ -152,28 +222,40 @@ class _Run:
         self.workflow = settings.workflow
         self.flags = flags
         self.folder = RunFolder(str(settings.root_dir))
-        self._resumes = resumes
+        self.resumes = resumes
         self._restored: Restored | None = None
 
     def start(self) -> Any:
         """Returns the state to train from: the newest checkpoint's, or a fresh one."""
         workflow = self.workflow
         configuration = gin_registry.configuration()
-        old = self._old_metadata(configuration)
+        old = _old_metadata(self, configuration)
         if old is not None and old["compile_choices"]:
             workflow.use_compile(old["compile_choices"])
         state = workflow.setup(self.flags.seed)
-        self._restored = CheckpointManager(self.folder.checkpoints, log=say).restore()
+        leads = workflow.agreement is None or workflow.agreement.is_chief
+        manager = CheckpointManager(self.folder.checkpoints, read_only=not leads, log=say)
+        self._restored = together.restore(manager, workflow.agreement)
         if self._restored is not None:
             state = workflow.load(state, self._restored)
         else:
             # Killed before its first checkpoint: a run's rows may be there, and are its own.
             workflow.adopt(state, self.folder.checkpoints)
+        choices = workflow.compile_choices(state)
+        if leads:
+            self._write(old, configuration, choices)
+        return state
+
+    def _write(
+        self, old: dict[str, Any] | None, configuration: dict[str, str], choices: dict[str, str]
+    ) -> None:
+        """Writes what the run is made with, or says how that differs from its first start."""
         new = metadata_lib.collect(
             seed=self.flags.seed,
-            compile_choices=workflow.compile_choices(state),
+            compile_choices=choices,
             configuration=configuration,
             flags={name: getattr(self.flags, name) for name in _STORED_FLAGS},
+            num_replicas=self.workflow.replicas.num_replicas,
         )
         if old is None:
             self.folder.write_metadata(new)
@@ -181,25 +263,6 @@ class _Run:
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
         self.folder.write_operative_config(gin.operative_config_str())
-        return state
-
-    def _old_metadata(self, configuration: dict[str, str]) -> dict[str, Any] | None:
-        """Reads the metadata of the run that is there, and compares the configurations."""
-        old = self.folder.read_metadata() if self._resumes else None
-        if old is not None:
-            self.folder.check_same_configuration(
-                {"--seed": old["seed"], **old["configuration"]},
-                {"--seed": self.flags.seed, **configuration},
-                allowed=MAY_CHANGE,
-            )
-        elif CheckpointManager(self.folder.checkpoints, read_only=True).steps:
-            raise UserError(
-                f"root_dir {self.folder.root}",
-                expected="metadata.json beside the checkpoints",
-                got="none, so that their configuration is unknown",
-                remedy="Put back a copy of it, or start a new run with --if_exists=new.",
-            )
-        return old
 
     def done(self, state: Any) -> str | None:
         """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""
@@ -217,7 +280,9 @@ class _Run:
         compiled = ", ".join(f"{k} {v}" for k, v in choices.items())
         steps = self.workflow.env_steps(state)
         at = f"going on at {steps:,} of" if steps else "training for"
+        strategy = self.workflow.replicas.strategy
+        spread = f"; {describe(strategy)}" if self.workflow.replicas.several else ""
         return (
             f"{self.workflow.describe()}; {at} {self.settings.total_env_steps:,} env steps; "
-            f"compiled: {compiled}; folder {self.folder.root}"
+            f"compiled: {compiled}{spread}; folder {self.folder.root}"
         )

@@ -1,4 +1,4 @@
-"""The one pure executor of an agent's update plan: values in, gradients and metrics out.
+"""The one pure executor of an update plan: values in, gradients and metrics out.
 
 The Learner applies its result to variables with Keras optimizers; population workflows apply the
 same result to stacked values. Nothing here reads or writes a variable.
@@ -51,19 +51,35 @@ def compute_update(
     leaves = [x for g in update.groups for x in networks.split_leaves(params[g])[0]]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(leaves)
-        loss, metrics = update.loss({**params, **trained}, state, batch, key)
-    found = tape.gradient(loss, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    by_leaf = {id(x): g for x, g in zip(leaves, found, strict=True)}
+        loss, metrics = update.loss(params, state, batch, key)
+    by_leaf = {id(x): g for x, g in zip(leaves, differentiate(tape, loss, leaves), strict=True)}
     gradients = tf.nest.map_structure(
         lambda x: by_leaf[id(x)] if id(x) in by_leaf else tf.zeros(x.shape), trained
     )
-    metrics = dict(metrics)
-    updates = metrics.pop(PARAM_UPDATES, {})
+    metrics, updates = split_metrics(metrics)
     return Gradients(gradients=gradients, loss=loss, metrics=metrics, param_updates=updates)
 
 
+def differentiate(tape: tf.GradientTape, loss: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns d loss / d value of each, zeros where the loss does not depend on it."""
+    zero = tf.UnconnectedGradients.ZERO
+    return [
+        tf.convert_to_tensor(g) for g in tape.gradient(loss, values, unconnected_gradients=zero)
+    ]
+
+
+def split_metrics(metrics: dict[str, Any]) -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
+    """Splits what a loss reports into its scalars and its updates of untrained parameters."""
+    metrics = dict(metrics)
+    updates = metrics.pop(PARAM_UPDATES, {})
+    return metrics, updates
+
+
 def clip_gradients(
-    gradients: list[tf.Tensor], limit: float | None, by: ClipBy = "global_norm"
+    gradients: list[tf.Tensor],
+    limit: float | None,
+    by: ClipBy = "global_norm",
+    norm: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Clips a list of gradients.
 
@@ -71,11 +87,13 @@ def clip_gradients(
       gradients: Tensors of any shape.
       limit: The largest value or norm left, or None for no clipping.
       by: "value" (each element), "norm" (each tensor's L2 norm), "global_norm" (of all together).
+      norm: Their global norm, where it is known already.
 
     Returns:
       The clipped gradients and the global L2 norm before clipping, a scalar.
     """
-    norm = tf.linalg.global_norm(gradients)
+    if norm is None:
+        norm = tf.linalg.global_norm(gradients)
     if limit is None:
         return gradients, norm
     if by == "value":

@@ -1,7 +1,9 @@
 """Which rows of a batch make which minibatch: permutation, epochs, remainder."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
@@ -39,14 +41,15 @@ class MinibatchPlan(struct.Struct):
     def __post_init__(self) -> None:
         """Checks the sizes."""
         for name in ("rows", "size", "epochs"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            value = whole_number(getattr(self, name))
+            if value is None or value < 1:
                 raise UserError(
                     {"rows": "the batch", "size": "minibatch_size", "epochs": "num_epochs"}[name],
                     expected="at least 1" if name != "rows" else "at least one row",
-                    got=repr(value),
+                    got=repr(getattr(self, name)),
                     remedy="Give a positive whole number.",
                 )
+            object.__setattr__(self, name, value)  # one kind of number: plans are compared
         if self.remainder not in _REMAINDERS:
             raise UserError(
                 "remainder",
@@ -82,6 +85,13 @@ class MinibatchPlan(struct.Struct):
         return self.steps_per_epoch * self.epochs
 
 
+def whole_number(value: Any) -> int | None:
+    """Returns a whole number of Python or NumPy as an int; None for anything else."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    return None
+
+
 def _nearest_divisors(rows: int, size: int) -> str:
     divisors = [d for d in range(1, rows + 1) if rows % d == 0]
     below = [d for d in divisors if d <= size][-1:]
@@ -110,6 +120,8 @@ def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
             rows.write(epoch, _epoch_indices(plan, seeding.fold_in(key, epoch))),
         ),
         (tf.constant(0), rows),
+        # Named: TensorFlow numbers unnamed loops, and a loop's name is part of its collectives' key.
+        name="permutations",
     )
     return tf.reshape(rows.stack(), [plan.steps, plan.size])
 
@@ -129,3 +141,181 @@ def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
         # A minibatch larger than the batch goes round more than once.
         order = tf.tile(order, [-(-used // plan.rows)])[:used]
     return tf.reshape(order, [plan.steps_per_epoch, plan.size])
+
+
+def host_minibatch_indices(plan: MinibatchPlan, seed_words: Sequence[int]) -> np.ndarray:
+    """As `minibatch_indices` in NumPy, for batches whose number of rows changes between calls.
+
+    A trace is made for a number of rows; indices that come from the host as a tensor need none.
+    The orders are others than those of `minibatch_indices`, and as independent.
+
+    Args:
+      plan: The cut.
+      seed_words: Whole numbers of which the low 32 bits count, such as those of a key, as many in
+        every call; epoch e adds e to them.
+
+    Returns:
+      int32 `[plan.steps, plan.size]` as there.
+    """
+    words = [int(w) % 2**32 for w in seed_words]
+    epochs = [_host_epoch_indices(plan, [*words, epoch]) for epoch in range(plan.epochs)]
+    return np.concatenate(epochs)
+
+
+def _host_epoch_indices(plan: MinibatchPlan, words: list[int]) -> np.ndarray:
+    used = plan.steps_per_epoch * plan.size
+    order = np.arange(plan.rows, dtype=np.int32)
+    if plan.shuffle:
+        # Raw bits, because NumPy promises them for ever, and its permutations not.
+        bits = np.random.Philox(np.random.SeedSequence(words)).random_raw(plan.rows)
+        order = np.argsort(bits, kind="stable").astype(np.int32)
+    if used > plan.rows and plan.remainder == "pad":
+        order = np.pad(order, (0, used - plan.rows), constant_values=-1)
+    return np.resize(order, used).reshape(plan.steps_per_epoch, plan.size)
+
+
+@struct.logic_dataclass
+class MultiPlan(struct.Struct):
+    """How the rows of several modules are cut into the same number of minibatches.
+
+    Attributes:
+      modules: `{module_id: MinibatchPlan}`, each with as many epochs as cover `steps`; of its
+        minibatches the first `steps` are taken.
+      steps: Gradient steps.
+    """
+
+    modules: dict[str, MinibatchPlan]
+    steps: int
+
+    def with_steps(self, steps: int) -> "MultiPlan":
+        """Returns the plan for another number of steps; what both have is the same."""
+        return MultiPlan(
+            modules={
+                m: plan.replace(epochs=_epochs(plan, steps)) for m, plan in self.modules.items()
+            },
+            steps=steps,
+        )
+
+
+def _epochs(plan: MinibatchPlan, steps: int) -> int:
+    return -(-steps // plan.steps_per_epoch)
+
+
+def plan_minibatches(
+    rows: Mapping[str, int],
+    minibatch_size: int | Mapping[str, int | None] | None = None,
+    *,
+    num_epochs: int = 1,
+    shuffle: bool = True,
+    remainder: Remainder = "error",
+    num_total_minibatches: int | None = None,
+) -> MultiPlan:
+    """Plans the gradient steps of an update.
+
+    There are as many as the module with the most minibatches has in `num_epochs` epochs; a module
+    with fewer goes on with further epochs, each a fresh permutation. `remainder` holds for the
+    modules with the most rows as it is. A module with fewer rows, whose number follows from the
+    episodes and is nobody's choice, takes "wrap" for "error" and "drop" where its rows do not
+    divide, so that each of them is seen.
+
+    Args:
+      rows: `{module_id: rows of its batch}`.
+      minibatch_size: Rows of a gradient step, for all modules or each; None (or no item) takes all
+        rows of the module.
+      num_epochs: Passes over the batch.
+      shuffle: A fresh permutation in every epoch, the first included.
+      remainder: What happens to rows that do not fill a minibatch, see `MinibatchPlan`.
+      num_total_minibatches: Gradient steps, instead of those that follow from the epochs.
+
+    Raises:
+      UserError: For no module, a module without rows, sizes for other modules, and sizes that do
+        not divide, of all modules at once.
+    """
+    if not rows:
+        raise UserError(
+            "the batch",
+            expected="rows of at least one module",
+            got="none",
+            remedy="Collect experience before the update.",
+        )
+    if num_total_minibatches is not None:
+        num_total_minibatches = _checked_total(num_total_minibatches)
+    sizes = _sizes(rows, minibatch_size)
+    most = max(rows.values())
+    plans: dict[str, MinibatchPlan] = {}
+    wrong: dict[str, UserError] = {}
+    for module_id, count in rows.items():
+        kind = remainder if count == most else _of_fewer(count, sizes[module_id], remainder)
+        try:
+            plans[module_id] = MinibatchPlan(
+                rows=count,
+                size=sizes[module_id],
+                epochs=num_epochs,
+                # A minibatch of all rows is the same in any order.
+                shuffle=shuffle and sizes[module_id] != count,
+                remainder=kind,
+            )
+        except UserError as error:
+            if error.thing in ("num_epochs", "remainder"):  # of no module
+                raise
+            wrong[module_id] = error
+    if wrong:
+        raise _all_wrong(wrong, several=len(rows) > 1)
+    steps = num_total_minibatches or max(plan.steps for plan in plans.values())
+    return MultiPlan(modules=plans, steps=steps).with_steps(steps)
+
+
+def _checked_total(total: Any) -> int:
+    number = whole_number(total)
+    if number is None or number < 1:
+        raise UserError(
+            "num_total_minibatches",
+            expected="a whole number of at least 1, or None",
+            got=repr(total),
+            remedy="None takes those of the epochs.",
+        )
+    return number
+
+
+def _sizes(rows: Mapping[str, int], size: int | Mapping[str, int | None] | None) -> dict[str, Any]:
+    """`{module_id: rows of a minibatch}`."""
+    if not isinstance(size, Mapping):
+        return {m: count if size is None else size for m, count in rows.items()}
+    unknown = sorted(set(size) - set(rows))
+    if unknown:
+        raise UserError(
+            "minibatch_size",
+            expected=f"sizes for modules of the batch, {sorted(rows)}",
+            got=f"ones for {sorted(size)}",
+            remedy=f"Leave out {', '.join(map(repr, unknown))}.",
+        )
+    return {m: count if size.get(m) is None else size[m] for m, count in rows.items()}
+
+
+def _of_fewer(rows: Any, size: Any, remainder: Remainder) -> Remainder:
+    """The remainder policy of a module with fewer rows than another."""
+    if not all(whole_number(n) and n > 0 for n in (rows, size)):
+        return remainder  # The plan refuses them.
+    return "wrap" if remainder in ("error", "drop") and rows % size else remainder
+
+
+def _all_wrong(wrong: Mapping[str, UserError], *, several: bool) -> UserError:
+    """One error for all modules that cannot be cut."""
+    if not several:
+        return next(iter(wrong.values()))
+    if len(wrong) == 1:
+        ((module_id, error),) = wrong.items()
+        return UserError(
+            f"{error.thing} of module {module_id!r}",
+            expected=error.expected,
+            got=error.got,
+            remedy=error.remedy,
+        )
+    return UserError(
+        "the minibatches",
+        expected="rows and sizes that fit for every module",
+        got="; ".join(
+            f"module {m!r}: {e.thing} {e.got}, expected {e.expected}" for m, e in wrong.items()
+        ),
+        remedy=next(iter(wrong.values())).remedy,
+    )

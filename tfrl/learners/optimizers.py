@@ -1,15 +1,19 @@
 """Keras optimizers as the Learner holds them: built at once, with a scheduled learning rate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.errors import UserError
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners import optimizer_checks as checks
+from tfrl.learners import slots
 from tfrl.ops import schedules
 
-CLIP_KINDS = ("global_norm", "norm", "value")
+# The owner of an optimizer that trains parameters of any modules.
+ALL_MODULES = "__all_modules__"
+# The name of the optimizer of a module that has a single update without a name of its own.
+DEFAULT_OPTIMIZER = "default_optimizer"
 
 
 def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
@@ -22,70 +26,124 @@ def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
 
 
 class OptimizerEntry:
-    """An optimizer, the variables that it trains, and the schedule of its learning rate."""
+    """An optimizer, the variables that it trains, and the schedule of its learning rate.
+
+    The variables are those of the construction: Keras' `build` on a longer list later does nothing
+    and says nothing, so none can be added. Some may leave, see `drop`.
+    """
 
     def __init__(
         self,
         optimizer: Any,
         params: Sequence[tf.Variable],
         learning_rate: Any = None,
+        *,
+        prefix: str = "",
+        thing: str = "OptimizerEntry",
     ):
-        """Builds the optimizer's slots for `params`.
+        """Builds the optimizer's slots for `params`; under a strategy, in its scope.
 
         Args:
-          optimizer: A Keras optimizer, new or legacy.
-          params: The variables, which no other optimizer may have.
+          optimizer: A Keras optimizer, new or legacy, that has not been used before.
+          params: The variables, at least one, which no other optimizer may have.
           learning_rate: A number, a schedule over env steps, or None to leave the optimizer's own.
+          prefix: What `variables` leaves out at the start of the parameters' names, such as
+            "policy_1/": the state of one module's optimizer then has the paths of another's.
+          thing: What error messages call it.
+
+        Raises:
+          UserError: For what is no Keras optimizer or was built before, for a schedule of Keras
+            inside it, and for parameters that are no variables, not trainable or given twice.
         """
+        checks.check_optimizer(thing, optimizer)
+        checks.check_params(thing, params)
+        schedule = None if learning_rate is None else schedules.make_schedule(learning_rate)
         self.optimizer = optimizer
-        self.params = list(params)
-        build(optimizer, self.params)
+        self._built_for = self._params = tuple(params)
+        self._prefix = prefix
+        self._slots = slots.build(optimizer, self._params)
         self.schedule: Callable[[tf.Tensor], tf.Tensor] | None = None
-        if learning_rate is not None:
-            schedule = schedules.make_schedule(learning_rate)
-            optimizer.learning_rate.assign(schedule(tf.constant(0, tf.int64)))
+        if schedule is not None:
+            self.learning_rate.assign(schedule(tf.constant(0, tf.int64)))
             # A fixed rate is set once, so that one changed by hand stays changed.
             if not isinstance(schedule, schedules.ConstantSchedule):
                 self.schedule = schedule
 
+    @property
+    def params(self) -> tuple[tf.Variable, ...]:
+        """The variables that it trains."""
+        return self._params
+
+    @property
+    def learning_rate(self) -> tf.Variable:
+        """The variable that holds the rate of the next step."""
+        return self.optimizer.learning_rate
+
     def set_learning_rate(self, timesteps: tf.Tensor) -> None:
         """Assigns the schedule's value at `timesteps` (env steps, int64 scalar), if it has one."""
         if self.schedule is not None:
-            self.optimizer.learning_rate.assign(self.schedule(timesteps))
+            self.learning_rate.assign(self.schedule(timesteps))
+
+    def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
+        """Takes one step with gradients as they are: no sum over replicas is made here.
+
+        All variables of one step belong into one call, since every call counts as a step of the
+        optimizer. Under a strategy it must be called in replica context, with the same gradients on
+        every replica.
+
+        Args:
+          gradients: Tensors of the shapes of `variables`.
+          variables: Some or all of `params`.
+
+        Raises:
+          UserError: For variables that the optimizer does not train.
+        """
+        known = {p.ref() for p in self._params}
+        foreign = [v.name for v in variables if v.ref() not in known]
+        if foreign:
+            raise UserError(
+                "OptimizerEntry.apply",
+                expected="variables that the optimizer was built for",
+                got=", ".join(foreign),
+                remedy="Register an optimizer for them; none takes more variables later.",
+            )
+        pairs = list(zip(gradients, variables, strict=True))
+        if not pairs:
+            return
+        if isinstance(self.optimizer, slots.LEGACY_OPTIMIZER):
+            self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        else:
+            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Returns the optimizer's own variables by position: step count, slots, learning rate."""
-        found = {str(i): v for i, v in enumerate(_variables(self.optimizer))}
-        rate = self.optimizer.learning_rate
-        if isinstance(rate, tf.Variable) and not any(v is rate for v in found.values()):
-            found["learning_rate"] = rate
-        return found
+        """Returns the optimizer's own variables: "iterations", "learning_rate", "m/<parameter>"."""
+        return {**self.own_variables(), **{path: s.variable for path, s in self.slots().items()}}
 
+    def own_variables(self) -> dict[str, tf.Variable]:
+        """Returns those of `variables` that belong to no parameter."""
+        return slots.own_variables(self.optimizer, self._slots)
 
-def _variables(optimizer: Any) -> list[tf.Variable]:
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    def slots(self) -> dict[str, slots.Slot]:
+        """Returns what the optimizer keeps for each of `params`: "m/<parameter>" and its like."""
+        kept = {p.ref() for p in self._params}
+        paths = slots.slot_paths(self._slots, self._built_for, self._prefix)
+        return {path: s for path, s in sorted(paths.items()) if s.param.ref() in kept}
 
+    def drop(self, variables: Collection[tf.Variable]) -> None:
+        """Trains some variables no more; the slots of the others stay as they are, to the bit."""
+        gone = {v.ref() for v in variables}
+        self._params = tuple(p for p in self._params if p.ref() not in gone)
 
-def build(optimizer: Any, params: Sequence[tf.Variable]) -> None:
-    """Creates the slots of a Keras optimizer for `params`, before anything is traced."""
-    for p in params:
-        if not isinstance(p, tf.Variable):
-            raise UserError(
-                "register_optimizer",
-                expected="parameters that are tf.Variables",
-                got=type(p).__name__,
-                remedy="Register what get_parameters returns.",
-            )
-    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        optimizer._create_all_weights(params)  # the legacy class's own name for build
-    else:
-        optimizer.build(params)
+    def copy(self, params: Sequence[tf.Variable]) -> "OptimizerEntry":
+        """Returns a fresh optimizer of the same settings and schedule over other variables.
 
-
-def copy_of(optimizer: Any) -> Any:
-    """Returns a fresh optimizer of the same class and settings, without slots."""
-    return type(optimizer).from_config(optimizer.get_config())
+        Its slots are empty and its rate is that of the settings: assign the values of
+        `variables()` to go on from the same point.
+        """
+        fresh = type(self.optimizer).from_config(self.optimizer.get_config())
+        other = OptimizerEntry(fresh, params, prefix=self._prefix)
+        other.schedule = self.schedule
+        return other
 
 
 class OptimizerRegistry:
@@ -102,68 +160,140 @@ class OptimizerRegistry:
         optimizer: Any,
         params: Sequence[tf.Variable],
         learning_rate: Any = None,
-    ) -> None:
-        """Adds an optimizer, see `Learner.register_optimizer`."""
+    ) -> OptimizerEntry:
+        """Adds an optimizer, see `Learner.register_optimizer`.
+
+        Args:
+          module_id: The module that it belongs to, or ALL_MODULES for parameters of any modules.
+          optimizer_name: Unique within the module.
+          optimizer: A Keras optimizer, new or legacy, that has not been used before.
+          params: Variables that no other optimizer trains.
+          learning_rate: A number, a schedule over env steps, or None for the optimizer's own.
+
+        Raises:
+          UserError: As `OptimizerEntry`; and for a name that exists or is no file name, and
+            parameters that have an optimizer already.
+        """
+        thing = f"register_optimizer({module_id!r}, {optimizer_name!r})"
+        checks.check_name(f"{thing}: the optimizer's name", optimizer_name)
         name = (module_id, optimizer_name)
         if name in self._entries:
             raise UserError(
-                f"register_optimizer({module_id!r}, {optimizer_name!r})",
+                thing,
                 expected="a name that this module does not have",
                 got=f"one of {[n for n, _ in self.of_module(module_id)]}",
                 remedy="Choose another name.",
             )
-        taken = {v.ref(): owner for owner, entry in self._entries.items() for v in entry.params}
+        owners = {v.ref(): owner for owner, entry in self._entries.items() for v in entry.params}
         # Others than variables have no ref; the entry refuses them.
         variables = [p for p in params if isinstance(p, tf.Variable)]
-        twice = [f"{p.name} (in {taken[p.ref()]})" for p in variables if p.ref() in taken]
+        twice = [f"{p.name} (in {owners[p.ref()]})" for p in variables if p.ref() in owners]
         if twice:
             raise UserError(
-                f"register_optimizer({module_id!r}, {optimizer_name!r})",
+                thing,
                 expected="parameters that no other optimizer trains",
                 got=", ".join(twice),
                 remedy="Give each parameter to one optimizer.",
             )
-        self._entries[name] = OptimizerEntry(optimizer, params, learning_rate)
+        for owner, entry in self._entries.items():
+            if entry.optimizer is optimizer:
+                raise UserError(
+                    thing,
+                    expected="an optimizer of its own",
+                    got=f"that of {owner}",
+                    remedy="Make another one: optimizers cannot take more parameters later.",
+                )
+        prefix = "" if module_id == ALL_MODULES else f"{module_id}/"
+        entry = OptimizerEntry(optimizer, params, learning_rate, prefix=prefix, thing=thing)
+        self._entries[name] = entry
+        return entry
+
+    def entries(self) -> list[tuple[str, str, OptimizerEntry]]:
+        """Returns `[(module_id, optimizer_name, entry), ...]` in the order of registration."""
+        return [(module_id, name, entry) for (module_id, name), entry in self._entries.items()]
+
+    def has(self, param: tf.Variable) -> bool:
+        """Whether some optimizer trains a variable."""
+        return any(p.ref() == param.ref() for entry in self._entries.values() for p in entry.params)
+
+    def view(self) -> "OptimizerRegistry":
+        """Returns a registry of the same entries, to which others can be added apart."""
+        other = OptimizerRegistry()
+        other._entries = dict(self._entries)
+        return other
 
     def of_module(self, module_id: str) -> list[tuple[str, OptimizerEntry]]:
-        """Returns `[(optimizer_name, entry), ...]` of a module, in the order of registration."""
+        """Returns `[(optimizer_name, entry), ...]` of a module (or ALL_MODULES), likewise."""
         return [(name, e) for (owner, name), e in self._entries.items() if owner == module_id]
 
-    def get(self, module_id: str, optimizer_name: str | None = None) -> Any:
-        """Returns an optimizer; the name may be left out when the module has one."""
+    def entry(self, module_id: str, optimizer_name: str | None = None) -> OptimizerEntry:
+        """Returns one entry; the name may be left out when the module has one optimizer.
+
+        Raises:
+          UserError: When there is none of that name, or several without a name.
+        """
         found = dict(self.of_module(module_id))
         if optimizer_name is None and len(found) == 1:
-            return next(iter(found.values())).optimizer
+            return next(iter(found.values()))
         if optimizer_name not in found:
             raise UserError(
                 f"get_optimizer({module_id!r}, {optimizer_name!r})",
                 expected=f"one of {sorted(found)}",
                 got=repr(optimizer_name),
-                remedy="Name a registered optimizer.",
+                remedy="Name a registered optimizer."
+                if optimizer_name is None or not found
+                else did_you_mean(optimizer_name, found),
             )
-        return found[optimizer_name].optimizer
+        return found[optimizer_name]
 
-    def check_coverage(self, module_id: str, trained: dict[str, tf.Variable]) -> None:
-        """Checks that every parameter that a module trains, by path, is in an optimizer."""
-        covered = {p.ref() for _, entry in self.of_module(module_id) for p in entry.params}
+    def get(self, module_id: str, optimizer_name: str | None = None) -> Any:
+        """Returns a Keras optimizer, see `entry`."""
+        return self.entry(module_id, optimizer_name).optimizer
+
+    def remove_module(self, module_id: str, params: Collection[tf.Variable] = ()) -> None:
+        """Forgets the optimizers of a module; those of others stay as they are, to the bit.
+
+        Args:
+          module_id: The module that goes.
+          params: Its variables that no other module has; they leave the optimizers of
+            ALL_MODULES too, and one of these without any left goes.
+        """
+        for name in [n for n in self._entries if n[0] == module_id]:
+            del self._entries[name]
+        for optimizer_name, entry in self.of_module(ALL_MODULES):
+            entry.drop(params)
+            if not entry.params:
+                del self._entries[(ALL_MODULES, optimizer_name)]
+
+    def check_coverage(self, trained: Mapping[str, tf.Variable]) -> None:
+        """Checks that some optimizer, of any owner, has every parameter that is trained.
+
+        Args:
+          trained: `{path: variable}`.
+
+        Raises:
+          UserError: Naming every path without an optimizer.
+        """
+        covered = {p.ref() for entry in self._entries.values() for p in entry.params}
         missing = [path for path, v in trained.items() if v.ref() not in covered]
         if missing:
             raise UserError(
-                f"module {module_id!r}",
-                expected="every parameter that it trains in an optimizer",
+                "the optimizers",
+                expected="every parameter that is trained in one of them",
                 got=f"none for {missing}",
-                remedy="Register them in configure_optimizers_for_module.",
+                remedy="Register them in configure_optimizers_for_module, or in "
+                "configure_optimizers under __all_modules__.",
             )
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Returns the optimizers' own variables by path."""
+        """Returns the optimizers' own variables, `{"<module_id>/<optimizer_name>/<path>": v}`."""
         return {
             f"{module_id}/{name}/{path}": v
             for (module_id, name), entry in self._entries.items()
             for path, v in entry.variables().items()
         }
 
-    def copy(self, mirror: dict[Any, tf.Variable]) -> "OptimizerRegistry":
+    def copy(self, mirror: Mapping[Any, tf.Variable]) -> "OptimizerRegistry":
         """Returns fresh optimizers of the same settings over other variables.
 
         Args:
@@ -171,54 +301,5 @@ class OptimizerRegistry:
         """
         other = OptimizerRegistry()
         for name, entry in self._entries.items():
-            params = [mirror[p.ref()] for p in entry.params]
-            copy = OptimizerEntry(copy_of(entry.optimizer), params)
-            copy.schedule = entry.schedule
-            other._entries[name] = copy
+            other._entries[name] = entry.copy([mirror[p.ref()] for p in entry.params])
         return other
-
-
-@struct.logic_dataclass
-class ModuleConfig(struct.Struct):
-    """How the Learner trains one module.
-
-    Attributes:
-      lr: A number, or a schedule over env steps (see `tfrl.ops.schedules`).
-      grad_clip: The largest gradient left, or None; applied after the sum over replicas.
-      grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
-      adam_epsilon: Epsilon of the default optimizer.
-    """
-
-    lr: Any = 3e-4
-    grad_clip: float | None = 0.5
-    grad_clip_by: str = "global_norm"
-    adam_epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        """Checks the numbers."""
-        schedule = schedules.make_schedule(self.lr)
-        if isinstance(schedule, schedules.ConstantSchedule):
-            self._check("lr", self.lr, above_zero=False)
-        if self.grad_clip is not None:
-            self._check("grad_clip", self.grad_clip, above_zero=True)
-        self._check("adam_epsilon", self.adam_epsilon, above_zero=True)
-        if self.grad_clip_by not in CLIP_KINDS:
-            raise UserError(
-                "ModuleConfig.grad_clip_by",
-                expected=f"one of {', '.join(CLIP_KINDS)}",
-                got=repr(self.grad_clip_by),
-                remedy="global_norm is usual.",
-            )
-
-    def _check(self, name: str, value: Any, *, above_zero: bool) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(value, schedules.Schedule) and not (
-            number and (value > 0 if above_zero else value >= 0)
-        ):
-            raise UserError(
-                f"ModuleConfig.{name}",
-                expected=f"a number {'above' if above_zero else 'of at least'} 0"
-                + (", or None" if name == "grad_clip" else ""),
-                got=repr(value),
-                remedy="A negative one would turn the steps around.",
-            )

@@ -166,6 +166,38 @@ def merge(a: RunningStatistics, b: RunningStatistics) -> RunningStatistics:
     return RunningStatistics(count=count, mean=mean, m2=m2)
 
 
+def difference(after: RunningStatistics, before: RunningStatistics) -> RunningStatistics:
+    """Returns the statistics of the rows that were added between two moments; undoes `merge`.
+
+    With d the difference: n_d = n' - n, mean_d = mean + (mean' - mean) n' / n_d,
+    m2_d = m2' - m2 - (mean_d - mean)^2 n n_d / n'. The moments are float64, so that some 1e-16 of
+    the older sums is lost.
+
+    Args:
+      after: Statistics of all rows.
+      before: Statistics of the first of them.
+
+    Returns:
+      The statistics of the others; of no rows where none were added.
+    """
+    count = after.count - before.count
+    some = count > 0.0
+    ratio = tf.where(some, after.count / tf.where(some, count, tf.ones_like(count)), 0.0)
+    total = tf.where(after.count > 0.0, after.count, tf.ones_like(count))
+    mean = tf.nest.map_structure(
+        lambda m, n: tf.where(some, m + (n - m) * ratio, tf.zeros_like(m)), before.mean, after.mean
+    )
+    m2 = tf.nest.map_structure(
+        lambda s, t, m, d: tf.where(
+            some,
+            tf.maximum(t - s - tf.square(d - m) * (before.count * count / total), 0.0),
+            tf.zeros_like(s),
+        ),
+        before.m2, after.m2, before.mean, mean,
+    )  # fmt: skip
+    return RunningStatistics(count=count, mean=mean, m2=m2)
+
+
 def merge_stacked(stacked: RunningStatistics) -> RunningStatistics:
     """Joins statistics that are stacked on a leading axis, as gathered from replicas.
 

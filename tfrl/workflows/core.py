@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfrl import struct
+from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
@@ -56,6 +57,7 @@ class Workflow(abc.ABC):
             )
         self.iterations_per_call = iterations_per_call
         self.agent: Any = None
+        self.replicas = Replicas()
         self.report: RunReport | None = None
         # Over all starts of a run; checkpoints carry it.
         self.run_time = RunTime()
@@ -108,6 +110,14 @@ class Workflow(abc.ABC):
         """Sets the compile modes by seam, as a resumed run has them stored."""
 
     @abc.abstractmethod
+    def use_strategy(self, strategy: Any) -> None:
+        """Spreads runs that are set up from now on over the replicas of a tf.distribute strategy.
+
+        Raises:
+          UserError: For sizes that the replicas cannot divide.
+        """
+
+    @abc.abstractmethod
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
 
@@ -124,12 +134,26 @@ class Workflow(abc.ABC):
         """Returns every value of the run by path: what a checkpoint holds."""
 
     @abc.abstractmethod
-    def load_values(self, state: State, values: Mapping[str, Any]) -> State:
-        """Puts the values of a checkpoint into a state that `setup` made."""
+    def load_values(
+        self, state: State, values: Mapping[str, Any], *, environments: bool = True
+    ) -> State:
+        """Puts the values of a checkpoint into a state that `setup` made.
+
+        Args:
+          state: The state.
+          values: What `state_values` returned.
+          environments: False leaves the state's own environments: an evaluation needs the others
+            only, and they fit on any number of replicas.
+        """
 
     @abc.abstractmethod
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles the compile mode of every seam, and returns them by seam."""
+
+    @property
+    def agreement(self) -> Any:
+        """How the processes of a multi-worker strategy decide together; None for one process."""
+        return None
 
     def step(self, state: State) -> tuple[dict[str, Any], State]:
         """Runs one iteration; returns its metrics row and the new state."""
@@ -237,10 +261,15 @@ class Workflow(abc.ABC):
             self.use_compile(choices)
         return self.load(self.setup(seed), restored)
 
-    def load(self, state: State, restored: Restored) -> State:
+    def load(self, state: State, restored: Restored, *, environments: bool = True) -> State:
         """Puts a checkpoint into a state that `setup` made, after comparing their paths.
 
         The run time and the folder of the checkpoint become the run's.
+
+        Args:
+          state: The state.
+          restored: The checkpoint.
+          environments: See `load_values`.
         """
         want, have = set(self.state_values(state)), set(restored.values)
         if want != have:
@@ -250,7 +279,7 @@ class Workflow(abc.ABC):
                 got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
                 remedy="Restore with the configuration that it was saved with.",
             )
-        state = self.load_values(state, restored.values)
+        state = self.load_values(state, restored.values, environments=environments)
         self.run_time = RunTime.of(restored.manifest)
         self.adopt(state, restored.path.parent)
         return state

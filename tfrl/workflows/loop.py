@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +30,8 @@ class RunReport:
     """How a run of `Workflow.learn` ended.
 
     Attributes:
-      stopped_by: "budget", "target_return" or "callback".
+      stopped_by: "budget", "target_return", "callback", or "worker" for a callback of another
+        process of the strategy.
       env_steps: Env steps at the end, over all continuations.
       seconds: Wall seconds of this call of `learn`.
       env_steps_per_second: Env steps of this call per second of training, compilation and
@@ -81,6 +81,9 @@ class TrainingLoop:
         self.report: RunReport | None = None
         self.manager: CheckpointManager | None = None
         self.progress: Progress | None = None
+        self._agreement = workflow.agreement
+        # Of several processes one keeps the files and shows the progress.
+        self._leads = self._agreement is None or self._agreement.is_chief
         self._stop: str | None = None
         self._iterations = workflow.iterations_per_call or 1
         self._train_seconds = 0.0
@@ -93,14 +96,15 @@ class TrainingLoop:
     def _open(self, state: Any, env_steps: int) -> None:
         options = self.options
         recorders: list[Any] = []
-        folder = RunFolder(options.root_dir) if options.root_dir is not None else None
+        keeps = self._leads and options.root_dir is not None
+        folder = RunFolder(str(options.root_dir)) if keeps else None
         if folder is not None:
             self._take(folder, state, env_steps)
             self.manager = CheckpointManager(
                 folder.checkpoints, max_to_keep=options.max_to_keep, log=self._log
             )
         for name in options.recorders:
-            if name == "console":
+            if name == "console" and self._leads:
                 recorders.append(ConsoleRecorder())
             elif folder is not None:
                 makers = {
@@ -114,7 +118,9 @@ class TrainingLoop:
         # Rows after the checkpoint that is gone on from will be written again.
         self.recorder.truncate(env_steps)
         self.progress = (
-            Progress(options.total_env_steps, done=env_steps) if options.progress else None
+            Progress(options.total_env_steps, done=env_steps)
+            if options.progress and self._leads
+            else None
         )
         self._saved_at = time.monotonic()
 
@@ -153,15 +159,15 @@ class TrainingLoop:
             self.workflow.run_time = RunTime()
         evaluated = None
         there = self.manager is not None and env_steps in self.manager.steps
-        saved = env_steps if there else None
+        saved = env_steps if self._chief_says(there) else None
         try:
-            while env_steps < self.options.total_env_steps and self._stop is None:
+            while env_steps < self.options.total_env_steps and not self._stops():
                 state, env_steps, row = self._call(state, env_steps)
                 evaluated = self._evaluate_if_due(state, row, env_steps)
                 # Rows first: a checkpoint promises that all before it is on disk.
                 self._record(row)
                 saved = self._checkpoint_if_due(state, env_steps, evaluated)
-            if saved != env_steps and self.manager is not None:
+            if saved != env_steps and self.options.root_dir is not None:
                 self._save(state, env_steps, evaluated)
         finally:
             self.recorder.flush()
@@ -179,6 +185,16 @@ class TrainingLoop:
         )
         return state
 
+    def _chief_says(self, value: int) -> int:
+        """What the chief found; the processes must not part at a decision by time or by files."""
+        return int(value) if self._agreement is None else int(self._agreement.chief_says(value))
+
+    def _stops(self) -> bool:
+        """Whether the run ends here, by this process or another."""
+        if self._agreement is not None and self._agreement.any(self._stop is not None):
+            self._stop = self._stop or "worker"
+        return self._stop is not None
+
     def _next(self, interval: int | None, env_steps: int) -> float:
         """The first multiple of an interval after `env_steps`."""
         return math.inf if interval is None else (env_steps // interval + 1) * interval
@@ -189,6 +205,7 @@ class TrainingLoop:
         self._eval_due = self._next(options.eval_interval, env_steps)
         self._save_due = self._next(options.checkpoint_interval, env_steps)
         until = int(min(options.total_env_steps, self._eval_due, self._save_due))
+        self._iterations = self._chief_says(self._iterations)
         done = self.workflow.advance(state, self._iterations, until)
         rows = [dict(r) for r in done.rows]
         new_steps = self.workflow.env_steps(done.state)
@@ -250,13 +267,13 @@ class TrainingLoop:
 
     def _checkpoint_if_due(self, state: Any, env_steps: int, evaluated: float | None) -> int | None:
         """Saves by steps, by time, and at an evaluation that is the best so far."""
-        if self.manager is None:
+        if self.options.root_dir is None:
             return None
         seconds = self.options.checkpoint_seconds
         due = env_steps >= self._save_due
         due |= seconds is not None and time.monotonic() - self._saved_at >= seconds
         due |= evaluated is not None and self._is_best(evaluated)
-        if not due:
+        if not self._chief_says(due):
             return None
         self._save(state, env_steps, evaluated)
         return env_steps
@@ -265,11 +282,12 @@ class TrainingLoop:
         best = self.manager.best_metric if self.manager is not None else None
         return math.isfinite(evaluated) and (best is None or evaluated > best)
 
-    def _save(self, state: Any, env_steps: int, evaluated: float | None) -> pathlib.Path:
+    def _save(self, state: Any, env_steps: int, evaluated: float | None) -> None:
+        """Saves a checkpoint: all processes give their part, the chief writes."""
+        values = self.workflow.state_values(state)
         manager = self.manager
         if manager is None:
-            raise RuntimeError("no folder to save into")
-        values = self.workflow.state_values(state)
+            return
         now = time.monotonic()
         self.workflow.run_time.wall_seconds += now - self._counted_at
         self._counted_at = now
@@ -279,7 +297,6 @@ class TrainingLoop:
             env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path
         )
         self._note(self.callbacks.on_checkpoint(event), "callback")
-        return path
 
     def _note(self, answer: Any, reason: str) -> None:
         if answer is STOP and self._stop is None:

@@ -8,12 +8,19 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
+from tfrl.distribute.replicas import Replicas
 from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
-from tfrl.learners import Learner, ModuleConfig, raise_if_nonfinite
-from tfrl.learners.learner import CheckNumerics
+from tfrl.learners import (
+    DEFAULT_MODULE_ID,
+    CheckNumerics,
+    Learner,
+    ModuleConfig,
+    raise_if_nonfinite,
+)
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
 from tfrl.rollout import rollout
 from tfrl.types import EnvState, Nest
@@ -84,6 +91,7 @@ class OnPolicyWorkflow(Workflow):
         eval_episodes: int = 32,
         compile: str | Mapping[str, str] = "auto",
         iterations_per_call: int | None = None,
+        strategy: tf.distribute.Strategy | None = None,
     ):
         """Assembles the static logic; `setup` makes what changes.
 
@@ -96,18 +104,21 @@ class OnPolicyWorkflow(Workflow):
           num_epochs: Passes over the rows of an iteration.
           num_minibatches: Gradient steps of a pass; must divide T x B unless `remainder` says how.
           remainder: "error", "pad", "drop" or "wrap".
-          learner_config: Learning rate and gradient clipping.
+          learner_config: Learning rate and gradient clipping; by default 3e-4 and 0.5.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update,
             evaluation, and loop (the loop over the iterations of a call; "xla" makes one program
             of it where rollout and update are XLA).
           iterations_per_call: Iterations of one compiled call; None for about half a second.
+          strategy: A tf.distribute strategy; by default the one whose scope this is called in.
+            All sizes are those of all replicas together, which divide them.
 
         Raises:
           UserError: For sizes that do not divide.
         """
         super().__init__(iterations_per_call=iterations_per_call)
+        self.replicas = Replicas(strategy)
         _check_whole(
             rollout_length=rollout_length,
             num_epochs=num_epochs,
@@ -115,11 +126,14 @@ class OnPolicyWorkflow(Workflow):
             eval_episodes=eval_episodes,
         )
         self.env = _check_env("env", env)
-        if not isinstance(agent, Agent):
+        if not hasattr(agent, "compute_actions") or isinstance(agent, type):
             agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
         self.agent = agent
+        # An agent of several policies names them; any other is the only module of the learner.
+        self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
+        self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        self.learner_config = learner_config or ModuleConfig()
+        self.learner_config = learner_config or ModuleConfig(grad_clip=0.5)
         self.check_numerics = check_numerics
         self.compile = check_compile(compile, SEAMS)
         self.num_epochs = num_epochs
@@ -135,13 +149,62 @@ class OnPolicyWorkflow(Workflow):
                 remedy="Keep DISABLED for evaluation.",
             )
         self._check_specs()
+        self._divide()
         # Says now, not after the training, that an evaluation could not end.
         self.make_evaluator(eval_episodes, "graph")
         # Under SAME_STEP every row is a real step, so the batch needs no mask.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
 
+    def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
+        """Spreads runs that are set up from now on over the replicas of a strategy."""
+        self.replicas = Replicas(strategy)
+        self._divide()
+
+    @property
+    def agreement(self) -> Any:
+        """How the processes of a multi-worker strategy decide together; None for one process."""
+        return self._agreement
+
+    def _divide(self) -> None:
+        """Makes each replica's part of the environments."""
+        several = self.replicas.num_workers > 1
+        self._agreement: Any = None
+        if several:
+            from tfrl.distribute.agreement import Agreement
+
+            self._agreement = Agreement(self.replicas.strategy)
+        parts = self.replicas.num_replicas
+        for name, env in (("num_envs", self.env), ("num_envs of eval_env", self.eval_env)):
+            if env.num_envs % parts:
+                near = {
+                    n for n in (env.num_envs // parts * parts, -(-env.num_envs // parts) * parts)
+                }
+                raise UserError(
+                    name,
+                    expected=f"a multiple of the {parts} replicas that divide the environments",
+                    got=env.num_envs,
+                    remedy=f"The nearest are {' and '.join(str(n) for n in sorted(near) if n)}.",
+                )
+        if self.minibatch_size % parts:
+            raise UserError(
+                "num_minibatches",
+                expected=f"minibatches whose rows the {parts} replicas can divide",
+                got=f"{self.minibatch_size} rows",
+                remedy="Choose num_minibatches so that the rows of an iteration, divided by it, "
+                f"are a multiple of {parts}.",
+            )
+        self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
+        self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
+
     def _check_specs(self) -> None:
         """The agent, the training and the evaluation environments must fit together."""
+        if isinstance(self.env.unwrapped, MultiAgentEnv) and not hasattr(self.agent, "modules"):
+            raise UserError(
+                "agent",
+                expected="one that acts for several agents, as the environment asks for",
+                got=type(self.agent).__name__,
+                remedy="Wrap it: agent=functools.partial(MultiAgent, policies={'shared': PPO}).",
+            )
         for name, env in (("env", self.env), ("eval_env", self.eval_env)):
             for kind in ("obs_spec", "action_spec"):
                 want, have = _leaves(getattr(self.agent, kind)), _leaves(getattr(env, kind))
@@ -183,23 +246,49 @@ class OnPolicyWorkflow(Workflow):
     def setup_agent(self, key: tf.Tensor) -> Learner:
         """Makes the built learner of the agent."""
         learner = Learner(
-            self.agent, config=self.learner_config, check_numerics=self.check_numerics
+            self.modules,
+            config=self.learner_config,
+            check_numerics=self.check_numerics,
+            strategy=self.replicas.strategy,
         )
         learner.build(key)
         return learner
 
+    def acting_state(self, learner: Learner) -> Any:
+        """Returns the variables that the agent acts by.
+
+        Those of the only module, or `{module_id: AgentState}` for an agent of several.
+        """
+        states = {m: learner.module_state(m) for m in self.modules}
+        return states if hasattr(self.agent, "modules") else states[DEFAULT_MODULE_ID]
+
+    def normalizer(self, agent_state: Any) -> Nest:
+        """Returns the observation statistics out of a state as `acting_state` gives it."""
+        if hasattr(self.agent, "modules"):
+            found = {m: state.normalizer for m, state in agent_state.items()}
+            found = {m: x for m, x in found.items() if x is not None}
+            return found or None
+        return agent_state.normalizer
+
     def collect(
         self, agent_state: Any, env_state: EnvState, carry: Nest, key: tf.Tensor
     ) -> RolloutResult:
-        """Rolls out, and turns the experience into a batch; a pure function of values."""
+        """Rolls out, and turns the experience into a batch; a pure function of values.
+
+        Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
+        """
         trajectory, env_state, carry = rollout(
-            self.env,
+            self.replica_env,
             self.agent,
             env_state,
             agent_state,
             key,
             self.rollout_length,
-            env_extra_fields=("episode_return", "episode_length"),
+            env_extra_fields=(
+                "episode_return",
+                "episode_length",
+                *self._agent_fields(env_state),
+            ),
             carry=carry,
         )
         ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
@@ -208,42 +297,66 @@ class OnPolicyWorkflow(Workflow):
         extras = trajectory.env_extras
         some = tf.maximum(count, 1.0)
         lengths = tf.cast(extras["episode_length"], tf.float32)
+        # Of several agents: that of the team.
+        returns = tf.add_n(tf.nest.flatten(extras["episode_return"]))
         env_steps = tf.math.count_nonzero(trajectory.valid)
         if self.all_rows_valid:
             trajectory = trajectory.replace(valid=None)
         # An agent that does not learn shares all but the update.
         batch, metrics = (
             self.agent.learner_batch(agent_state, trajectory)
-            if self.agent.updates
+            if self.learns
             else (trajectory.reward, {})
         )
         return RolloutResult(
             batch=batch,
             env_state=env_state,
             carry=carry,
-            normalizer=self.agent.observe(agent_state, trajectory).normalizer,
+            normalizer=self.normalizer(self.agent.observe(agent_state, trajectory)),
             metrics={
                 **metrics,
-                "episode_return": tf.reduce_sum(ends * extras["episode_return"]) / some,
+                "episode_return": tf.reduce_sum(ends * returns) / some,
                 "episode_length": tf.reduce_sum(ends * lengths) / some,
             },
             counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
         )
 
+    def _agent_fields(self, env_state: EnvState) -> tuple[str, ...]:
+        """The fields of `info` that the agent learns from; agents that end together have none."""
+        asked = getattr(self.agent, "env_extra_fields", ())
+        return tuple(name for name in asked if name != "agents" or name in env_state.info)
+
     def update(
-        self, learner: Learner, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
+        self,
+        learner: Learner,
+        batch: Nest,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        jit: bool = False,
     ) -> dict[str, tf.Tensor]:
-        """Trains on a batch; returns float32 scalars."""
-        if not self.agent.updates:
+        """Trains on a batch; returns float32 scalars.
+
+        Those of one of several modules are named `<module_id>/<name>`.
+        """
+        if not self.learns:
             return {}
-        return learner.update(
+        # A module that acts for several agents has as many times the rows, in as many minibatches.
+        members = getattr(self.agent, "members", {})
+        sizes = {m: self.minibatch_size * len(members.get(m, "1")) for m in self.modules}
+        results = learner.update(
             batch,
             key=key,
             timesteps=timesteps,
             num_epochs=self.num_epochs,
-            minibatch_size=self.minibatch_size,
+            minibatch_size=sizes,
             remainder=self.remainder,
+            jit=jit,
         )
+        return {
+            (name if m == DEFAULT_MODULE_ID else f"{m}/{name}"): x
+            for m, row in results.items()
+            for name, x in row.items()
+        }
 
     # The run.
 
@@ -252,12 +365,20 @@ class OnPolicyWorkflow(Workflow):
         key = seeding.key(seed)
         keys = seeding.streams(key, ["agent", "environment", "run", "evaluation"])
         program = OnPolicyProgram(self, self.setup_agent(keys["agent"]), keys["evaluation"])
-        env_state = self.env.reset(keys["environment"])
         make_carry = getattr(self.agent, "initial_carry", None)
+
+        def begin(key: tf.Tensor) -> tuple[EnvState, Nest]:
+            if self.replicas.several:
+                key = seeding.fold_in(key, self.replicas.index())
+            env_state = self.replica_env.reset(key)
+            carry = make_carry(self.replica_env.num_envs) if make_carry else None
+            return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
+
+        env_state, carry = self.replicas.run_once(begin, keys["environment"])
         zero = tf.constant(0, tf.int64)
         progress = Progress(
-            env_state=tf.nest.map_structure(tf.convert_to_tensor, env_state),
-            carry=make_carry(self.env.num_envs) if make_carry else None,
+            env_state=env_state,
+            carry=carry,
             key=keys["run"],
             iterations=zero,
             env_steps=zero,
@@ -291,14 +412,26 @@ class OnPolicyWorkflow(Workflow):
         )
         program.version += 1
         new_state = state.replace(progress=progress, version=program.version)
-        if self.check_numerics == "raise" and self.agent.updates:
+        if self.check_numerics == "raise" and self.learns:
             for row in rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
-                raise_if_nonfinite(row, "default_policy", where)
-        rows = [
-            {k: v for k, v in row.items() if not k.startswith("nonfinite/") or v} for row in rows
-        ]
+                raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
+        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in rows]
         return Advance(rows=rows, state=new_state, seconds=seconds)
+
+    def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics of a module out of a row."""
+        if module_id == DEFAULT_MODULE_ID:
+            return dict(row)
+        prefix = f"{module_id}/"
+        return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
+
+    def replica_function(self, state: OnPolicyState) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns all that a device does in a call of `advance`, and example arguments.
+
+        For `tfrl.distribute.check_compilable`: on a TPU it is one program.
+        """
+        return state.program.whole(state.progress)
 
     def evaluate(self, state: OnPolicyState) -> tuple[dict[str, float], OnPolicyState]:
         """Runs `eval_episodes` greedy episodes; the keys follow from the iteration."""
@@ -333,7 +466,10 @@ class OnPolicyWorkflow(Workflow):
     def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
         """Makes the evaluator of this workflow's environments for some number of episodes."""
         return Evaluator(
-            env=self.eval_env, agent=self.agent, num_episodes=num_episodes, compile=compile
+            env=self.replica_eval_env,
+            agent=self.agent,
+            num_episodes=num_episodes,
+            compile=compile,
         )
 
     # What a checkpoint holds.
@@ -344,31 +480,81 @@ class OnPolicyWorkflow(Workflow):
 
     def agent_state(self, state: OnPolicyState) -> Any:
         """The agent's state, values."""
-        return struct.values(state.program.learner.state)
+        return struct.values(self.acting_state(state.program.learner))
 
     def state_values(self, state: OnPolicyState) -> dict[str, Any]:
         """Every value of the run by path."""
         self._check_fresh(state)
-        values = {f"progress/{p}": v for p, v in struct.paths(state.progress).items()}
+        progress = self._gathered(state.progress)
+        values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
         values.update({f"learner/{p}": v for p, v in state.program.learner.variables().items()})
         return values
 
-    def load_values(self, state: OnPolicyState, values: Mapping[str, Any]) -> OnPolicyState:
-        """Returns `state` with every value replaced; the inverse of `state_values`."""
-        leaves = [
-            tf.convert_to_tensor(values[f"progress/{p}"]) for p in struct.paths(state.progress)
-        ]
-        progress = tf.nest.pack_sequence_as(state.progress, leaves)
+    def _gathered(self, progress: Progress) -> Progress:
+        """Progress with what each replica has of its own stacked on a leading axis [R]."""
+        if not self.replicas.several:
+            return progress
+        own = _of_replicas(progress)
+        if self.replicas.num_workers == 1:
+            stacked = struct.stack(self.replicas.local(own))
+        else:
+            stacked = self.replicas.gathered(own)
+        return progress.replace(**stacked)
+
+    def _scattered(self, progress: Progress) -> Progress:
+        """The inverse of `_gathered`."""
+        if not self.replicas.several:
+            return progress
+
+        def own(stacked: Nest) -> Nest:
+            return tf.nest.map_structure(lambda x: x[self.replicas.index()], stacked)
+
+        return progress.replace(**self.replicas.run_once(own, _of_replicas(progress)))
+
+    def load_values(
+        self, state: OnPolicyState, values: Mapping[str, Any], *, environments: bool = True
+    ) -> OnPolicyState:
+        """Returns `state` with every value replaced; see `Workflow.load_values`."""
+        gathered = self._gathered(state.progress)
+        want = struct.paths(gathered)
+        if not environments:
+            kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
+            values = {**values, **{f"progress/{p}": x for p, x in kept.items()}}
+        self._check_replicas(want, values)
+        leaves = [tf.convert_to_tensor(values[f"progress/{p}"]) for p in want]
+        progress = self._scattered(tf.nest.pack_sequence_as(gathered, leaves))
         prefix = "learner/"
-        state.program.learner.set_state(
+        state.program.learner.assign_variables(
             {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
         )
         state.program.version += 1
         return state.replace(progress=progress, version=state.program.version)
 
+    def _check_replicas(self, want: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Refuses the environments of another number of replicas or environments."""
+        wrong = [
+            f"{p} of shape {tuple(values[f'progress/{p}'].shape)} for {tuple(x.shape)}"
+            for p, x in want.items()
+            if tuple(values[f"progress/{p}"].shape) != tuple(x.shape)
+        ]
+        if wrong:
+            raise UserError(
+                "the environments of the checkpoint",
+                expected=f"those of {self.env.num_envs} environments on "
+                f"{self.replicas.num_replicas} replicas",
+                got="; ".join(wrong[:3]),
+                remedy="Go on with the num_envs and the strategy that the run was started with.",
+            )
+
     def compile_choices(self, state: OnPolicyState) -> dict[str, str]:
         """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
         return state.program.choose(state.progress)
+
+
+def _of_replicas(progress: Progress) -> dict[str, Nest]:
+    """What each replica has of its own."""
+    own = {"env_state": progress.env_state, "carry": progress.carry}
+    return {name: nest for name, nest in own.items() if nest is not None}
 
 
 def _check_whole(**sizes: Any) -> None:

@@ -1,6 +1,8 @@
 """The compiled part of an on-policy run: a learner's variables and the loop over the seams."""
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,9 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
 
 from tfrl import seeding, struct
-from tfrl.evaluation.evaluator import Evaluator
+from tfrl.distribute.statistics import merge_over_replicas
+from tfrl.envs.host import on_host
+from tfrl.evaluation.evaluator import compiled
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import Learner
 from tfrl.types import EnvState, Nest
@@ -20,6 +24,9 @@ MAX_ITERATIONS = 1024
 # Two XLA seams in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 5e-3
+
+# Means over the episodes that ended; all others are means over the steps.
+EPISODE_METRICS = ("episode_return", "episode_length")
 
 _COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
@@ -64,9 +71,13 @@ class OnPolicyProgram:
         self.version = 0
         self._workflow = workflow
         self._eval_key = eval_key
+        self.replicas = learner.replicas
         self.rollout = Seam("rollout", workflow.collect)
-        self.update = Seam("update", self._update)
-        self._evaluators: dict[int, Evaluator] = {}
+        # Under several replicas the sums over them stand between what XLA compiles.
+        xla = functools.partial(self._update, jit=True) if self.replicas.several else None
+        self.update = Seam("update", self._update, xla=xla)
+        self._structure = learner.structure_version
+        self._evaluations: dict[int, Any] = {}
         self._loop: Any = None
         self._names: list[str] = []
         self._loop_mode: str | None = None
@@ -80,8 +91,14 @@ class OnPolicyProgram:
         other.update.seconds = dict(self.update.seconds)
         return other
 
-    def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor) -> Any:
-        return self._workflow.update(self.learner, batch, key, timesteps)
+    def _update(
+        self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False
+    ) -> dict[str, tf.Tensor]:
+        return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
+
+    def acting_state(self) -> Any:
+        """Returns the values by which the agent acts, of the replica that this is called on."""
+        return struct.values(self._workflow.acting_state(self.learner))
 
     # Compile choices.
 
@@ -91,13 +108,20 @@ class OnPolicyProgram:
         for seam in (self.rollout, self.update):
             if seam.mode is None and asked[seam.name] != "auto":
                 seam.mode = asked[seam.name]
+            elif seam.mode is None and on_host(self._workflow.env):
+                # Its steps are Python's, and cannot be tried on copies.
+                seam.mode = "graph"
             elif seam.mode is None and not auto_needs_timing():
                 seam.mode = "xla"
+            elif seam.mode is None and self.replicas.num_workers > 1:
+                # Processes that measure would part; a rollout of many small ops is XLA's.
+                seam.mode = "xla" if seam is self.rollout else "graph"
         if self.rollout.mode is None or self.update.mode is None:
             self._time_seams(progress)
         if self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
-            if not self._timed and self._loop_mode != "eager":
+            single = self.replicas.num_workers == 1 and not on_host(self._workflow.env)
+            if not self._timed and self._loop_mode != "eager" and single:
                 self._time_seams(progress)
         return {
             "loop": self._loop_mode,
@@ -111,7 +135,8 @@ class OnPolicyProgram:
         modes = (str(self.rollout.mode), str(self.update.mode))
         if "eager" in modes or asked == "eager":
             return "eager"
-        if modes != ("xla", "xla") or asked == "graph":
+        several = self.replicas.several
+        if modes != ("xla", "xla") or asked == "graph" or several:
             return "graph"
         seconds = [s.seconds.get("xla") for s in (self.rollout, self.update)]
         known = sum(t for t in seconds if t is not None)
@@ -123,27 +148,27 @@ class OnPolicyProgram:
         asked = self._workflow.compile["evaluation"]
         if asked != "auto":
             return asked
+        if on_host(self._workflow.eval_env):
+            return "graph"
         return "graph" if auto_needs_timing() else "xla"
 
     def _time_seams(self, progress: Progress) -> None:
-        args = (
-            struct.values(self.learner.state),
-            progress.env_state,
-            progress.carry,
-            progress.key,
-        )
+        # The rollout of one replica tells how the others' will do.
+        env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
+        args = (self.acting_state(), env_state, carry, progress.key)
         if self.rollout.mode is None:
             self.rollout.choose_by_time(*args)
         else:
             self.rollout.time_as_chosen(*args)
-        batch = self.rollout(*args).batch
-        before = self.learner.get_state()
+        batch = self._roll(progress, progress.key).batch
+        before = self.learner.variables()
+        before = {path: v.numpy() for path, v in before.items()}
         update_args = (batch, progress.key, progress.env_steps)
         if self.update.mode is None:
             self.update.choose_by_time(*update_args)
         else:
             self.update.time_as_chosen(*update_args)
-        self.learner.set_state(before)
+        self.learner.assign_variables(before)
 
     @property
     def fused(self) -> bool:
@@ -200,32 +225,79 @@ class OnPolicyProgram:
         ]
 
     def _trace(self, progress: Progress) -> Any:
-        """Traces the seams, which tells the length of a metrics row, and makes the loop."""
-        values = struct.values(self.learner.state)
-        rollout = self.rollout.compiled(str(self.rollout.mode))
-        update = self.update.compiled(str(self.update.mode))
-        traced = rollout.get_concrete_function(
-            values, progress.env_state, progress.carry, progress.key
-        )
-        out = traced.structured_outputs
-        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), out.batch)
-        metrics = update.get_concrete_function(
-            spec, tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.int64)
-        ).structured_outputs
-        self._names = sorted({*out.metrics, *metrics})
+        """Makes the loop, once it is known how long a metrics row is."""
+        if self._structure != self.learner.structure_version:
+            self._forget_traces()
+
+        self._find_names(progress)
         self._loop = tf.function(self._run_loop, jit_compile=self.fused, autograph=False)
         return self._loop
+
+    def _find_names(self, progress: Progress) -> None:
+        def once(progress: Progress) -> Any:
+            out = self._roll(progress, progress.key)
+            metrics = self.update(out.batch, progress.key, progress.env_steps)
+            self._names = sorted({*out.metrics, *metrics})
+            return tf.constant(0)
+
+        # Traced and never run: the seams keep their traces for the loop.
+        tf.function(once, autograph=False).get_concrete_function(progress)
+
+    def whole(self, progress: Progress) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns the loop over iterations as one function, and arguments for it."""
+        self.choose(progress)
+        if not self._names:
+            self._find_names(progress)
+        return self._run_loop, (progress, tf.constant(1), tf.constant(1, tf.int64))
+
+    def _forget_traces(self) -> None:
+        """Modules have come or gone: everything is traced anew, in the modes chosen before."""
+        for seam in (self.rollout, self.update):
+            seam.forget_traces()
+        self._structure, self._evaluations, self._names = self.learner.structure_version, {}, []
+
+    def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
+        """The rollout on every replica; statistics, counts and metrics are those of all."""
+
+        def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            values = self.acting_state()
+            if not self.replicas.several:
+                return self.rollout(values, env_state, carry, key)
+            out = self.rollout(
+                values, env_state, carry, seeding.fold_in(key, self.replicas.index())
+            )
+            return self._merged(out, self._workflow.normalizer(values), env_state)
+
+        out = self.replicas.run(own, progress.env_state, progress.carry, key)
+        common = self.replicas.first((out.normalizer, out.metrics, out.counts))
+        return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
+
+    def _merged(self, out: Any, normalizer: Nest, env_state: EnvState) -> Any:
+        """What a replica's rollout found together with that of the others."""
+        counts = self.replicas.sum(out.counts)
+        shares = {}
+        for name in ("env_steps", "episodes"):
+            own = tf.cast(out.counts[name], tf.float32)
+            shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
+        weighted = {
+            name: x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
+            for name, x in out.metrics.items()
+        }
+        return out.replace(
+            counts=counts,
+            metrics=self.replicas.sum(weighted),
+            normalizer=merge_over_replicas(self.replicas, normalizer, out.normalizer),
+            env_state=merge_over_replicas(self.replicas, env_state, out.env_state),
+        )
 
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
         timed = self._timed
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
         keys = seeding.split(seeding.fold_in(progress.key, progress.iterations), 2)
-        variables = self.learner.state
         with tf.control_dependencies([start]):
-            values = struct.values(variables)
-        out = self.rollout(values, progress.env_state, progress.carry, keys[0])
-        with tf.control_dependencies(_data(out)):
+            out = self._roll(progress, keys[0])
+        with tf.control_dependencies(_data(self.replicas.local(out))):
             middle = tf.timestamp() if timed else start
         env_steps = progress.env_steps + out.counts["env_steps"]
         with tf.control_dependencies([middle]):
@@ -233,9 +305,8 @@ class OnPolicyProgram:
         if out.normalizer is not None:
             # Only now: the loss must see the statistics that acted.
             with tf.control_dependencies(_data(metrics)):
-                tf.nest.map_structure(
-                    lambda v, x: v.assign(x), variables.normalizer, out.normalizer
-                )
+                variables = self._workflow.normalizer(self._workflow.acting_state(self.learner))
+                tf.nest.map_structure(lambda v, x: v.assign(x), variables, out.normalizer)
         with tf.control_dependencies(_data(metrics)):
             end = tf.timestamp() if timed else start
         some = out.counts["episodes"] > 0
@@ -257,7 +328,7 @@ class OnPolicyProgram:
             "episode_return": last_return,
             "episode_length": last_length,
         }
-        if not self._names:
+        if not self._names:  # eager calls do not trace
             self._names = sorted(row)
         floats = tf.stack([tf.cast(row[n], tf.float32) for n in self._names])
         with tf.control_dependencies([end]):
@@ -302,11 +373,32 @@ class OnPolicyProgram:
     ) -> EvaluationResult:
         """Evaluates the learner's agent; the key follows from the iteration unless given."""
         n = num_episodes or self._workflow.eval_episodes
-        if n not in self._evaluators:
-            self._evaluators[n] = self._workflow.make_evaluator(n, self._evaluation_mode())
         if key is None:
             key = seeding.fold_in(self._eval_key, iterations)
-        return self._evaluators[n].evaluate(struct.values(self.learner.state), key)
+        if n not in self._evaluations:
+            self._evaluations[n] = self._make_evaluation(n)
+        return self._evaluations[n](key)
+
+    def _make_evaluation(self, n: int) -> Callable[[tf.Tensor], EvaluationResult]:
+        """Returns a function of a key that evaluates n episodes, divided among the replicas."""
+        mode = self._evaluation_mode()
+        if not self.replicas.several:
+            evaluator = self._workflow.make_evaluator(n, mode)
+            return lambda key: evaluator.evaluate(self.acting_state(), key)
+        evaluator = self._workflow.make_evaluator(-(-n // self.replicas.num_replicas), mode)
+        play = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
+
+        def own(key: tf.Tensor) -> Nest:
+            found = play(self.acting_state(), seeding.fold_in(key, self.replicas.index()))
+            return self.replicas.gather(found)  # [R, episodes]
+
+        def everywhere(key: tf.Tensor) -> Nest:
+            found = self.replicas.first(self.replicas.run(own, key))
+            return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]])[:n], found)
+
+        if mode != "eager":
+            everywhere = tf.function(everywhere, autograph=False)
+        return lambda key: evaluator.result(everywhere(key))
 
 
 def _data(nest: Nest) -> list[tf.Tensor]:

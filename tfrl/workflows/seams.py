@@ -24,17 +24,20 @@ _TIMING_SECONDS = 0.1
 class Seam:
     """A function with a compile mode, traced once per mode."""
 
-    def __init__(self, name: str, fn: Callable[..., Any]):
+    def __init__(self, name: str, fn: Callable[..., Any], xla: Callable[..., Any] | None = None):
         """Wraps `fn`, whose mode is chosen later.
 
         Args:
           name: For logs and `metadata.json`: rollout, update, evaluation.
           fn: A function of nests of tensors.
+          xla: The same function where it compiles parts of itself under XLA and cannot be compiled
+            as a whole; None to compile all of `fn`.
         """
         self.name = name
         self.mode: str | None = None
         self.seconds: dict[str, float] = {}
         self._fn = fn
+        self._xla = xla
         self._compiled: dict[str, Any] = {}
 
     def compiled(self, mode: str) -> Any:
@@ -43,7 +46,9 @@ class Seam:
             return self._fn
         if "graph" not in self._compiled:
             self._compiled["graph"] = tf.function(self._fn, autograph=False)
-        if mode not in self._compiled:
+        if mode not in self._compiled and self._xla is not None:
+            self._compiled[mode] = tf.function(self._xla, autograph=False)
+        elif mode not in self._compiled:
             # Over the graph, so that the Python function is traced once for both.
             graph = self._compiled["graph"]
             self._compiled[mode] = tf.function(
@@ -55,6 +60,10 @@ class Seam:
     def trace_counts(self) -> dict[str, int]:
         """How often each mode has been traced."""
         return {m: f.experimental_get_tracing_count() for m, f in self._compiled.items()}
+
+    def forget_traces(self) -> None:
+        """Traces anew at the next call, in the mode that is chosen."""
+        self._compiled = {}
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function in its chosen mode."""

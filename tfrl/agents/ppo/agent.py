@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +49,9 @@ class PPO(Agent):
       hidden: Units of the default networks' layers.
       obs_key: The item of a Dict observation that the default networks take ("a/b" for a nested
         one); None for all of it.
+      value_obs_key: The item that the default value network takes instead, such as the "state" of
+        a centralised critic (MAPPO: Yu et al. 2022, https://arxiv.org/abs/2103.01955); None for
+        the same as the policy.
       discount: gamma.
       gae_lambda: lambda of the advantage estimator.
       clip: Half width of the ratio's interval.
@@ -77,6 +81,7 @@ class PPO(Agent):
     obs_clip: float = 10.0
     target_kl: float | None = None
     obs_key: str | None = None
+    value_obs_key: str | None = None
     policy_network: networks.PolicyNetwork = struct.derived()
     value_network: networks.ValueNetwork = struct.derived()
 
@@ -94,7 +99,8 @@ class PPO(Agent):
         self.policy_network = self.policy or default_policy(
             self.obs_spec, self.action_spec, hidden, self.obs_key
         )
-        self.value_network = self.value or default_value(self.obs_spec, hidden, self.obs_key)
+        value_key = _value_key(self)
+        self.value_network = self.value or default_value(self.obs_spec, hidden, value_key)
 
     # State.
 
@@ -139,6 +145,15 @@ class PPO(Agent):
         policy = self.policy_network.apply(state.params["policy"], self.normalized(state, obs))
         return ActionOutput(action=policy.mode(), carry=carry)
 
+    def compute_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
+        """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
+
+        Args:
+          state: The agent's state; its statistics normalise the observations.
+          obs: A nest that matches `obs_spec`, with any leading axes.
+        """
+        return self.value_network.apply(state.params["value"], self.normalized(state, obs))
+
     # Learning.
 
     @property
@@ -180,6 +195,17 @@ class PPO(Agent):
         }
         return tf.nest.map_structure(_flat, batch), metrics
 
+    def prepare_minibatch(
+        self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
+    ) -> Nest:
+        """Normalises the advantages over the valid rows of the minibatch, those of all replicas."""
+        if not self.normalize_advantage:
+            return batch
+        advantage = ops.normalize_advantage(
+            batch.advantage, getattr(batch, "mask", None), all_reduce=all_reduce_sum
+        )
+        return batch.replace(advantage=advantage)
+
     def loss(
         self, params: dict[str, Any], state: AgentState, batch: PPOBatch, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -199,7 +225,6 @@ class PPO(Agent):
             value_clip=self.value_clip,
             value_coef=self.value_coef,
             entropy_coef=state.extra["entropy_coef"],
-            normalize_advantage=self.normalize_advantage,
         )
         after = {"policy": policy_params, "value": value_params}
         after = {g: p for g, p in after.items() if networks.split_leaves(p)[1]}
@@ -217,11 +242,31 @@ class PPO(Agent):
         schedule = make_schedule(self.entropy_coef)
         return state.replace(extra={"entropy_coef": schedule(timesteps)})
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether there is a target for the KL."""
+        return self.target_kl is not None
+
     def should_stop(self, metrics: dict[str, tf.Tensor]) -> tf.Tensor | None:
         """Stops once the approximate KL is more than 1.5 times the target."""
         if self.target_kl is None:
             return None
         return metrics["approx_kl"] > 1.5 * self.target_kl
+
+
+def _value_key(ppo: PPO) -> str | None:
+    """The item that the default value network takes; one is chosen for no other network."""
+    if ppo.value_obs_key is None:
+        return ppo.obs_key
+    if ppo.value is not None:
+        raise UserError(
+            "PPO.value_obs_key",
+            expected="None where a value network is given",
+            got=repr(ppo.value_obs_key),
+            remedy="Let the network choose: "
+            "ObservationTorso(obs_spec=..., body=..., obs_key='state').",
+        )
+    return ppo.value_obs_key
 
 
 def _check_number(name: str, number: Any) -> None:

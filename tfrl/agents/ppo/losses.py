@@ -41,7 +41,6 @@ def ppo_loss(
     value_clip: float | None,
     value_coef: float,
     entropy_coef: Any,
-    normalize_advantage: bool,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """The clipped surrogate, plus value loss, minus entropy bonus.
 
@@ -52,24 +51,21 @@ def ppo_loss(
     Args:
       distribution: The policy at `batch.obs`.
       value: float32 [N], the value function at `batch.obs`.
-      batch: The rows.
+      batch: The rows, a `PPOBatch` or a `TensorDict` with the same names. Advantages weigh as they
+        are: `PPO.prepare_minibatch` has normalised them.
       clip: Half width of the ratio's interval.
       value_clip: Half width of the interval around the old value, or None for the plain loss.
       value_coef: Weight of the value loss.
       entropy_coef: Weight of the entropy bonus, a number or a scalar.
-      normalize_advantage: Whether advantages are normalised within these rows.
 
     Returns:
       The loss and `{name: scalar}` metrics.
     """
-    mask = batch.mask
-    advantage = batch.advantage
-    if normalize_advantage:
-        advantage = ops.normalize_advantage(advantage, mask)
+    mask = getattr(batch, "mask", None)
     policy_loss, extra = ops.ppo_clip_loss(
         log_prob=distribution.log_prob(batch.action),
         old_log_prob=batch.log_prob,
-        advantage=advantage,
+        advantage=batch.advantage,
         clip=clip,
         mask=mask,
     )

@@ -2,5 +2,6 @@
 
 from tfrl.envs.tf.cartpole import CartPole
 from tfrl.envs.tf.pendulum import Pendulum
+from tfrl.envs.tf.relay import Relay
 
-__all__ = ["CartPole", "Pendulum"]
+__all__ = ["CartPole", "Pendulum", "Relay"]

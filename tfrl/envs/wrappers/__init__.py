@@ -4,13 +4,13 @@ The one order, from the task upwards:
 
 1. the bare environment;
 2. wrappers that belong *below* time limit and autoreset, in the order given (`wrappers` of
-   `make_env`): `ActionRepeat`, `ObservationStack`;
+   `make_env`): `ActionRepeat`, `CentralState`, `ObservationStack`;
 3. `Episode`: time limit, episode statistics and autoreset, one layer;
 4. wrappers that belong *above* it (`outer_wrappers`): `RewardSparse`, `RewardNormalize`.
 
-`ActionClip`, `ActionRescale`, `ObservationCast`, `ObservationFlatten`, `RewardClip` and
-`RewardScale` are right on both sides; below, episode statistics count the changed rewards, above,
-the task's own. A wrapper on the wrong side is a UserError. Every wrapper is a
+`ActionClip`, `ActionRescale`, `AgentId`, `ObservationCast`, `ObservationFlatten`, `RewardActive`,
+`RewardClip` and `RewardScale` are right on both sides; below, episode statistics count the changed
+rewards, above, the task's own. A wrapper on the wrong side is a UserError. Every wrapper is a
 `struct.logic_dataclass` with keyword arguments: `ActionRepeat(env=env, repeat=4)`.
 
 A wrapper reads `env_state` only of the state that its `step` is given, and gives the wrapped
@@ -20,10 +20,13 @@ environment its part of it.
 from tfrl.envs.wrappers.action_clip import ActionClip
 from tfrl.envs.wrappers.action_repeat import ActionRepeat
 from tfrl.envs.wrappers.action_rescale import ActionRescale
+from tfrl.envs.wrappers.agent_id import AgentId
+from tfrl.envs.wrappers.central_state import CentralState
 from tfrl.envs.wrappers.episode import Episode, EpisodeState
 from tfrl.envs.wrappers.observation_cast import ObservationCast
 from tfrl.envs.wrappers.observation_flatten import ObservationFlatten
 from tfrl.envs.wrappers.observation_stack import ObservationStack
+from tfrl.envs.wrappers.reward_active import RewardActive
 from tfrl.envs.wrappers.reward_clip import RewardClip
 from tfrl.envs.wrappers.reward_normalize import RewardNormalize
 from tfrl.envs.wrappers.reward_scale import RewardScale
@@ -33,11 +36,14 @@ __all__ = [
     "ActionClip",
     "ActionRepeat",
     "ActionRescale",
+    "AgentId",
+    "CentralState",
     "Episode",
     "EpisodeState",
     "ObservationCast",
     "ObservationFlatten",
     "ObservationStack",
+    "RewardActive",
     "RewardClip",
     "RewardNormalize",
     "RewardScale",

@@ -1,5 +1,7 @@
 """Repeats every action: frame skip."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl import struct
@@ -12,8 +14,9 @@ from tfrl.types import EnvState, Nest
 class ActionRepeat(Wrapper):
     """Takes every action `repeat` times; the rewards add up, and an end stops the repetition.
 
-    Below the autoreset only. Observation, flags and info are those of the last frame taken.
-    Counters of frames multiply steps by `action_repeat`.
+    Below the autoreset only. Observation, flags and info are those of the last frame taken; but a
+    flag of `info["agents"]`, of several agents, is True if it was in one of the frames. Counters of
+    frames multiply steps by `action_repeat`.
 
     Attributes:
       env: A bare environment.
@@ -39,5 +42,14 @@ class ActionRepeat(Wrapper):
             ended = tf.logical_or(state.termination, state.truncation)
             new = self.env.step(carrying(state.env_state), action)
             total = tf.nest.map_structure(tf.add, state.reward, new.reward)
-            state = where_rows(ended, state, new.replace(reward=total))
+            new = new.replace(reward=total, info=_joined(state.info, new.info))
+            state = where_rows(ended, state, new)
         return state
+
+
+def _joined(before: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
+    """Of several agents, who took part in any of the frames and who ended in any of them."""
+    if "agents" not in info:
+        return info
+    joined = tf.nest.map_structure(tf.logical_or, before["agents"], info["agents"])
+    return {**info, "agents": joined}

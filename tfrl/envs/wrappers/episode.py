@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.core import Autoreset, Wrapper, carrying, where_rows
+from tfrl.envs.host import on_host, reset_rows
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
@@ -184,7 +185,9 @@ def _restart(
 
 def _same_step(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
     new, totals = env._take(state, action)
-    return _restart(env, new, totals, env.env.reset(state.key), key=_next_key(state.key))
+    key: Any = state.key
+    fresh = reset_rows(env.env, key, _ended(new))
+    return _restart(env, new, totals, fresh, key=_next_key(key))
 
 
 def _same_step_cached(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
@@ -195,14 +198,17 @@ def _same_step_cached(env: Episode, state: EpisodeState, action: Nest) -> EnvSta
 
 def _next_step(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
     new, totals = env._take(state, action)
-    first = state.ended  # rows whose action is ignored: they start an episode
-    new = where_rows(first, env.env.reset(state.key), new)
+    # `first` are rows whose action is ignored: they start an episode.
+    key: Any
+    first: Any
+    key, first = state.key, state.ended
+    new = where_rows(first, reset_rows(env.env, key, first), new)
     # The length of a first row is 0, which is below every limit; its flags are the fresh ones.
     totals = totals.replace(
         inner=new.env_state,
         episode_return=_zero_where(first, totals.episode_return),
         episode_length=_zero_where(first, totals.episode_length),
-        key=_next_key(state.key),
+        key=_next_key(key),
         ended=_ended(new),
     )
     return _with_info(new, totals, final_obs=new.obs, autoreset=first).replace(env_state=totals)
@@ -212,7 +218,9 @@ def _disabled(env: Episode, state: EpisodeState, action: Nest) -> EnvState:
     new, totals = env._take(state, action)
     last: Any = state.last
     frozen = _ended(last)
-    before = (state.inner, state.episode_return, state.episode_length, last)
+    # What is on the host goes on, unseen: its state cannot be kept.
+    inner = new.env_state if on_host(env.env) else state.inner
+    before = (inner, state.episode_return, state.episode_length, last)
     after = (new.env_state, totals.episode_return, totals.episode_length, _shown(new))
     inner, episode_return, episode_length, shown = where_rows(frozen, before, after)
     carried = EpisodeState(

@@ -20,25 +20,36 @@ class ObservationFlatten(ObservationWrapper):
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
         """The spec of the vector."""
-        bounds = [_flat_bounds(s) for s in tf.nest.flatten(self.env.obs_spec)]
-        low, high = (np.concatenate([b[i] for b in bounds]) for i in (0, 1))
-        dtype = self._dtype()
-        kind = dtype.as_numpy_dtype
-        return specs.BoundedTensorSpec([low.size], dtype, low.astype(kind), high.astype(kind))
-
-    def _dtype(self) -> tf.DType:
-        leaves = tf.nest.flatten(self.env.obs_spec)
-        dtypes = {s.dtype for s in leaves}
-        if len(dtypes) > 1 or any(_counts(s) is not None for s in leaves):
-            return tf.float32
-        return dtypes.pop()
+        return flat_spec(self.env.obs_spec)
 
     def observe(self, obs: Nest) -> tf.Tensor:
         """Flattens a batch of observations."""
-        dtype = self._dtype()
-        leaves = zip(tf.nest.flatten(self.env.obs_spec), tf.nest.flatten(obs), strict=True)
-        parts = [_flat(spec, x, dtype) for spec, x in leaves]
-        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+        return flat(self.env.obs_spec, obs)
+
+
+def flat_spec(spec: Nest) -> specs.BoundedTensorSpec:
+    """Returns the spec of the vector that `flat` makes."""
+    bounds = [_flat_bounds(s) for s in tf.nest.flatten(spec)]
+    low, high = (np.concatenate([b[i] for b in bounds]) for i in (0, 1))
+    dtype = _dtype(spec)
+    kind = dtype.as_numpy_dtype
+    return specs.BoundedTensorSpec([low.size], dtype, low.astype(kind), high.astype(kind))
+
+
+def flat(spec: Nest, values: Nest) -> tf.Tensor:
+    """Makes one vector [B, D] of a nest of values [B, ...]; see `ObservationFlatten`."""
+    dtype = _dtype(spec)
+    leaves = zip(tf.nest.flatten(spec), tf.nest.flatten(values), strict=True)
+    parts = [_flat(s, x, dtype) for s, x in leaves]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+
+def _dtype(spec: Nest) -> tf.DType:
+    leaves = tf.nest.flatten(spec)
+    dtypes = {s.dtype for s in leaves}
+    if len(dtypes) > 1 or any(_counts(s) is not None for s in leaves):
+        return tf.float32
+    return dtypes.pop()
 
 
 def _counts(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.experiment import files
+from tfrl.storage import files
 
 # Raise it when the meaning of stored values changes, and register how to get there from before.
 SCHEMA_VERSION = 1
@@ -146,7 +146,12 @@ def write(
     }
     text = files.to_json(content, indent=1)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    written = sorted(folder.iterdir())
+    seal(folder)
+
+
+def seal(folder: pathlib.Path) -> None:
+    """Marks a folder complete: `verify` notices any later change of the files in it."""
+    written = sorted(f for f in folder.iterdir() if f.is_file() and f.name != COMPLETE)
     for file in written:
         files.sync_file(file)
     marks = {f.name: {"size": f.stat().st_size, "sha256": _sha256(f)} for f in written}

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -37,10 +38,11 @@ def reason(error: OSError) -> str:
     return f"{text} ({error.filename})" if error.filename else text
 
 
-def temporary_name(directory: pathlib.Path) -> pathlib.Path:
-    """Returns a fresh path `.tmp-<pid>-<n>` in `directory`; nothing is created."""
+def temporary_name(directory: pathlib.Path, owner: str = "") -> pathlib.Path:
+    """Returns a fresh path `.tmp-[<owner>-]<pid>-<n>` in `directory`; nothing is created."""
+    start = f"{TEMPORARY}{owner}-" if owner else TEMPORARY
     while True:  # A killed process of the same id may have left one.
-        path = directory / f"{TEMPORARY}{os.getpid()}-{next(_numbers)}"
+        path = directory / f"{start}{os.getpid()}-{next(_numbers)}"
         if not path.exists():
             return path
 
@@ -184,16 +186,25 @@ def replace_directory(temporary: pathlib.Path, final: pathlib.Path) -> None:
 def recover_replaced(directory: pathlib.Path) -> None:
     """Finishes what a kill inside `replace_directory` left behind in `directory`."""
     for aside in sorted(directory.glob(f"{REPLACED}*")):
-        final = directory / aside.name.removeprefix(REPLACED)
+        recover(directory / aside.name.removeprefix(REPLACED))
+
+
+def recover(final: pathlib.Path) -> None:
+    """Finishes what a kill inside `replace_directory` left behind of one folder."""
+    aside = final.parent / f"{REPLACED}{final.name}"
+    if aside.exists():
         if final.exists():
             shutil.rmtree(aside)
         else:
             os.rename(aside, final)
 
 
-def remove_temporaries(directory: pathlib.Path) -> None:
-    """Removes what killed writers left in `directory`."""
+def remove_temporaries(directory: pathlib.Path, owner: str = "") -> None:
+    """Removes what killed writers left in `directory`: all, or those of one owner."""
+    one = re.compile(re.escape(f"{TEMPORARY}{owner}-") + r"\d+-\d+")
     for left in sorted(directory.glob(f"{TEMPORARY}*")):
+        if owner and not one.fullmatch(left.name):
+            continue
         if left.is_dir():
             shutil.rmtree(left)
         else:

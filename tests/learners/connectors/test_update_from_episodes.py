@@ -1,0 +1,60 @@
+"""Episodes of two agents through the Learner's default pipeline."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl.agents.ppo import PPO
+from tfrl.episodes import MultiAgentEpisode
+from tfrl.errors import UserError
+from tfrl.learners import Learner
+from tfrl.specs import BoundedTensorSpec
+
+
+def agent():
+    return PPO(
+        obs_spec=tf.TensorSpec([2], tf.float32),
+        action_spec=BoundedTensorSpec([], tf.int32, 0, 1),
+        hidden=(4,),
+    )
+
+
+def episode(steps, until):
+    """Agents `left` and `right`; `right` ends after `until` steps."""
+    rng = np.random.default_rng(steps)
+    built = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: agent)
+    alive = ["left", "right"]
+    built.add_env_reset({a: rng.normal(size=[2]).astype(np.float32) for a in alive})
+    for t in range(steps):
+        built.add_env_step(
+            {a: rng.normal(size=[2]).astype(np.float32) for a in alive},
+            {a: int(rng.integers(2)) for a in alive},
+            {a: 1.0 for a in alive},
+            terminated={"right": t + 1 == until},
+            extra_model_outputs={a: {"log_prob": np.float32(-0.7)} for a in alive},
+        )
+        alive = ["left"] if t + 1 >= until else alive
+    return built
+
+
+def test_modules_train_on_their_agents_steps():
+    learner = Learner({"left": agent(), "right": agent()})
+    learner.build()
+    before = learner.get_state(["rl_module"])["rl_module"]
+    results = learner.update_from_episodes([episode(12, 5), episode(7, 3)], num_epochs=2)
+    after = learner.get_state(["rl_module"])["rl_module"]
+    for module_id in ("left", "right"):
+        assert np.isfinite(results[module_id]["loss"])
+        changed = [
+            not np.array_equal(value, after[module_id][path])
+            for path, value in before[module_id].items()
+            if path.startswith("params/")
+        ]
+        assert any(changed), module_id
+
+
+def test_agents_of_unknown_modules_are_an_error():
+    learner = Learner({"left": agent()})
+    learner.build()
+    with pytest.raises(UserError, match="modules of the learner, \\['left'\\], got .*'right'"):
+        learner.update_from_episodes([episode(4, 2)])

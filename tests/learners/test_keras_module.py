@@ -1,0 +1,291 @@
+"""A Keras model with a loss function as a module."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfrl import seeding, struct
+from tfrl.agents.core import PARAM_UPDATES
+from tfrl.errors import UserError
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.learners.executor import compute_update
+from tfrl.learners.keras_module import KerasModule
+from tfrl.learners.optimizers import OptimizerEntry
+
+K = tf.keras
+KEY = seeding.key(0)
+
+
+def message(fn, *args, **kwargs):
+    with pytest.raises(UserError) as error:
+        fn(*args, **kwargs)
+    return str(error.value)
+
+
+def dense(units=1):
+    return K.Sequential([K.Input([2]), K.layers.Dense(units)])
+
+
+def noisy():
+    return K.Sequential(
+        [
+            K.Input([2]),
+            K.layers.Dense(16, activation="tanh"),
+            K.layers.BatchNormalization(momentum=0.5),
+            K.layers.Dropout(0.2),
+            K.layers.Dense(1),
+        ]
+    )
+
+
+def line(n=64):
+    x = seeding.normal(seeding.key(1), [n, 2])
+    return {"x": x, "y": x[:, 0] - 2.0 * x[:, 1] + 0.5}
+
+
+def squared_error(batch, outputs):
+    return tf.square(outputs[:, 0] - batch["y"])
+
+
+def loss_of(module, batch, params=None):
+    params = module.init(KEY).params if params is None else params
+    return float(module.update_loss(params, None, batch, KEY)[0])
+
+
+def train(module, batch, steps, mode, rate=0.05):
+    """A plain loop over what the Learner uses: updates, the executor, an optimizer."""
+    state = module.init(KEY)
+    variables = tf.nest.map_structure(tf.Variable, state.params)
+    (update,) = module.updates
+    trained = tf.nest.flatten(variables["model"]["params"])
+    entry = OptimizerEntry(K.optimizers.legacy.Adam(rate), trained)
+    rest = tf.nest.flatten(variables["model"]["state"])
+
+    def step(i):
+        values = struct.values(variables)
+        found = compute_update(update, values, state, batch, seeding.fold_in(KEY, i))
+        entry.apply(tf.nest.flatten(found.gradients["model"]["params"]), trained)
+        for group in found.param_updates.values():
+            for v, new in zip(rest, tf.nest.flatten(group["state"]), strict=True):
+                v.assign(new)
+        return found.loss
+
+    fn = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")
+    losses = [float(fn(tf.constant(i))) for i in range(steps)]
+    return losses, struct.values(variables)
+
+
+class TrainingTest(parameterized.TestCase):
+    @parameterized.parameters("eager", "graph", "xla")
+    def test_a_linear_model_finds_the_line(self, mode):
+        module = KerasModule(model_fn=dense, loss_fn="mse")
+        steps = 40 if mode == "eager" else 300
+        losses, params = train(module, line(), steps, mode)
+        assert losses[-1] < losses[0] / 2
+        if mode != "eager":
+            found = module.predict(params, tf.constant([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+            np.testing.assert_allclose(found[:, 0], [1.5, -1.5, 0.5], atol=1e-2)
+
+    @parameterized.parameters("eager", "graph", "xla")
+    def test_the_learner_trains_it(self, mode):
+        module = KerasModule(model_fn=noisy, loss_fn=squared_error)
+        learner = Learner(module, config=ModuleConfig(lr=0.05, grad_clip=None))
+        learner.build(KEY)
+        before = learner.state.params["model"]["state"]["000_moving_mean"].numpy()
+        epochs = 2 if mode == "eager" else 20
+        options = {"num_epochs": epochs, "minibatch_size": 24, "remainder": "pad"}
+        first = learner.update_from_batch(line(), compile=mode, **options)["default_policy"]
+        second = learner.update_from_batch(line(), compile=mode, **options)["default_policy"]
+        assert second["loss"] < first["loss"]
+        assert first["gradient_steps"] == 3 * epochs
+        after = learner.state.params["model"]["state"]["000_moving_mean"].numpy()
+        assert not np.allclose(before, after)
+
+    def test_all_modes_take_the_same_steps(self):
+        module = KerasModule(model_fn=noisy, loss_fn=squared_error)
+        runs = [train(module, line(), 4, mode) for mode in ("eager", "graph", "xla")]
+        for losses, params in runs[1:]:
+            np.testing.assert_allclose(losses, runs[0][0], rtol=2e-4)
+            for a, b in zip(tf.nest.flatten(params), tf.nest.flatten(runs[0][1]), strict=True):
+                np.testing.assert_allclose(a, b, atol=2e-3)
+
+    def test_batch_normalisation_learns_its_statistics(self):
+        module = KerasModule(model_fn=noisy, loss_fn=squared_error)
+        before = module.init(KEY).params["model"]["state"]
+        _, params = train(module, line(), 3, "graph")
+        for name, value in params["model"]["state"].items():
+            assert not np.allclose(value, before[name]), name
+
+    def test_the_given_model_is_the_start_and_stays_as_it_is(self):
+        model = dense()
+        weights = [w.numpy() for w in model.weights]
+        module = KerasModule(model=model, loss_fn="mse")
+        start = module.init(KEY).params["model"]["params"]
+        for value, w in zip(start.values(), weights, strict=True):
+            np.testing.assert_array_equal(value, w)
+        _, params = train(module, line(), 5, "graph")
+        for a, b in zip(model.weights, weights, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b)
+        module.load_into(model, params)
+        x = line()["x"]
+        np.testing.assert_allclose(model(x), module.predict(params, x), rtol=1e-6)
+
+    def test_a_classifier(self):
+        x = line(128)["x"]
+        batch = {"obs": x, "action": tf.cast(x[:, 0] > x[:, 1], tf.int32)}
+        module = KerasModule(
+            model_fn=lambda: dense(2),
+            loss_fn=K.losses.SparseCategoricalCrossentropy(from_logits=True),
+            x="obs",
+            y="action",
+        )
+        losses, params = train(module, batch, 150, "xla")
+        assert losses[0] > 0.3 and losses[-1] < 0.2
+        found = np.argmax(module.predict(params, x), axis=1)
+        assert np.mean(found == batch["action"].numpy()) > 0.97
+
+    def test_several_inputs_and_outputs(self):
+        def two():
+            a, b = K.Input([2], name="a"), K.Input([3], name="b")
+            both = K.layers.Concatenate()([a, b])
+            return K.Model({"a": a, "b": b}, [K.layers.Dense(1)(both), K.layers.Dense(2)(both)])
+
+        def total(batch, outputs):
+            loss = tf.square(outputs[0][:, 0]) + tf.reduce_sum(tf.square(outputs[1]), -1)
+            return loss, {"first": tf.reduce_mean(outputs[0])}
+
+        module = KerasModule(model_fn=two, loss_fn=total, x={"a": "left", "b": "right"})
+        batch = {"left": tf.ones([4, 2]), "right": tf.ones([4, 3])}
+        losses, _ = train(module, batch, 30, "graph")
+        assert losses[-1] < losses[0]
+        _, metrics = module.update_loss(module.init(KEY).params, None, batch, KEY)
+        assert "first" in metrics
+
+
+class LossTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("name", "mse"),
+        ("class_name", "MeanSquaredError"),
+        ("object", K.losses.MeanSquaredError()),
+        ("keras_function", K.losses.mean_squared_error),
+        ("rows", squared_error),
+        ("scalar", lambda batch, outputs: tf.reduce_mean(squared_error(batch, outputs))),
+    )
+    def test_every_form_is_the_mean_over_the_rows(self, loss_fn):
+        module = KerasModule(model_fn=dense, loss_fn=loss_fn)
+        batch = line(8)
+        params = module.init(KEY).params
+        output = module.predict(params, batch["x"])[:, 0]
+        expected = np.mean(np.square(output - batch["y"]))
+        np.testing.assert_allclose(loss_of(module, batch, params), expected, rtol=1e-6)
+        # Targets [N, 1] instead of [N].
+        if loss_fn is not squared_error and not hasattr(loss_fn, "__code__"):
+            wide = {**batch, "y": batch["y"][:, tf.newaxis]}
+            np.testing.assert_allclose(loss_of(module, wide, params), expected, rtol=1e-6)
+
+    @parameterized.parameters("mse", K.losses.Huber(), squared_error)
+    def test_masked_rows_change_nothing(self, loss_fn):
+        module = KerasModule(model_fn=dense, loss_fn=loss_fn)
+        batch = line(8)
+        mask = tf.constant([True] * 5 + [False] * 3)
+        few = {k: v[:5] for k, v in batch.items()}
+        bad = tf.where(mask, batch["y"], 1e6)
+        masked = loss_of(module, {**batch, "y": bad, "mask": mask})
+        np.testing.assert_allclose(masked, loss_of(module, few), rtol=1e-6)
+
+    def test_outputs_without_an_axis_for_their_one_number(self):
+        def flat():
+            return K.Sequential([K.Input([2]), dense(), K.layers.Reshape([])])
+
+        one, other = (KerasModule(model_fn=m, loss_fn="mse") for m in (flat, dense))
+        mask = tf.constant([True, False] * 4)
+        batch = {**line(8), "mask": mask}
+        params = one.init(KEY).params
+        np.testing.assert_allclose(loss_of(one, batch, params), loss_of(other, batch, params))
+
+    def test_sequences(self):
+        # [B, T] rows: the loss of each step, those that the mask counts.
+        module = KerasModule(model_fn=dense, loss_fn="mse")
+        flat = line(6)
+        mask = tf.constant([[True, True, False], [True, False, False]])
+        rows = {k: tf.reshape(v, [2, 3, *v.shape[1:]]) for k, v in flat.items()}
+        flat["mask"] = tf.reshape(mask, [6])
+        rows["mask"] = mask
+        np.testing.assert_allclose(loss_of(module, rows), loss_of(module, flat), rtol=1e-6)
+
+    def test_the_state_after_the_call_is_reported_only_where_there_is_one(self):
+        batch = line(8)
+        for make, expected in ((dense, False), (noisy, True)):
+            module = KerasModule(model_fn=make, loss_fn="mse")
+            _, metrics = module.update_loss(module.init(KEY).params, None, batch, KEY)
+            assert (PARAM_UPDATES in metrics) == expected
+
+    def test_without_loss_or_weights_nothing_is_trained(self):
+        assert KerasModule(model_fn=dense).updates == ()
+        bare = K.Sequential([K.Input([2]), K.layers.Flatten()])
+        assert KerasModule(model=bare, loss_fn="mse").updates == ()
+
+    def test_records_are_batches_too(self):
+        @struct.dataclass
+        class Rows:
+            x: tf.Tensor
+            y: tf.Tensor
+            mask: tf.Tensor | None = None
+
+        module = KerasModule(model_fn=dense, loss_fn="mse")
+        batch = line(8)
+        assert loss_of(module, Rows(**batch)) == loss_of(module, batch)
+        assert loss_of(module, struct.TensorDict(batch)) == loss_of(module, batch)
+
+
+def subclassed():
+    class Mine(K.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = K.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    return Mine()
+
+
+def regularised():
+    return K.Sequential([K.Input([2]), K.layers.Dense(1, kernel_regularizer="l2")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "KerasModule: expected either model_fn=make_model or model=model, got neither."),
+        ({"model_fn": dense, "model": dense()}, "got both. A function gives fresh parameters"),
+        ({"model": dense}, "expected a tf.keras.Model, or a function without arguments"),
+        ({"model_fn": subclassed}, "KerasModule.spec: expected the spec of one input, since the"),
+        ({"model_fn": regularised}, "Keras model: expected no losses of its layers (regularizers"),
+        ({"model_fn": dense, "loss_fn": "mean_sqared_error"}, "Did you mean mean_squared_error"),
+        ({"model_fn": dense, "loss_fn": 3}, "expected a function (batch, outputs), or a loss of"),
+        (
+            {"model_fn": dense, "loss_fn": K.losses.MeanSquaredError(reduction="sum")},
+            "expected a loss that is a mean over the rows, got MeanSquaredError(reduction='sum')",
+        ),
+    ],
+)
+def test_messages(settings, expected):
+    assert expected in message(KerasModule, **settings)
+
+
+def test_a_subclassed_model_with_a_spec():
+    module = KerasModule(model_fn=subclassed, loss_fn="mse", spec=tf.TensorSpec([2]))
+    assert np.isfinite(loss_of(module, line(8)))
+
+
+def test_messages_of_a_batch_and_of_loading():
+    module = KerasModule(model_fn=dense, loss_fn="mse")
+    params = module.init(KEY).params
+    batch = line(8)
+    assert "expected a column 'y', got columns ['x']. Name the columns with" in message(
+        module.update_loss, params, None, {"x": batch["x"]}, KEY
+    )
+    found = message(module.load_into, dense(2), params)
+    assert "load_into: expected a model with weights of shapes [(2, 1), (1,)], got [(2, 2)" in found

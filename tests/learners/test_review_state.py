@@ -1,0 +1,295 @@
+"""What a Learner says before it is built, of wrong states and settings, and what a save keeps."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.learners.learner_fakes import (
+    Dot,
+    EncoderHead,
+    Held,
+    assert_same,
+    built,
+    column,
+    sgd,
+    values,
+)
+from tfrl import seeding
+from tfrl.errors import UserError
+from tfrl.learners import ALL_MODULES, Learner, ModuleConfig
+
+BATCH = {m: column([1.0, 2.0], [3.0, 4.0]) for m in "abc"}
+
+
+def message(fn, *args, **kwargs):
+    with pytest.raises(UserError) as error:
+        fn(*args, **kwargs)
+    return str(error.value)
+
+
+class Joint(Learner):
+    """One optimizer for all modules there are at `build`."""
+
+    def configure_optimizers(self):
+        params = (p for m in self.modules for p in self.get_parameters(m))
+        adam = tf.keras.optimizers.legacy.Adam()
+        self.register_optimizer(ALL_MODULES, "joint", adam, params, 0.125)
+
+
+# Before build.
+
+
+@pytest.mark.parametrize(
+    "name", ["learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key"]
+)
+def test_counters_before_build(name):
+    assert message(getattr, Learner(Dot()), name) == (
+        f"Learner.{name}: expected a built learner, got one without variables. "
+        "Call learner.build(key) first."
+    )
+    assert getattr(built(Dot()), name).dtype.is_integer
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("register_optimizer", ("default_policy", "o", None, [])),
+        ("get_optimizers_for_module", ()),
+        ("filter_param_dict_for_optimizer", ({}, None)),
+        ("copy_module", ("default_policy", "copy")),
+    ],
+)
+def test_methods_before_build(method, args):
+    said = message(getattr(Learner(Dot()), method), *args)
+    assert said.startswith(f"Learner.{method}: expected a built learner")
+
+
+def test_add_module_with_a_state_before_build():
+    state = built({"a": Dot()}).get_state()["rl_module"]["a"]
+    learner = Learner({"a": Dot()})
+    said = message(learner.add_module, "b", Dot(), state=state)
+    assert said.startswith("Learner.add_module: expected a built learner")
+    assert list(learner.modules) == ["a"]
+
+
+@pytest.mark.parametrize("method", ["get_optimizer", "get_optimizers_for_module"])
+def test_optimizers_of_unknown_modules(method):
+    said = message(getattr(built({"left": Dot()}), method), "lefd")
+    assert said == (
+        f"Learner.{method}('lefd'): expected one of the modules ['left'], got 'lefd'. "
+        "Did you mean left?"
+    )
+
+
+def test_a_failed_build_leaves_nothing_behind():
+    class Fails(Learner):
+        broken = True
+
+        def configure_optimizers_for_module(self, module_id):
+            if not self.broken:
+                super().configure_optimizers_for_module(module_id)
+
+    learner = Fails(Dot())
+    for _ in range(2):  # The second one is not silent.
+        assert "every parameter that is trained" in message(learner.build)
+        assert not learner.is_built
+        assert "expected a built learner" in message(getattr, learner, "env_steps")
+    learner.broken = False
+    learner.build()
+    assert learner.is_built
+
+
+# Optimizers.
+
+
+def test_parameters_that_no_update_trains():
+    class Partly(EncoderHead):
+        groups = ("head",)
+
+    class Everything(Learner):
+        def configure_optimizers_for_module(self, module_id):
+            self.register_optimizer(module_id, "o", sgd(None), self.get_parameters(module_id))
+
+    learner = Everything({"a": Partly()})
+    assert message(learner.build) == (
+        "the optimizers: expected parameters of groups that some update of their module trains, "
+        "got ['a/encoder/kernel'], which no loss would change. Leave them out, or name their group "
+        "in the module's updates."
+    )
+
+
+@pytest.mark.parametrize("rate", [-1, float("nan"), [[0, 0.1], [5, -1.0]]])
+def test_rates(rate):
+    learner = built({"a": Dot()})
+    said = message(learner.register_optimizer, "a", "o", sgd(None), [], rate)
+    assert said.startswith("lr_or_lr_schedule of register_optimizer('a', 'o'): expected a number")
+
+
+def test_a_joint_optimizer_clips_as_its_modules():
+    # The gradient is the mean of the rows, [2, 3]; by value at most 0.5.
+    clip = {"grad_clip": 0.5, "grad_clip_by": "value"}
+
+    class Sgd(Learner):
+        def configure_optimizers(self):
+            params = [p for m in self.modules for p in self.get_parameters(m)]
+            self.register_optimizer(ALL_MODULES, "joint", sgd(None), params, 1.0)
+
+    learner = built({"a": Dot(), "b": Dot()}, Sgd, config={"a": clip, "b": {"lr": 1.0, **clip}})
+    learner.update_from_batch({m: BATCH[m] for m in "ab"})
+    for m in "ab":
+        np.testing.assert_allclose(learner.get_parameters(m)[0], [0.5, 0.5])
+    # Its own optimizer trains a module that comes later.
+    learner.add_module("c", Dot(), config_overrides={"grad_clip": None, "lr": 0.5})
+    learner.update_from_batch(BATCH)
+    np.testing.assert_allclose(learner.get_parameters("c")[0], [0.0, -0.5])
+    other = Sgd({"a": Dot(), "b": Dot()}, config={"a": clip, "b": {}})
+    said = message(other.build)
+    assert "expected one way to clip the gradients" in said
+    assert "config={..., '__all_modules__': ModuleConfig(...)}" in said
+    asked = {"a": clip, "b": {}, ALL_MODULES: {"grad_clip": 1.0}}
+    built({"a": Dot(), "b": Dot()}, Sgd, config=asked)
+
+
+# Arguments of the constructor.
+
+
+def test_settings_as_dicts():
+    learner = Learner({"a": Dot(), "b": Dot()}, config={"a": {"lr": 1e-3}, "b": ModuleConfig()})
+    assert learner.configs == {"a": ModuleConfig(lr=1e-3), "b": ModuleConfig()}
+    said = message(Learner, {"a": Dot()}, config={"a": {"rl": 1e-3}})
+    assert "got 'rl'. Did you mean lr?" in said
+
+
+def test_strategies_have_to_be_made():
+    assert message(Learner, Dot(), strategy="mirrored") == (
+        "Learner strategy: expected a tf.distribute.Strategy, or None, got 'mirrored'. "
+        "Make one by tfrl.distribute.make_strategy(name)."
+    )
+
+
+def test_policies_to_train_out_of_a_generator():
+    learner = built({"a": Dot(), "b": Dot()}, policies_to_train=(m for m in ["b"]))
+    for _ in range(2):  # A generator that was read would train nothing the second time.
+        row = learner.update_from_batch({m: BATCH[m] for m in "ab"})
+        assert sorted(row) == [ALL_MODULES, "b"]
+    assert "got 5" in message(Learner, Dot(), policies_to_train=5)
+
+
+# States.
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (None, "None for a state, which is a dict"),
+        (3, "3 for a state, which is a dict"),
+        ({"rl_module": None}, "None for rl_module, which is a dict"),
+        ({"rl_module": {"a": 3}}, "3 for rl_module/a, which is a dict"),
+        ({"rl_module": {"a": {"params/w": None}}}, "rl_module/a/params/w that is no number"),
+        ({"rl_module": {"a": {"params/w": [[1], [1, 2]]}}}, "rows of different lengths"),
+        ({"optimizer": {"a": 3}}, "3 for optimizer/a, which is a dict"),
+        ({"counters": {"env_steps": 1.5}}, "env_steps of dtype float64 for int64"),
+        ({"counters": {"env_steps": "x"}}, "env_steps that is no number for int64"),
+        ({"weights_seq_no": None}, "weights_seq_no that is no number for int64"),
+        ({"metrics": {"bad": 1}}, "metrics of schema None"),
+        ({"metrics": None}, "metrics of None"),
+        ({"metrics": {"schema": 1, "metrics": [], "elapsed": "x"}}, "metrics with ValueError"),
+    ],
+)
+def test_a_wrong_state_changes_nothing(part, expected):
+    learner = built({"a": Dot()})
+    learner.update_from_batch({"a": BATCH["a"]})
+    before, rows = values(learner), learner.metrics.peek()
+    fine = {"rl_module": {"a": {"params/w": np.full([2], 9, np.float32)}}}
+    state = {**fine, **part} if isinstance(part, dict) else part
+    said = message(learner.set_state, state)
+    assert said.startswith("Learner.set_state: expected")
+    assert expected in said
+    assert_same(values(learner), before)
+    assert learner.metrics.peek() == rows
+
+
+def test_plain_numbers_fit():
+    learner = built({"a": Dot()})
+    learner.set_state(
+        {
+            "rl_module": {"a": {"params/w": [1, 2]}},
+            "counters": {"env_steps": np.int32(7), "key": np.array([3, 4], np.int64)},
+            "weights_seq_no": np.int64(5),
+        }
+    )
+    np.testing.assert_array_equal(learner.get_parameters("a")[0], [1.0, 2.0])
+    assert [learner.env_steps.numpy(), learner.weights_seq_no.numpy()] == [7, 5]
+    np.testing.assert_array_equal(learner.key, [3, 4])
+
+
+# Folders.
+
+
+def test_a_component_is_one_name(tmp_path):
+    learner = built({"a": Dot()})
+    learner.save_to_path(tmp_path / "save")
+    said = message(learner.restore_from_path, tmp_path / "save", component=["rl_module"])
+    assert said == (
+        'component: expected the name of one, such as "rl_module", or None for all, got '
+        "['rl_module']. Restore one after the other."
+    )
+
+
+def test_a_save_keeps_who_is_trained_and_how(tmp_path):
+    shared = {"a/encoder": ["b/encoder"]}
+    modules = {"a": EncoderHead(), "b": EncoderHead(head=2.0)}
+    options = dict(shared=shared, check_numerics="raise", policies_to_train=["b"])
+    learner = built(modules, **options)
+    learner.save_to_path(tmp_path / "save")
+    found = Learner.from_checkpoint(tmp_path / "save", optimizer_fn=sgd)
+    assert found.check_numerics == "raise"
+    assert found.policies_to_train == ["b"]
+    assert found.module_state("b").params["encoder"] == found.module_state("a").params["encoder"]
+    other = Learner.from_checkpoint(
+        tmp_path / "save", optimizer_fn=sgd, policies_to_train=["a"], check_numerics="off"
+    )
+    assert (other.policies_to_train, other.check_numerics) == (["a"], "off")
+
+
+def test_a_function_has_to_be_given_again(tmp_path):
+    learner = built({"a": Dot()}, policies_to_train=lambda module_id, rows: True)
+    learner.save_to_path(tmp_path / "save")
+    said = message(Learner.from_checkpoint, tmp_path / "save", optimizer_fn=sgd)
+    assert "policies_to_train was a function" in said
+    found = Learner.from_checkpoint(tmp_path / "save", optimizer_fn=sgd, policies_to_train=["a"])
+    assert found.policies_to_train == ["a"]
+
+
+@pytest.mark.parametrize("gone", [None, "a"])
+def test_modules_that_came_later_come_later_again(tmp_path, gone):
+    learner = Joint({"a": Dot(), "b": Dot()}, policies_to_train=["a", "b"])
+    learner.build(seeding.key(0))
+    learner.add_module("x", Dot())
+    learner.add_module("c", Dot(), config_overrides={"lr": 0.5}, policies_to_train=["b", "c"])
+    learner.add_module("held", Held())
+    learner.remove_module("x")
+    learner.update_from_batch(BATCH)
+    if gone:
+        learner.remove_module(gone)
+    learner.save_to_path(tmp_path / "save")
+    found = Joint.from_checkpoint(tmp_path / "save")
+    assert list(found.modules) == list(learner.modules)
+    assert found.configs == learner.configs
+    assert found.policies_to_train == ["b", "c"]
+    found.save_to_path(tmp_path / "again")
+    for each in (found, Joint.from_checkpoint(tmp_path / "again")):
+        assert_same(values(each), values(learner))
+    kept = {m: BATCH[m] for m in "abc" if m != gone}
+    for each in (learner, found):
+        each.update_from_batch(kept, num_epochs=2)
+    assert_same(values(found), values(learner))
+
+
+def test_all_modules_of_the_build_are_gone(tmp_path):
+    learner = built({"a": Dot()})
+    learner.add_module("c", Dot())
+    learner.remove_module("a")
+    learner.save_to_path(tmp_path / "save")
+    found = Learner.from_checkpoint(tmp_path / "save", optimizer_fn=sgd)
+    assert_same(values(found), values(learner))

@@ -1,0 +1,178 @@
+"""The Learner in two processes, each with rows of its own: the numbers of one device with all."""
+
+import json
+import pathlib
+import textwrap
+
+import pytest
+
+from tests.distribute import processes
+
+HEAD = """
+    import json, sys, zlib
+    from tfrl.distribute import make_strategy
+
+    strategy = make_strategy("multi_worker")
+    import numpy as np
+    import tensorflow as tf
+    from tfrl import make_env, seeding
+    from tfrl.agents.ppo import PPO
+    from tfrl.episodes import SingleAgentEpisode
+    from tfrl.learners import Learner, ModuleConfig
+    from tfrl.rollout import rollout
+
+    sys.path.insert(0, sys.argv[1])
+    from learner_fakes import RegressionAgent
+
+    KEY = seeding.key(0)
+    place = strategy.cluster_resolver.task_id
+
+
+    def digest(learner):
+        return zlib.crc32(b"".join(np.array(v).tobytes() for v in learner.variables().values()))
+
+
+    def part(rows, counts):
+        start = sum(counts[:place])
+        return tf.nest.map_structure(lambda x: x[start : start + counts[place]], rows)
+"""
+
+# Every process also trains a learner of its own on all rows, without the strategy, and tells the
+# largest difference between the two in units of 1e-5, and how far training has moved anything.
+PROGRAM = """
+    found = {}
+    SETTINGS = ModuleConfig(lr=1e-2, grad_clip=0.1)
+
+
+    def values(learner):
+        return {p: np.array(v, np.float64) for p, v in learner.variables().items()}
+
+
+    def learners(agent, config=SETTINGS):
+        pair = [
+            Learner(agent, config=config, strategy=s)
+            for s in (strategy, tf.distribute.OneDeviceStrategy("CPU:0"))
+        ]
+        for learner in pair:
+            learner.build(KEY)
+        return pair
+
+
+    def compare(name, several, one):
+        mine, whole = values(several), values(one)
+        assert set(mine) == set(whole)
+        differences = [
+            np.max(np.abs(mine[p] - x) / np.maximum(np.abs(x), 1.0), initial=0.0) / 1e-5
+            for p, x in whole.items()
+        ]
+        fresh = Learner(one.modules, config=one.configs)
+        fresh.build(KEY)
+        moves = [
+            np.max(np.abs(whole[p] - x))
+            for p, x in values(fresh).items()
+            if p.startswith("modules/default_policy/params/")
+        ]
+        found[name] = [float(max(differences)), float(min(moves)), digest(several)]
+
+
+    # PPO with NEXT_STEP: some rows are invalid, and each process has another number of them.
+    env = make_env("tf:CartPole-v1", num_envs=8, autoreset="NEXT_STEP")
+    agent = PPO(
+        obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(16,), normalize_obs=True
+    )
+    state = agent.init(KEY)
+    play = tf.function(lambda: rollout(env, agent, env.reset(KEY), state, KEY, 40), autograph=False)
+    trajectory = play()[0]
+    batch, _ = agent.learner_batch(state, trajectory)
+    found["valid"] = [int(np.sum(x)) for x in (batch.mask[:160], batch.mask[160:])]
+    for name, counts in (("ppo", (160, 160)), ("ppo, uneven rows", (96, 224))):
+        several, one = learners(agent)
+        for _ in range(10):
+            several.update_from_batch(part(batch, counts))
+            one.update_from_batch(batch)
+        compare(name, several, one)
+
+    # A masked loss, with four valid rows in one process and a single one in the other.
+    rng = np.random.default_rng(0)
+    rows = {
+        "x": rng.normal(size=[8, 2]).astype(np.float32),
+        "y": rng.normal(size=[8]).astype(np.float32),
+        "mask": np.array([1, 1, 1, 1, 0, 0, 1, 0], bool),
+    }
+    several, one = learners(RegressionAgent(delay=2), ModuleConfig(lr=0.1))
+    for _ in range(10):
+        several.update_from_batch(part(rows, (4, 4)), shuffle=False)
+        one.update_from_batch(rows, shuffle=False)
+    compare("masked", several, one)
+
+    # Environment i of the trajectory as one episode; the second process has one more.
+    def episode(i):
+        ends = np.flatnonzero((trajectory.termination | trajectory.truncation)[:, i])
+        n = int(ends[0]) + 1
+        column = tf.nest.map_structure(lambda x: x[:n, i].numpy(), trajectory)
+        return SingleAgentEpisode(
+            obs=np.concatenate([column.obs, column.next_obs[-1:]]),
+            action=column.action,
+            reward=column.reward,
+            policy_extras=column.policy_extras,
+            termination=column.termination[-1],
+            truncation=column.truncation[-1],
+        )
+
+    episodes = [episode(i) for i in range(5)]
+    several, one = learners(agent)
+    for _ in range(10):
+        several.update_from_episodes(episodes[:2] if place == 0 else episodes[2:])
+        one.update_from_episodes(episodes)
+    compare("episodes", several, one)
+    found["lengths"] = [len(e) for e in episodes]
+    print(json.dumps(found))
+"""
+
+
+# Minibatches of 4 rows, 2 of each process. One has 3 of them in its 6 rows, the other 1 in 2.
+UNEVEN = """
+    rows = {"x": np.ones([8, 2], np.float32), "y": np.ones([8], np.float32)}
+    learner = Learner(RegressionAgent(), config=ModuleConfig(lr=0.1), strategy=strategy)
+    learner.build(KEY)
+    result = learner.update_from_batch(part(rows, (6, 2)), minibatch_size=4)
+    print(json.dumps([result["default_policy"]["gradient_steps"], digest(learner)]))
+"""
+
+
+def run(program, folder, timeout=60.0):
+    """What each of two processes prints last."""
+    program = textwrap.dedent(HEAD) + textwrap.dedent(program)
+    fakes = pathlib.Path(__file__).parent
+    with processes.Cluster(program, 2, folder, args=[fakes]) as cluster:
+        outputs = cluster.start().wait_all(timeout)
+    return [json.loads(out.splitlines()[-1]) for out in outputs]
+
+
+@pytest.fixture(name="found", scope="module")
+def fixture_found(tmp_path_factory):
+    """`{name: [difference, move, digest]}` of each process."""
+    return run(PROGRAM, tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo, uneven rows", "masked", "episodes"])
+def test_ten_updates_are_those_of_one_device_on_all_rows(found, name):
+    differences, moves, digests = zip(*(each[name] for each in found), strict=True)
+    assert max(differences) < 1.0, f"{max(differences) * 1e-5}"
+    assert min(moves) > 1e-3
+    assert digests[0] == digests[1]
+
+
+def test_the_rows_are_uneven(found):
+    first, second = found[0]["valid"]
+    assert first != second and first < 160
+    lengths = found[0]["lengths"]
+    assert sum(lengths[:2]) != sum(lengths[2:])
+
+
+@pytest.mark.slow
+def test_every_process_takes_as_many_steps_as_the_one_with_most_rows(tmp_path):
+    # The other goes round its rows.
+    (steps, digest), (others, other_digest) = run(UNEVEN, tmp_path)
+    assert steps == others == 3
+    assert digest == other_digest

@@ -1,0 +1,72 @@
+"""What a device does in a run is one XLA program of static shapes, as a TPU asks for."""
+
+import functools
+
+import pytest
+import tensorflow as tf
+
+from tfrl import make_env, seeding, struct
+from tfrl.agents.ppo import PPO
+from tfrl.distribute import check_compilable
+from tfrl.envs.wrappers import RewardNormalize
+from tfrl.learners import ModuleConfig
+from tfrl.workflows import OnPolicyWorkflow
+
+CASES = {
+    "cartpole": ("tf:CartPole-v1", {}, {}, {}),
+    "target_kl_and_padding": (
+        "tf:CartPole-v1",
+        {"autoreset": "NEXT_STEP"},
+        {"target_kl": 0.01, "value_clip": 0.2},
+        {"remainder": "pad", "num_minibatches": 3},
+    ),
+    "pendulum_with_statistics": (
+        "tf:Pendulum-v1",
+        {"outer_wrappers": (lambda env: RewardNormalize(env=env),)},
+        {"normalize_obs": True, "entropy_coef": [[0, 0.01], [100, 0.0]]},
+        {"learner_config": ModuleConfig(lr=[[0, 1e-3], [1000, 0.0]], grad_clip_by="norm")},
+    ),
+}
+
+
+def workflow(name):
+    env_id, env_settings, agent_settings, settings = CASES[name]
+    env = make_env(env_id, num_envs=4, **env_settings)
+    agent = functools.partial(PPO, hidden=(8,), **agent_settings)
+    settings = {"rollout_length": 4, "num_minibatches": 2, "eval_episodes": 4, **settings}
+    modes = {"rollout": "graph", "update": "graph", "loop": "graph", "evaluation": "graph"}
+    return OnPolicyWorkflow(env=env, agent=agent, compile=modes, **settings)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_iteration_of_a_workflow_is_one_program(name):
+    flow = workflow(name)
+    state = flow.setup(0)
+    # Clocks stand in a graph loop and not in a program.
+    state.program._loop_mode = "xla"
+    fn, args = flow.replica_function(state)
+    assert check_compilable(fn, *args) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_evaluation_is_one_program(name):
+    flow = workflow(name)
+    state = flow.setup(0)
+    evaluator = flow.make_evaluator(4, "graph")
+    values = struct.values(flow.acting_state(state.program.learner))
+    assert check_compilable(evaluator.run, values, seeding.key(1)) == []
+
+
+def test_what_does_not_compile_is_found():
+    flow = workflow("cartpole")
+
+    class Loose(type(flow)):
+        def update(self, learner, batch, key, timesteps, jit=False):
+            rows = tf.boolean_mask(batch.advantage, batch.advantage > 0)
+            return {"positive": tf.reduce_mean(rows)}
+
+    flow.__class__ = Loose
+    state = flow.setup(0)
+    state.program._loop_mode = "xla"
+    fn, args = flow.replica_function(state)
+    assert any("Where" in str(problem) for problem in check_compilable(fn, *args))

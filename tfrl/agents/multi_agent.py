@@ -1,0 +1,204 @@
+"""Several policies acting together: one joint agent for the rollout, one module each to learn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.agents.core import Agent, Update
+from tfrl.agents.policy_mapping import PolicyMapping, map_agents
+from tfrl.envs.multi_agent import agent_flags
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+States = dict[str, AgentState]
+
+
+@struct.logic_dataclass
+class MultiAgent(Agent):
+    """Lets the policies of several modules act in one environment with several agents.
+
+    A policy is an ordinary agent, such as `PPO`; `policy_mapping_fn` says which one acts for
+    which agent. One module for all is a shared policy, one each is independent learning (IPPO: de
+    Witt et al. 2020, https://arxiv.org/abs/2011.09533). The agents of a module go through it
+    together, as one batch. The state is `{module_id: AgentState}`, so that a Learner of `modules`
+    trains it: `learner_batch` gives its batch.
+
+    Attributes:
+      obs_spec: `{agent_id: nest of specs}`, the environment's.
+      action_spec: `{agent_id: nest of specs}`, the environment's.
+      policies: `{module_id: agent}`; or functions (such as the class) that make the agent from
+        `obs_spec` and `action_spec` of the agents that are mapped to it.
+      policy_mapping_fn: A function agent_id -> module_id, or a dict; None maps every agent to the
+        only policy, or with several policies to the one of its own name.
+      env_extra_fields: What a rollout must store for `learner_batch`: who takes part in a step. ()
+        where all agents end together and the environment gives no `info["agents"]`.
+      members: `{module_id: ids of its agents}`.
+      modules: `{module_id: agent}`, the policies as they were made.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    policies: Mapping[str, Any]
+    policy_mapping_fn: PolicyMapping = None
+    env_extra_fields: tuple[str, ...] = ("agents",)
+    members: Mapping[str, tuple[str, ...]] = struct.derived()
+    modules: Mapping[str, Agent] = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Maps agents to modules, makes the modules and checks that they fit."""
+        self.members, self.modules = map_agents(
+            self.obs_spec, self.action_spec, self.policies, self.policy_mapping_fn
+        )
+
+    @property
+    def agent_ids(self) -> tuple[str, ...]:
+        """The agents, in the order of `obs_spec`."""
+        return tuple(self.obs_spec)
+
+    def module_of(self, agent_id: str) -> str:
+        """Returns the id of the module that acts for an agent."""
+        return next(m for m, ids in self.members.items() if agent_id in ids)
+
+    # State.
+
+    def init(self, key: tf.Tensor) -> States:  # type: ignore[override]
+        """Makes fresh states, `{module_id: AgentState}`."""
+        return {m: p.init(seeding.stream(key, m)) for m, p in self.modules.items()}
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns `{agent_id: recurrent state [B, ...]}` of an episode's start, or None."""
+        carries = {}
+        for m, ids in self.members.items():
+            initial = getattr(self.modules[m], "initial_carry", None)
+            carry = None if initial is None else initial(batch_size)
+            if carry is not None:
+                carries.update(dict.fromkeys(ids, carry))
+        return carries or None
+
+    # Acting.
+
+    def compute_actions(  # type: ignore[override]
+        self, state: States, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Explores with every policy.
+
+        Args:
+          state: `{module_id: AgentState}`.
+          obs: `{agent_id: nest [B, ...]}`.
+          key: int32 [2].
+          carry: `{agent_id: recurrent state}`, or None.
+
+        Returns:
+          Actions, carries and extras, each a dict keyed by agent id.
+        """
+        return self._act("compute_actions", state, obs, key, carry)
+
+    def evaluate_actions(  # type: ignore[override]
+        self, state: States, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Does not explore. Arguments and result as `compute_actions`."""
+        return self._act("evaluate_actions", state, obs, key, carry)
+
+    def _act(
+        self, method: str, state: States, obs: Nest, key: tf.Tensor, carry: Nest
+    ) -> ActionOutput:
+        actions: dict[str, Nest] = {}
+        carries: dict[str, Nest] = {}
+        extras: dict[str, Nest] = {}
+        for m, ids in self.members.items():
+            before = None
+            if carry is not None and ids[0] in carry:
+                before = _side_by_side([carry[a] for a in ids], axis=0)
+            output = getattr(self.modules[m], method)(
+                state[m],
+                _side_by_side([obs[a] for a in ids], axis=0),  # [n B, ...]
+                seeding.stream(key, m),
+                before,
+            )
+            for found, nest in (
+                (actions, output.action),
+                (carries, output.carry),
+                (extras, output.extras),
+            ):
+                if nest is not None:
+                    found.update(zip(ids, _apart(nest, len(ids)), strict=True))
+        return ActionOutput(action=actions, carry=carries or None, extras=extras or None)
+
+    # Learning.
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """The updates of all modules; a Learner takes those of `modules` one by one."""
+        return tuple(u for p in self.modules.values() for u in p.updates)
+
+    def learner_batch(  # type: ignore[override]
+        self, state: States, trajectory: Trajectory
+    ) -> tuple[dict[str, Nest], dict[str, tf.Tensor]]:
+        """Turns joint experience `[T, B, ...]` into what the losses of each module take.
+
+        Returns:
+          `{module_id: rows}` of the modules that learn, the rows of all agents of a module in one
+          batch; and `{"<module_id>/<metric>": scalar}`.
+        """
+        batches, metrics = {}, {}
+        for m, view in self.views(trajectory).items():
+            if self.modules[m].updates:
+                batches[m], found = self.modules[m].learner_batch(state[m], view)
+                metrics.update({f"{m}/{name}": x for name, x in found.items()})
+        return batches, metrics
+
+    def observe(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]
+        """Merges what the agents of each module saw into its statistics."""
+        views = self.views(trajectory)
+        return {m: module.observe(state[m], views[m]) for m, module in self.modules.items()}
+
+    def views(self, trajectory: Trajectory) -> dict[str, Trajectory]:
+        """Returns each module's part of joint experience, its agents side by side `[T, n B, ...]`.
+
+        A row is valid where the agent took part in the step. It ends where the agent does, or the
+        environment while the agent is active; see `tfrl.envs.multi_agent.agent_flags`.
+        """
+        extras = trajectory.env_extras or {}
+        flags = agent_flags(
+            self.agent_ids,
+            termination=trajectory.termination,
+            truncation=trajectory.truncation,
+            valid=trajectory.valid,
+            agents=extras.get("agents"),
+        )
+
+        def view(name: str) -> dict[str, Nest]:
+            own = {
+                "obs": trajectory.obs[name],
+                "action": trajectory.action[name],
+                "reward": trajectory.reward[name],
+                "next_obs": trajectory.next_obs[name],
+                "termination": flags[name].termination,
+                "truncation": flags[name].truncation,
+            }
+            if flags[name].valid is not None:
+                own["valid"] = flags[name].valid
+            if trajectory.policy_extras and name in trajectory.policy_extras:
+                own["policy_extras"] = trajectory.policy_extras[name]
+            return own
+
+        return {
+            m: Trajectory(**{"valid": None, **_side_by_side([view(a) for a in ids], axis=1)})
+            for m, ids in self.members.items()
+        }
+
+
+def _side_by_side(nests: Sequence[Nest], axis: int) -> Nest:
+    """Joins nests of one structure along an axis."""
+    if len(nests) == 1:
+        return nests[0]
+    return tf.nest.map_structure(lambda *xs: tf.concat(xs, axis), *nests)
+
+
+def _apart(nest: Nest, count: int) -> list[Nest]:
+    """Cuts the leading axis of a nest into `count` equal parts."""
+    if count == 1:
+        return [nest]
+    leaves = [tf.split(x, count) for x in tf.nest.flatten(nest)]
+    return [tf.nest.pack_sequence_as(nest, [parts[i] for parts in leaves]) for i in range(count)]

@@ -1,0 +1,68 @@
+"""Strategies: which devices and processes a run spreads over, and what they agree on.
+
+Importing this package imports no TensorFlow, so that mistakes in flags are answered at once: names
+load when first used (PEP 562).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfrl.distribute.agreement import Agreement, is_chief
+    from tfrl.distribute.choice import STRATEGIES, choose
+    from tfrl.distribute.devices import make_logical_cpus
+    from tfrl.distribute.failures import WorkerLostError, lost_workers
+    from tfrl.distribute.replicas import Replicas
+    from tfrl.distribute.strategy import describe, make_strategy
+    from tfrl.distribute.workers import Workers, workers_of
+    from tfrl.distribute.xla import Problem, assert_compilable, check_compilable
+
+_NAMES = {
+    "STRATEGIES": "choice",
+    "Agreement": "agreement",
+    "Problem": "xla",
+    "Replicas": "replicas",
+    "WorkerLostError": "failures",
+    "Workers": "workers",
+    "assert_compilable": "xla",
+    "check_compilable": "xla",
+    "choose": "choice",
+    "describe": "strategy",
+    "is_chief": "agreement",
+    "lost_workers": "failures",
+    "make_logical_cpus": "devices",
+    "make_strategy": "strategy",
+    "workers_of": "workers",
+}
+
+__all__ = [
+    "STRATEGIES",
+    "Agreement",
+    "Problem",
+    "Replicas",
+    "WorkerLostError",
+    "Workers",
+    "assert_compilable",
+    "check_compilable",
+    "choose",
+    "describe",
+    "is_chief",
+    "lost_workers",
+    "make_logical_cpus",
+    "make_strategy",
+    "workers_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted({*globals(), *_NAMES})

@@ -1,0 +1,130 @@
+"""What the Python of several workers must agree on: small values, a flag, a meeting point."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.distribute.failures import WorkerLostError, lost_workers
+from tfrl.distribute.workers import workers_of
+
+
+def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Returns whether this process writes what only one may write; True if it is the only one.
+
+    Args:
+      strategy: The strategy, or None for one process.
+    """
+    return workers_of(strategy).is_chief
+
+
+class Agreement:
+    """Lets the workers of a strategy agree; with one process every answer is its own.
+
+    Every worker must make the same calls in the same order, since each call is a reduction over
+    all of them; calls that do not match are found and raise. They cost a few
+    milliseconds.
+
+    Attributes:
+      num_workers: How many processes there are (W).
+      index: Which one this is.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy | None = None, timeout_seconds: float = 600.0
+    ):
+        """Takes the strategy, and how long the others may keep this process waiting."""
+        self._strategy = strategy
+        self._workers = workers_of(strategy)
+        self._timeout = timeout_seconds
+        self.num_workers: int = self._workers.count
+        self.index: int = self._workers.index
+        signature = [tf.TensorSpec([self.num_workers, 2], tf.int64)]
+        self._sum = tf.function(self._sum_over_workers, input_signature=signature, autograph=False)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process whose word counts."""
+        return self._workers.is_chief
+
+    def each_says(self, value: float | int) -> list[float | int]:
+        """Returns every worker's value, in the order of the workers.
+
+        Args:
+          value: An int (64 bits), a bool or a float, of the same type on every worker.
+        """
+        if isinstance(value, float | np.floating):
+            (bits,) = struct.unpack("<q", struct.pack("<d", value))
+            rows = self._exchange("a float", bits)
+            return [struct.unpack("<d", struct.pack("<q", row))[0] for row in rows]
+        return [type(value)(row) for row in self._exchange(f"a {type(value).__name__}", int(value))]
+
+    def chief_says(self, value: float | int) -> float | int:
+        """Returns the chief's value; arguments as for `each_says`."""
+        return self.each_says(value)[0]
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any worker."""
+        return any(self._exchange("a flag", int(bool(flag))))
+
+    def barrier(self, name: str) -> None:
+        """Waits until every worker has come to the barrier of this name.
+
+        Args:
+          name: What messages call it.
+
+        Raises:
+          RuntimeError: A worker came to another barrier.
+          WorkerLostError: A worker is gone, or did not come in time.
+        """
+        self._exchange(f"the barrier '{name}'", 0)
+
+    def _exchange(self, label: str, bits: int) -> list[int]:
+        """Returns the bits that each worker brings to the meeting called `label`."""
+        if self.num_workers == 1:
+            return [bits]
+        code = zlib.crc32(label.encode())
+        row = np.zeros([self.num_workers, 2], np.int64)
+        row[self.index] = code, bits
+        with lost_workers(self._strategy), self._bounded(label):
+            table = self._sum(tf.constant(row)).numpy()
+        elsewhere = [i for i in range(self.num_workers) if table[i, 0] != code]
+        if elsewhere:
+            raise RuntimeError(
+                f"{self._workers.name(self.index)} is at {label}, but "
+                f"{self._workers.names(elsewhere)} elsewhere: all must make the same calls"
+            )
+        return [int(x) for x in table[:, 1]]
+
+    @contextmanager
+    def _bounded(self, label: str) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.DeadlineExceededError as error:
+            if "heartbeat" in str(error).lower():
+                raise
+            raise WorkerLostError(
+                f"{self._workers.names(self._workers.others)}",
+                expected=f"to come to {label} within {self._timeout:g} s",
+                got="at least one that runs, but did not come",
+                remedy="See its output; start all workers again with the same command: the run "
+                "goes on from its last complete checkpoint.",
+            ) from error
+
+    def _sum_over_workers(self, row: tf.Tensor) -> tf.Tensor:
+        """Sums one row of each worker; each is zero but where it is the worker's own."""
+        strategy = self._strategy
+        assert strategy is not None
+        num_local = strategy.num_replicas_in_sync // self.num_workers
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self._timeout)
+
+        def replica(x: tf.Tensor) -> tf.Tensor:
+            replica_context = tf.distribute.get_replica_context()
+            local = replica_context.replica_id_in_sync_group % num_local
+            mine = tf.where(tf.equal(local, 0), x, tf.zeros_like(x))
+            return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, mine, options)
+
+        return strategy.experimental_local_results(strategy.run(replica, args=(row,)))[0]

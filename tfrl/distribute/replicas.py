@@ -1,0 +1,193 @@
+"""One code for one device and for many: functions run on every replica of a strategy.
+
+Code that uses `Replicas` is written as if from outside the replicas: loops and conditions stand
+there, `run` goes in and comes out. With one replica, or inside a replica already (where a whole
+loop is one TPU program), `run` is a plain call. That order is not a matter of taste: on CPUs a
+reduction over replicas may not stand inside a loop of the replica's function.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+Nest = Any
+
+
+class Replicas:
+    """The replicas of a tf.distribute strategy.
+
+    Attributes:
+      strategy: The strategy; TensorFlow's default one for one device.
+      num_replicas: Replicas over all workers (R).
+      num_local: Replicas of this process.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy | None = None):
+        """Takes a strategy, by default the one whose scope this is called in."""
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.num_replicas: int = self.strategy.num_replicas_in_sync
+        # TensorFlow's default strategy has no worker_devices.
+        several = self.num_replicas > 1
+        self._gather: Any = None
+        devices = self.strategy.extended.worker_devices if several else ()
+        self.num_local: int = len(devices) if several else 1
+        on_cpu = all("CPU" in device.upper() for device in devices)
+        self._adds = on_cpu and self.num_local == self.num_replicas
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one replica."""
+        return self.num_replicas > 1
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes the replicas are spread over."""
+        return self.num_replicas // self.num_local
+
+    def scope(self) -> Any:
+        """Returns the context in which variables must be made."""
+        return self.strategy.scope()
+
+    @property
+    def outside(self) -> bool:
+        """Whether this is code outside the replicas, of which there are several."""
+        inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        return self.several and not inside
+
+    def run(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
+        """Runs `fn(*args)` on every replica.
+
+        Args:
+          fn: A function of nests of tensors, which returns a nest.
+          *args: Nests whose leaves are tensors, the same for all, or per-replica values.
+
+        Returns:
+          The nest that `fn` returns, each tensor a per-replica value. What is no tensor is the
+          first replica's.
+        """
+        if not self.outside:
+            return fn(*args)
+        given = tf.nest.flatten(args)
+        tensors = [i for i, x in enumerate(given) if _is_value(x)]
+        results: list[Nest] = []
+
+        def flat(*values: tf.Tensor) -> list[tf.Tensor]:
+            # A dataclass of per-replica values has no TypeSpec: only flat leaves go in and out.
+            leaves = list(given)
+            for i, value in zip(tensors, values, strict=True):
+                leaves[i] = value
+            result = fn(*tf.nest.pack_sequence_as(args, leaves))
+            results.append(result)
+            return [x for x in tf.nest.flatten(result) if _is_value(x)]
+
+        found = iter(self.strategy.run(flat, args=tuple(given[i] for i in tensors)))
+        leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
+        return tf.nest.pack_sequence_as(results[0], leaves)
+
+    def run_once(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
+        """As `run`, from Python and traced: eagerly TensorFlow starts a thread for each op."""
+        if not self.outside:
+            return fn(*args)
+        results: list[Nest] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            result = self.run(fn, *tf.nest.pack_sequence_as(args, leaves))
+            results.append(result)
+            return [x for x in tf.nest.flatten(result) if _is_value(x)]
+
+        found = iter(tf.function(flat, autograph=False)(*tf.nest.flatten(args)))
+        leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
+        return tf.nest.pack_sequence_as(results[0], leaves)
+
+    def gathered(self, nest: Nest) -> Nest:
+        """Returns `[R, ...]` tensors of a nest of per-replica values, from Python; traced once.
+
+        Args:
+          nest: Numbers and bools, per-replica or the same on all of this process.
+        """
+        if not self.outside:
+            return self.gather(nest)
+        if self._gather is None:
+            self._gather = tf.function(self._gather_leaves, autograph=False)
+        return tf.nest.pack_sequence_as(nest, self._gather(*tf.nest.flatten(nest)))
+
+    def _gather_leaves(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        return self.first(self.run(self.gather, list(leaves)))
+
+    def local(self, nest: Nest) -> list[Nest]:
+        """Splits a nest of per-replica values into one nest for each replica of this process."""
+        if not self.several:
+            return [nest]
+        leaves = [
+            self.strategy.experimental_local_results(x) if _is_value(x) else (x,) * self.num_local
+            for x in tf.nest.flatten(nest)
+        ]
+        return [
+            tf.nest.pack_sequence_as(nest, [x[i if len(x) > 1 else 0] for x in leaves])
+            for i in range(self.num_local)
+        ]
+
+    def first(self, nest: Nest) -> Nest:
+        """Returns this process' first replica's values, of a nest that is equal on all."""
+        return self.local(nest)[0] if self.outside else nest
+
+    # Inside `run`.
+
+    def index(self) -> tf.Tensor:
+        """Returns the number of the replica among all R; an int32 scalar."""
+        context = tf.distribute.get_replica_context()
+        if not self.several or context is None:
+            return tf.constant(0)
+        return tf.cast(context.replica_id_in_sync_group, tf.int32)
+
+    def local_index(self) -> tf.Tensor:
+        """Returns the number of the replica among those of its process; an int32 scalar."""
+        return self.index() % self.num_local
+
+    def sum(self, nest: Nest) -> Nest:
+        """Returns the sums over the replicas of the tensors of a nest, the same on each.
+
+        One reduction for each dtype, of all its tensors together.
+        """
+        if not self.several:
+            return nest
+        leaves = tf.nest.flatten(nest)
+        sums: dict[int, tf.Tensor] = {}
+        for dtype in sorted({x.dtype for x in leaves}, key=lambda d: d.name):
+            mine = [i for i, x in enumerate(leaves) if x.dtype == dtype]
+            flat = tf.concat([tf.reshape(leaves[i], [-1]) for i in mine], 0)
+            total = tf.ensure_shape(self._reduced(flat), flat.shape)
+            sizes = [leaves[i].shape.num_elements() for i in mine]
+            for i, part in zip(mine, tf.split(total, sizes), strict=True):
+                sums[i] = tf.reshape(part, leaves[i].shape)
+        return tf.nest.pack_sequence_as(nest, [sums[i] for i in range(len(leaves))])
+
+    def _reduced(self, flat: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        if not self._adds:
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+        # Plain additions, in the order of the replicas. TensorFlow would take collective ops on
+        # CPUs too, whose keys clash when a process makes a second strategy over the same devices.
+        return context.merge_call(
+            lambda strategy, x: tf.add_n(strategy.experimental_local_results(x)), args=(flat,)
+        )
+
+    def gather(self, nest: Nest) -> Nest:
+        """Returns the tensors of all replicas, `[R, ...]`, the same on each; numbers and bools."""
+        if not self.several:
+            return tf.nest.map_structure(lambda x: x[tf.newaxis], nest)
+        index = self.index()
+
+        def spread(x: tf.Tensor) -> tf.Tensor:
+            # Zeros but in the own row: the sum is exact.
+            row = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
+            mine = tf.reshape(tf.range(self.num_replicas) == index, [-1] + [1] * x.shape.rank)
+            return tf.where(mine, row[tf.newaxis], tf.zeros([], row.dtype))
+
+        gathered = self.sum(tf.nest.map_structure(spread, nest))
+        return tf.nest.map_structure(lambda x, g: tf.cast(g, x.dtype), nest, gathered)
+
+
+def _is_value(x: Any) -> bool:
+    return tf.is_tensor(x) or isinstance(x, tf.distribute.DistributedValues | tf.Variable)

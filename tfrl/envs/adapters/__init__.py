@@ -1,0 +1,1 @@
+"""Adapters: environments of other libraries behind the device protocol."""

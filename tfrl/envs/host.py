@@ -1,0 +1,59 @@
+"""Environments whose state lives in Python objects on the host, behind the device protocol.
+
+Such an environment keeps only a token in `env_state`: it cannot be copied, rewound or compiled by
+XLA. A reset touches the objects, so the episode layer must say which rows it wants to be reset:
+`reset_rows` does, through the key, which every wrapper hands on as it is.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from tfrl import struct
+from tfrl.envs.core import Env
+from tfrl.errors import UserError
+from tfrl.types import EnvState
+
+
+@struct.dataclass
+class RowsKey(struct.Struct):
+    """A key for some rows only.
+
+    Attributes:
+      key: int32 [2].
+      rows: bool [B], the rows to reset; what is returned in the others is undefined.
+    """
+
+    key: tf.Tensor
+    rows: tf.Tensor
+
+
+def on_host(env: Env) -> bool:
+    """Tells whether the state of an environment lives on the host."""
+    return bool(getattr(env.unwrapped, "on_host", False))
+
+
+def reset_rows(env: Env, key: tf.Tensor, rows: tf.Tensor) -> EnvState:
+    """Resets an environment for some rows [B]; a device environment, all of them at no harm."""
+    given: Any = RowsKey(key=key, rows=rows) if on_host(env) else key
+    return env.reset(given)
+
+
+def check_place(thing: str) -> None:
+    """Raises a UserError where the host cannot be reached: under XLA, or on several replicas."""
+    graph = tf.compat.v1.get_default_graph()
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise UserError(
+            thing,
+            expected="to run in graph mode or eagerly: its steps are Python calls on the host",
+            got="compilation by XLA",
+            remedy="Choose compile='graph' for what steps this environment.",
+        )
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UserError(
+            thing,
+            expected="one replica: its environments are Python objects of one process",
+            got=f"a strategy with {tf.distribute.get_strategy().num_replicas_in_sync} replicas",
+            remedy="Train with --strategy=one_device.",
+        )

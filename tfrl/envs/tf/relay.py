@@ -1,0 +1,155 @@
+"""Relay: news of a hidden side is passed from agent to agent by where they walk."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, specs, struct
+from tfrl.envs.core import initial_state
+from tfrl.envs.multi_agent import MultiAgentEnv, agents_info, no_step
+from tfrl.envs.tf import relay_picture
+from tfrl.errors import UserError
+from tfrl.types import EnvState
+
+MAX_EPISODE_STEPS = 24
+LEFT, STAY, RIGHT = 0, 1, 2
+
+
+@struct.logic_dataclass
+class Relay(MultiAgentEnv):
+    """Three walkers seek the side of a treasure that only the first of them sees; a bare task.
+
+    Every agent has a lane of its own with the cells -n .. n (n is `half_length`) and starts at 0.
+    The treasure is on one side of all lanes, left or right, drawn at each reset. An agent that
+    reaches an end of its lane is done: it is paid 1 on the treasure's side and -1 on the other, and
+    every step costs `step_cost`. The environment ends with the last agent.
+
+    Observations are partial, float32 [2]: the agent's own cell / n, and a signal. The signal of
+    agent 0 is the side, -1 or 1; that of agent k is the cell / n of agent k - 1. So agent 0 can go
+    at once, and agent k learns the side k steps later, from the first step of the one before it.
+    `info["state"]`, float32 [1 + 2 K], is all there is to know: the side, the cells / n and who
+    still walks; for a centralised critic it tells a follower's way to the treasure from the way off
+    it before the follower can.
+
+    The best expected return of agent k is that of walking straight as soon as it knows,
+
+      J_k = 1 - step_cost (n + k),  J = sum_k J_k
+
+    because until then the side is independent of all that it sees: whatever it does meanwhile, its
+    way to the treasure has an expected length of n (it reaches no end in less than K <= n steps),
+    and waiting pays while step_cost k < 1. With three agents, n = 3 and step_cost 0.1: J = 1.8. A
+    policy that ignores the signal gets at most the costs of the shortest way, -step_cost n each. A
+    uniformly random walk ends on either side alike after n^2 3 / 2 steps: about -1.3 an agent.
+
+    Attributes:
+      num_envs: B.
+      num_agents: K.
+      half_length: n, steps to either end; at least K.
+      step_cost: What a step costs an agent that still walks; below 1 / K.
+    """
+
+    num_envs: int = 1
+    num_agents: int = 3
+    half_length: int = 3
+    step_cost: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Checks what the optimum rests on."""
+        if self.num_agents < 1 or self.half_length < self.num_agents:
+            raise UserError(
+                "Relay.half_length",
+                expected=f"at least the number of agents, {self.num_agents} (itself at least 1)",
+                got=repr(self.half_length),
+                remedy="Longer lanes give the news time to arrive.",
+            )
+        if not 0 <= self.step_cost * self.num_agents < 1:
+            raise UserError(
+                "Relay.step_cost",
+                expected=f"from 0 to below 1 / num_agents, {1 / self.num_agents:g}",
+                got=repr(self.step_cost),
+                remedy="Waiting for the news must pay.",
+            )
+
+    @property
+    def agent_ids(self) -> tuple[str, ...]:
+        """`agent_0` (who sees the side), `agent_1`, ..."""
+        return tuple(f"agent_{k}" for k in range(self.num_agents))
+
+    @property
+    def obs_spec(self) -> dict[str, specs.BoundedTensorSpec]:
+        """float32 [2] an agent: own cell / n and signal."""
+        return {a: specs.BoundedTensorSpec([2], tf.float32, -1.0, 1.0) for a in self.agent_ids}
+
+    @property
+    def action_spec(self) -> dict[str, specs.DiscreteSpec]:
+        """0 goes left, 1 stays, 2 goes right."""
+        return {a: specs.DiscreteSpec(3) for a in self.agent_ids}
+
+    @property
+    def state_spec(self) -> specs.BoundedTensorSpec:
+        """float32 [1 + 2 K]: side, cells / n, and 1 for who still walks."""
+        return specs.BoundedTensorSpec([1 + 2 * self.num_agents], tf.float32, -1.0, 1.0)
+
+    def optimal_return(self) -> dict[str, float]:
+        """Returns the best expected return of each agent, J_k; their sum is the team's."""
+        return {
+            a: 1.0 - self.step_cost * (self.half_length + k) for k, a in enumerate(self.agent_ids)
+        }
+
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Hides the treasure; everybody stands at 0."""
+        side = 2 * seeding.randint(key, [self.num_envs], 0, 2) - 1  # [B]
+        cell = tf.zeros([self.num_envs, self.num_agents], tf.int32)
+        state = initial_state(
+            self,
+            env_state={"side": side, "cell": cell},
+            obs=self._observe(side, cell),
+            info={
+                "agents": no_step(self.agent_ids, self.num_envs),
+                "state": self._state(side, cell),
+            },
+        )
+        return state.replace(reward={a: state.reward for a in self.agent_ids})
+
+    def step(self, state: EnvState, action: dict[str, tf.Tensor]) -> EnvState:
+        """Moves those who still walk by one cell."""
+        side, before = state.env_state["side"], state.env_state["cell"]
+        active = tf.abs(before) < self.half_length  # [B, K]
+        move = tf.cast(tf.stack([action[a] for a in self.agent_ids], axis=-1), tf.int32) - 1
+        cell = before + tf.where(active, move, 0)
+        arrived = active & (tf.abs(cell) >= self.half_length)
+        won = tf.cast(tf.where(arrived, tf.sign(cell) * side[:, tf.newaxis], 0), tf.float32)
+        reward = won - self.step_cost * tf.cast(active, tf.float32)
+        never = tf.zeros([self.num_envs], tf.bool)
+        return EnvState(
+            env_state={"side": side, "cell": cell},
+            obs=self._observe(side, cell),
+            reward=dict(zip(self.agent_ids, tf.unstack(reward, axis=-1), strict=True)),
+            termination=tf.reduce_all(tf.abs(cell) >= self.half_length, axis=-1),
+            truncation=never,
+            info={
+                "agents": agents_info(self.agent_ids, active, arrived, tf.zeros_like(arrived)),
+                "state": self._state(side, cell),
+            },
+        )
+
+    def _observe(self, side: tf.Tensor, cell: tf.Tensor) -> dict[str, tf.Tensor]:
+        place = tf.cast(cell, tf.float32) / self.half_length  # [B, K]
+        signal = tf.concat([tf.cast(side, tf.float32)[:, tf.newaxis], place[:, :-1]], axis=-1)
+        seen = tf.unstack(tf.stack([place, signal], axis=-1), axis=1)
+        return dict(zip(self.agent_ids, seen, strict=True))
+
+    def _state(self, side: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
+        parts = [
+            tf.cast(side, tf.float32)[:, tf.newaxis],
+            tf.cast(cell, tf.float32) / self.half_length,
+            tf.cast(tf.abs(cell) < self.half_length, tf.float32),
+        ]
+        return tf.concat(parts, axis=-1)
+
+    def render(self, state: EnvState, index: int = 0) -> np.ndarray:
+        """Draws the lanes of environment `index` as uint8 RGB."""
+        return relay_picture.draw(
+            side=int(state.env_state["side"][index]),
+            cells=[int(c) for c in state.env_state["cell"][index]],
+            half_length=self.half_length,
+        )

@@ -1,0 +1,369 @@
+"""An episode, or a chunk of one, of a single agent."""
+
+import uuid
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from tfrl.episodes import nests
+from tfrl.episodes.episode_reader import EpisodeReader, extras_buffer
+from tfrl.episodes.lookback_buffer import LookbackBuffer
+from tfrl.episodes.trajectories import episodes_of, trajectory_of
+from tfrl.errors import UserError
+from tfrl.types import Trajectory
+
+Nest = Any
+
+
+class SingleAgentEpisode(EpisodeReader):
+    """Observations o_0 .. o_T and, between them, T actions, rewards and policy extras, in NumPy.
+
+    Step t is (o_t, a_t, r_t, o_{t+1}); the last observation is the true successor of the last
+    step, never that of a reset. A chunk that goes on elsewhere (`cut`) starts with the observation
+    where the one before ended, and may carry the steps before it as lookback: readable by negative
+    indices, and part of no length, return or batch.
+
+    Everything that is read over a range comes stacked along time. After `to_numpy` ranges and
+    slices are read-only views.
+    """
+
+    def __init__(
+        self,
+        id_: str | None = None,
+        *,
+        obs: Nest = None,
+        action: Nest = None,
+        reward: Nest = None,
+        infos: Sequence[dict[str, Any]] | None = None,
+        policy_extras: Mapping[str, Nest] | None = None,
+        termination: bool = False,
+        truncation: bool = False,
+        t_started: int | None = None,
+        len_lookback_buffer: int = 0,
+        agent_id: Hashable | None = None,
+        module_id: str | None = None,
+        multi_agent_episode_id: str | None = None,
+    ):
+        """Makes an episode, empty or of data.
+
+        Args:
+          id_: Names the episode, its chunks too; a random one if None.
+          obs: o_0 .. o_T: a list of T + 1 items, or a nest of arrays `[T + 1, ...]`.
+          action: T actions, in the same way.
+          reward: T rewards, in the same way.
+          infos: T + 1 dicts, or None for empty ones.
+          policy_extras: For each name (`log_prob`, `state_out`, ...) T items, in the same way.
+          termination: Whether the last step ended in a terminal state.
+          truncation: Whether the episode was cut off after the last step.
+          t_started: The number of the first step within the whole episode; by default the length
+            of the lookback.
+          len_lookback_buffer: How many of the given steps are lookback.
+          agent_id: The agent of a multi-agent episode whose steps these are.
+          module_id: The module that acted.
+          multi_agent_episode_id: The multi-agent episode that this is a part of.
+
+        Raises:
+          UserError: For columns that do not fit together.
+        """
+        lookback = len_lookback_buffer
+        self.id_ = uuid.uuid4().hex if id_ is None else id_
+        self.agent_id = agent_id
+        self.module_id = module_id
+        self.multi_agent_episode_id = multi_agent_episode_id
+        self.t_started = lookback if t_started is None else t_started
+        self.is_terminated = bool(termination)
+        self.is_truncated = bool(truncation)
+        self._obs = LookbackBuffer.of("obs", obs, lookback)
+        self._action = LookbackBuffer.of("action", action, lookback)
+        reward = [nests.as_reward(r) for r in reward] if isinstance(reward, list) else reward
+        stacked = reward is not None and not isinstance(reward, list)
+        self._reward = LookbackBuffer.of(
+            "reward", nests.as_reward(reward) if stacked else reward, lookback
+        )
+        self._extras = extras_buffer(policy_extras, self._action.size, lookback)
+        self._infos = [{} for _ in range(self._obs.size)] if infos is None else list(infos)
+        self.validate()
+
+    # Adding data.
+
+    def add_env_reset(self, obs: Nest, infos: Mapping[str, Any] | None = None) -> None:
+        """Adds the observation that the episode starts with.
+
+        Raises:
+          UserError: When there is one already.
+        """
+        if self._obs.size:
+            raise UserError(
+                f"episode {self.id_}",
+                expected="one reset, before the first step",
+                got=f"another after {len(self)} steps",
+                remedy="Make a new SingleAgentEpisode for the next episode.",
+            )
+        self._obs.append(nests.as_arrays(obs, "obs"))
+        self._infos.append(dict(infos or {}))
+
+    def add_env_step(
+        self,
+        obs: Nest,
+        action: Nest,
+        reward: Nest,
+        infos: Mapping[str, Any] | None = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Nest] | None = None,
+    ) -> None:
+        """Adds a step.
+
+        Args:
+          obs: o_{t+1}, the true successor: at an end the last observation of this episode.
+          action: a_t.
+          reward: r_t, float32, or a dict of them.
+          infos: What the environment says about the step.
+          terminated: Whether o_{t+1} is a terminal state.
+          truncated: Whether the episode is cut off here.
+          extra_model_outputs: What the policy gave beside the action, such as `log_prob` of the
+            action, `value` of o_t, or the recurrent `state_out` after the step.
+
+        Raises:
+          UserError: Before the reset, after the end, or for items that differ in kind from those
+            of the steps before.
+        """
+        if not self._obs.size or self.is_done:
+            ended = "is done" if self.is_done else "has no reset"
+            raise UserError(
+                f"episode {self.id_}",
+                expected="steps between the reset and the end",
+                got=f"a step while the episode {ended}",
+                remedy="Call add_env_reset first, on a new SingleAgentEpisode for each episode.",
+            )
+        row = {
+            self._obs: nests.as_arrays(obs, "obs"),
+            self._action: nests.as_arrays(action, "action"),
+            self._reward: nests.as_reward(reward),
+            self._extras: nests.as_arrays(dict(extra_model_outputs or {}), "policy_extras"),
+        }
+        for buffer, item in row.items():  # all before any, so that an error leaves no half step
+            buffer.check(item)
+        for buffer, item in row.items():
+            buffer.append(item)
+        self._infos.append(dict(infos or {}))
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+
+    def to_numpy(self) -> "SingleAgentEpisode":
+        """Stacks everything; steps may still be added afterwards. Returns the episode."""
+        for buffer in self._buffers:
+            buffer.to_numpy()
+        return self
+
+    # Chunks.
+
+    def __getitem__(self, item: slice) -> "SingleAgentEpisode":
+        """Returns the steps of a slice as a chunk; see `slice`."""
+        return self.slice(item)
+
+    def slice(
+        self, slice_: slice, *, len_lookback_buffer: int | None = None
+    ) -> "SingleAgentEpisode":
+        """Returns some consecutive steps as a chunk of its own.
+
+        Steps a to b have the observations o_a .. o_b. A slice that ends before the end is neither
+        terminated nor truncated.
+
+        Args:
+          slice_: Which steps; negative numbers count from the end, as for a list.
+          len_lookback_buffer: How many steps before the slice it carries as lookback, if there are
+            as many; by default as many as this episode has.
+
+        Raises:
+          UserError: For something else than a slice of step 1.
+        """
+        if not isinstance(slice_, slice) or slice_.step not in (None, 1):
+            raise UserError(
+                f"episode {self.id_}",
+                expected="a slice of consecutive steps, such as episode[2:5]",
+                got=str(slice_),
+                remedy="Read single items with get_observations(i), get_actions(i), ...",
+            )
+        start, stop, _ = slice_.indices(len(self))
+        stop = max(start, stop)
+        own = self.len_lookback_buffer
+        lookback = min(own if len_lookback_buffer is None else len_lookback_buffer, own + start)
+        complete = stop == len(self)
+        return self._chunk(start, stop, lookback, flags=complete)
+
+    def cut(self, len_lookback_buffer: int = 0) -> "SingleAgentEpisode":
+        """Returns the chunk, of no steps yet, in which the episode goes on.
+
+        Args:
+          len_lookback_buffer: How many of the steps so far it carries as lookback.
+
+        Raises:
+          UserError: When the episode is done or has not begun.
+        """
+        if self.is_done or not self._obs.size:
+            raise UserError(
+                f"episode {self.id_}",
+                expected="an episode that goes on",
+                got="one that is done" if self.is_done else "one without a reset",
+                remedy="Cut only while `not episode.is_done`, after add_env_reset.",
+            )
+        lookback = min(len_lookback_buffer, len(self) + self.len_lookback_buffer)
+        return self._chunk(len(self), len(self), lookback, flags=False)
+
+    def concat_episode(self, other: "SingleAgentEpisode") -> None:
+        """Appends the chunk in which this one goes on; its lookback is left out.
+
+        Raises:
+          UserError: Unless it is of the same episode and starts where this one stops.
+        """
+        wrong = []
+        if other.id_ != self.id_:
+            wrong.append(f"id {other.id_} after {self.id_}")
+        if self.is_done:
+            wrong.append("an episode that is done already")
+        if other.t_started != self.t:
+            wrong.append(f"a chunk that starts at step {other.t_started} after step {self.t}")
+        if not self._obs.size or not other._obs.size:
+            wrong.append("a chunk without a reset")
+        elif not nests.equal(self.get_observations(-1), other.get_observations(0)):
+            wrong.append("another observation where the chunks meet")
+        if wrong:
+            raise UserError(
+                "concat_episode",
+                expected="the chunk in which this one goes on",
+                got="; ".join(wrong),
+                remedy="Concatenate chunks in order, as `cut` made them.",
+            )
+        self._obs.extend(other._obs, start=1)
+        for ours, others in zip(self._buffers[1:], other._buffers[1:], strict=True):
+            ours.extend(others)
+        self._infos += other.get_infos(slice(1, None))
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+
+    def validate(self) -> None:
+        """Checks that all columns fit together.
+
+        Raises:
+          UserError: With the lengths of all columns when they do not.
+        """
+        steps = max(self._obs.size - 1, 0)
+        sizes = {
+            "obs": (self._obs.size, steps + 1 if self._obs.size else 0),
+            "action": (self._action.size, steps),
+            "reward": (self._reward.size, steps),
+            "policy_extras": (self._extras.size, steps),
+            "infos": (len(self._infos), self._obs.size),
+        }
+        fits = all(got == wanted for got, wanted in sizes.values())
+        if not fits or not 0 <= self._obs.lookback <= steps:
+            got = ", ".join(f"{n} {size}" for n, (size, _) in sizes.items())
+            raise UserError(
+                f"episode {self.id_}",
+                expected="one obs and one info more than actions, rewards and policy_extras, and "
+                "a lookback of no more steps than there are",
+                got=f"{got}, lookback {self._obs.lookback}",
+                remedy="Give o_0 .. o_T and T of the others, the lookback included.",
+            )
+
+    # Other forms.
+
+    def to_trajectory(self, env_extra_fields: Sequence[str] = ()) -> Trajectory:
+        """Returns the steps as a time-major trajectory of one column, leaves `[T, 1, ...]`.
+
+        Args:
+          env_extra_fields: Names of infos after each step, to be stored in `env_extras`.
+
+        Raises:
+          UserError: Without a step, or for an info that a step does not have.
+        """
+        return trajectory_of(self, env_extra_fields)
+
+    @classmethod
+    def from_trajectory(
+        cls, trajectory: Trajectory, *, t_started: Sequence[int] | None = None
+    ) -> list["SingleAgentEpisode"]:
+        """Returns the episodes of a trajectory, column by column, each in order of time.
+
+        Rows that are not valid are dropped. What has no end at the last row, or before a row that
+        is dropped, is an unfinished chunk.
+
+        Args:
+          trajectory: Leaves `[T, B, ...]`; `valid` may be None when all rows are.
+          t_started: For each column the number of its first step within its episode, when that
+            goes on from before; 0 if None.
+        """
+        return episodes_of(cls, trajectory, t_started)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns all of the episode as a dict of arrays, numbers and strings, no item None."""
+        state = {
+            "id_": self.id_,
+            "agent_id": self.agent_id,
+            "module_id": self.module_id,
+            "multi_agent_episode_id": self.multi_agent_episode_id,
+            "t_started": self.t_started,
+            "len_lookback_buffer": self.len_lookback_buffer,
+            "termination": self.is_terminated,
+            "truncation": self.is_truncated,
+            "obs": self._obs.all(),
+            "action": self._action.all(),
+            "reward": self._reward.all(),
+            "policy_extras": self._extras.all(),
+            "infos": [nests.as_arrays(info, "infos") for info in self._infos],
+        }
+        return {name: value for name, value in state.items() if value is not None}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "SingleAgentEpisode":
+        """Makes an episode of what `get_state` returned."""
+        return cls(**state)
+
+    def __repr__(self) -> str:
+        agent = "" if self.agent_id is None else f", agent {self.agent_id}"
+        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "open"
+        return f"SingleAgentEpisode({self.id_}, steps {self.t_started} to {self.t}, {end}{agent})"
+
+    @classmethod
+    def of_buffers(
+        cls,
+        *,
+        obs: LookbackBuffer,
+        action: LookbackBuffer,
+        reward: LookbackBuffer,
+        policy_extras: LookbackBuffer,
+        infos: list[dict[str, Any]],
+        **facts: Any,
+    ) -> "SingleAgentEpisode":
+        """Makes an episode of buffers with the same lookback, whose memory it shares.
+
+        Args:
+          obs: T + 1 observations, the lookback included, as all that follow.
+          action: T actions.
+          reward: T rewards.
+          policy_extras: T dicts.
+          infos: T + 1 dicts.
+          **facts: Further arguments of the constructor.
+        """
+        episode = cls(**facts)
+        episode._obs, episode._action, episode._reward = obs, action, reward
+        episode._extras, episode._infos = policy_extras, infos
+        return episode
+
+    def _chunk(self, start: int, stop: int, lookback: int, flags: bool) -> "SingleAgentEpisode":
+        """Steps start to stop with a lookback, sharing memory."""
+        end = stop + 1 if self._obs.size else 0
+        first = self.len_lookback_buffer + start - lookback
+        return self.of_buffers(
+            obs=self._obs.cut(start, end, lookback),
+            action=self._action.cut(start, stop, lookback),
+            reward=self._reward.cut(start, stop, lookback),
+            policy_extras=self._extras.cut(start, stop, lookback),
+            infos=self._infos[first : first + lookback + end - start],
+            id_=self.id_,
+            t_started=self.t_started + start,
+            agent_id=self.agent_id,
+            module_id=self.module_id,
+            multi_agent_episode_id=self.multi_agent_episode_id,
+            termination=flags and self.is_terminated,
+            truncation=flags and self.is_truncated,
+        )

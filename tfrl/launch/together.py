@@ -1,0 +1,112 @@
+"""What the processes of a run settle before they compute: command, run folder, checkpoint.
+
+Every function is called by all processes, at the same place. With one process it does its work
+alone.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from tfrl.distribute import describe, workers_of
+from tfrl.errors import UserError
+from tfrl.experiment.checkpoints import CheckpointManager, Restored
+from tfrl.experiment.run_folder import RunFolder
+from tfrl.launch import gin_registry
+
+
+def check_same_command(workflow: Any, **flags: Any) -> None:
+    """Refuses workers that were started with different configurations: they would part, or hang.
+
+    Args:
+      workflow: The workflow.
+      **flags: Values of flags that must be the same too.
+
+    Raises:
+      UserError: In every process, naming the workers that differ from the chief.
+    """
+    if workflow.agreement is None:
+        return
+    text = json.dumps({**flags, **gin_registry.configuration()}, sort_keys=True, default=repr)
+    codes = workflow.agreement.each_says(zlib.crc32(text.encode()))
+    others = [i for i, code in enumerate(codes) if code != codes[0]]
+    if others:
+        workers = workers_of(workflow.replicas.strategy)
+        raise UserError(
+            "The workers",
+            expected="the same gin files, bindings and seed in every process",
+            got=f"others in {workers.names(others)} than in {workers.name(0)}",
+            remedy="Start all of them with the same command.",
+        )
+
+
+def check_replicas(folder: RunFolder, metadata: Mapping[str, Any] | None, workflow: Any) -> None:
+    """Refuses to go on with a run on another number of replicas than it was started on.
+
+    Its environments and keys are those of its replicas. Several processes and several devices of
+    one may take each other's place.
+
+    Args:
+      folder: The run folder.
+      metadata: That of the run, or None for a fresh one.
+      workflow: The workflow.
+
+    Raises:
+      UserError: The numbers differ.
+    """
+    now = workflow.replicas.num_replicas
+    before = (metadata or {}).get("num_replicas", now)
+    if before != now:
+        flags = (metadata or {}).get("flags", {})
+        same = " ".join(f"--{name}={flags[name]}" for name in _PLACES if name in flags)
+        raise UserError(
+            f"root_dir {folder.root}",
+            expected=f"{_replicas(before)}, on which its run was started ({same})",
+            got=f"{_replicas(now)} ({describe(workflow.replicas.strategy)})",
+            remedy="Go on with as many replicas, choose another --root_dir, or move the run aside "
+            "with --if_exists=new. To evaluate it, any number will do.",
+        )
+
+
+_PLACES = ("strategy", "num_logical_cpus")
+
+
+def restore(
+    manager: CheckpointManager, agreement: Any, which: str | int = "latest"
+) -> Restored | None:
+    """Restores, in every process, the checkpoint that the chief chooses.
+
+    Args:
+      manager: Of the folder of checkpoints.
+      agreement: The workflow's agreement, or None for one process.
+      which: See `CheckpointManager.restore`.
+
+    Returns:
+      Its content, or None when there is no checkpoint.
+
+    Raises:
+      UserError: As `CheckpointManager.restore`; or the chief's checkpoint is not to be seen here.
+    """
+    if agreement is None:
+        return manager.restore(which)
+    if agreement.is_chief:
+        restored = manager.restore(which)
+        agreement.chief_says(-1 if restored is None else restored.step)
+        return restored
+    step = agreement.chief_says(-1)
+    if step < 0:
+        return None
+    restored = manager.restore(step)
+    if restored is None:
+        raise UserError(
+            f"The checkpoints in {manager.directory}",
+            expected=f"the one of {step} env steps, from which worker 0 goes on",
+            got="none",
+            remedy="Give every process the same --root_dir, in a file system that all of them see.",
+        )
+    return restored
+
+
+def _replicas(number: int) -> str:
+    return f"{number} replica{'s' * (number != 1)}"

@@ -1,0 +1,240 @@
+"""What the Learner is given: rows by module, checked, cut to minibatches, counted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.episodes import DEFAULT_MODULE_ID
+from tfrl.errors import UserError
+from tfrl.learners.sequences import LENGTHS, PER_SEQUENCE, as_sequences
+from tfrl.types import Nest
+
+# The leaves that say which rows of a batch count.
+MASKS = ("mask", "loss_mask")
+
+
+def by_module(batch: Nest, module_ids: list[str]) -> dict[str, Nest]:
+    """Returns `{module_id: rows}` of a batch; rows without an id are those of the only module.
+
+    Raises:
+      UserError: For ids that the learner does not have, or rows without an id for several modules.
+    """
+    if not _is_rows(batch):
+        raise UserError(
+            "the batch",
+            expected="{module_id: rows}, or the rows of the only module: a dict of columns, or a "
+            "record such as PPOBatch",
+            got="None" if batch is None else type(batch).__name__,
+            remedy="Name the columns, as in {'obs': obs, 'action': action}.",
+        )
+    if _has_module_ids(batch, module_ids):
+        unknown = sorted(set(map(str, batch)) - set(module_ids))
+        if unknown:
+            raise UserError(
+                "the batch",
+                expected=f"rows for modules of this learner, {sorted(module_ids)}",
+                got=f"rows for {sorted(map(str, batch))}, of which {unknown} are unknown",
+                remedy="Add the modules with add_module, or map the agents to known ones.",
+            )
+        return dict(batch)
+    if isinstance(batch, Mapping) and not batch:
+        raise empty("the batch")
+    if len(module_ids) != 1:
+        raise UserError(
+            "the batch",
+            expected=f"{{module_id: rows}} for modules out of {sorted(module_ids)}",
+            got=f"rows of no module ({type(batch).__name__})",
+            remedy="Give a dict keyed by module id.",
+        )
+    return {module_ids[0]: batch}
+
+
+def _has_module_ids(batch: Nest, module_ids: list[str]) -> bool:
+    """Whether a batch is `{module_id: rows}`, known ids or not."""
+    if not isinstance(batch, Mapping) or not batch:
+        return False
+    if any(m in batch for m in module_ids):
+        return True
+    values = list(batch.values())
+    if module_ids == [DEFAULT_MODULE_ID] and all(type(x) is dict for x in values):
+        return False  # A module that nobody named: columns that are nests, {"obs": {"x": x}}.
+    return all(map(_is_rows, values))
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Mapping) or hasattr(type(value), "_tfrl_layout")
+
+
+def empty(thing: str) -> UserError:
+    """The error of a batch without rows."""
+    return UserError(
+        thing,
+        expected="at least one row",
+        got="none",
+        remedy="Collect experience before the update.",
+    )
+
+
+def as_tensors(batches: dict[str, Nest]) -> dict[str, Nest]:
+    """Makes tensors of all leaves of `{module_id: rows}`; float64 of NumPy becomes float32.
+
+    Raises:
+      UserError: Naming all leaves that are no arrays, ragged ones say.
+    """
+    wrong = []
+    for module_id, rows in batches.items():
+        for path, x in struct.paths(rows).items():
+            try:
+                _as_tensor(x)
+            except (TypeError, ValueError):
+                wrong.append(f"{path!r} of module {module_id!r} ({type(x).__name__})")
+    if wrong:
+        raise UserError(
+            "the batch",
+            expected="arrays [N, ...] of numbers",
+            got=", ".join(wrong),
+            remedy="Pad what has rows of several lengths, and say in `mask` what counts.",
+        )
+    return tf.nest.map_structure(_as_tensor, batches)
+
+
+def _as_tensor(x: Any) -> tf.Tensor:
+    if isinstance(x, tf.RaggedTensor | tf.SparseTensor):
+        raise TypeError
+    if isinstance(x, np.ndarray | np.generic) and x.dtype == np.float64:
+        x = x.astype(np.float32)
+    return tf.convert_to_tensor(x)
+
+
+def num_rows(batch: Nest, module_id: str) -> int | None:
+    """Returns the leading axis that all leaves have; None where it is not static.
+
+    Raises:
+      UserError: When they differ, or there is no row.
+    """
+    sizes = {path: x.shape[0] if x.shape.rank else () for path, x in struct.paths(batch).items()}
+    if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
+        raise UserError(
+            f"the batch of module {module_id!r}",
+            expected="leaves with the same number of rows",
+            got=str(sizes) if sizes else "no leaves",
+            remedy="Give every leaf the leading axis [N].",
+        )
+    rows = next(iter(sizes.values()))
+    if rows == 0:
+        raise empty(f"the batch of module {module_id!r}")
+    return rows
+
+
+def whole_sequences(batch: Nest) -> Nest:
+    """Views flat rows `[S * T, ...]` beside `seq_lens` [S] as sequences, which are never cut.
+
+    Rows that are sequences `[S, T, ...]` already get a `mask` [S, T] of the steps within the
+    lengths.
+    """
+    lengths = batch.get(LENGTHS) if isinstance(batch, Mapping) else None
+    if lengths is None or isinstance(lengths, tf.distribute.DistributedValues):
+        return batch
+    count = np.shape(lengths)[0] if np.ndim(lengths) else None
+    if any(np.shape(x)[0] != count for x in struct.paths(batch).values() if np.ndim(x)):
+        return as_sequences(dict(batch))
+    within = _within_lengths(batch)
+    if within is None:
+        return batch
+    mask = batch.get("mask")
+    return type(batch)({**batch, "mask": within if mask is None else _and(mask, within)})
+
+
+def take(batch: Nest, index: tf.Tensor, *, padded: bool) -> Nest:
+    """Returns the rows `index` of a batch.
+
+    Where `padded`, -1 is a row that every mask leaves out and whose sequence has length 0. There is
+    a `mask` then: of the steps within `seq_lens`, or else of the shape of `loss_mask`, or else [n].
+    """
+    if not padded:
+        return struct.take(batch, index)
+    real = index >= 0
+    rows = struct.take(batch, tf.maximum(index, 0))
+    changed = {m: _and(field(rows, m), real) for m in MASKS if field(rows, m) is not None}
+    lengths = field(rows, LENGTHS)
+    if lengths is not None:
+        changed[LENGTHS] = tf.where(real, lengths, tf.zeros_like(lengths))
+    if "mask" not in changed:
+        counts = _within_lengths(rows)
+        if counts is None and "loss_mask" in changed:
+            counts = tf.ones_like(changed["loss_mask"], tf.bool)
+        changed["mask"] = real if counts is None else _and(counts, real)
+    return type(rows)({**rows, **changed}) if isinstance(rows, dict) else rows.replace(**changed)
+
+
+def _and(mask: Any, other: tf.Tensor) -> tf.Tensor:
+    """A mask where another one of the same or of fewer axes holds too."""
+    mask = tf.convert_to_tensor(mask)
+    if mask.shape.rank < other.shape.rank:
+        mask = _to_rank(mask, other.shape.rank)
+    other = _to_rank(other, mask.shape.rank)
+    return mask & other if mask.dtype == tf.bool else mask * tf.cast(other, mask.dtype)
+
+
+def _to_rank(x: tf.Tensor, rank: int) -> tf.Tensor:
+    for _ in range(rank - x.shape.rank):
+        x = x[..., tf.newaxis]
+    return x
+
+
+def _within_lengths(batch: Nest) -> tf.Tensor | None:
+    """Which steps [S, T] are within `seq_lens`; None where these or T are not there."""
+    lengths = field(batch, LENGTHS)
+    if lengths is None:
+        return None
+    shapes = [
+        x.shape
+        for path, x in struct.paths(tf.nest.map_structure(tf.convert_to_tensor, batch)).items()
+        if path.split("/")[0] not in (LENGTHS, *PER_SEQUENCE)
+    ]
+    steps = {shape[1] if shape.rank and shape.rank > 1 else None for shape in shapes}
+    if len(steps) != 1 or None in steps:
+        return None
+    return tf.range(steps.pop())[tf.newaxis] < tf.cast(lengths, tf.int32)[:, tf.newaxis]
+
+
+def counted(batch: Nest) -> tf.Tensor | None:
+    """Returns which rows (or steps of sequences) count; None for all.
+
+    A row counts where `mask` and `loss_mask` hold and, of sequences, within `seq_lens`.
+
+    Returns:
+      [N] or [B, T]: bool, or the product of masks that are numbers.
+    """
+    masks = [field(batch, name) for name in MASKS]
+    found = None
+    for mask in [*masks, _within_lengths(batch)]:
+        if mask is not None:
+            found = mask if found is None else _and(found, mask)
+    return found
+
+
+def field(nest: Nest, name: str) -> Any:
+    """Returns a leaf of a batch, or None where it has no such."""
+    return nest.get(name) if isinstance(nest, Mapping) else getattr(nest, name, None)
+
+
+def valid_rows(batch: Nest) -> tf.Tensor:
+    """Returns how many rows (or steps of sequences) count; a float32 scalar.
+
+    See `counted`; all rows where no leaf says which.
+    """
+    mask = counted(batch)
+    lengths = field(batch, LENGTHS)
+    if mask is not None:
+        counts = tf.cast(mask, tf.float32)
+        if lengths is not None and counts.shape.rank == 1:  # whole sequences, of unknown T
+            counts *= tf.cast(lengths, tf.float32)
+        return tf.reduce_sum(counts)
+    if lengths is not None:
+        return tf.reduce_sum(tf.cast(lengths, tf.float32))
+    leaf = next(iter(struct.paths(batch).values()))
+    return tf.cast(tf.shape(leaf)[0], tf.float32)

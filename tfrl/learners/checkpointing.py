@@ -1,0 +1,323 @@
+"""Saving a Learner to a folder and restoring it, whole or by component.
+
+The layout is in `checkpoint_folder`. The folder is written under a temporary name and renamed, so
+that `path` holds a whole checkpoint or none; one process writes it at a time.
+"""
+
+import pathlib
+import shutil
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners import checkpoint_folder
+from tfrl.learners.checkpoint_folder import MODULES, OPTIMIZERS, Keys, Variables, variables_of
+from tfrl.storage import codec, files
+from tfrl.storage.checkpoint_format import DataWriter
+
+# Writers keep their variables from save to save, since TensorFlow never frees all of a variable.
+_WRITERS: weakref.WeakKeyDictionary[Any, dict[Keys, DataWriter]] = weakref.WeakKeyDictionary()
+
+
+def save_to_path(learner: Any, path: Any) -> pathlib.Path:
+    """Saves a learner's whole state, in place of an earlier save at the same path.
+
+    Args:
+      learner: A built learner.
+      path: The folder; parents are made.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: The learner is not built; the path holds something that is no learner checkpoint;
+        the folder cannot be written.
+    """
+    _check_built(learner, "save_to_path")
+    final = checkpoint_folder.absolute(path)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        files.recover(final)
+        checkpoint_folder.check_replaceable(final)
+        files.remove_temporaries(final.parent, owner=final.name)
+        temporary = files.temporary_name(final.parent, owner=final.name)
+        try:
+            described = {
+                "modules": _described("module", learner.modules),
+                "configs": _described("config", learner.configs),
+                "options": _options(learner),
+                # In this order, after `build`.
+                "added": list(getattr(learner, "_added", ())),
+            }
+            writers = _WRITERS.setdefault(learner, {})
+            checkpoint_folder.write(temporary, learner.get_state(), described, writers)
+            files.replace_directory(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except (OSError, tf.errors.OpError) as error:
+        reason = files.reason(error) if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"learner checkpoint {final}",
+            expected="a folder that can be written, with room on the disk",
+            got=reason.splitlines()[0],
+            remedy="Make room or choose another path; an earlier save there is untouched.",
+        ) from error
+    return final
+
+
+def _assembled(cls: Any, modules: dict[str, Any], added: list[str], kwargs: dict[str, Any]) -> Any:
+    """Builds a learner as it came to be: modules that were added later get optimizers apart."""
+    first = {m: x for m, x in modules.items() if m not in added} or modules
+    config, chosen = kwargs.pop("config"), kwargs.pop("policies_to_train", None)
+    several = isinstance(config, Mapping)
+    own = {m: c for m, c in config.items() if m not in modules or m in first} if several else config
+    learner = cls(first, config=own, **kwargs)
+    learner.build(seeding.key(0))  # Its values are replaced at once.
+    for module_id in (m for m in added if m not in first):
+        overrides = config.get(module_id) if several else config
+        learner.add_module(module_id, modules[module_id], config_overrides=overrides)
+    if chosen is not None:
+        learner.train_only(chosen)
+    return learner
+
+
+# What stands for a function in the manifest.
+_FUNCTION = "a function"
+
+
+def _options(learner: Any) -> dict[str, Any]:
+    """The arguments of a learner's constructor that JSON can hold."""
+    chosen = getattr(learner, "policies_to_train", None)
+    if callable(chosen):
+        chosen = _FUNCTION
+    shared: dict[str, list[str]] = {}
+    for (borrower, group), (owner, lent) in getattr(learner, "_shared", {}).items():
+        shared.setdefault(f"{owner}/{lent}", []).append(f"{borrower}/{group}")
+    return {
+        "check_numerics": getattr(learner, "check_numerics", "skip"),
+        "policies_to_train": chosen if chosen is None or chosen == _FUNCTION else sorted(chosen),
+        "shared": shared,
+    }
+
+
+def restore_from_path(learner: Any, path: Any, component: str | None = None) -> None:
+    """Restores what `save_to_path` saved, or a part of it; everything fits, or nothing changes.
+
+    Args:
+      learner: A built learner with the same variables in what is restored.
+      path: The folder.
+      component: For example "rl_module", "rl_module/<module_id>", "optimizer/<module_id>",
+        "optimizer/<module_id>/<name>", "counters" or "metrics"; None for all.
+
+    Raises:
+      UserError: No checkpoint, a damaged one (the file is named), an unknown component; or naming
+        every variable that is missing, extra, mis-shaped or mis-typed.
+    """
+    _check_built(learner, "restore_from_path")
+    if component is not None and not isinstance(component, str):
+        raise UserError(
+            "component",
+            expected='the name of one, such as "rl_module", or None for all',
+            got=repr(component),
+            remedy="Restore one after the other.",
+        )
+    folder, manifest = checkpoint_folder.open_folder(path)
+    present = learner.get_state()
+    wanted = _chosen(_components(manifest), _names(present), component, folder)
+    stored = checkpoint_folder.read_all(folder, [keys for name, keys in wanted.items() if keys])
+    expected = {
+        keys: values
+        for keys, values in variables_of(present).items()
+        if component is None or _within("/".join(keys), component)
+    }
+    _check_fit(folder, expected, stored, manifest["values"] if component is None else {}, present)
+    state = {name: manifest["values"][name] for name, keys in wanted.items() if not keys}
+    for keys, values in stored.items():
+        _put(state, keys, values)
+    learner.set_state(state)
+
+
+def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> Any:
+    """Makes a built learner out of what `save_to_path` saved.
+
+    Args:
+      cls: The Learner class.
+      path: The folder.
+      modules: `{module_id: module}` for those whose description was not possible (such as a Keras
+        model made by a lambda) or that shall be others; or the only module. The rest is built from
+        the checkpoint, which imports the modules of Python that it names.
+      **kwargs: Arguments of `cls`. `config`, `check_numerics`, `policies_to_train` and `shared` are
+        by default what the checkpoint has; functions and a strategy are for the caller to repeat.
+
+    Returns:
+      A learner of class `cls` with the saved state.
+
+    Raises:
+      UserError: As for `restore_from_path`; and naming all modules and configs that have to be
+        passed, each with the reason.
+    """
+    folder, manifest = checkpoint_folder.open_folder(path)
+    described = manifest["modules"]
+    if modules is not None and not isinstance(modules, Mapping):
+        if len(described) != 1:
+            raise UserError(
+                "modules",
+                expected=f"{{module_id: module}} for some of {', '.join(sorted(described))}",
+                got=f"one {type(modules).__name__} for {len(described)} modules",
+                remedy="Say which one it is.",
+            )
+        modules = {next(iter(described)): modules}
+    given = dict(modules or {})
+    unknown = sorted(set(given) - set(described))
+    if unknown:
+        raise UserError(
+            "modules",
+            expected=f"ids among those of {folder}: {', '.join(sorted(described))}",
+            got=", ".join(unknown),
+            remedy="Use add_module for new ones, after restoring.",
+        )
+    reasons: list[str] = []
+    built = _built("module", {m: d for m, d in described.items() if m not in given}, reasons)
+    # In the order in which they were saved.
+    all_modules = {m: given[m] if m in given else built.get(m) for m in described}
+    if "config" not in kwargs:
+        kwargs["config"] = _built("config", manifest["configs"], reasons)
+    options = manifest.get("options", {})
+    if options.get("policies_to_train") == _FUNCTION and "policies_to_train" not in kwargs:
+        reasons.append("policies_to_train was a function (pass policies_to_train=...)")
+    else:
+        kwargs = {**options, **kwargs}
+    if reasons:
+        raise UserError(
+            f"from_checkpoint({str(folder)!r})",
+            expected="modules and configs that can be built from their descriptions",
+            got="; ".join(reasons),
+            remedy="Pass these: modules={module_id: module} and config={module_id: ModuleConfig}.",
+        )
+    learner = _assembled(cls, all_modules, manifest.get("added", []), kwargs)
+    restore_from_path(learner, folder)
+    return learner
+
+
+def _check_built(learner: Any, what: str) -> None:
+    if not learner.is_built:
+        raise UserError(
+            f"Learner.{what}",
+            expected="a built learner",
+            got="one without variables",
+            remedy="Call learner.build(key) first.",
+        )
+
+
+def _described(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """A description of each object, or why there is none: saving never fails for that."""
+    found: dict[str, Any] = {}
+    for name, obj in objects.items():
+        try:
+            found[name] = {"description": codec.describe(obj, f"{what} {name!r}")}
+        except UserError as error:
+            found[name] = {"reason": f"{error.thing} is {error.got}"}
+    return found
+
+
+def _built(what: str, described: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
+    """Builds what has a description; why the others cannot be built goes to `reasons`."""
+    found = {}
+    for name, entry in described.items():
+        if "reason" in entry:
+            reasons.append(entry["reason"])
+            continue
+        try:
+            found[name] = codec.build(entry["description"], f"{what} {name!r}")
+        except UserError as error:
+            reasons.append(f"{error.thing} is {error.got}")
+    return found
+
+
+def _components(manifest: Mapping[str, Any]) -> dict[str, Keys]:
+    """`{name: keys}` of what a checkpoint holds; no keys for what is in the manifest."""
+    found: dict[str, Keys] = {"/".join(keys): tuple(keys) for keys in manifest["components"]}
+    return {**found, **{name: () for name in manifest["values"]}}
+
+
+def _names(state: Mapping[str, Any]) -> list[str]:
+    names = ["/".join(keys) for keys in variables_of(state)]
+    return names + [name for name in state if name not in (MODULES, OPTIMIZERS)]
+
+
+def _chosen(
+    stored: dict[str, Keys], present: list[str], component: str | None, folder: pathlib.Path
+) -> dict[str, Keys]:
+    """The stored components that are asked for."""
+    if component is None:
+        return stored
+    found = {name: keys for name, keys in stored.items() if _within(name, component)}
+    if found:
+        return found
+    if any(_within(name, component) for name in present):
+        got, remedy = f"{component}, which this learner has and the save has not", ""
+    else:
+        got, remedy = repr(component), did_you_mean(component, _prefixes(stored)) + " "
+    raise UserError(
+        "component",
+        expected=f"one that {folder} holds",
+        got=got,
+        remedy=f"{remedy}It holds {', '.join(stored)}.",
+    )
+
+
+def _prefixes(names: Mapping[str, Any]) -> set[str]:
+    parts = [name.split("/") for name in names]
+    return {"/".join(p[: n + 1]) for p in parts for n in range(len(p))}
+
+
+def _within(name: str, component: str) -> bool:
+    return name == component or name.startswith(f"{component}/")
+
+
+def _put(state: dict[str, Any], keys: Keys, values: Any) -> None:
+    for key in keys[:-1]:
+        state = state.setdefault(key, {})
+    state[keys[-1]] = values
+
+
+def _check_fit(
+    folder: pathlib.Path,
+    expected: Variables,
+    stored: Variables,
+    stored_values: Mapping[str, Any],
+    present: Mapping[str, Any],
+) -> None:
+    """Compares the variables of a learner with stored ones, by component."""
+    problems = [f"no {'/'.join(k)}" for k in expected if k not in stored]
+    problems += [f"unknown {'/'.join(k)}" for k in stored if k not in expected]
+    problems += [f"unknown {name}" for name in stored_values if name not in present]
+    for keys in (k for k in stored if k in expected):
+        problems += _differences("/".join(keys), expected[keys], stored[keys])
+    if problems:
+        raise UserError(
+            f"learner checkpoint {folder}",
+            expected="the modules, optimizers, paths, shapes and dtypes of this learner",
+            got="; ".join(problems),
+            remedy="Restore into a learner of the same modules and optimizers (add_module and "
+            "remove_module change them), or only the components that fit.",
+        )
+
+
+def _differences(
+    prefix: str, expected: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray]
+) -> list[str]:
+    missing = [f"missing {prefix}/{p}" for p in expected if p not in stored]
+    found = missing + [f"extra {prefix}/{p}" for p in stored if p not in expected]
+    for path in (p for p in expected if p in stored):
+        want, got = expected[path], stored[path]
+        if want.shape != got.shape:
+            found.append(f"{prefix}/{path} of shape {got.shape} instead of {want.shape}")
+        if want.dtype != got.dtype:
+            found.append(f"{prefix}/{path} of dtype {got.dtype} instead of {want.dtype}")
+    return found

@@ -1,0 +1,201 @@
+"""The steps of one update of a Learner, for subclasses to override; all are traced."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import networks, struct
+from tfrl.agents.core import Update
+from tfrl.learners import executor
+from tfrl.learners.batches import valid_rows
+from tfrl.learners.learner_core import LearnerCore
+from tfrl.learners.module_config import ModuleConfig
+from tfrl.learners.modules import SelfSupervisedLossAPI
+from tfrl.learners.parameters import ParamDict
+from tfrl.types import AgentState, Nest
+
+
+class GradientHooks(LearnerCore):
+    """Losses, gradients and their application; a part of `Learner`.
+
+    They run on values on every replica, but for the two hooks around the gradient steps, which run
+    outside the replicas.
+    """
+
+    @property
+    def _loss_by_learner(self) -> bool:
+        """Whether a subclass computes losses itself, so that modules need none of their own."""
+        mine = type(self)
+        return (
+            mine.compute_losses is not GradientHooks.compute_losses
+            or mine.compute_loss_for_module is not GradientHooks.compute_loss_for_module
+        )
+
+    def compute_losses(
+        self,
+        *,
+        updates: Mapping[str, Update],
+        states: Mapping[str, AgentState],
+        batch: Mapping[str, Nest],
+        keys: Mapping[str, tf.Tensor],
+    ) -> dict[str, Any]:
+        """Returns the losses that are differentiated together; override for a joint loss.
+
+        Args:
+          updates: `{module_id: Update}` of this position in the modules' lists.
+          states: `{module_id: AgentState}`, values.
+          batch: `{module_id: rows}` of this replica.
+          keys: `{module_id: int32 [2]}`.
+
+        Returns:
+          `{module_id: loss}` or `{module_id: (loss, {name: scalar})}`. The gradients are those of
+          their sum. Every loss is a mean over the valid rows.
+        """
+        losses: dict[str, Any] = {}
+        for module_id, update in updates.items():
+            module = self.modules[module_id]
+            args = (states[module_id].params, states[module_id], batch[module_id], keys[module_id])
+            if isinstance(module, SelfSupervisedLossAPI):
+                losses[module_id] = module.compute_self_supervised_loss(*args)
+            else:
+                losses[module_id] = self.compute_loss_for_module(module_id, update, *args)
+        return losses
+
+    def compute_loss_for_module(
+        self, module_id: str, update: Update, params: Nest, state: AgentState, batch: Nest, key: Any
+    ) -> Any:
+        """Returns the loss, or (loss, metrics), of one update of a module; override to change it.
+
+        Args:
+          module_id: The module.
+          update: Which of its updates.
+          params: `{group: nest}`, values that gradients flow to.
+          state: All of the module's state, values.
+          batch: Rows `[n, ...]`.
+          key: int32 [2].
+        """
+        return update.loss(params, state, batch, key)
+
+    def compute_gradients(
+        self,
+        loss_per_module: Mapping[str, tf.Tensor],
+        gradient_tape: tf.GradientTape,
+        params: ParamDict,
+    ) -> ParamDict:
+        """Returns the gradients of the sum of the losses, of the same keys as `params`.
+
+        Args:
+          loss_per_module: `{module_id: scalar}`.
+          gradient_tape: The tape that watched `params`.
+          params: `{param ref: value}`.
+        """
+        losses = list(loss_per_module.values())
+        total = losses[0] if len(losses) == 1 else tf.add_n(losses)
+        found = executor.differentiate(gradient_tape, total, list(params.values()))
+        return dict(zip(params, found, strict=True))
+
+    def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
+        """Returns gradients as they are applied, after their sum over the replicas.
+
+        By default each module's go through `postprocess_gradients_for_module`, those of optimizers
+        that span modules under the id "__all_modules__".
+        """
+        processed = dict(gradients_dict)
+        entries = self.optimizer_entries()
+        for owner in dict.fromkeys(owner for owner, _, _ in entries):
+            refs = [p.ref() for o, _, e in entries if o == owner for p in e.params]
+            own = {ref: gradients_dict[ref] for ref in refs if ref in gradients_dict}
+            if own:
+                processed.update(
+                    self.postprocess_gradients_for_module(owner, self._config(owner), own)
+                )
+        return processed
+
+    def postprocess_gradients_for_module(
+        self, module_id: str, config: ModuleConfig, gradients_dict: ParamDict
+    ) -> ParamDict:
+        """Returns a module's gradients, by default clipped for each of its optimizers."""
+        processed = dict(gradients_dict)
+        for _, entry in self._optimizers.of_module(module_id):
+            own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
+            if own:
+                clipped, _ = executor.clip_gradients(
+                    list(own.values()),
+                    config.grad_clip,
+                    config.grad_clip_by,  # type: ignore[arg-type]
+                )
+                processed.update(zip(own, clipped, strict=True))
+        return processed
+
+    def apply_gradients(self, gradients_dict: ParamDict) -> None:
+        """Applies gradients `{param ref: gradient}` by the optimizers of their variables."""
+        for _, _, entry in self.optimizer_entries():
+            params = [p for p in entry.params if p.ref() in gradients_dict]
+            if params:
+                entry.apply([gradients_dict[p.ref()] for p in params], params)
+
+    def apply_param_updates(self, module_id: str, param_updates: dict[str, Any]) -> None:
+        """Assigns `{group: nest}` to those variables of the module that no gradient trains."""
+        for group, nest in param_updates.items():
+            _, variables = networks.split_leaves(self._states[module_id].params[group])
+            _, values = networks.split_leaves(nest)
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def count_valid_rows(self, module_id: str, batch: Nest) -> tf.Tensor:
+        """Returns how many rows of a replica's minibatch count; a float32 scalar.
+
+        A replica's loss has the weight of its share of them: the sum over the replicas is then the
+        mean over all valid rows. Override it where a loss is a mean over something else.
+        """
+        return valid_rows(batch)
+
+    def before_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
+        """Traced once before the gradient steps of an update; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
+        """
+
+    def after_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
+        """Traced once after the gradient steps of an update; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
+        """
+
+    def before_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced before the gradient steps: learning rates, and the module's `before_update`.
+
+        Args:
+          module_id: The module.
+          timesteps: int64 scalar, env steps so far.
+        """
+        for _, entry in self._optimizers.of_module(module_id):
+            entry.set_learning_rate(timesteps)
+        self._assign_changes(module_id, self.modules[module_id].before_update, timesteps)
+
+    def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced after the gradient steps: the module's `after_update`, target networks say."""
+        self._assign_changes(module_id, self.modules[module_id].after_update, timesteps)
+
+    def _assign_changes(
+        self, module_id: str, hook: Callable[..., AgentState], timesteps: tf.Tensor
+    ) -> None:
+        before = struct.values(self._states[module_id])
+        after = hook(before, timesteps)
+        if after is not before:
+            self.assign(module_id, before, after)
+
+    def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
+        """Assigns the leaves of `after` that are not those of `before` to the variables."""
+        triples = zip(
+            tf.nest.flatten(self._states[module_id]),
+            tf.nest.flatten(before),
+            tf.nest.flatten(after),
+            strict=True,
+        )
+        for variable, old, new in triples:
+            if new is not old:
+                variable.assign(new)

@@ -1,0 +1,397 @@
+"""One gradient step of several modules on a minibatch, on one or several replicas.
+
+For each position in the modules' lists of updates: losses and gradients (pure, of values), the
+sum over the replicas, postprocessing, the finite guard, and the step of each optimizer. Written
+for code outside the replicas, see `tfrl.distribute.replicas`.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.agents.core import Update
+from tfrl.learners import batches as batches_lib
+from tfrl.learners import executor
+from tfrl.learners.loss_checks import check_ids, check_scalars
+from tfrl.learners.modules import scalar_loss
+from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.parameters import ParamDict, ParameterTable
+from tfrl.types import Nest
+
+
+@struct.dataclass
+class Minibatch(struct.Struct):
+    """What the updates of one step take, on one replica.
+
+    Attributes:
+      rows: `{module_id: rows}`.
+      weights: `{module_id: scalar}`, this replica's share of the valid rows of all; None for one
+        replica.
+      key: int32 [2], of this replica.
+      active: `{module_id: bool}` of the modules that may wait or have stopped while others that
+        share variables with them go on: whether their losses are differentiated.
+    """
+
+    rows: dict[str, Nest]
+    weights: dict[str, tf.Tensor] | None
+    key: tf.Tensor
+    active: dict[str, tf.Tensor] = struct.field(default_factory=dict)
+
+
+@struct.dataclass
+class Computed(struct.Struct):
+    """What an update computed, the same on every replica.
+
+    Attributes:
+      gradients: Of the trained variables in the order of the table, postprocessed.
+      norms: Global norm of the gradients of each optimizer, before postprocessing.
+      losses: `{module_id: scalar}`.
+      metrics: `{module_id: {name: float32 scalar}}`.
+      param_updates: `{module_id: {group: nest}}`, see `agents.core.PARAM_UPDATES`.
+      stops: `{module_id: bool scalar}` of the modules that may stop early.
+    """
+
+    gradients: list[tf.Tensor]
+    norms: list[tf.Tensor]
+    losses: dict[str, tf.Tensor]
+    metrics: dict[str, dict[str, tf.Tensor]]
+    param_updates: dict[str, Any]
+    stops: dict[str, tf.Tensor]
+
+
+class GradientStep:
+    """Takes gradient steps for some modules of a learner; made where the update is traced."""
+
+    def __init__(self, learner: Any, module_ids: list[str], *, jit: bool = False):
+        """Lists what is trained.
+
+        Args:
+          learner: The `Learner` whose hooks run and whose variables change.
+          module_ids: The modules to train.
+          jit: Whether losses and gradients are compiled by XLA on their own.
+        """
+        self._learner = learner
+        self._replicas = learner.replicas
+        self._modules = {m: learner.modules[m] for m in module_ids}
+        self._table = ParameterTable({m: learner.module_state(m) for m in module_ids})
+        self._jit = jit
+        self._cores: dict[int, Callable[..., Any]] = {}
+
+    @property
+    def module_ids(self) -> list[str]:
+        """The modules that are trained."""
+        return list(self._modules)
+
+    @property
+    def stoppable(self) -> list[str]:
+        """Those that may stop an update early."""
+        return [name for name, m in self._modules.items() if m.may_stop]
+
+    @property
+    def has_delayed(self) -> bool:
+        """Whether some update does not run in every step."""
+        return any(u.every > 1 for m in self._modules.values() for u in m.updates)
+
+    def positions(self) -> list[dict[str, Update]]:
+        """Returns the updates that run together: the first of each module, the second, ..."""
+        longest = max(len(m.updates) for m in self._modules.values())
+        return [
+            {name: m.updates[k] for name, m in self._modules.items() if k < len(m.updates)}
+            for k in range(longest)
+        ]
+
+    # On the replicas.
+
+    def prepare(self, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
+        """Makes the minibatch of a replica: what depends on all rows, and its share of them."""
+        states = self._table.states(self._table.values())
+        rows = {
+            m: self._modules[m].prepare_minibatch(states[m], batch, self._replicas.sum)
+            for m, batch in rows.items()
+        }
+        if not self._replicas.several:
+            return Minibatch(rows=rows, weights=None, key=key)
+        counts = {m: self._learner.count_valid_rows(m, batch) for m, batch in rows.items()}
+        totals = self._replicas.sum(counts)
+        weights = {m: counts[m] / tf.maximum(totals[m], 1.0) for m in counts}
+        key = seeding.fold_in(key, self._replicas.index())
+        return Minibatch(rows=rows, weights=weights, key=key)
+
+    def _compute(self, k: int, updates: dict[str, Update], minibatch: Minibatch) -> Computed:
+        """Losses, gradients, their sums over the replicas, and postprocessing."""
+        core = self._core(k, updates)
+        gradients, losses, metrics, param_updates = core(self._table.values(), minibatch)
+        if self._replicas.several:
+            gradients, losses, metrics, floats = self._replicas.sum(
+                [gradients, losses, metrics, self._shares(param_updates, minibatch)]
+            )
+            param_updates = floats
+        refs = self._trained_refs(updates)
+        named: ParamDict = dict(zip(refs, gradients, strict=True))
+        norms = [tf.linalg.global_norm(list(own.values())) for _, own in self._by_optimizer(named)]
+        processed = self._learner.postprocess_gradients(named)
+        stops = {}
+        for m in updates:
+            stop = self._modules[m].should_stop(metrics[m])
+            if stop is not None:
+                stops[m] = stop
+        return Computed(
+            gradients=[processed[ref] for ref in refs],
+            norms=norms,
+            losses=losses,
+            metrics=metrics,
+            param_updates=param_updates,
+            stops=stops,
+        )
+
+    def _shares(self, param_updates: dict[str, Any], minibatch: Minibatch) -> dict[str, Any]:
+        """This replica's part of the mean of what changes without a gradient."""
+        first = self._replicas.index() == 0
+
+        def share(x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+            if x.dtype.is_floating:
+                return x * tf.cast(weight, x.dtype)
+            return tf.where(first, x, tf.zeros([], x.dtype))  # counts: one replica's
+
+        return {
+            m: tf.nest.map_structure(lambda x, w=minibatch.weights[m]: share(x, w), nest)  # type: ignore[index]
+            for m, nest in param_updates.items()
+        }
+
+    def _core(self, k: int, updates: dict[str, Update]) -> Callable[..., Any]:
+        """The pure part, compiled on its own where asked."""
+        if k not in self._cores:
+
+            def core(values: list[tf.Tensor], minibatch: Minibatch) -> Any:
+                return self._differentiate(k, updates, values, minibatch)
+
+            jit = self._jit and not tf.executing_eagerly()
+            self._cores[k] = tf.function(core, jit_compile=True, autograph=False) if jit else core
+        return self._cores[k]
+
+    def _differentiate(
+        self, k: int, updates: dict[str, Update], values: list[tf.Tensor], minibatch: Minibatch
+    ) -> Any:
+        """Gradients of the sum of the losses at `values`; pure."""
+        places = self._trained_places(updates)
+        states = self._table.states(values)
+        keys = self._keys(k, updates, minibatch.key)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([values[i] for i in places])
+            found = self._learner.compute_losses(
+                updates=updates,
+                states={m: states[m] for m in updates},
+                batch={m: minibatch.rows[m] for m in updates},
+                keys=keys,
+            )
+            check_ids(found, updates)
+            found = {m: scalar_loss(f"module {m!r}", x) for m, x in found.items()}
+            losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in found.items()}
+            named = {self._table.variables[i].ref(): values[i] for i in places}
+            taught = {
+                m: tf.where(minibatch.active[m], x, tf.stop_gradient(x))
+                if m in minibatch.active
+                else x
+                for m, x in losses.items()
+            }
+            # Still under the tape: what the hook makes of the losses is differentiated too.
+            gradients = self._learner.compute_gradients(taught, tape, named)
+        metrics, param_updates = {}, {}
+        for m, (_, reported) in found.items():
+            scalars, changes = executor.split_metrics(reported)
+            check_scalars(m, scalars)
+            metrics[m] = {
+                n: self._weighted(m, tf.cast(x, tf.float32), minibatch) for n, x in scalars.items()
+            }
+            if changes:
+                param_updates[m] = changes
+        return [gradients[ref] for ref in named], losses, metrics, param_updates
+
+    def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
+        return x if minibatch.weights is None else x * minibatch.weights[module_id]
+
+    def _keys(self, k: int, updates: dict[str, Update], key: tf.Tensor) -> dict[str, tf.Tensor]:
+        if len(self._modules) == 1:
+            (module_id, module), *_ = self._modules.items()
+            return {module_id: seeding.fold_in(key, k) if len(module.updates) > 1 else key}
+        return {m: seeding.fold_in(seeding.stream(key, m), k) for m in updates}
+
+    def _trained_places(self, updates: dict[str, Update]) -> list[int]:
+        return self._table.trained({m: u.groups for m, u in updates.items()})
+
+    def _trained_refs(self, updates: dict[str, Update]) -> list[Any]:
+        return [self._table.variables[i].ref() for i in self._trained_places(updates)]
+
+    def _by_optimizer(self, named: ParamDict) -> list[tuple[tuple[str, str], ParamDict]]:
+        """The gradients of each optimizer that has some, by (owner, optimizer name)."""
+        found = []
+        for owner, name, entry in self._learner.optimizer_entries():
+            own = {p.ref(): named[p.ref()] for p in entry.params if p.ref() in named}
+            if own:
+                found.append(((owner, name), own))
+        return found
+
+    # Outside the replicas.
+
+    def __call__(
+        self, minibatch: Minibatch, stopped: dict[str, tf.Tensor]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Takes one step of every update.
+
+        Args:
+          minibatch: From `prepare` on every replica.
+          stopped: `{module_id: bool}`, the modules that take no more steps in this update.
+
+        Returns:
+          `{module_id: {metric: (value, whether it was computed, or None for always)}}`, `stopped`
+          afterwards, and `{module_id: bool}`, whether its losses and gradients were finite.
+        """
+        all_finite = dict.fromkeys(self._modules, tf.constant(True))
+        metrics: dict[str, dict[str, Any]] = {m: {} for m in self._modules}
+        for k, updates in enumerate(self.positions()):
+            due = self._due(updates)
+            if due is None:
+                rows, stopped, finite = self._take(k, updates, minibatch, stopped)
+            else:
+                rows, stopped, finite = self._take_if_due(due, k, updates, minibatch, stopped)
+            all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
+            for m, row in rows.items():
+                prefix = f"{updates[m].name}/" if len(self._modules[m].updates) > 1 else ""
+                metrics[m].update({prefix + n: (x, due) for n, x in row.items()})
+        return metrics, stopped, all_finite
+
+    def _due(self, updates: dict[str, Update]) -> tf.Tensor | None:
+        """Whether some of the updates run in this step; None for certainly."""
+        if any(u.every == 1 for u in updates.values()):
+            return None
+        steps = self._learner.learner_steps
+        return tf.reduce_any([steps % u.every == 0 for u in updates.values()])
+
+    def _take_if_due(
+        self,
+        due: tf.Tensor,
+        k: int,
+        updates: dict[str, Update],
+        minibatch: Minibatch,
+        stopped: dict[str, tf.Tensor],
+    ) -> Any:
+        """As `_take`, where nothing is computed for updates that wait."""
+        shape: list[Any] = []
+
+        def take() -> Any:
+            result = self._take(k, updates, minibatch, stopped)
+            shape[:] = [result]
+            return tf.nest.flatten(result)
+
+        def wait() -> Any:
+            nothing = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), shape[0][0])
+            return tf.nest.flatten((nothing, stopped, dict.fromkeys(updates, tf.constant(True))))
+
+        if tf.executing_eagerly():
+            # Nothing is applied where it is not due; the shapes of the metrics are needed.
+            rows, now, finite = self._take(k, updates, minibatch, stopped)
+            rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
+            stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
+            return rows, stopped, {m: f | ~due for m, f in finite.items()}
+        found = tf.cond(due, take, wait)
+        return tf.nest.pack_sequence_as(shape[0], found)
+
+    def _take(
+        self,
+        k: int,
+        updates: dict[str, Update],
+        minibatch: Minibatch,
+        stopped: dict[str, tf.Tensor],
+    ) -> tuple[dict[str, dict[str, tf.Tensor]], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        def compute(minibatch: Minibatch, active: dict[str, tf.Tensor]) -> Computed:
+            return self._compute(k, updates, minibatch.replace(active=active))
+
+        active = self._active(updates, stopped)
+        everywhere = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
+        found = self._replicas.first(everywhere.replace(gradients=[], param_updates={}))
+        stopped = {m: s | found.stops[m] if m in found.stops else s for m, s in stopped.items()}
+        refs = self._trained_refs(updates)
+        gradients = dict(zip(refs, everywhere.gradients, strict=True))
+        owners = self._by_optimizer(gradients)
+        norm_of = {name: norm for (name, _), norm in zip(owners, found.norms, strict=True)}
+        finite = dict.fromkeys(updates, tf.constant(True))
+        before, active = active, self._active(updates, stopped)
+        for owner in dict.fromkeys(owner for (owner, _), _ in owners):
+            mine = {r: g for (o, _), own in owners if o == owner for r, g in own.items()}
+            involved = [m for m in updates if not mine.keys().isdisjoint(self._refs_of(m, updates))]
+            do = []
+            if self._learner.check_numerics != "off":
+                # A norm is finite only if every gradient is.
+                do = [tf.math.is_finite(n) for (o, _), n in norm_of.items() if o == owner]
+                for m in involved:
+                    check = tf.math.is_finite(found.losses[m])
+                    do.append(check | ~before[m] if m in before else check)
+                ok = _all(do)
+                finite.update({m: finite[m] & ok for m in involved})
+            leaders = [owner] if owner in updates else involved
+            if all(m in active for m in leaders):
+                do.append(tf.reduce_any([active[m] for m in leaders]))
+            self._apply_if(do, owner, mine, everywhere.param_updates.get(owner))
+        return {m: self._row(m, found, norm_of) for m in updates}, stopped, finite
+
+    def _active(
+        self, updates: dict[str, Update], stopped: dict[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """`{module_id: bool}` of the modules that may stop, or wait at this position."""
+        steps = self._learner.learner_steps
+        active = {}
+        for m, update in updates.items():
+            due = [steps % update.every == 0] if update.every > 1 else []
+            go = [~stopped[m]] if self._modules[m].may_stop else []
+            if due or go:
+                active[m] = _all(due + go)
+        return active
+
+    def _refs_of(self, m: str, updates: dict[str, Update]) -> set[Any]:
+        places = self._table.trained({m: updates[m].groups})
+        return {self._table.variables[i].ref() for i in places}
+
+    def _row(self, m: str, found: Computed, norms: Mapping[Any, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """What a module reports; `Updating` leaves the norms out where they are not wanted."""
+        own = {name: n for (owner, name), n in norms.items() if owner == m}
+        own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
+        row = {"loss": tf.cast(found.losses[m], tf.float32)}
+        for name, norm in own.items():
+            row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
+        return {**row, **found.metrics[m]}
+
+    def _apply_if(
+        self, conditions: list[tf.Tensor], owner: str, gradients: ParamDict, changes: Any
+    ) -> None:
+        refs = list(gradients)
+
+        def step(values: list[tf.Tensor]) -> None:
+            self._learner.apply_gradients(dict(zip(refs, values, strict=True)))
+
+        def apply() -> tf.Tensor:
+            self._replicas.run(step, list(gradients.values()))
+            if changes is not None:
+                self._learner.apply_param_updates(owner, self._replicas.first(changes))
+            return tf.constant(0)
+
+        if conditions:
+            tf.cond(_all(conditions), apply, lambda: tf.constant(0))
+        else:
+            apply()
+
+
+def _all(conditions: list[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(operator.and_, conditions)
+
+
+def take_minibatch(
+    batches: dict[str, Nest], indices: dict[str, tf.Tensor], padded: dict[str, bool]
+) -> dict[str, Nest]:
+    """Returns the rows of one step, `{module_id: rows}`."""
+    return {
+        m: batches_lib.take(batch, indices[m], padded=padded[m]) for m, batch in batches.items()
+    }

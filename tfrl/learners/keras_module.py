@@ -1,0 +1,255 @@
+"""A Keras model and a loss function as a module of the Learner."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import networks, ops, seeding, struct
+from tfrl.agents.core import PARAM_UPDATES
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.batches import counted, field
+from tfrl.learners.modules import LossResult, Module, scalar_loss
+from tfrl.types import AgentState, Nest
+
+_GROUP = "model"
+
+
+@struct.logic_dataclass
+class KerasModule(Module):
+    """A `tf.keras.Model` with a loss function.
+
+    The model's parameters become values as those of a `networks.KerasNetwork`: the group "model".
+    In the loss the model is in training mode; moving statistics change with each gradient step, and
+    random layers draw from the step's key. The model that is given is only traced: its own
+    variables never change, `load_into` puts the trained values into a model.
+
+    Attributes:
+      model_fn: Makes the model, without arguments; `init` then draws parameters from its
+        initialisers by the key.
+      model: A model, in place of `model_fn`; `init` then starts from its present weights.
+      loss_fn: A function `(batch, outputs)` that returns a scalar, a loss for each row `[N]` (the
+        mean over the rows that count by `mask`, `loss_mask` and `seq_lens` is taken), or one of
+        these and metrics `{name: scalar}`; or a loss of Keras or its name, of the columns `y` and
+        the outputs; or None for a model that is not trained.
+      spec: The nest of specs of one input; None to take it from a model that knows its inputs.
+      x: The column of the batch that is the input, or a nest of columns like `spec`.
+      y: The column of the targets, for a loss of Keras.
+    """
+
+    model_fn: Callable[[], tf.keras.Model] | None = None
+    model: Any = None
+    loss_fn: Any = None
+    spec: Nest = None
+    x: Any = "x"
+    y: str = "y"
+    network: networks.KerasNetwork = struct.derived()
+    keras_loss: Any = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Checks model and loss, and makes the model once.
+
+        Raises:
+          UserError: For both or neither of `model_fn` and `model`, a model whose inputs are not
+            known, losses inside of layers, and a loss that is none.
+        """
+        if (self.model is None) == (self.model_fn is None):
+            raise UserError(
+                "KerasModule",
+                expected="either model_fn=make_model or model=model",
+                got="neither" if self.model is None else "both",
+                remedy="A function gives fresh parameters for every key.",
+            )
+        model = self.model
+        make = self.model_fn if model is None else lambda: model
+        spec = _input_spec(make()) if self.spec is None else self.spec  # type: ignore[misc]
+        self.network = networks.KerasNetwork(model_fn=make, spec=spec)  # type: ignore[arg-type]
+        if self.network.template.model.losses:
+            raise UserError(
+                "Keras model",
+                expected="no losses of its layers (regularizers, add_loss), which would be lost",
+                got=f"{len(self.network.template.model.losses)}",
+                remedy="Put them into loss_fn.",
+            )
+        self.keras_loss = _keras_loss(self.loss_fn)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is a loss function."""
+        return self.loss_fn is not None
+
+    @property
+    def groups(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The group "model", if the model has trainable weights."""
+        return (_GROUP,) if self.network.template.trainable else ()
+
+    def init_params(self, key: tf.Tensor) -> dict[str, Any]:
+        """Makes the model's parameters; eagerly, and outside of a strategy's scope."""
+        return {_GROUP: self.network.init(key)}
+
+    def forward(self, params: dict[str, Any], batch: Nest, key: tf.Tensor) -> Any:
+        """Computes the model's outputs in training mode."""
+        return self.network.apply(params[_GROUP], self._inputs(batch), training=True, key=key)
+
+    def predict(self, params: dict[str, Any], x: Nest) -> Any:
+        """Computes the model's outputs in inference mode.
+
+        Args:
+          params: The parameters, tensors or variables, such as `learner.state.params`.
+          x: The inputs, `[N, ...]`.
+        """
+        return self.network.apply(params[_GROUP], x)
+
+    def loss(self, params: dict[str, Any], batch: Nest, outputs: Any, key: tf.Tensor) -> LossResult:
+        """Computes the loss, the mean over the rows that count."""
+        mask = counted(batch)
+        mask = None if mask is None else tf.cast(mask, tf.bool)
+        if self.keras_loss is not None:
+            target = _column(batch, self.y)
+            return _mean(_keras_rows(self.keras_loss, target, outputs, mask), mask)
+        found = self.loss_fn(batch, outputs)
+        if isinstance(found, tuple) and len(found) == 2:
+            return _mean(found[0], mask), found[1]
+        return _mean(found, mask)
+
+    def update_loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, Any]]:
+        """The loss in training mode, and what changes in the model without a gradient."""
+        keys = seeding.streams(key, ["forward", "loss"])
+        outputs, after = self.network.apply_training(
+            params[_GROUP], self._inputs(batch), keys["forward"]
+        )
+        found = self.loss(params, batch, outputs, keys["loss"])
+        loss, metrics = scalar_loss(type(self).__name__, found)
+        if after["state"]:
+            metrics[PARAM_UPDATES] = {_GROUP: after}
+        return loss, metrics
+
+    def load_into(self, model: tf.keras.Model, params: dict[str, Any]) -> None:
+        """Assigns trained parameters to a built model of the same layers.
+
+        Args:
+          model: A model like that of this module.
+          params: The parameters, such as `learner.state.params`.
+
+        Raises:
+          UserError: When the shapes of its weights are others.
+        """
+        weights = [*model.trainable_variables, *model.non_trainable_variables]
+        parts = params[_GROUP]
+        values = [parts[part][name] for part in ("params", "state") for name in sorted(parts[part])]
+        have = [tuple(w.shape) for w in weights]
+        want = [tuple(v.shape) for v in values]
+        if have != want:
+            raise UserError(
+                "load_into",
+                expected=f"a model with weights of shapes {want}",
+                got=f"{have}",
+                remedy="Make it by the same function, and build it first.",
+            )
+        for weight, value in zip(weights, values, strict=True):
+            weight.assign(value)
+
+    def _inputs(self, batch: Nest) -> Nest:
+        return tf.nest.map_structure(lambda name: _column(batch, name), self.x)
+
+
+def _input_spec(model: Any) -> Nest:
+    """The spec of one input of a model that knows its inputs."""
+    if not isinstance(model, tf.keras.Model):
+        raise UserError(
+            "KerasModule",
+            expected="a tf.keras.Model, or a function without arguments that returns one",
+            got=repr(model),
+            remedy="Give model=model or model_fn=make_model.",
+        )
+    if not model.inputs or any(None in i.shape[1:] for i in model.inputs):
+        raise UserError(
+            "KerasModule.spec",
+            expected="the spec of one input, since the model does not know its shape",
+            got="None",
+            remedy="Give spec=tf.TensorSpec([4]), or begin the model with a tf.keras.Input.",
+        )
+    return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), model.input)
+
+
+def _keras_loss(loss_fn: Any) -> Any:
+    """`(y_true, y_pred) -> loss of each row` of what Keras has; None for a function of the user."""
+    if loss_fn is None or (callable(loss_fn) and not _of_keras(loss_fn)):
+        return None
+    if isinstance(loss_fn, str):
+        try:
+            loss_fn = tf.keras.losses.get(loss_fn)
+        except ValueError:
+            known = [n for n in dir(tf.keras.losses) if n[0].islower() or n[0].isupper()]
+            raise UserError(
+                "KerasModule.loss_fn",
+                expected="the name of a loss in tf.keras.losses",
+                got=repr(loss_fn),
+                remedy=did_you_mean(loss_fn, known),
+            ) from None
+    if isinstance(loss_fn, tf.keras.losses.Loss):
+        if loss_fn.reduction == tf.keras.losses.Reduction.SUM:
+            raise UserError(
+                "KerasModule.loss_fn",
+                expected="a loss that is a mean over the rows",
+                got=f"{type(loss_fn).__name__}(reduction='sum')",
+                remedy="Leave the reduction out and raise the learning rate, or write a function "
+                "(batch, outputs).",
+            )
+        return loss_fn.call
+    if callable(loss_fn):
+        return loss_fn
+    raise UserError(
+        "KerasModule.loss_fn",
+        expected="a function (batch, outputs), or a loss of Keras or its name",
+        got=repr(loss_fn),
+        remedy="Give one of these, or None for a model that is not trained.",
+    )
+
+
+def _of_keras(loss_fn: Any) -> bool:
+    return isinstance(loss_fn, tf.keras.losses.Loss) or str(
+        getattr(loss_fn, "__module__", "")
+    ).startswith("keras.")
+
+
+def _keras_rows(
+    loss: Callable[..., tf.Tensor], target: tf.Tensor, output: Any, mask: tf.Tensor | None
+) -> tf.Tensor:
+    """The loss of each row; targets and outputs of one number each get an axis for it."""
+    if not tf.is_tensor(output):
+        raise UserError(
+            "KerasModule.loss_fn",
+            expected="a function (batch, outputs), since the model has several outputs",
+            got="a loss of Keras, which takes one",
+            remedy="Add up the losses of the outputs in a function.",
+        )
+    target = tf.convert_to_tensor(target)
+    rows_rank = 1 if mask is None else mask.shape.rank
+    if output.shape.rank == rows_rank:
+        output = output[..., tf.newaxis]
+    if target.shape.rank == output.shape.rank - 1 and output.shape[-1] == 1:
+        target = target[..., tf.newaxis]
+    return loss(target, output)
+
+
+def _mean(loss: Any, mask: tf.Tensor | None) -> Any:
+    """The mean over the rows that count; a scalar as it is."""
+    if not tf.is_tensor(loss) or loss.shape.rank == 0:
+        return loss
+    return ops.masked_mean(loss, mask)
+
+
+def _column(batch: Nest, name: str) -> Any:
+    """A column of a batch that is a dict or a record."""
+    found = field(batch, name)
+    if found is None:
+        raise UserError(
+            "the batch of a KerasModule",
+            expected=f"a column {name!r}",
+            got=f"columns {sorted(struct.paths(batch))}",
+            remedy="Name the columns with KerasModule(x=..., y=...).",
+        )
+    return found

@@ -1,0 +1,275 @@
+"""The state of a Learner: read, compared, loaded, copied, down to one module or optimizer."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.parameters import make_counter, make_variables
+from tfrl.metrics import MetricsLogger
+
+# `key` is what the states of further modules are drawn from.
+COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
+COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no")
+
+
+def get_state(
+    learner: Any,
+    components: Collection[str] | str | None = None,
+    not_components: Collection[str] | str | None = None,
+) -> dict[str, Any]:
+    """Returns a copy of a learner's state; see `Learner.get_state`."""
+    wanted = _names(learner, "components", components)
+    unwanted = _names(learner, "not_components", not_components) or []
+
+    def takes(name: str) -> bool:
+        inside = wanted is None or any(_within(name, w) for w in wanted)
+        return inside and not any(_within(name, u) for u in unwanted)
+
+    state: dict[str, Any] = {}
+    for module_id in learner.modules:
+        if takes(f"rl_module/{module_id}"):
+            values = _read(struct.paths(learner.module_state(module_id)))
+            state.setdefault("rl_module", {})[module_id] = values
+    for module_id, name, entry in learner.optimizer_entries():
+        if takes(f"optimizer/{module_id}/{name}"):
+            own = state.setdefault("optimizer", {}).setdefault(module_id, {})
+            own[name] = _read(entry.variables())
+    if takes("counters"):
+        names = [c for c in COUNTERS if c != "weights_seq_no"]
+        state["counters"] = {name: getattr(learner, name).numpy().tolist() for name in names}
+    if takes("metrics"):
+        state["metrics"] = learner.metrics.get_state()
+    if takes("weights_seq_no"):
+        state["weights_seq_no"] = int(learner.weights_seq_no.numpy())
+    return state
+
+
+def component_names(learner: Any) -> list[str]:
+    """Returns every name that `components` may hold."""
+    names = list(COMPONENTS)
+    names += [f"rl_module/{m}" for m in learner.modules]
+    for module_id, name, _ in learner.optimizer_entries():
+        names += [f"optimizer/{module_id}", f"optimizer/{module_id}/{name}"]
+    return list(dict.fromkeys(names))
+
+
+def _names(learner: Any, argument: str, given: Any) -> list[str] | None:
+    if given is None:
+        return None
+    given = [given] if isinstance(given, str) else list(given)
+    known = component_names(learner)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise UserError(
+            argument,
+            expected=f"of {', '.join(known)}",
+            got=", ".join(map(repr, unknown)),
+            remedy=did_you_mean(unknown[0], known),
+        )
+    return given
+
+
+def _within(name: str, component: str) -> bool:
+    return name == component or name.startswith(f"{component}/")
+
+
+def _read(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
+    return {path: v.numpy().copy() for path, v in variables.items()}
+
+
+def set_state(learner: Any, state: Mapping[str, Any]) -> None:
+    """Loads all parts that are given, after comparing all of them; see `Learner.set_state`."""
+    targets: dict[str, tf.Variable] = {}
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    state = _dict("a state", state, problems)
+    problems += [f"unknown component {name!r}" for name in state if name not in COMPONENTS]
+    for module_id, given in _dict("rl_module", state.get("rl_module", {}), problems).items():
+        if module_id not in learner.modules:
+            problems.append(f"unknown module {module_id!r}")
+            continue
+        _collect(
+            f"rl_module/{module_id}",
+            struct.paths(learner.module_state(module_id)),
+            _dict(f"rl_module/{module_id}", given, problems),
+            targets,
+            values,
+        )
+    entries = {(m, n): e for m, n, e in learner.optimizer_entries()}
+    for module_id, by_name in _dict("optimizer", state.get("optimizer", {}), problems).items():
+        for name, given in _dict(f"optimizer/{module_id}", by_name, problems).items():
+            if (module_id, name) not in entries:
+                problems.append(f"unknown optimizer {name!r} of module {module_id!r}")
+                continue
+            own = entries[module_id, name].variables()
+            given = _dict(f"optimizer/{module_id}/{name}", given, problems)
+            _collect(f"optimizer/{module_id}/{name}", own, given, targets, values)
+    for name, value in _dict("counters", state.get("counters", {}), problems).items():
+        if name in COUNTERS:
+            targets[f"counters/{name}"] = getattr(learner, name)
+            values[f"counters/{name}"] = _plain(value)
+        else:
+            problems.append(f"unknown counter {name!r}")
+    if "weights_seq_no" in state:
+        targets["weights_seq_no"] = learner.weights_seq_no
+        values["weights_seq_no"] = _plain(state["weights_seq_no"])
+    if "metrics" in state:
+        problems += _wrong_metrics(state["metrics"])
+    assign_all("Learner.set_state", targets, values, problems)
+    if "metrics" in state:
+        learner.metrics.set_state(state["metrics"])
+
+
+def _dict(name: str, given: Any, problems: list[str]) -> dict[str, Any]:
+    """What is no dict is one more problem."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    problems.append(f"{given!r} for {name}, which is a dict")
+    return {}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers without a dtype, so that any width of integers fits."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _wrong_metrics(state: Any) -> list[str]:
+    """What a logger says of a state, before anything of the learner changes."""
+    try:
+        MetricsLogger().set_state(state)
+    except UserError as error:
+        return [f"metrics of {error.got}"]
+    except (AttributeError, TypeError, ValueError) as error:
+        return [f"metrics with {error!r}"]
+    return []
+
+
+def _collect(
+    prefix: str,
+    variables: Mapping[str, tf.Variable],
+    given: Mapping[str, Any],
+    targets: dict[str, tf.Variable],
+    values: dict[str, Any],
+) -> None:
+    targets.update({f"{prefix}/{path}": v for path, v in variables.items()})
+    values.update({f"{prefix}/{path}": v for path, v in given.items()})
+
+
+def assign_all(
+    thing: str,
+    variables: Mapping[str, tf.Variable],
+    values: Mapping[str, Any],
+    problems: Collection[str] = (),
+) -> None:
+    """Assigns values to variables by path, or changes nothing.
+
+    Args:
+      thing: What the error is about.
+      variables: `{path: variable}`.
+      values: `{path: value}`.
+      problems: What else is wrong with the values.
+
+    Raises:
+      UserError: Naming every missing, unknown, mis-shaped or mis-typed value.
+    """
+    wrong = list(problems)
+    wrong += [f"missing {p}" for p in sorted(set(variables) - set(values))]
+    wrong += [f"unknown {p}" for p in sorted(set(values) - set(variables), key=str)]
+    wrong += [
+        f"{path} {difference}"
+        for path in sorted(set(values) & set(variables))
+        if (difference := _difference(values[path], variables[path]))
+    ]
+    if wrong:
+        raise UserError(
+            thing,
+            expected=f"the {len(variables)} variables of this learner",
+            got="; ".join(wrong),
+            remedy="Restore into a learner of the same modules and optimizers.",
+        )
+    for path, variable in variables.items():
+        value = values[path]
+        plain = not hasattr(value, "dtype")
+        variable.assign(np.asarray(value, variable.dtype.as_numpy_dtype) if plain else value)
+
+
+def _difference(have: Any, want: tf.Variable) -> str:
+    """Why a value cannot become that of a variable; nothing if it can."""
+    plain = not hasattr(have, "dtype")  # numbers and lists of them
+    try:
+        have = np.asarray(have) if plain else have
+    except ValueError:
+        return "of rows of different lengths"
+    shape, wanted = tuple(have.shape), tuple(want.shape)
+    if plain and have.dtype.kind not in "biuf":
+        return f"that is no number for {want.dtype.name}"
+    if shape != wanted:
+        return f"of shape {shape} for {wanted}"
+    if plain:
+        fits = np.can_cast(have.dtype, want.dtype.as_numpy_dtype, "same_kind")
+    else:
+        fits = tf.as_dtype(have.dtype) == want.dtype
+    return "" if fits else f"of dtype {tf.as_dtype(have.dtype).name} for {want.dtype.name}"
+
+
+def copy_values(learner: Any, source: str, target: str) -> None:
+    """Copies a module's values, and what optimizers keep for them, to another of the same kind.
+
+    What is kept for a parameter is found by the parameter: the optimizer that trains the original
+    may be that of a module that lends it, or of all modules.
+
+    Args:
+      learner: The `Learner`.
+      source: The module to copy.
+      target: A module with the same variables.
+
+    Raises:
+      UserError: Naming what does not fit; nothing is copied then.
+    """
+    entries = learner.optimizer_entries()
+    states = [learner.module_state(m) for m in (target, source)]
+    original = {t.ref(): s for t, s in zip(*map(tf.nest.flatten, states), strict=True)}
+    kept = {(s.name, s.param.ref()): s.variable for *_, e in entries for s in e.slots().values()}
+    found: dict[str, Any] = {"rl_module": {target: _read(struct.paths(states[1]))}}
+    for module_id, name, entry in entries:
+        if module_id != target:
+            continue
+        trains = original[entry.params[0].ref()].ref()
+        namesakes = [e for m, n, e in entries if (m, n) == (source, name)]
+        trainers = [e for *_, e in entries if any(p.ref() == trains for p in e.params)]
+        variables = {
+            p: v for e in [*namesakes, *trainers][:1] for p, v in e.own_variables().items()
+        }
+        for path, slot in entry.slots().items():
+            variable = kept.get((slot.name, original[slot.param.ref()].ref()))
+            if variable is not None:
+                variables[path] = variable
+        found.setdefault("optimizer", {}).setdefault(target, {})[name] = _read(variables)
+    set_state(learner, found)
+
+
+def clone_into(learner: Any, other: Any) -> None:
+    """Gives `other`, a shallow copy of a learner, variables and optimizers of its own."""
+    with learner.replicas.scope():
+        for name in COUNTERS:
+            setattr(other, name, make_counter(name, getattr(learner, name).numpy()))
+        mirror: dict[Any, tf.Variable] = {}
+        other._states = {}
+        for m, state in learner._states.items():
+            paths = struct.paths(state)
+            shared = {p: mirror[v.ref()] for p, v in paths.items() if v.ref() in mirror}
+            other._states[m] = make_variables(struct.values(state), m, shared)
+            copies = tf.nest.flatten(other._states[m])
+            pairs = zip(tf.nest.flatten(state), copies, strict=True)
+            mirror.update({old.ref(): new for old, new in pairs})
+        other._optimizers = learner._optimizers.copy(mirror)
+    other._compiled = {}
+    other.modules, other.configs = dict(learner.modules), dict(learner.configs)
+    other.metrics = type(learner.metrics)()
+    other.metrics.set_state(learner.metrics.get_state())
+    values = {k: v.numpy() for k, v in learner.variables().items()}
+    other.assign_variables(values)

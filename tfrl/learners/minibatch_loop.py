@@ -1,0 +1,173 @@
+"""The loop over all minibatches of all epochs of one update, and the means of its metrics."""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.errors import UserError
+from tfrl.learners.gradient_step import GradientStep, Minibatch, take_minibatch
+from tfrl.types import Nest
+
+# Metrics travel through the loop as one vector a module, whose length must be known before the
+# losses are traced for the first time.
+METRIC_SLOTS = 64
+# After a module's metrics: whether it took the step, and whether it left it out.
+_LAST = 2
+
+
+@struct.dataclass
+class Cut(struct.Struct):
+    """How batches are cut.
+
+    Attributes:
+      indices: `{module_id: int32 [steps, size]}`, of the rows of each replica; -1 for a padded row.
+      steps: How many, a number or an int32 scalar.
+      padded: Whether a module's indices hold -1.
+      whole: Whether every step of a module takes the whole batch in its order.
+    """
+
+    indices: dict[str, tf.Tensor]
+    steps: Any
+    padded: dict[str, bool] = struct.field(static=True)
+    whole: dict[str, bool] = struct.field(static=True)
+
+
+@struct.dataclass
+class Tally(struct.Struct):
+    """What the loop sums up, in few tensors: each costs something in every step of a graph.
+
+    Attributes:
+      sums: `{module_id: float32 [2 or 3, slots]}`: the sums of the finite values of the metrics, in
+        how many steps each was finite and, where some updates wait, in how many it was computed.
+      stopped: `{module_id: bool}` of the modules that may stop early.
+    """
+
+    sums: dict[str, tf.Tensor]
+    stopped: dict[str, tf.Tensor]
+
+
+def run_minibatches(
+    learner: Any, batches: dict[str, Nest], cut: Cut, key: tf.Tensor, *, jit: bool
+) -> dict[str, dict[str, tf.Tensor]]:
+    """Takes the gradient steps of an update; traced.
+
+    Args:
+      learner: The `Learner`.
+      batches: `{module_id: rows}`; under several replicas the rows that each holds.
+      cut: Which rows make which minibatch.
+      key: int32 [2], of the losses.
+      jit: See `GradientStep`.
+
+    Returns:
+      `{module_id: {name: float32 scalar}}`: means over the minibatches, `gradient_steps`,
+      `skipped_steps` and `nonfinite/<name>` counts.
+    """
+    step = GradientStep(learner, list(batches), jit=jit)
+    guard = learner.check_numerics != "off"
+    names: dict[str, list[str]] = {}
+
+    def prepare(
+        batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor, key: tf.Tensor
+    ) -> Minibatch:
+        rows = {
+            m: batch
+            if cut.whole[m]
+            else take_minibatch({m: batch}, {m: indices[m][i]}, cut.padded)[m]
+            for m, batch in batches.items()
+        }
+        return step.prepare(rows, key)
+
+    def body(i: tf.Tensor, tally: Tally) -> Tally:
+        minibatch = learner.replicas.run(prepare, batches, cut.indices, i, seeding.fold_in(key, i))
+        metrics, stopped, finite = step(minibatch, tally.stopped)
+        names.update({m: list(row) for m, row in metrics.items()})
+        if guard:
+            left_out = functools.reduce(operator.or_, [~f for f in finite.values()])
+            learner.skipped_steps.assign_add(tf.cast(left_out, tf.int64))
+        learner.learner_steps.assign_add(1)
+        sums = {}
+        for m, row in metrics.items():
+            # A module that had stopped before this step takes none; its row counts nothing.
+            active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
+            lines = _lines(row, finite[m], active, guard=guard, delayed=step.has_delayed)
+            sums[m] = tally.sums[m] + lines
+        return Tally(sums=sums, stopped=stopped)
+
+    tally = _start(step)
+    if isinstance(cut.steps, int) and cut.steps == 1:
+        tally = body(tf.constant(0), tally)
+    else:
+        limit = cut.steps if isinstance(cut.steps, int) else None
+
+        def going(i: tf.Tensor, tally: Tally) -> tf.Tensor:
+            running = i < cut.steps
+            if len(tally.stopped) == len(batches):
+                running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
+            return running
+
+        _, tally = tf.while_loop(
+            going,
+            lambda i, tally: (i + 1, body(i, tally)),
+            (tf.constant(0), tally),
+            maximum_iterations=limit,
+            # Processes find each other's sums by the name of the loop: it must not be counted,
+            # since one of them may have another loop before it (to permute another epoch).
+            name="minibatches",
+        )
+    return {m: _means(tally.sums[m], names[m], guard) for m in batches}
+
+
+def _start(step: GradientStep) -> Tally:
+    lines = 3 if step.has_delayed else 2
+    return Tally(
+        sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in step.module_ids},
+        stopped={m: tf.constant(False) for m in step.stoppable},
+    )
+
+
+def _lines(
+    row: Mapping[str, tuple[tf.Tensor, Any]],
+    finite: tf.Tensor,
+    active: Any,
+    *,
+    guard: bool,
+    delayed: bool,
+) -> tf.Tensor:
+    """What one step adds to a module's sums."""
+    if len(row) > METRIC_SLOTS:
+        raise UserError(
+            "the metrics of a module's losses",
+            expected=f"at most {METRIC_SLOTS}",
+            got=len(row),
+            remedy="Report fewer, or combine some.",
+        )
+    values = tf.stack([*(x for x, _ in row.values()), 1.0, tf.cast(~finite, tf.float32)])
+    counted = tf.ones_like(values)
+    if guard:
+        is_finite = tf.math.is_finite(values)
+        values, counted = tf.where(is_finite, values, 0.0), tf.cast(is_finite, tf.float32)
+    lines = [values, counted]
+    if delayed:
+        due = [1.0 if d is None else tf.cast(d, tf.float32) for _, d in row.values()]
+        computed = tf.stack([*due, 1.0, 1.0])
+        lines = [values, counted * computed, computed]
+    added = tf.stack(lines) if isinstance(active, float) else tf.stack(lines) * active
+    return tf.pad(added, [[0, 0], [0, METRIC_SLOTS - len(row)]])
+
+
+def _means(sums: tf.Tensor, names: list[str], guard: bool) -> dict[str, tf.Tensor]:
+    taken, skipped = sums[0, len(names)], sums[0, len(names) + 1]
+    # Terms that were finite in no minibatch are NaN, as they should look.
+    means = sums[0] / sums[1]
+    metrics = {name: means[i] for i, name in enumerate(names)}
+    if guard:
+        computed = sums[2] if sums.shape[0] == 3 else taken
+        bad = computed - sums[1]
+        metrics.update({f"nonfinite/{name}": bad[i] for i, name in enumerate(names)})
+        metrics["skipped_steps"] = skipped
+    metrics["gradient_steps"] = taken
+    return metrics

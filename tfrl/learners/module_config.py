@@ -1,0 +1,127 @@
+"""How the Learner trains one module: rates, clipping, sizes."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfrl import struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.ops import schedules
+
+CLIP_KINDS = ("global_norm", "norm", "value")
+
+
+@struct.logic_dataclass
+class ModuleConfig(struct.Struct):
+    """How the Learner trains one module.
+
+    Attributes:
+      lr: A number, points `[[0, v0], [t1, v1], ...]`, or a schedule of `tfrl.ops.schedules`; the
+        steps are env steps.
+      grad_clip: The largest gradient left, or None; applied after the sum over replicas.
+      grad_clip_by: "global_norm" (of an optimizer's parameters together), "norm" (each), "value".
+      log_gradients: Whether the global norm of each optimizer's gradients, before clipping, is
+        among the metrics; it never decides what is trained.
+      minibatch_size: Rows of a gradient step of this module, or None for what the call says.
+      adam_epsilon: Epsilon of the default optimizer.
+    """
+
+    lr: Any = 3e-4
+    grad_clip: float | None = None
+    grad_clip_by: str = "global_norm"
+    log_gradients: bool = True
+    minibatch_size: int | None = None
+    adam_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+          UserError: Naming the field, for a value that it cannot take.
+        """
+        for name in ("lr", "grad_clip", "minibatch_size", "adam_epsilon"):
+            value = getattr(self, name)
+            if isinstance(value, np.integer | np.floating):
+                object.__setattr__(self, name, value.item())  # settings are written as JSON
+        _check_rate(self.lr)
+        if self.grad_clip is not None and not _positive(self.grad_clip):
+            raise _refuse("grad_clip", "a number above 0, or None", self.grad_clip, _TURNED)
+        if not _positive(self.adam_epsilon):
+            raise _refuse("adam_epsilon", "a number above 0", self.adam_epsilon, _TURNED)
+        if self.grad_clip_by not in CLIP_KINDS:
+            expected = f"one of {', '.join(CLIP_KINDS)}"
+            raise _refuse("grad_clip_by", expected, self.grad_clip_by, "global_norm is usual.")
+        if not isinstance(self.log_gradients, bool):
+            raise _refuse("log_gradients", "True or False", self.log_gradients, "Give a bool.")
+        size = self.minibatch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            expected = "a whole number of at least 1, or None"
+            raise _refuse("minibatch_size", expected, size, "None takes what the call says.")
+
+    def with_overrides(
+        self, overrides: "ModuleConfig | Mapping[str, Any] | None" = None
+    ) -> "ModuleConfig":
+        """Returns these settings with some changed.
+
+        Args:
+          overrides: `{name: value}` for the fields to change, a ModuleConfig to take as a whole,
+            or None for no change.
+
+        Raises:
+          UserError: For names that are no fields, and for values that a field cannot take.
+        """
+        if overrides is None:
+            return self
+        if isinstance(overrides, ModuleConfig):
+            return overrides
+        if not isinstance(overrides, Mapping):
+            raise UserError(
+                "config_overrides",
+                expected="a dict of ModuleConfig's fields, or a ModuleConfig",
+                got=repr(overrides),
+                remedy="Write it as {'lr': 1e-3}.",
+            )
+        known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+        unknown = [name for name in overrides if name not in known]
+        if unknown:
+            hints = " ".join(dict.fromkeys(did_you_mean(str(name), known) for name in unknown))
+            raise UserError(
+                "config_overrides",
+                expected=f"fields of ModuleConfig, {', '.join(known)}",
+                got=", ".join(map(repr, unknown)),
+                remedy=hints,
+            )
+        return self.replace(**overrides)
+
+
+_TURNED = "A negative one would turn the steps around."
+
+
+def _refuse(name: str, expected: str, got: Any, remedy: str) -> UserError:
+    return UserError(f"ModuleConfig.{name}", expected=expected, got=repr(got), remedy=remedy)
+
+
+def _number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _check_rate(lr: Any) -> None:
+    """Refuses what is no schedule, and rates below 0 where a schedule names them."""
+    if not isinstance(lr, schedules.Schedule | list | tuple) and not _number(lr):
+        expected = "a number of at least 0, points [[0, v0], [t1, v1], ...], or a schedule"
+        raise _refuse("lr", expected, lr, "A schedule is one of tfrl.ops.schedules.")
+    schedule = schedules.make_schedule(lr)
+    if isinstance(schedule, schedules.PiecewiseLinearSchedule):
+        named = [value for _, value in schedule.points]
+    else:
+        named = [getattr(schedule, name, 0.0) for name in ("constant", "start", "end")]
+    if any(value is not None and value < 0 for value in named):
+        raise _refuse("lr", "a number of at least 0", lr, _TURNED)

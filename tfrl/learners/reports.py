@@ -1,0 +1,69 @@
+"""What updates report: named errors, ways to log, means over updates."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfrl.errors import UserError
+from tfrl.learners.optimizers import ALL_MODULES
+
+# Rows of metrics, `{module_id: {name: value}}`.
+Results = dict[str, dict[str, Any]]
+
+
+def raise_if_nonfinite(
+    rows: Mapping[str, Mapping[str, float]] | Mapping[str, Any], where: str = ""
+) -> None:
+    """Raises a UserError that names module and terms of the gradient steps that were left out.
+
+    Args:
+      rows: `{module_id: metrics of an update}`.
+      where: What to add to the name of the loss.
+    """
+    wrong = {}
+    for module_id, row in rows.items():
+        found = {k.removeprefix("nonfinite/"): v for k, v in row.items() if "nonfinite/" in k}
+        bad = {k: v for k, v in found.items() if v}
+        if row.get("skipped_steps") and bad:
+            terms = ", ".join(f"{k} ({int(v)} times)" for k, v in bad.items())
+            wrong[module_id] = f"{terms} in {int(row['gradient_steps'])} gradient steps"
+    if not wrong:
+        return
+    one = len(wrong) == 1
+    listed = "; ".join(terms if one else f"module {m!r}: {terms}" for m, terms in wrong.items())
+    raise UserError(
+        f"the loss of module {next(iter(wrong))!r}{where}" if one else f"the losses{where}",
+        expected="finite values",
+        got=f"non-finite {listed}",
+        remedy="Lower the learning rate, check rewards and observations, or choose "
+        "check_numerics='skip' to leave such steps out.",
+    )
+
+
+def logged_as(module_id: str, name: str) -> dict[str, Any]:
+    """How a metric of an update is logged: steps as sums, counters as they are last, else means."""
+    if name in ("gradient_steps", "skipped_steps") or name.startswith("nonfinite/"):
+        return {"reduce": "sum"}
+    if module_id == ALL_MODULES or name.startswith("num_") or name.endswith("learning_rate"):
+        return {"window": 1}
+    return {}
+
+
+def mean_of(results: list[Results]) -> Results:
+    """Metrics of several updates: steps as sums, counters as they are last, else means."""
+    merged: Results = {}
+    for m in dict.fromkeys(m for r in results for m in r):
+        rows = [r[m] for r in results if m in r]
+        names = dict.fromkeys(k for row in rows for k in row)
+        merged[m] = {}
+        for k in names:
+            values = [row[k] for row in rows if k in row]
+            how = logged_as(m, k)
+            if how.get("reduce") == "sum":
+                merged[m][k] = sum(values)
+            elif how:
+                merged[m][k] = values[-1]
+            else:
+                merged[m][k] = float(np.mean(values))
+    return merged

@@ -1,0 +1,430 @@
+"""The update of a Learner on a batch, traced and from Python."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.errors import UserError
+from tfrl.learners import batches as batches_lib
+from tfrl.learners.gradient_hooks import GradientHooks
+from tfrl.learners.minibatch_loop import Cut, run_minibatches
+from tfrl.learners.minibatches import (
+    MultiPlan,
+    Remainder,
+    minibatch_indices,
+    plan_minibatches,
+    whole_number,
+)
+from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.reports import Results, logged_as, raise_if_nonfinite
+from tfrl.types import Nest
+
+CompileMode = Literal["xla", "graph", "eager"]
+MinibatchSize = int | Mapping[str, int] | None
+
+
+class Updating(GradientHooks):
+    """The updates of a `Learner`; a part of that class."""
+
+    # Traced.
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def update(
+        self,
+        batch: Nest,
+        *,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        jit: bool = False,
+    ) -> Results:
+        """Trains on a batch; pure TensorFlow code, to be called in compiled code.
+
+        Args:
+          batch: `{module_id: rows}`, or the rows of the only module: nests whose leaves have the
+            same static number of rows. Under several replicas each holds rows of its own.
+          key: int32 [2].
+          timesteps: int64 scalar, env steps so far, for schedules.
+          num_epochs: Passes over the batch.
+          minibatch_size: Rows of a gradient step over all replicas, for all modules or each; None
+            for all rows.
+          shuffle: A fresh permutation in every epoch.
+          remainder: See `MinibatchPlan`.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
+
+        Returns:
+          `{module_id: {name: scalar}}`: the means over the minibatches of what the losses report,
+          `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches taken),
+          `skipped_steps` (left out because loss or gradient was not finite) and
+          `nonfinite/<term>` counts.
+        """
+        self._check_built("update")
+        batches = self._to_train(batch)
+        if not batches:
+            self.env_steps.assign(timesteps)
+            return {}
+        plan = self._plan(
+            {m: batches_lib.num_rows(self.replicas.local(b)[0], m) for m, b in batches.items()},
+            divided(self._sizes(batches, minibatch_size), self.replicas.num_replicas),
+            num_epochs=num_epochs,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+        )
+
+        def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
+            if self.replicas.several:
+                key = seeding.fold_in(key, self.replicas.index())
+            return _indices(plan, key)
+
+        # Draws of the losses must not share keys with the permutations.
+        indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
+        return self._train(batches, _cut(plan, indices), key, timesteps, jit=jit)
+
+    def _train(
+        self,
+        batches: dict[str, Nest],
+        cut: Cut,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        *,
+        jit: bool,
+    ) -> Results:
+        """The update once it is settled which rows make which minibatch; traced."""
+        for owner in [ALL_MODULES, *self.lenders_to(batches)]:
+            for _, _, entry in self.optimizer_entries_of(owner):
+                entry.set_learning_rate(timesteps)
+        self.before_gradient_based_update(timesteps=timesteps)
+        for module_id in batches:
+            self.before_gradient_based_update_for_module(module_id, timesteps)
+        results = run_minibatches(self, batches, cut, seeding.stream(key, "losses"), jit=jit)
+        for module_id in batches:
+            self.after_gradient_based_update_for_module(module_id, timesteps)
+        self.after_gradient_based_update(timesteps=timesteps)
+        self.env_steps.assign(timesteps)
+        self.weights_seq_no.assign_add(1)
+        for module_id, metrics in results.items():
+            if not self.configs[module_id].log_gradients:
+                for name in [n for n in metrics if "grad_norm" in n.split("/")]:
+                    if not name.startswith("nonfinite/"):
+                        del metrics[name]
+            entries = self.optimizer_entries_of(module_id) or self.optimizer_entries_of(ALL_MODULES)
+            for _, name, entry in entries:
+                prefix = f"{name}/" if len(entries) > 1 else ""
+                rate = tf.convert_to_tensor(entry.optimizer.learning_rate)
+                metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
+        return results
+
+    # Plans.
+
+    def _to_train(self, batch: Nest) -> dict[str, Nest]:
+        """`{module_id: rows}` of those modules that the update trains."""
+        batches = batches_lib.by_module(batch, list(self.modules))
+        return {
+            m: batches_lib.whole_sequences(rows)
+            for m, rows in batches.items()
+            if self.should_module_be_updated(m, rows)
+        }
+
+    def _sizes(self, batches: Mapping[str, Nest], asked: MinibatchSize) -> dict[str, int | None]:
+        """The asked minibatch size of each module, over all replicas."""
+        if isinstance(asked, Mapping):
+            unknown = sorted(set(asked) - set(self.modules))
+            if unknown:
+                raise UserError(
+                    "minibatch_size",
+                    expected=f"sizes for modules out of {sorted(self.modules)}",
+                    got=f"ones for {sorted(asked)}",
+                    remedy=f"Leave out {unknown}.",
+                )
+            found = {m: asked.get(m, self.configs[m].minibatch_size) for m in batches}
+        else:
+            own = {m: self.configs[m].minibatch_size for m in batches}
+            found = own if asked is None else dict.fromkeys(batches, asked)
+        # What is no whole number the plan refuses.
+        return {m: s if whole_number(s) is None else whole_number(s) for m, s in found.items()}
+
+    def _plan_of(
+        self,
+        batches: Mapping[str, Nest],
+        minibatch_size: MinibatchSize,
+        **options: Any,
+    ) -> MultiPlan:
+        """The plan of this process for rows that its replicas divide."""
+        rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
+        sizes = divided(self._sizes(batches, minibatch_size), self.replicas.num_workers)
+        parts = self.replicas.num_local
+        plan = self._agreed(self._plan(rows, sizes, parts=parts, **options))
+        for m, one in plan.modules.items():
+            check_divides(one.size, parts, m)
+        return plan
+
+    def _plan(
+        self, rows: Any, sizes: Mapping[str, int | None], *, parts: int = 1, **options: Any
+    ) -> MultiPlan:
+        """The plan; "all rows" is what so many replicas can divide, where `remainder` allows."""
+        sizes = {
+            m: divisible(rows[m], parts, m, options["remainder"]) if sizes[m] is None else sizes[m]
+            for m in rows
+        }
+        return plan_minibatches(rows, sizes, **options)
+
+    # From Python.
+
+    def update_from_batch(
+        self,
+        batch: Nest,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        timesteps: int | Mapping[str, int] | None = None,
+        *,
+        key: tf.Tensor | None = None,
+        compile: CompileMode = "graph",
+    ) -> Results:
+        """Trains on a batch in one compiled call.
+
+        Under several replicas of one process each minibatch is divided among them; under several
+        processes each gives rows of its own, and the update is that of all of them together.
+
+        Args:
+          batch: `{module_id: rows}`, or the rows of the only module: nests of arrays with the same
+            leading axis. A bool leaf `mask` says which rows count.
+          num_epochs: Passes over the batch.
+          minibatch_size: Rows of a gradient step over all replicas and processes, for all modules
+            or `{module_id: rows}`; None for `ModuleConfig.minibatch_size`, or else all rows.
+          shuffle: A fresh permutation in every epoch.
+          remainder: See `MinibatchPlan`. A module with fewer rows than another goes round.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          timesteps: Env steps so far, which drive the schedules, as a number or
+            `{"env_steps": n}`; None for what the learner was told last.
+          key: int32 [2]; by default derived from the learner's key and the gradient steps so far.
+          compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
+            gradients only.
+
+        Returns:
+          `{module_id: {name: float}}` as `update`, with parameter counts, and
+          `{"__all_modules__": {...}}`. Modules that are not trained are left out.
+
+        Raises:
+          UserError: For unknown modules, no rows, sizes that do not divide, or with
+            `check_numerics="raise"` a non-finite loss.
+        """
+        self._check_built("update_from_batch")
+        steps = self._steps(timesteps)
+        batches = batches_lib.as_tensors(self._to_train(batch))
+        if not batches:
+            return self._nothing(steps)
+        plan = self._plan_of(
+            batches,
+            minibatch_size,
+            num_epochs=num_epochs,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+        )
+        given = key is not None
+
+        def run(batches: dict[str, Nest], key: tf.Tensor, timesteps: tf.Tensor) -> Results:
+            key = key if given else self._default_key()  # eagerly it takes a millisecond
+            indices = self._shared_out(_indices(plan, seeding.stream(key, "minibatches")))
+            jit = compile == "xla" and self.replicas.several
+            return self._train(batches, _cut(plan, indices), key, timesteps, jit=jit)
+
+        fn = self._compiled_as(compile, ("batch", plan, given), run)
+        key = key if given else tf.constant([0, 0])
+        return self._call(fn, batches, key, steps)
+
+    # What these share.
+
+    def _compiled_as(self, compile: str, name: Any, run: Callable[..., Any]) -> Any:
+        """`run` in a compile mode; the same object for the same name."""
+        if compile not in ("xla", "graph", "eager"):
+            raise UserError(
+                "compile",
+                expected="xla, graph or eager",
+                got=repr(compile),
+                remedy="Choose how the update runs.",
+            )
+        if compile == "eager":
+            return run
+        name = (compile, *name)
+        if name not in self._compiled:
+            # Under several replicas only losses and gradients are XLA's.
+            jit = compile == "xla" and not self.replicas.several
+            changing = name[1] == "changing"
+            self._compiled[name] = tf.function(
+                run, jit_compile=jit, autograph=False, reduce_retracing=changing
+            )
+        return self._compiled[name]
+
+    @property
+    def trace_count(self) -> int:
+        """How often updates have been traced since modules were last added or removed."""
+        return sum(f.experimental_get_tracing_count() for f in self._compiled.values())
+
+    def _default_key(self) -> tf.Tensor:
+        # No module has an id with a slash: no state is drawn from this stream.
+        key = seeding.stream(tf.convert_to_tensor(self.key), "learner/updates")
+        return seeding.fold_in(key, tf.convert_to_tensor(self.learner_steps))
+
+    def _steps(self, timesteps: Any) -> tf.Tensor:
+        if isinstance(timesteps, Mapping):
+            if set(timesteps) != {"env_steps"}:
+                raise UserError(
+                    "timesteps",
+                    expected='{"env_steps": n}',
+                    got=repr(dict(timesteps)),
+                    remedy="Schedules are driven by the env steps of all workers.",
+                )
+            timesteps = timesteps["env_steps"]
+        if timesteps is None:
+            return tf.convert_to_tensor(self.env_steps)
+        found = np.asarray(timesteps)
+        if found.shape != () or not np.issubdtype(found.dtype, np.integer) or found < 0:
+            raise UserError(
+                "timesteps",
+                expected='a whole number of env steps so far, or {"env_steps": n}',
+                got=repr(timesteps),
+                remedy="None takes what the learner was told last.",
+            )
+        return tf.constant(int(found), tf.int64)
+
+    def _agreed(self, plan: MultiPlan) -> MultiPlan:
+        """The plan with the number of steps that all processes take: the largest of any."""
+        if self.replicas.num_workers == 1:
+            return plan
+        steps = tf.constant(plan.steps, tf.int32)
+        return plan.with_steps(int(np.max(self.replicas.gathered(steps).numpy())))
+
+    def _shared_out(self, indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Divides the columns of every minibatch's indices among the replicas of this process."""
+        if not self.replicas.several:
+            return indices
+        n = self.replicas.num_local
+
+        def own(indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            i = self.replicas.local_index()
+            sizes = {m: x.shape[1] // n for m, x in indices.items()}
+            return {
+                m: tf.ensure_shape(
+                    tf.slice(x, [0, i * sizes[m]], [-1, sizes[m]]), [x.shape[0], sizes[m]]
+                )
+                for m, x in indices.items()
+            }
+
+        return self.replicas.run(own, indices)
+
+    def _nothing(self, timesteps: tf.Tensor) -> Results:
+        """An update that trains no module."""
+        self.env_steps.assign(timesteps)
+        return self._report({})
+
+    def _call(self, fn: Callable[..., Results], *args: Any) -> Results:
+        before = int(self.skipped_steps.numpy())
+        results = fn(*args)
+        return self._report(results, int(self.skipped_steps.numpy()) - before)
+
+    def _report(self, results: Results, skipped: int = 0) -> Results:
+        """Metrics as floats, with parameter counts and what concerns all modules."""
+        rows = {m: {k: float(self._one(v)) for k, v in row.items()} for m, row in results.items()}
+        steps = max((r["gradient_steps"] for r in rows.values()), default=0.0)
+        if self.check_numerics == "raise" and skipped:
+            raise_if_nonfinite(rows)
+        counts = self._parameter_counts()
+        report = {
+            m: {
+                **{k: v for k, v in row.items() if not k.startswith("nonfinite/") or v},
+                **counts[m],
+            }
+            for m, row in rows.items()
+        }
+        report[ALL_MODULES] = {
+            "gradient_steps": steps,
+            "skipped_steps": float(skipped),
+            "env_steps": int(self.env_steps.numpy()),
+            "learner_steps": int(self.learner_steps.numpy()),
+            "weights_seq_no": int(self.weights_seq_no.numpy()),
+            **counts[ALL_MODULES],
+        }
+        for module_id, row in report.items():
+            for name, value in row.items():
+                self.metrics.log((module_id, name), value, **logged_as(module_id, name))
+        return report
+
+    def _parameter_counts(self) -> dict[str, dict[str, int]]:
+        """Those of every module and of all, counted once for a set of modules."""
+        version, counts = self._counted
+        if version != self.structure_version:
+            ids = [*self.modules, ALL_MODULES]
+            counts = {m: self.parameter_counts(m) for m in ids}
+            self._counted = (self.structure_version, counts)
+        return counts
+
+    def _one(self, value: Any) -> Any:
+        return self.replicas.local(value)[0] if self.replicas.several else value
+
+
+def _indices(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
+    """`{module_id: int32 [steps, size]}`; traced."""
+    several = len(plan.modules) > 1
+    found = {}
+    for m, one in plan.modules.items():
+        own = seeding.stream(key, m) if several else key
+        found[m] = minibatch_indices(one, own)[: plan.steps]
+    return found
+
+
+def _cut(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> Cut:
+    return Cut(
+        indices=indices,
+        steps=plan.steps,
+        padded={m: p.padded for m, p in plan.modules.items()},
+        whole={m: p.rows == p.size and not p.shuffle for m, p in plan.modules.items()},
+    )
+
+
+def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None]:
+    """Sizes for one of so many parts; what does not divide is an error."""
+    for m, size in sizes.items():
+        if isinstance(size, int):
+            check_divides(size, parts, m)
+    return {m: s // parts if isinstance(s, int) else s for m, s in sizes.items()}
+
+
+def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> int:
+    """Returns the size of a minibatch of all rows that so many replicas can divide."""
+    if rows % parts == 0:
+        return rows
+    if remainder in ("pad", "wrap"):
+        return -(-rows // parts) * parts
+    if remainder == "drop" and rows > parts:
+        return rows // parts * parts
+    raise UserError(
+        f"the batch of module {module_id!r}",
+        expected=f"rows for minibatches that the {parts} replicas divide",
+        got=f"{rows} rows, all of them in one minibatch",
+        remedy="Choose remainder='pad', 'drop' or 'wrap', or a minibatch_size.",
+    )
+
+
+def check_divides(size: int, parts: int, module_id: str) -> None:
+    """Raises a UserError unless a minibatch's rows can be divided among so many replicas."""
+    if size % parts:
+        near = [n for n in (size // parts * parts, -(-size // parts) * parts) if n]
+        raise UserError(
+            f"minibatch_size of module {module_id!r}",
+            expected=f"a multiple of the {parts} replicas that divide it",
+            got=size,
+            remedy=f"The nearest that divide are {' and '.join(map(str, near))}.",
+        )

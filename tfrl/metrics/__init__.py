@@ -1,0 +1,5 @@
+"""Metrics: log values by name, reduce them to rows, merge those of replicas and workers."""
+
+from tfrl.metrics.logger import MetricsLogger
+
+__all__ = ["MetricsLogger"]

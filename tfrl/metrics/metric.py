@@ -1,0 +1,180 @@
+"""One metric: how it is reduced, and the blocks of values that it keeps."""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tfrl.errors import UserError, did_you_mean
+from tfrl.metrics import values
+from tfrl.metrics.blocks import Block, Ema, Extreme, Sum, Window
+from tfrl.metrics.values import Value
+
+Reduce = Literal["mean", "min", "max", "sum", "ema", "lifetime_sum"]
+_KINDS: tuple[str, ...] = get_args(Reduce)
+# Of these every value counts for ever, so there is no window to choose.
+_ENDLESS = ("ema", "lifetime_sum")
+
+DEFAULT_EMA_COEFF = 0.01
+# More values than this are not kept waiting for their conversion.
+_MAX_WAITING = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a metric is reduced.
+
+    Attributes:
+      reduce: "mean", "min", "max" or "sum" of the values since the last `reduce()`, "ema" for an
+        exponential moving average, "lifetime_sum" for a sum that is never cleared.
+      window: For the first four: reduce the last `window` values, whenever they were logged.
+      ema_coeff: The weight of a new value in an "ema".
+      throughput: For sums: report the amount per second too.
+    """
+
+    reduce: str = "mean"
+    window: int | None = None
+    ema_coeff: float | None = None
+    throughput: bool = False
+
+    def check(self, name: str) -> "Settings":
+        """Returns the settings with defaults filled in.
+
+        Raises:
+          UserError: Naming the first setting that does not fit.
+        """
+        thing = f"metric {name}: "
+        if self.reduce not in _KINDS:
+            raise UserError(
+                f"{thing}reduce",
+                expected=f"one of {', '.join(_KINDS)}",
+                got=repr(self.reduce),
+                remedy=did_you_mean(str(self.reduce), _KINDS),
+            )
+        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
+        if self.window is not None and (self.reduce in _ENDLESS or not whole or self.window < 1):
+            raise UserError(
+                f"{thing}window",
+                expected="None" if self.reduce in _ENDLESS else "a whole number of at least 1",
+                got=repr(self.window),
+                remedy="A window is the number of last values of a mean, min, max or sum.",
+            )
+        if self.throughput and (self.window is not None or self.reduce not in ("sum", _ENDLESS[1])):
+            raise UserError(
+                f"{thing}throughput",
+                expected="False but for reduce='sum' without a window and 'lifetime_sum'",
+                got=f"True with reduce={self.reduce!r}, window={self.window!r}",
+                remedy="Only amounts that add up have a rate.",
+            )
+        return self._with_coeff(thing)
+
+    def _with_coeff(self, thing: str) -> "Settings":
+        if self.ema_coeff is None:
+            default = DEFAULT_EMA_COEFF if self.reduce == "ema" else None
+            return dataclasses.replace(self, ema_coeff=default)
+        number = isinstance(self.ema_coeff, int | float) and not isinstance(self.ema_coeff, bool)
+        if self.reduce != "ema" or not number or not 0 < self.ema_coeff <= 1:
+            raise UserError(
+                f"{thing}ema_coeff",
+                expected="a number above 0 and at most 1" if self.reduce == "ema" else "None",
+                got=repr(self.ema_coeff),
+                remedy="It is the weight of a new value with reduce='ema'.",
+            )
+        return dataclasses.replace(self, ema_coeff=float(self.ema_coeff))
+
+    @property
+    def stays(self) -> bool:
+        """Whether `reduce()` leaves the values."""
+        return self.window is not None or self.reduce in _ENDLESS
+
+    def empty_block(self) -> Block:
+        """Returns a block for values of such a metric."""
+        if self.ema_coeff is not None:
+            return Ema(self.ema_coeff)
+        block: Block
+        if self.reduce in ("min", "max"):
+            block = Extreme(greatest=self.reduce == "max")
+        else:
+            block = Sum(mean=self.reduce == "mean")
+        return block if self.window is None else Window(self.window, block)
+
+
+class Metric:
+    """The values of one metric.
+
+    Attributes:
+      settings: How it is reduced.
+      shape: The shape of a value.
+      shown: What `result` reduces.
+      fresh: What has been logged since the metric was last handed over to another logger.
+      period: What has been logged since the last `clear`, for the throughput.
+    """
+
+    def __init__(self, name: str, settings: Settings, shape: tuple[int, ...]):
+        """Starts without values."""
+        self.name = name
+        self.settings = settings
+        self.shape = shape
+        self.shown = settings.empty_block()
+        self.fresh = settings.empty_block()
+        self.period = Sum()
+        self._waiting: list[Any] = []
+
+    def log(self, held: Any) -> None:
+        """Takes a value from `values.hold`.
+
+        Raises:
+          UserError: Its shape is another than that of the first value.
+        """
+        shape = values.shape_of(held)
+        if shape != self.shape:
+            raise UserError(
+                f"metric {self.name}",
+                expected=f"a value of shape {self.shape}, as the first",
+                got=f"one of shape {shape}",
+                remedy="Log values of other shapes under another name.",
+            )
+        self._waiting.append(held)
+        if len(self._waiting) >= _MAX_WAITING:
+            self.settle()
+
+    def settle(self) -> "Metric":
+        """Converts the values that wait, and returns the metric."""
+        for held in self._waiting:
+            value = values.convert(held)
+            for block in self._blocks():
+                block.add(value)
+        self._waiting.clear()
+        return self
+
+    def _blocks(self) -> list[Block]:
+        mine = [self.shown, self.fresh]
+        return [*mine, self.period] if self.settings.throughput else mine
+
+    def append(self, blocks: list[Block]) -> None:
+        """Takes blocks of values that were logged elsewhere, at the same time."""
+        joined = blocks[0].joined(blocks[1:]) if len(blocks) > 1 else blocks[0]
+        for block in self.settle()._blocks():
+            block.append(joined)
+
+    def result(self) -> Value:
+        """Returns the reduced value."""
+        found = self.settle().shown.result()
+        return found.copy() if isinstance(found, np.ndarray) else found
+
+    def rate(self, seconds: float) -> Value:
+        """Returns the amount of this period per second."""
+        amount = self.settle().period.total
+        return amount / seconds if seconds > 0 else amount * math.nan
+
+    def clear(self) -> None:
+        """Begins a new period: values that do not stay go."""
+        if not self.settings.stays:
+            self.shown = self.settings.empty_block()
+        self.period = Sum()
+
+    def hand_over(self) -> Block:
+        """Returns the fresh block and starts another."""
+        found, self.fresh = self.settle().fresh, self.settings.empty_block()
+        return found

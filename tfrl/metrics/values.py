@@ -1,0 +1,120 @@
+"""What may be logged, and how a logged value becomes a number or an array of numbers.
+
+A value is kept as it was given until it is needed: converting a tensor waits for the device.
+Converted values are Python ints and floats, or int64 and float64 arrays, so that counts stay exact.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tfrl.errors import UserError
+
+Number = int | float
+Value = Number | np.ndarray
+
+# How JSON, which has no words for them, holds these floats.
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def hold(name: str, value: Any) -> Any:
+    """Returns `value` as something that later changes of the caller's object do not touch.
+
+    Args:
+      name: The metric, for the message.
+      value: A number, an array, a list of numbers, an eager tensor or a variable.
+
+    Raises:
+      UserError: For anything else, symbolic tensors included.
+    """
+    if isinstance(value, bool | int | float):
+        return value
+    if hasattr(value, "read_value"):  # A variable: it goes on changing.
+        value = value.read_value()
+    if hasattr(value, "numpy"):
+        dtype = getattr(value.dtype, "name", str(value.dtype))
+        if not dtype.startswith(("string", "complex", "variant", "resource")):
+            return value
+        raise _refused(name, f"a tensor of dtype {dtype}")
+    if hasattr(value, "graph"):
+        raise UserError(
+            f"metric {name}",
+            expected="a value",
+            got="a symbolic tensor of a function that is being traced",
+            remedy="Return it from the compiled function and log what the call gives.",
+        )
+    if isinstance(value, np.ndarray | np.generic | list | tuple):
+        array = np.array(value) if _regular(value) else np.array(None)
+        if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16":
+            return array
+    raise _refused(name, f"{type(value).__name__} {value!r}")
+
+
+def _regular(value: Any) -> bool:
+    """Whether a list is one of numbers, or of lists of equal length."""
+    try:
+        np.array(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _refused(name: str, got: str) -> UserError:
+    return UserError(
+        f"metric {name}",
+        expected="a number, an array of numbers or an eager tensor",
+        got=got,
+        remedy="Log one such value; use log_dict for a dict of them.",
+    )
+
+
+def shape_of(held: Any) -> tuple[int, ...]:
+    """Returns the shape of a value from `hold`, without waiting for its content."""
+    return tuple(int(size) for size in getattr(held, "shape", ()))
+
+
+def convert(held: Any) -> Value:
+    """Returns a value from `hold` as an int or float, or as an int64 or float64 array."""
+    if isinstance(held, bool):
+        return int(held)
+    if isinstance(held, int | float):
+        return held
+    array = np.asarray(held.numpy() if hasattr(held, "numpy") else held)
+    if array.dtype == np.uint64 and array.ndim == 0:
+        return int(array)  # int64 does not hold it.
+    array = array.astype(np.int64 if array.dtype.kind in "biu" else np.float64)
+    return array if array.ndim else array.item()
+
+
+def is_nan(value: Value) -> Any:
+    """Tells, element by element, whether there is nothing to report."""
+    if isinstance(value, int):
+        return False
+    return value != value
+
+
+def divide(total: Value, by: Any) -> Value:
+    """Returns total / by as floats, NaN where `by` is 0."""
+    if np.ndim(total) == 0 and np.ndim(by) == 0:
+        return total / by if by else math.nan  # type: ignore[operator]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.asarray(by) == 0, np.nan, np.true_divide(total, by))
+
+
+def to_json(value: Value) -> Any:
+    """Returns a value out of plain JSON types, from which `from_json` makes the same value."""
+    if isinstance(value, np.ndarray):
+        flat = [to_json(x) for x in value.reshape(-1).tolist()]
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": flat}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def from_json(content: Any) -> Value:
+    """Returns the value of which `to_json` made `content`."""
+    if isinstance(content, dict):
+        flat = [from_json(x) for x in content["values"]]
+        return np.array(flat, content["dtype"]).reshape(content["shape"])
+    return _WORDS[content] if isinstance(content, str) else content

@@ -1,0 +1,1 @@
+"""What everything kept on disk rests on: whole files, checkpoint folders, descriptions."""

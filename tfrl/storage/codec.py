@@ -1,0 +1,238 @@
+"""Descriptions of logic objects out of plain JSON types, and objects out of descriptions.
+
+An agent is a frozen dataclass of numbers, strings, specs, networks and schedules: that describes
+it in full. What cannot be described in words (a lambda, a Keras model, a tensor) is refused with
+its path. Building imports the classes that are named and calls their constructors, and accepts no
+class but dataclasses; there is no pickle and no eval.
+
+None, bools, ints, strings, finite floats and lists stand for themselves; anything else is
+`{"kind": ..., ...}`.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import tensor_spec
+
+from tfrl import specs
+from tfrl.errors import UserError
+from tfrl.storage.names import UnknownNameError, is_named, name_of, resolve
+
+Description = Any
+
+_SPECS: dict[str, type] = {
+    "tf.TensorSpec": tf.TensorSpec,
+    "tf.BoundedTensorSpec": tensor_spec.BoundedTensorSpec,
+    "BoundedTensorSpec": specs.BoundedTensorSpec,
+    "DiscreteSpec": specs.DiscreteSpec,
+    "MultiDiscreteSpec": specs.MultiDiscreteSpec,
+    "BinarySpec": specs.BinarySpec,
+}
+_SPEC_NAMES = {cls: name for name, cls in _SPECS.items()}
+
+_REMEDY = "Pass the object itself where it is rebuilt, as in from_checkpoint(path, modules=...)."
+
+
+def describe(obj: Any, name: str = "object") -> Description:
+    """Describes an object, so that `build` makes an equal one.
+
+    Args:
+      obj: A dataclass (`struct.dataclass`, `struct.logic_dataclass` or a plain one) whose fields
+        are numbers, strings, enums, dtypes, shapes, specs, arrays, functions and classes that can
+        be imported by name, and tuples, lists, dicts and dataclasses of these; or any of these.
+      name: What to call it in messages.
+
+    Returns:
+      Nested dicts and lists out of plain JSON types.
+
+    Raises:
+      UserError: Naming the path of what cannot be described.
+    """
+    if obj is None or type(obj) in (bool, int, str):
+        return obj
+    if type(obj) is float:
+        return obj if math.isfinite(obj) else {"kind": "float", "value": str(obj)}
+    if type(obj) is list:
+        return [describe(x, f"{name}/{i}") for i, x in enumerate(obj)]
+    # Exactly these: a named tuple or a subclass of dict would come back as its base.
+    if type(obj) is tuple:
+        return {"kind": "tuple", "items": [describe(x, f"{name}/{i}") for i, x in enumerate(obj)]}
+    if type(obj) is dict:
+        return {"kind": "dict", **_describe_items(obj, name)}
+    if type(obj) in _SPEC_NAMES:
+        arguments = describe(obj.__reduce__()[1], name)
+        return {"kind": "spec", "class": _SPEC_NAMES[type(obj)], "arguments": arguments}
+    for base, kind, content in _DESCRIBERS:
+        if isinstance(obj, base):
+            return {"kind": kind, **content(obj, name)}
+    if is_named(obj):
+        return {"kind": "name", "name": _name(obj, name)}
+    if "__dataclass_fields__" in vars(type(obj)):
+        return {"kind": "object", **_describe_fields(obj, name)}
+    raise _undescribable(name, f"a {type(obj).__module__}.{type(obj).__qualname__}")
+
+
+def build(description: Description, name: str = "object") -> Any:
+    """Builds the object of a description.
+
+    Args:
+      description: What `describe` returned, also after a way through JSON.
+      name: What to call the object in messages.
+
+    Raises:
+      UserError: The description names a class or function that is not there or not allowed, has
+        fields that the class has not, lacks some, or is none.
+    """
+    if description is None or isinstance(description, bool | int | float | str):
+        return description
+    if isinstance(description, list):
+        return [build(x, f"{name}/{i}") for i, x in enumerate(description)]
+    kind = description.get("kind") if isinstance(description, Mapping) else None
+    if kind not in _BUILDERS:
+        raise _unbuildable(name, f"one of kind {kind!r}")
+    try:
+        return _BUILDERS[kind](description, name)
+    except UserError:
+        raise
+    except UnknownNameError as error:
+        raise _unbuildable(name, f"a name that fails: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unbuildable(name, f"one that fails with {error!r}") from error
+
+
+# Names and dataclasses.
+
+
+def _name(obj: Any, name: str) -> str:
+    try:
+        return name_of(obj)
+    except UnknownNameError as error:
+        raise _undescribable(name, str(error)) from error
+
+
+def _describe_fields(obj: Any, name: str) -> dict[str, Any]:
+    fields = {
+        f.name: describe(getattr(obj, f.name), f"{name}/{f.name}")
+        for f in dataclasses.fields(obj)
+        if f.init  # the others follow from these
+    }
+    return {"class": _name(type(obj), name), "fields": fields}
+
+
+def _build_named(content: Mapping[str, Any], name: str) -> Any:
+    return resolve(content["name"])
+
+
+def _build_object(content: Mapping[str, Any], name: str) -> Any:
+    cls = resolve(content["class"])
+    if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
+        raise UnknownNameError(f"{content['class']} is no dataclass, and nothing else is built")
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    given = content["fields"]
+    unknown = sorted(set(given) - set(known))
+    missing = [n for n, f in known.items() if n not in given and _required(f)]
+    if unknown or missing:
+        raise _unbuildable(
+            name,
+            f"{content['class']} with unknown fields {unknown}, missing fields {missing}; the "
+            "class has changed since",
+        )
+    return cls(**{n: build(v, f"{name}/{n}") for n, v in given.items()})
+
+
+def _required(field: Any) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _build_enum(content: Mapping[str, Any], name: str) -> Any:
+    cls = resolve(content["class"])
+    if not isinstance(cls, type) or not issubclass(cls, enum.Enum):
+        raise UnknownNameError(f"{content['class']} is no Enum")
+    return cls[content["name"]]
+
+
+# Collections, arrays and the words of TensorFlow.
+
+
+def _describe_items(obj: dict[Any, Any], name: str) -> dict[str, Any]:
+    pairs = [[describe(k, f"{name} (a key)"), describe(v, f"{name}/{k}")] for k, v in obj.items()]
+    return {"items": pairs}
+
+
+def _describe_array(obj: Any, name: str) -> dict[str, Any]:
+    array = np.asarray(obj)
+    if array.dtype.kind not in "biuf":
+        raise _undescribable(name, f"an array of dtype {array.dtype}")
+    head = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    flat = array.reshape(-1)
+    # Bounds of images are many times the same number.
+    if flat.size > 1 and np.all(flat == flat[0]):
+        return {**head, "fill": describe(flat[0].item(), name)}
+    return {**head, "values": [describe(x, name) for x in flat.tolist()]}
+
+
+def _build_array(content: Mapping[str, Any], name: str) -> np.ndarray:
+    shape, dtype = tuple(content["shape"]), np.dtype(content["dtype"])
+    if "fill" in content:
+        return np.full(shape, build(content["fill"], name), dtype)
+    return np.array([build(x, name) for x in content["values"]], dtype).reshape(shape)
+
+
+def _describe_shape(obj: tf.TensorShape, name: str) -> dict[str, Any]:
+    return {"sizes": None if obj.rank is None else obj.as_list()}
+
+
+def _build_spec(content: Mapping[str, Any], name: str) -> Any:
+    return _SPECS[content["class"]](*build(content["arguments"], name))
+
+
+_Describer = Callable[[Any, str], dict[str, Any]]
+_Builder = Callable[[Mapping[str, Any], str], Any]
+
+_DESCRIBERS: tuple[tuple[Any, str, _Describer], ...] = (
+    (enum.Enum, "enum", lambda o, n: {"class": _name(type(o), n), "name": o.name}),
+    (np.ndarray, "array", _describe_array),
+    (np.generic, "number", _describe_array),
+    (np.dtype, "numpy_dtype", lambda o, n: {"name": o.name}),
+    (tf.DType, "dtype", lambda o, n: {"name": o.name}),
+    (tf.TensorShape, "shape", _describe_shape),
+)
+
+_BUILDERS: dict[str, _Builder] = {
+    "float": lambda c, n: float(c["value"]),
+    "enum": _build_enum,
+    "tuple": lambda c, n: tuple(build(x, f"{n}/{i}") for i, x in enumerate(c["items"])),
+    "dict": lambda c, n: {build(k, n): build(v, f"{n}/{k}") for k, v in c["items"]},
+    "array": _build_array,
+    "number": lambda c, n: _build_array(c, n)[()],
+    "numpy_dtype": lambda c, n: np.dtype(c["name"]),
+    "dtype": lambda c, n: tf.as_dtype(c["name"]),
+    "shape": lambda c, n: tf.TensorShape(c["sizes"]),
+    "spec": _build_spec,
+    "name": _build_named,
+    "object": _build_object,
+}
+
+
+def _undescribable(name: str, got: str) -> UserError:
+    return UserError(
+        name,
+        expected="something that words describe: numbers, strings, specs, dataclasses of these, "
+        "functions and classes of a module",
+        got=got,
+        remedy=_REMEDY,
+    )
+
+
+def _unbuildable(name: str, got: str) -> UserError:
+    return UserError(
+        f"description of {name}",
+        expected="one that can be built here",
+        got=got,
+        remedy=_REMEDY,
+    )
