@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tfrl import networks, specs
+from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo.agent import PPO
-from tfrl.agents.ppo.losses import PPOBatch
 from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig, checkpoint_folder, checkpointing
 from tfrl.metrics import MetricsLogger
@@ -453,7 +453,7 @@ def keras_ppo(model_fn):
 
 def ppo_batch(n=8):
     random = np.random.default_rng(0)
-    return PPOBatch(
+    return PolicyBatch(
         obs=random.normal(size=[n, 3]).astype(np.float32),
         action=random.integers(0, 2, [n]),
         log_prob=np.full([n], -0.7, np.float32),

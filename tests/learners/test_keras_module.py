@@ -140,7 +140,7 @@ class TrainingTest(parameterized.TestCase):
             x="obs",
             y="action",
         )
-        losses, params = train(module, batch, 150, "xla")
+        losses, params = train(module, batch, 150, "graph")
         assert losses[0] > 0.3 and losses[-1] < 0.2
         found = np.argmax(module.predict(params, x), axis=1)
         assert np.mean(found == batch["action"].numpy()) > 0.97
@@ -260,7 +260,7 @@ def regularised():
     [
         ({}, "KerasModule: expected either model_fn=make_model or model=model, got neither."),
         ({"model_fn": dense, "model": dense()}, "got both. A function gives fresh parameters"),
-        ({"model": dense}, "expected a tf.keras.Model, or a function without arguments"),
+        ({"model": dense}, "KerasModule.model: expected a tf.keras.Model, got <function dense"),
         ({"model_fn": subclassed}, "KerasModule.spec: expected the spec of one input, since the"),
         ({"model_fn": regularised}, "Keras model: expected no losses of its layers (regularizers"),
         ({"model_fn": dense, "loss_fn": "mean_sqared_error"}, "Did you mean mean_squared_error"),
@@ -289,3 +289,52 @@ def test_messages_of_a_batch_and_of_loading():
     )
     found = message(module.load_into, dense(2), params)
     assert "load_into: expected a model with weights of shapes [(2, 1), (1,)], got [(2, 2)" in found
+
+
+EXPECTED_LOSS = "KerasModule.loss_fn: expected a function of two arguments, (batch, outputs), got "
+EXPECTED_FN = "KerasModule.model_fn: expected a function without arguments that makes a model, got "
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "expected"),
+    [
+        (
+            lambda y_true, y_pred: 0.0,
+            f"{EXPECTED_LOSS}one of (y_true, y_pred). Write loss_fn=lambda batch, outputs: "
+            "my_loss(batch['y'], outputs).",
+        ),
+        (lambda a, b, c: 0.0, f"{EXPECTED_LOSS}one of (a, b, c). batch is the rows, outputs what"),
+        (lambda batch: 0.0, f"{EXPECTED_LOSS}one of (batch). batch is the rows, outputs what the"),
+        (
+            K.losses.Huber,
+            "KerasModule.loss_fn: expected a loss of Keras, got the class Huber. Make one of it: "
+            "loss_fn=tf.keras.losses.Huber().",
+        ),
+        (5, "KerasModule.loss_fn: expected a function (batch, outputs), or a loss of Keras or its"),
+    ],
+)
+def test_losses_of_other_arguments(loss_fn, expected):
+    assert expected in message(KerasModule, model_fn=dense, loss_fn=loss_fn)
+
+
+def test_a_loss_of_further_optional_arguments_is_fine():
+    module = KerasModule(model_fn=dense, loss_fn=lambda batch, out, power=2: tf.pow(out[:, 0], 2))
+    assert loss_of(module, line()) >= 0.0
+
+
+def test_what_is_no_model_and_makes_none():
+    model = K.Sequential([K.Input([2]), K.layers.Dense(1)], name="net")
+    assert message(KerasModule, model_fn=model, loss_fn="mse") == (
+        f"{EXPECTED_FN}the model 'net' itself. Write model=model."
+    )
+    assert message(KerasModule, model_fn="dense", loss_fn="mse") == (
+        f"{EXPECTED_FN}'dense'. Write model_fn=make_model, without brackets after it."
+    )
+    assert message(KerasModule, model_fn=lambda units: dense(units), loss_fn="mse") == (
+        f"{EXPECTED_FN}one of (units). Write model_fn=lambda: make_model(...) with the arguments "
+        "in it."
+    )
+    for given in (dense, 5, K.Model):
+        found = message(KerasModule, model=given, loss_fn="mse", spec=tf.TensorSpec([2]))
+        assert found.startswith(f"KerasModule.model: expected a tf.keras.Model, got {given!r}")
+        assert found.endswith("or model_fn=make_model for a function that makes one.")

@@ -100,9 +100,9 @@ def test_eager_graph_and_xla_agree():
     ("change", "message"),
     [
         ({"rows": 0}, "the batch: expected at least one row, got 0"),
-        ({"size": 0}, "minibatch_size: expected at least 1, got 0"),
-        ({"size": 2.0}, "minibatch_size: expected at least 1, got 2.0"),
-        ({"epochs": -1}, "num_epochs: expected at least 1, got -1"),
+        ({"size": 0}, "minibatch_size: expected a whole number of at least 1, got 0"),
+        ({"size": 2.0}, "minibatch_size: expected a whole number of at least 1, got 2.0"),
+        ({"epochs": -1}, "num_epochs: expected a whole number of at least 1, got -1"),
         ({"remainder": "keep"}, "remainder: expected one of error, pad, drop, wrap, got 'keep'"),
         ({"size": 5}, "The nearest that divide are 4 and 8"),
         ({"size": 9, "remainder": "drop"}, "expected at most the 8 rows of the batch"),
@@ -243,7 +243,7 @@ def test_one_module_is_cut_as_ever():
             {"minibatch_size": {"a": 3, "b": 0}},
             "the minibatches: expected rows and sizes that fit for every module, got module 'a': "
             "minibatch_size 3 (remainder 2), expected a divisor of the 8 rows of the batch; module "
-            "'b': minibatch_size 0, expected at least 1.",
+            "'b': minibatch_size 0, expected a whole number of at least 1.",
         ),
         (
             {"a": 8},
@@ -251,7 +251,11 @@ def test_one_module_is_cut_as_ever():
             "minibatch_size: expected sizes for modules of the batch, ['a'], got ones for "
             "['a', 'z']. Leave out 'z'.",
         ),
-        ({"a": 8, "b": 4}, {"num_epochs": 0}, "num_epochs: expected at least 1, got 0"),
+        (
+            {"a": 8, "b": 4},
+            {"num_epochs": 0},
+            "num_epochs: expected a whole number of at least 1, got 0",
+        ),
         ({"a": 8, "b": 4}, {"remainder": "keep"}, "remainder: expected one of error, pad, drop"),
         (
             {"a": 8},
@@ -262,3 +266,30 @@ def test_one_module_is_cut_as_ever():
 )
 def test_messages_of_several_modules(rows, options, expected):
     assert expected in message(plan_minibatches, rows, **options)
+
+
+@pytest.mark.parametrize("name", ["num_epochs", "minibatch_size", "num_total_minibatches"])
+@pytest.mark.parametrize("number", [0, -3, 1.5, 64.0, True, "4"])
+def test_numbers_that_are_none(name, number):
+    with pytest.raises(UserError) as error:
+        plan_minibatches({"a": 8}, **{name: number})
+    start = f"{name}: expected a whole number of at least 1"
+    assert str(error.value).startswith(start)
+    assert f"got {number!r}. " in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_shuffle_is_a_bool(value):
+    # With one minibatch of all rows, too, where the order does not matter.
+    for fn in (lambda: plan_minibatches({"a": 8}, shuffle=value), lambda: _plan(value)):
+        with pytest.raises(UserError) as error:
+            fn()
+        assert str(error.value) == (
+            f"shuffle: expected True or False, got {value!r}. True takes the rows in a fresh order "
+            "in every epoch."
+        )
+    assert _plan(np.bool_(True)) == _plan(True)
+
+
+def _plan(shuffle):
+    return MinibatchPlan(rows=8, size=4, shuffle=shuffle)

@@ -1,7 +1,9 @@
 """Settings of a module: checks and overrides."""
 
+import inspect
 import math
 
+import gin
 import pytest
 
 from tfrl.errors import UserError
@@ -74,3 +76,44 @@ def test_overrides_that_do_not_fit():
     assert "got 'lrr', 'clip'. Did you mean lr?" in found
     assert "ModuleConfig.lr: expected" in message(config.with_overrides, {"lr": "x"})
     assert "expected a dict of ModuleConfig's fields" in message(config.with_overrides, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("learning_rate", "lr"),
+        ("Lr", "lr"),
+        ("max_grad_norm", "grad_clip"),
+        ("batch_size", "minibatch_size"),
+        ("epsilon", "adam_epsilon"),
+    ],
+)
+def test_settings_that_there_are_not(name, field):
+    assert message(ModuleConfig, **{name: 1e-3}) == (
+        "ModuleConfig: expected fields of ModuleConfig, lr, grad_clip, grad_clip_by, "
+        f"log_gradients, minibatch_size, adam_epsilon, got {name!r}. Did you mean {field}?"
+    )
+    assert f"got {name!r}. Did you mean {field}?" in message(
+        ModuleConfig().with_overrides, {name: 1e-3}
+    )
+
+
+def test_settings_by_position():
+    assert message(ModuleConfig, 1e-3) == (
+        "ModuleConfig: expected settings by name, got 0.001. Write ModuleConfig(lr=0.001) for a "
+        "learning rate."
+    )
+
+
+def test_gin_configures_it():
+    configurable = gin.external_configurable(ModuleConfig, "SettingsOfThisTest")
+    with gin.unlock_config():
+        gin.bind_parameter("SettingsOfThisTest.lr", 0.25)
+        with pytest.raises(ValueError, match="learning_rate"):
+            gin.bind_parameter("SettingsOfThisTest.learning_rate", 0.25)
+    try:
+        config = configurable(grad_clip=1.0)
+    finally:
+        gin.clear_config()
+    assert config == ModuleConfig(lr=0.25, grad_clip=1.0)
+    assert list(inspect.signature(ModuleConfig).parameters)[:2] == ["lr", "grad_clip"]

@@ -206,6 +206,20 @@ class AcceptedTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "timesteps: expected a whole number"):
             learner.update_from_batch({"a": rows()}, timesteps=-1)
 
+    @parameterized.parameters(3.0, ([1.0, 2.0],), ([1, 2, 3],), True)
+    def test_keys_that_are_none(self, key):
+        with self.assertRaisesRegex(UserError, "key: expected whole numbers int32 .2., or a seed"):
+            built(Line()).update_from_batch(rows(), key=key)
+
+    def test_a_seed_is_a_key(self):
+        def after(key):
+            learner = built(Line())
+            learner.update_from_batch(rows(), 1, 4, key=key)
+            return param(learner, "default_policy")
+
+        np.testing.assert_array_equal(after(5), after(seeding.key(5)))
+        self.assertFalse(np.array_equal(after(5), after(6)))
+
     def test_drop_shows_every_row_of_the_smaller_module(self):
         plan = plan_minibatches({"a": 12, "b": 6}, 4, remainder="drop")
         self.assertEqual(

@@ -16,7 +16,7 @@ from tests.learners.learner_fakes import (
 )
 from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.learners import ALL_MODULES, Learner, ModuleConfig
+from tfrl.learners import ALL_MODULES, KerasModule, Learner, ModuleConfig
 
 BATCH = {m: column([1.0, 2.0], [3.0, 4.0]) for m in "abc"}
 
@@ -112,10 +112,31 @@ def test_parameters_that_no_update_trains():
 
     learner = Everything({"a": Partly()})
     assert message(learner.build) == (
-        "the optimizers: expected parameters of groups that some update of their module trains, "
-        "got ['a/encoder/kernel'], which no loss would change. Leave them out, or name their group "
-        "in the module's updates."
+        "register_optimizer('a', 'o'): expected parameters of groups that some update of their "
+        "module trains, got a/params/encoder/kernel:0, which no loss would change. Leave them out, "
+        "or name their group in the module's updates."
     )
+
+
+def test_an_optimizer_that_would_never_take_a_step():
+    learner = built({"a": Dot(), "held": Held()})
+    assert message(
+        learner.register_optimizer, "held", "o", sgd(None), learner.get_parameters("held")
+    ) == (
+        "register_optimizer('held', 'o'): expected parameters of groups that some update of their "
+        "module trains, got held/params/w:0, which no loss would change. Leave them out, or name "
+        "their group in the module's updates."
+    )
+    assert [name for _, name, _ in learner.optimizer_entries()] == ["default_optimizer"]
+
+
+def test_an_optimizer_of_moving_statistics_alone():
+    layers = [tf.keras.Input([2]), tf.keras.layers.BatchNormalization()]
+    module = KerasModule(model=tf.keras.Sequential(layers), loss_fn="mse")
+    learner = built(module)
+    moving = tf.nest.flatten(learner.state.params["model"]["state"])
+    said = message(learner.register_optimizer, "default_policy", "o", sgd(None), moving)
+    assert "moving_mean:0, " in said and "moving_variance:0, which no loss would change" in said
 
 
 @pytest.mark.parametrize("rate", [-1, float("nan"), [[0, 0.1], [5, -1.0]]])

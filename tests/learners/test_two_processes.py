@@ -18,6 +18,7 @@ HEAD = """
     from tfrl import make_env, seeding
     from tfrl.agents.ppo import PPO
     from tfrl.episodes import SingleAgentEpisode
+    from tfrl.errors import UserError
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.rollout import rollout
 
@@ -139,6 +140,36 @@ UNEVEN = """
     print(json.dumps([result["default_policy"]["gradient_steps"], digest(learner)]))
 """
 
+# Rows of other modules in each process are refused; the order of the modules in a batch is free.
+MODULES = """
+    rng = np.random.default_rng(place)
+    rows = {
+        m: {
+            "x": rng.normal(size=[4, 2]).astype(np.float32),
+            "y": rng.normal(size=[4]).astype(np.float32),
+        }
+        for m in ("a", "b")
+    }
+    agents = {"a": RegressionAgent(), "b": RegressionAgent()}
+    learner = Learner(agents, config=ModuleConfig(lr=0.1), strategy=strategy)
+    learner.build(KEY)
+
+
+    def said(batch):
+        try:
+            learner.update_from_batch(batch)
+        except UserError as error:
+            return str(error)
+
+
+    found = [said(rows if place == 0 else {"a": rows["a"]})]
+    learner.train_only(["b"] if place == 0 else [])
+    found.append(said({"b": rows["b"]}))
+    learner.train_only(None)
+    learner.update_from_batch(dict(sorted(rows.items(), reverse=place == 1)))
+    print(json.dumps([*found, digest(learner), int(learner.learner_steps.numpy())]))
+"""
+
 
 def run(program, folder, timeout=60.0):
     """What each of two processes prints last."""
@@ -176,3 +207,16 @@ def test_every_process_takes_as_many_steps_as_the_one_with_most_rows(tmp_path):
     (steps, digest), (others, other_digest) = run(UNEVEN, tmp_path)
     assert steps == others == 3
     assert digest == other_digest
+
+
+@pytest.mark.slow
+def test_modules_that_differ_are_named_in_every_process(tmp_path):
+    first, second = run(MODULES, tmp_path)
+    expected = "the batches of the processes: expected rows to train the same modules in every "
+    for found in (first, second):
+        rows, chosen, _, steps = found
+        assert rows.startswith(expected) and chosen.startswith(expected)
+        assert "got ['a', 'b'] in worker 0; ['a'] in worker 1. Give every process rows of" in rows
+        assert "got ['b'] in worker 0; none in worker 1. Give every process rows of 'b'" in chosen
+        assert steps == 1  # what was refused has trained nothing
+    assert first[2] == second[2]

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.distribute.failures import WorkerLostError, lost_workers
+from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.workers import workers_of
 
 
@@ -43,7 +44,8 @@ class Agreement:
         self.num_workers: int = self._workers.count
         self.index: int = self._workers.index
         signature = [tf.TensorSpec([self.num_workers, 2], tf.int64)]
-        self._sum = tf.function(self._sum_over_workers, input_signature=signature, autograph=False)
+        total = counted_apart(self._sum_over_workers)
+        self._sum = tf.function(total, input_signature=signature, autograph=False)
 
     @property
     def is_chief(self) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl.distribute.tracing import counted_apart
+
 Nest = Any
 
 
@@ -96,7 +98,7 @@ class Replicas:
             results.append(result)
             return [x for x in tf.nest.flatten(result) if _is_value(x)]
 
-        found = iter(tf.function(flat, autograph=False)(*tf.nest.flatten(args)))
+        found = iter(tf.function(counted_apart(flat), autograph=False)(*tf.nest.flatten(args)))
         leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
@@ -109,7 +111,7 @@ class Replicas:
         if not self.outside:
             return self.gather(nest)
         if self._gather is None:
-            self._gather = tf.function(self._gather_leaves, autograph=False)
+            self._gather = tf.function(counted_apart(self._gather_leaves), autograph=False)
         return tf.nest.pack_sequence_as(nest, self._gather(*tf.nest.flatten(nest)))
 
     def _gather_leaves(self, *leaves: tf.Tensor) -> list[tf.Tensor]:

@@ -26,7 +26,7 @@ def by_module(batch: Nest, module_ids: list[str]) -> dict[str, Nest]:
         raise UserError(
             "the batch",
             expected="{module_id: rows}, or the rows of the only module: a dict of columns, or a "
-            "record such as PPOBatch",
+            "record such as PolicyBatch",
             got="None" if batch is None else type(batch).__name__,
             remedy="Name the columns, as in {'obs': obs, 'action': action}.",
         )

@@ -120,53 +120,68 @@ class Building(LearnerCore):
 
         Raises:
           UserError: For a duplicate name, a parameter that has an optimizer already or that is no
-            variable of this learner, a rate that `ModuleConfig` refuses, or before `build`.
+            variable of this learner, one that no update of a module trains, a rate that
+            `ModuleConfig` refuses, or before `build`.
         """
         self._check_built("register_optimizer")
         if module_id != ALL_MODULES and module_id not in self.modules:
             raise self._unknown_module("register_optimizer", module_id)
         params = list(params)
-        self._check_mine(module_id, optimizer_name, params)
-        _check_rate(f"register_optimizer({module_id!r}, {optimizer_name!r})", lr_or_lr_schedule)
+        thing = f"register_optimizer({module_id!r}, {optimizer_name!r})"
+        self._check_mine(thing, module_id, params)
+        self._check_trains(thing, params)
+        _check_rate(thing, lr_or_lr_schedule)
         with self.replicas.scope():
             self._optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
-    def _check_mine(self, module_id: str, optimizer_name: str, params: Sequence[Any]) -> None:
+    def _check_mine(self, thing: str, module_id: str, params: Sequence[Any]) -> None:
         """Refuses variables of other modules, or of none."""
         owners = list(self._states) if module_id == ALL_MODULES else [module_id]
         mine = {v.ref() for m in owners for v in tf.nest.flatten(self._states[m].params)}
         foreign = [p.name for p in params if isinstance(p, tf.Variable) and p.ref() not in mine]
         if foreign:
             raise UserError(
-                f"register_optimizer({module_id!r}, {optimizer_name!r})",
+                thing,
                 expected="variables out of get_parameters of the module",
                 got=", ".join(foreign),
                 remedy="Register a variable under the module that it belongs to.",
             )
 
-    def _check_coverage(self) -> None:
-        """Each parameter that is trained has an optimizer, and each optimizer something to do."""
-        trained: dict[str, tf.Variable] = {}
-        named: dict[str, tf.Variable] = {}
+    def _check_trains(self, thing: str, params: Sequence[Any]) -> None:
+        """Refuses parameters that no update trains: an optimizer would never take a step."""
         inside: set[Any] = set()
-        for module_id, module in self.modules.items():
-            groups = dict.fromkeys(g for u in module.updates for g in u.groups)
-            refs = {v.ref() for v in self._group_variables(module_id, tuple(groups))}
-            params = self._states[module_id].params
+        trained: set[Any] = set()
+        for module_id, groups in self._trained_groups().items():
+            trained |= {v.ref() for v in self._group_variables(module_id, groups)}
             # Moving statistics are inside of a group that is trained, and change otherwise.
-            inside |= {v.ref() for g in groups for v in tf.nest.flatten(params[g])}
-            own = {f"{module_id}/{p}": v for p, v in struct.paths(params).items()}
-            trained.update({p: v for p, v in own.items() if v.ref() in refs})
-            named.update(own)
-        self._optimizers.check_coverage(trained)
-        idle = [p for p, v in named.items() if v.ref() not in inside and self._optimizers.has(v)]
+            own = self._states[module_id].params
+            inside |= {v.ref() for g in groups for v in tf.nest.flatten(own[g])}
+        variables = [p for p in params if isinstance(p, tf.Variable)]
+        idle = [p for p in variables if p.ref() not in inside]
+        if not any(p.ref() in trained for p in variables):
+            idle = variables
         if idle:
             raise UserError(
-                "the optimizers",
+                thing,
                 expected="parameters of groups that some update of their module trains",
-                got=f"{idle}, which no loss would change",
+                got=f"{', '.join(p.name for p in idle)}, which no loss would change",
                 remedy="Leave them out, or name their group in the module's updates.",
             )
+
+    def _trained_groups(self) -> dict[str, tuple[str, ...]]:
+        return {
+            m: tuple(dict.fromkeys(g for u in module.updates for g in u.groups))
+            for m, module in self.modules.items()
+        }
+
+    def _check_coverage(self) -> None:
+        """Each parameter that is trained has an optimizer."""
+        trained: dict[str, tf.Variable] = {}
+        for module_id, groups in self._trained_groups().items():
+            refs = {v.ref() for v in self._group_variables(module_id, groups)}
+            paths = struct.paths(self._states[module_id].params)
+            trained.update({f"{module_id}/{p}": v for p, v in paths.items() if v.ref() in refs})
+        self._optimizers.check_coverage(trained)
         if self.optimizer_entries_of(ALL_MODULES):
             self._config(ALL_MODULES)
 

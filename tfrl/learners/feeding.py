@@ -12,12 +12,9 @@ from tfrl.learners import batches as batches_lib
 from tfrl.learners.minibatch_loop import Cut
 from tfrl.learners.minibatches import Remainder, host_minibatch_indices, whole_number
 from tfrl.learners.observing import observe_episodes
+from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, mean_of
-from tfrl.learners.updating import (
-    CompileMode,
-    MinibatchSize,
-    Updating,
-)
+from tfrl.learners.updating import CompileMode, Updating, checked_key
 from tfrl.types import Nest
 
 
@@ -37,10 +34,10 @@ class Feeding(Updating):
         """As `update_from_batch`, for numbers of rows that change without a new trace."""
         steps = self._steps(timesteps)
         batches = batches_lib.as_tensors(self._to_train(batches)) if batches else {}
-        if not batches:
+        plan = self._plan_of_process(batches, minibatch_size, **options)
+        if plan is None:
             return self._nothing(steps)
-        plan = self._plan_of(batches, minibatch_size, **options)
-        key = self._default_key() if key is None else key
+        key = self._default_key() if key is None else checked_key(key)
         indices = {}
         for i, (m, one) in enumerate(plan.modules.items()):
             words = [*np.asarray(key).astype(np.uint32).tolist(), i]
@@ -92,7 +89,7 @@ class Feeding(Updating):
           shuffle: A fresh permutation in every epoch.
           remainder: What happens to steps that do not fill a minibatch.
           num_total_minibatches: Gradient steps to take.
-          key: int32 [2].
+          key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
 
         Raises:

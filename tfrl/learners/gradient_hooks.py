@@ -180,11 +180,9 @@ class GradientHooks(LearnerCore):
         """Traced after the gradient steps: the module's `after_update`, target networks say."""
         self._assign_changes(module_id, self.modules[module_id].after_update, timesteps)
 
-    def _assign_changes(
-        self, module_id: str, hook: Callable[..., AgentState], timesteps: tf.Tensor
-    ) -> None:
+    def _assign_changes(self, module_id: str, hook: Callable[..., AgentState], given: Any) -> None:
         before = struct.values(self._states[module_id])
-        after = hook(before, timesteps)
+        after = hook(before, given)
         if after is not before:
             self.assign(module_id, before, after)
 

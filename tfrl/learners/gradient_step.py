@@ -17,6 +17,7 @@ from tfrl.agents.core import Update
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import executor
 from tfrl.learners.loss_checks import check_ids, check_scalars
+from tfrl.learners.missing_columns import with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.parameters import ParamDict, ParameterTable
@@ -109,10 +110,14 @@ class GradientStep:
     def prepare(self, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
         """Makes the minibatch of a replica: what depends on all rows, and its share of them."""
         states = self._table.states(self._table.values())
-        rows = {
-            m: self._modules[m].prepare_minibatch(states[m], batch, self._replicas.sum)
-            for m, batch in rows.items()
-        }
+
+        def prepared(rows: dict[str, Nest]) -> dict[str, Nest]:
+            return {
+                m: self._modules[m].prepare_minibatch(states[m], batch, self._replicas.sum)
+                for m, batch in rows.items()
+            }
+
+        rows = with_columns(prepared, rows)
         if not self._replicas.several:
             return Minibatch(rows=rows, weights=None, key=key)
         counts = {m: self._learner.count_valid_rows(m, batch) for m, batch in rows.items()}
@@ -180,14 +185,14 @@ class GradientStep:
         places = self._trained_places(updates)
         states = self._table.states(values)
         keys = self._keys(k, updates, minibatch.key)
+
+        def losses_of(rows: dict[str, Nest]) -> dict[str, Any]:
+            own = {m: states[m] for m in updates}
+            return self._learner.compute_losses(updates=updates, states=own, batch=rows, keys=keys)
+
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([values[i] for i in places])
-            found = self._learner.compute_losses(
-                updates=updates,
-                states={m: states[m] for m in updates},
-                batch={m: minibatch.rows[m] for m in updates},
-                keys=keys,
-            )
+            found = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
             check_ids(found, updates)
             found = {m: scalar_loss(f"module {m!r}", x) for m, x in found.items()}
             losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in found.items()}

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tfrl import networks, ops, seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UserError
 from tfrl.learners.batches import counted, field
+from tfrl.learners.keras_checks import check_model, row_loss
 from tfrl.learners.modules import LossResult, Module, scalar_loss
 from tfrl.types import AgentState, Nest
 
@@ -50,16 +51,11 @@ class KerasModule(Module):
         """Checks model and loss, and makes the model once.
 
         Raises:
-          UserError: For both or neither of `model_fn` and `model`, a model whose inputs are not
-            known, losses inside of layers, and a loss that is none.
+          UserError: For both or neither of `model_fn` and `model`, or one in place of the other, a
+            model whose inputs are not known, losses inside of layers, a loss that is none or takes
+            other arguments.
         """
-        if (self.model is None) == (self.model_fn is None):
-            raise UserError(
-                "KerasModule",
-                expected="either model_fn=make_model or model=model",
-                got="neither" if self.model is None else "both",
-                remedy="A function gives fresh parameters for every key.",
-            )
+        check_model(self.model, self.model_fn)
         model = self.model
         make = self.model_fn if model is None else lambda: model
         spec = _input_spec(make()) if self.spec is None else self.spec  # type: ignore[misc]
@@ -71,7 +67,7 @@ class KerasModule(Module):
                 got=f"{len(self.network.template.model.losses)}",
                 remedy="Put them into loss_fn.",
             )
-        self.keras_loss = _keras_loss(self.loss_fn)
+        self.keras_loss = row_loss(self.loss_fn)
 
     @property
     def has_loss(self) -> bool:
@@ -172,47 +168,6 @@ def _input_spec(model: Any) -> Nest:
             remedy="Give spec=tf.TensorSpec([4]), or begin the model with a tf.keras.Input.",
         )
     return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), model.input)
-
-
-def _keras_loss(loss_fn: Any) -> Any:
-    """`(y_true, y_pred) -> loss of each row` of what Keras has; None for a function of the user."""
-    if loss_fn is None or (callable(loss_fn) and not _of_keras(loss_fn)):
-        return None
-    if isinstance(loss_fn, str):
-        try:
-            loss_fn = tf.keras.losses.get(loss_fn)
-        except ValueError:
-            known = [n for n in dir(tf.keras.losses) if n[0].islower() or n[0].isupper()]
-            raise UserError(
-                "KerasModule.loss_fn",
-                expected="the name of a loss in tf.keras.losses",
-                got=repr(loss_fn),
-                remedy=did_you_mean(loss_fn, known),
-            ) from None
-    if isinstance(loss_fn, tf.keras.losses.Loss):
-        if loss_fn.reduction == tf.keras.losses.Reduction.SUM:
-            raise UserError(
-                "KerasModule.loss_fn",
-                expected="a loss that is a mean over the rows",
-                got=f"{type(loss_fn).__name__}(reduction='sum')",
-                remedy="Leave the reduction out and raise the learning rate, or write a function "
-                "(batch, outputs).",
-            )
-        return loss_fn.call
-    if callable(loss_fn):
-        return loss_fn
-    raise UserError(
-        "KerasModule.loss_fn",
-        expected="a function (batch, outputs), or a loss of Keras or its name",
-        got=repr(loss_fn),
-        remedy="Give one of these, or None for a model that is not trained.",
-    )
-
-
-def _of_keras(loss_fn: Any) -> bool:
-    return isinstance(loss_fn, tf.keras.losses.Loss) or str(
-        getattr(loss_fn, "__module__", "")
-    ).startswith("keras.")
 
 
 def _keras_rows(

@@ -12,6 +12,11 @@ from tfrl.ops.permutation import permutation
 
 Remainder = Literal["error", "pad", "drop", "wrap"]
 _REMAINDERS = ("error", "pad", "drop", "wrap")
+_REMEDIES = {
+    "rows": "Collect experience before the update.",
+    "size": "Leave it out for a minibatch of all rows.",
+    "epochs": "It is the number of passes over the batch; leave it out for one.",
+}
 
 
 @struct.logic_dataclass
@@ -45,11 +50,14 @@ class MinibatchPlan(struct.Struct):
             if value is None or value < 1:
                 raise UserError(
                     {"rows": "the batch", "size": "minibatch_size", "epochs": "num_epochs"}[name],
-                    expected="at least 1" if name != "rows" else "at least one row",
+                    expected="at least one row"
+                    if name == "rows"
+                    else "a whole number of at least 1",
                     got=repr(getattr(self, name)),
-                    remedy="Give a positive whole number.",
+                    remedy=_REMEDIES[name],
                 )
             object.__setattr__(self, name, value)  # one kind of number: plans are compared
+        object.__setattr__(self, "shuffle", _checked_shuffle(self.shuffle))
         if self.remainder not in _REMAINDERS:
             raise UserError(
                 "remainder",
@@ -92,6 +100,17 @@ def whole_number(value: Any) -> int | None:
     return None
 
 
+def _checked_shuffle(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise UserError(
+        "shuffle",
+        expected="True or False",
+        got=repr(value),
+        remedy="True takes the rows in a fresh order in every epoch.",
+    )
+
+
 def _nearest_divisors(rows: int, size: int) -> str:
     divisors = [d for d in range(1, rows + 1) if rows % d == 0]
     below = [d for d in divisors if d <= size][-1:]
@@ -120,7 +139,7 @@ def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
             rows.write(epoch, _epoch_indices(plan, seeding.fold_in(key, epoch))),
         ),
         (tf.constant(0), rows),
-        # Named: TensorFlow numbers unnamed loops, and a loop's name is part of its collectives' key.
+        # Named: TensorFlow numbers unnamed loops, and their names are in the collectives' keys.
         name="permutations",
     )
     return tf.reshape(rows.stack(), [plan.steps, plan.size])
@@ -238,6 +257,7 @@ def plan_minibatches(
             got="none",
             remedy="Collect experience before the update.",
         )
+    shuffle = _checked_shuffle(shuffle)
     if num_total_minibatches is not None:
         num_total_minibatches = _checked_total(num_total_minibatches)
     sizes = _sizes(rows, minibatch_size)

@@ -1,9 +1,10 @@
 """How the Learner trains one module: rates, clipping, sizes."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +14,55 @@ from tfrl.ops import schedules
 
 CLIP_KINDS = ("global_norm", "norm", "value")
 
+T = TypeVar("T")
 
+
+def _refusing_other_arguments(cls: type[T]) -> type[T]:
+    """Lets a dataclass of settings name the nearest field where it is given an unknown one."""
+    namespace: Any = cls
+    init = namespace.__init__
+
+    @functools.wraps(init)
+    def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args:
+            raise UserError(
+                cls.__name__,
+                expected="settings by name",
+                got=", ".join(map(repr, args)),
+                remedy=f"Write {cls.__name__}(lr={args[0]!r}) for a learning rate.",
+            )
+        _check_names(cls.__name__, cls, kwargs)
+        init(self, **kwargs)
+
+    namespace.__init__ = checked_init
+    return cls
+
+
+def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
+    """Raises a UserError that names all that are no fields."""
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        near = (_SYNONYMS.get(name) or did_you_mean(str(name), known) for name in unknown)
+        raise UserError(
+            thing,
+            expected=f"fields of {cls.__name__}, {', '.join(known)}",
+            got=", ".join(map(repr, unknown)),
+            remedy=" ".join(dict.fromkeys(near)),
+        )
+
+
+# What other libraries call them, where the letters alone would suggest something else.
+_SYNONYMS = {
+    "learning_rate": "Did you mean lr?",
+    "batch_size": "Did you mean minibatch_size?",
+    "max_grad_norm": "Did you mean grad_clip?",
+    "clip_norm": "Did you mean grad_clip?",
+    "epsilon": "Did you mean adam_epsilon?",
+}
+
+
+@_refusing_other_arguments
 @struct.logic_dataclass
 class ModuleConfig(struct.Struct):
     """How the Learner trains one module.
@@ -84,16 +133,7 @@ class ModuleConfig(struct.Struct):
                 got=repr(overrides),
                 remedy="Write it as {'lr': 1e-3}.",
             )
-        known = [f.name for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        unknown = [name for name in overrides if name not in known]
-        if unknown:
-            hints = " ".join(dict.fromkeys(did_you_mean(str(name), known) for name in unknown))
-            raise UserError(
-                "config_overrides",
-                expected=f"fields of ModuleConfig, {', '.join(known)}",
-                got=", ".join(map(repr, unknown)),
-                remedy=hints,
-            )
+        _check_names("config_overrides", ModuleConfig, overrides)
         return self.replace(**overrides)
 
 

@@ -117,6 +117,10 @@ class Module(abc.ABC):
         """As `before_update`, after the gradient steps."""
         return state
 
+    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+        """Before `after_update`, with the metrics of the update, see `Agent.adapt`."""
+        return state
+
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
@@ -225,6 +229,10 @@ class DuckModule(Module):
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """The object's hook, if it has one."""
         return self._hook("after_update", state, state, timesteps)
+
+    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+        """The object's hook, if it has one."""
+        return self._hook("adapt", state, state, metrics)
 
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]

@@ -7,26 +7,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
+from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
 from tfrl.learners.gradient_hooks import GradientHooks
 from tfrl.learners.minibatch_loop import Cut, run_minibatches
-from tfrl.learners.minibatches import (
-    MultiPlan,
-    Remainder,
-    minibatch_indices,
-    plan_minibatches,
-    whole_number,
-)
+from tfrl.learners.minibatches import MultiPlan, Remainder, minibatch_indices
 from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.planning import MinibatchSize, Planning
 from tfrl.learners.reports import Results, logged_as, raise_if_nonfinite
 from tfrl.types import Nest
 
 CompileMode = Literal["xla", "graph", "eager"]
-MinibatchSize = int | Mapping[str, int] | None
 
 
-class Updating(GradientHooks):
+class Updating(Planning, GradientHooks):
     """The updates of a `Learner`; a part of that class."""
 
     # Traced.
@@ -71,9 +66,9 @@ class Updating(GradientHooks):
         if not batches:
             self.env_steps.assign(timesteps)
             return {}
-        plan = self._plan(
-            {m: batches_lib.num_rows(self.replicas.local(b)[0], m) for m, b in batches.items()},
-            divided(self._sizes(batches, minibatch_size), self.replicas.num_replicas),
+        plan = self._plan_of_replica(
+            batches,
+            minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
             remainder=remainder,
@@ -107,6 +102,7 @@ class Updating(GradientHooks):
             self.before_gradient_based_update_for_module(module_id, timesteps)
         results = run_minibatches(self, batches, cut, seeding.stream(key, "losses"), jit=jit)
         for module_id in batches:
+            self._assign_changes(module_id, self.modules[module_id].adapt, results[module_id])
             self.after_gradient_based_update_for_module(module_id, timesteps)
         self.after_gradient_based_update(timesteps=timesteps)
         self.env_steps.assign(timesteps)
@@ -122,60 +118,6 @@ class Updating(GradientHooks):
                 rate = tf.convert_to_tensor(entry.optimizer.learning_rate)
                 metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
         return results
-
-    # Plans.
-
-    def _to_train(self, batch: Nest) -> dict[str, Nest]:
-        """`{module_id: rows}` of those modules that the update trains."""
-        batches = batches_lib.by_module(batch, list(self.modules))
-        return {
-            m: batches_lib.whole_sequences(rows)
-            for m, rows in batches.items()
-            if self.should_module_be_updated(m, rows)
-        }
-
-    def _sizes(self, batches: Mapping[str, Nest], asked: MinibatchSize) -> dict[str, int | None]:
-        """The asked minibatch size of each module, over all replicas."""
-        if isinstance(asked, Mapping):
-            unknown = sorted(set(asked) - set(self.modules))
-            if unknown:
-                raise UserError(
-                    "minibatch_size",
-                    expected=f"sizes for modules out of {sorted(self.modules)}",
-                    got=f"ones for {sorted(asked)}",
-                    remedy=f"Leave out {unknown}.",
-                )
-            found = {m: asked.get(m, self.configs[m].minibatch_size) for m in batches}
-        else:
-            own = {m: self.configs[m].minibatch_size for m in batches}
-            found = own if asked is None else dict.fromkeys(batches, asked)
-        # What is no whole number the plan refuses.
-        return {m: s if whole_number(s) is None else whole_number(s) for m, s in found.items()}
-
-    def _plan_of(
-        self,
-        batches: Mapping[str, Nest],
-        minibatch_size: MinibatchSize,
-        **options: Any,
-    ) -> MultiPlan:
-        """The plan of this process for rows that its replicas divide."""
-        rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
-        sizes = divided(self._sizes(batches, minibatch_size), self.replicas.num_workers)
-        parts = self.replicas.num_local
-        plan = self._agreed(self._plan(rows, sizes, parts=parts, **options))
-        for m, one in plan.modules.items():
-            check_divides(one.size, parts, m)
-        return plan
-
-    def _plan(
-        self, rows: Any, sizes: Mapping[str, int | None], *, parts: int = 1, **options: Any
-    ) -> MultiPlan:
-        """The plan; "all rows" is what so many replicas can divide, where `remainder` allows."""
-        sizes = {
-            m: divisible(rows[m], parts, m, options["remainder"]) if sizes[m] is None else sizes[m]
-            for m in rows
-        }
-        return plan_minibatches(rows, sizes, **options)
 
     # From Python.
 
@@ -208,7 +150,8 @@ class Updating(GradientHooks):
           num_total_minibatches: Gradient steps to take, instead of those of the epochs.
           timesteps: Env steps so far, which drive the schedules, as a number or
             `{"env_steps": n}`; None for what the learner was told last.
-          key: int32 [2]; by default derived from the learner's key and the gradient steps so far.
+          key: int32 [2], or a seed; by default derived from the learner's key and the gradient
+            steps so far.
           compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
             gradients only.
 
@@ -223,9 +166,7 @@ class Updating(GradientHooks):
         self._check_built("update_from_batch")
         steps = self._steps(timesteps)
         batches = batches_lib.as_tensors(self._to_train(batch))
-        if not batches:
-            return self._nothing(steps)
-        plan = self._plan_of(
+        plan = self._plan_of_process(
             batches,
             minibatch_size,
             num_epochs=num_epochs,
@@ -233,7 +174,10 @@ class Updating(GradientHooks):
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
+        if plan is None:
+            return self._nothing(steps)
         given = key is not None
+        given_key = checked_key(key) if given else tf.constant([0, 0])
 
         def run(batches: dict[str, Nest], key: tf.Tensor, timesteps: tf.Tensor) -> Results:
             key = key if given else self._default_key()  # eagerly it takes a millisecond
@@ -242,8 +186,7 @@ class Updating(GradientHooks):
             return self._train(batches, _cut(plan, indices), key, timesteps, jit=jit)
 
         fn = self._compiled_as(compile, ("batch", plan, given), run)
-        key = key if given else tf.constant([0, 0])
-        return self._call(fn, batches, key, steps)
+        return self._call(fn, batches, given_key, steps)
 
     # What these share.
 
@@ -264,7 +207,7 @@ class Updating(GradientHooks):
             jit = compile == "xla" and not self.replicas.several
             changing = name[1] == "changing"
             self._compiled[name] = tf.function(
-                run, jit_compile=jit, autograph=False, reduce_retracing=changing
+                counted_apart(run), jit_compile=jit, autograph=False, reduce_retracing=changing
             )
         return self._compiled[name]
 
@@ -299,13 +242,6 @@ class Updating(GradientHooks):
                 remedy="None takes what the learner was told last.",
             )
         return tf.constant(int(found), tf.int64)
-
-    def _agreed(self, plan: MultiPlan) -> MultiPlan:
-        """The plan with the number of steps that all processes take: the largest of any."""
-        if self.replicas.num_workers == 1:
-            return plan
-        steps = tf.constant(plan.steps, tf.int32)
-        return plan.with_steps(int(np.max(self.replicas.gathered(steps).numpy())))
 
     def _shared_out(self, indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Divides the columns of every minibatch's indices among the replicas of this process."""
@@ -385,6 +321,25 @@ def _indices(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
     return found
 
 
+def checked_key(key: Any) -> tf.Tensor:
+    """Returns a key int32 [2] of a key or a seed.
+
+    Raises:
+      UserError: For anything else.
+    """
+    if isinstance(key, int) and not isinstance(key, bool):
+        return seeding.key(key)
+    found = tf.convert_to_tensor(key)
+    if not found.dtype.is_integer or found.shape != [2]:
+        raise UserError(
+            "key",
+            expected="whole numbers int32 [2], or a seed",
+            got=f"{found.dtype.name} of shape {tuple(found.shape)}",
+            remedy="Make one by tfrl.seeding.key(0), or leave it out.",
+        )
+    return tf.cast(found, tf.int32)
+
+
 def _cut(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> Cut:
     return Cut(
         indices=indices,
@@ -392,39 +347,3 @@ def _cut(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> Cut:
         padded={m: p.padded for m, p in plan.modules.items()},
         whole={m: p.rows == p.size and not p.shuffle for m, p in plan.modules.items()},
     )
-
-
-def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None]:
-    """Sizes for one of so many parts; what does not divide is an error."""
-    for m, size in sizes.items():
-        if isinstance(size, int):
-            check_divides(size, parts, m)
-    return {m: s // parts if isinstance(s, int) else s for m, s in sizes.items()}
-
-
-def divisible(rows: int, parts: int, module_id: str, remainder: Remainder) -> int:
-    """Returns the size of a minibatch of all rows that so many replicas can divide."""
-    if rows % parts == 0:
-        return rows
-    if remainder in ("pad", "wrap"):
-        return -(-rows // parts) * parts
-    if remainder == "drop" and rows > parts:
-        return rows // parts * parts
-    raise UserError(
-        f"the batch of module {module_id!r}",
-        expected=f"rows for minibatches that the {parts} replicas divide",
-        got=f"{rows} rows, all of them in one minibatch",
-        remedy="Choose remainder='pad', 'drop' or 'wrap', or a minibatch_size.",
-    )
-
-
-def check_divides(size: int, parts: int, module_id: str) -> None:
-    """Raises a UserError unless a minibatch's rows can be divided among so many replicas."""
-    if size % parts:
-        near = [n for n in (size // parts * parts, -(-size // parts) * parts) if n]
-        raise UserError(
-            f"minibatch_size of module {module_id!r}",
-            expected=f"a multiple of the {parts} replicas that divide it",
-            got=size,
-            remedy=f"The nearest that divide are {' and '.join(map(str, near))}.",
-        )

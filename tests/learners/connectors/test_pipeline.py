@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo import PPO
-from tfrl.agents.ppo.losses import PPOBatch
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import connectors
@@ -283,7 +283,7 @@ def test_the_batch_of_ppo_is_that_of_its_own_learner_batch():
         episodes,
         shared_data=shared,
     )["default_policy"]
-    for name in PPOBatch.__dataclass_fields__:
+    for name in PolicyBatch.__dataclass_fields__:
         ours = got[name].numpy()
         # [T * B, ...] in order of time to episodes one after the other
         theirs = getattr(wanted, name).numpy()

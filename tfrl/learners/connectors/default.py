@@ -18,7 +18,7 @@ def default_learner_pipeline(
     lambda_: float | None = None,
     max_seq_len: int = 20,
 ) -> ConnectorPipeline:
-    """Makes the pipeline from episodes to `{module_id: TensorDict}` with the columns of `PPOBatch`.
+    """Makes the pipeline from episodes to `{module_id: TensorDict}` with `PolicyBatch`'s columns.
 
     Rows of recurrent modules, those with `initial_carry`, become sequences with `state_in`.
 

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import nests
 
 Nest = Any
@@ -27,7 +28,8 @@ class RowFunction:
           fn: Takes a state and a nest `[N, ...]`; returns a nest `[N, ...]` in which a row does not
             depend on the rows after it.
         """
-        self._fn = tf.function(fn)
+        self._fn = fn
+        self._compiled: dict[tuple[int, ...], Any] = {}
 
     def __call__(self, state: Any, rows: Nest, *, axes: int = 1) -> Nest:
         """Returns the result for arrays `[N, ...]`, as arrays.
@@ -39,13 +41,17 @@ class RowFunction:
         """
         sizes = next(iter(struct.paths(rows).values())).shape[:axes]
         padded = nests.map_leaves(lambda x: tf.constant(_padded(x, sizes)), rows)
-        result = self._fn(struct.values(state), padded)
+        longest = tuple(map(padded_size, sizes))
+        if longest not in self._compiled:
+            # One for each size: the few traces of a single one look to TensorFlow like a mistake.
+            self._compiled[longest] = tf.function(counted_apart(self._fn))
+        result = self._compiled[longest](struct.values(state), padded)
         return tf.nest.map_structure(lambda x: x.numpy()[tuple(map(slice, sizes))], result)
 
     @property
     def traces(self) -> int:
         """How often the function has been traced."""
-        return self._fn.experimental_get_tracing_count()
+        return sum(fn.experimental_get_tracing_count() for fn in self._compiled.values())
 
 
 def padded_size(size: int) -> int:
