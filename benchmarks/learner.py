@@ -74,7 +74,7 @@ def learner_runs(
     import tensorflow as tf
 
     from tfrl import seeding
-    from tfrl.agents.ppo.losses import PPOBatch
+    from tfrl.agents.actor_critic import PolicyBatch
     from tfrl.learners import Learner
 
     ids = [f"module_{i}" for i in range(modules)]
@@ -82,7 +82,7 @@ def learner_runs(
     learner.build(0)
     columns = {m: make_rows(args.rows, seed) for seed, m in enumerate(ids)}
     batch = {
-        m: PPOBatch(**{k: tf.constant(v) for k, v in rows.items()}) for m, rows in columns.items()
+        m: PolicyBatch(**{k: tf.constant(v) for k, v in rows.items()}) for m, rows in columns.items()
     }
     options = {"num_epochs": args.epochs, "minibatch_size": args.minibatch_size}
 
@@ -109,7 +109,7 @@ def reference_runs(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
 
     from benchmarks.reference_learner import ENTROPY_COEF, ReferenceLearner, bare_ppo
     from tfrl import seeding
-    from tfrl.agents.ppo.losses import PPOBatch
+    from tfrl.agents.actor_critic import PolicyBatch
 
     rows = make_rows(args.rows, 0)
     batch = [tf.constant(rows[name]) for name in COLUMNS]
@@ -124,7 +124,7 @@ def reference_runs(args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
         named = tf.nest.pack_sequence_as(start.params, params)
         extra = {"entropy_coef": tf.convert_to_tensor(coefficient)}
         state = start.replace(params=named, extra=extra)
-        taken = PPOBatch(**dict(zip(COLUMNS, columns, strict=True)), value=columns[-1])
+        taken = PolicyBatch(**dict(zip(COLUMNS, columns, strict=True)), value=columns[-1])
         taken = agent.prepare_minibatch(state, taken, lambda x: x)
         found, metrics = agent.loss(named, state, taken, seeding.key(0))
         return found, list(metrics.values())

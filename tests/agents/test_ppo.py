@@ -8,7 +8,8 @@ from absl.testing import parameterized
 import tfrl
 from tfrl import distributions, networks, seeding, specs, struct
 from tfrl.agents import PPO, RandomAgent
-from tfrl.agents.ppo.losses import PPOBatch, ppo_loss
+from tfrl.agents.actor_critic import PolicyBatch
+from tfrl.agents.ppo.losses import ppo_loss
 from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.rollout import rollout
@@ -42,7 +43,7 @@ def experience(env, agent, state, length=16):
 
 class LossTest(parameterized.TestCase):
     def batch(self, **changes):
-        batch = PPOBatch(
+        batch = PolicyBatch(
             obs=tf.zeros([2, 1]),
             action=tf.zeros([2], tf.int64),
             log_prob=tf.math.log([0.5, 0.5]),
@@ -86,7 +87,7 @@ class LossTest(parameterized.TestCase):
     def test_masked_rows_change_nothing(self):
         plain, plain_metrics = self.loss(self.batch())
         nan = np.nan
-        padded = PPOBatch(
+        padded = PolicyBatch(
             obs=tf.zeros([3, 1]),
             action=tf.zeros([3], tf.int64),
             log_prob=tf.concat([tf.math.log([0.5, 0.5]), [nan]], 0),
@@ -235,12 +236,15 @@ class AgentTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"discount": 1.5}, "PPO.discount: expected a number of at least 0 and at most 1, got 1.5"),
-        ({"clip": -0.1}, "PPO.clip: expected a number of at least 0, got -0.1"),
+        ({"clip": -0.1}, "PPO.clip: expected a number of at least 0 or None, got -0.1"),
         ({"gae_lambda": float("nan")}, "PPO.gae_lambda: expected a number"),
-        ({"clip": [[0, 0.2], [9, 0]]}, "PPO.clip: expected a number of at least 0, got [[0, 0.2],"),
-        ({"clip": True}, "PPO.clip: expected a number of at least 0, got True"),
-        ({"clip": None}, "PPO.clip: expected a number of at least 0, got None"),
-        ({"clip": "0.2"}, "PPO.clip: expected a number of at least 0, got '0.2'"),
+        (
+            {"clip": [[0, 0.2], [9, 0]]},
+            "expected a number of at least 0 or None, got [[0, 0.2],",
+        ),
+        ({"clip": True}, "PPO.clip: expected a number of at least 0 or None, got True"),
+        ({"clip": None}, "PPO.clip: expected a number where there is no KL penalty, got None"),
+        ({"clip": "0.2"}, "PPO.clip: expected a number of at least 0 or None, got '0.2'"),
         ({"value_coef": -1}, "PPO.value_coef: expected a number of at least 0, got -1"),
         ({"value_coef": float("inf")}, "PPO.value_coef: expected a number of at least 0, got inf"),
         ({"value_clip": -0.2}, "PPO.value_clip: expected a number of at least 0 or None, got -0.2"),
@@ -340,7 +344,7 @@ class AgentTest(parameterized.TestCase):
             "value": tf.zeros([4]),
             "mask": tf.constant([True, True, False, True]),
         }
-        batch = PPOBatch(**rows) if kind == "dataclass" else struct.TensorDict(rows)
+        batch = PolicyBatch(**rows) if kind == "dataclass" else struct.TensorDict(rows)
         prepared = agent.prepare_minibatch(None, batch, lambda x: x)
         self.assertIsInstance(prepared, type(batch))
         expected = [-0.9258201, -0.46291, 0.0, 1.3887301]

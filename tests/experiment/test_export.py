@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import seeding, specs, struct
+from tfrl.agents import PPO
 from tfrl.errors import UserError
 from tfrl.experiment.export import export_policy
 from tfrl.types import ActionOutput, AgentState
@@ -195,14 +196,33 @@ class TestExport:
         captured = capfd.readouterr()
         assert (captured.out, captured.err) == ("", "")
 
-    def test_recurrent_policy(self, tmp_path):
+    def test_a_policy_with_memory_takes_and_gives_its_state(self, tmp_path):
+        spec = tf.TensorSpec([3], tf.float32)
+        agent = PPO(obs_spec=spec, action_spec=specs.DiscreteSpec(4), memory="gru", hidden=(8,))
+        state = agent.init(KEY)
+        policy = tf.saved_model.load(str(export_policy(agent, state, tmp_path / "policy")))
+        act, begin = policy.signatures["action"], policy.signatures["initial_state"]
+        carry, expected = dict(begin(batch_size=tf.constant(5))), agent.initial_carry(5)
+        for t in range(4):
+            obs = seeding.normal(seeding.fold_in(KEY, t), [5, 3])
+            output = dict(act(observation=obs, **carry))
+            own = agent.evaluate_actions(state, obs, KEY, expected)
+            np.testing.assert_array_equal(output.pop("action"), own.action)
+            carry, expected = output, own.carry
+            assert sorted(carry) == ["state_policy_hidden", "state_value_hidden"]
+            np.testing.assert_allclose(
+                carry["state_policy_hidden"], expected["policy"]["hidden"], atol=1e-6
+            )
+        assert np.abs(carry["state_policy_hidden"]).max() > 0.01
+
+    def test_a_carry_without_a_beginning(self, tmp_path):
         agent = GreedyAgent(obs=OBS, action=MOVE, recurrent=True)
         with pytest.raises(UserError) as error:
             export_policy(agent, agent.init(KEY), tmp_path / "policy")
         assert str(error.value) == (
-            "export of GreedyAgent: expected a policy that acts on the observation alone, got a "
-            "recurrent one, whose carry has no place in the signature. Run it from Python through "
-            "agent.evaluate_actions."
+            "export of GreedyAgent: expected a method initial_carry(batch_size), since "
+            "evaluate_actions returns a carry, got a policy with memory, and nothing to begin an "
+            "episode with. Let it return the recurrent state of an episode's start."
         )
         assert os.listdir(tmp_path) == []
 

@@ -91,6 +91,10 @@ class Agent(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
 
+    def num_rows(self, rollout_length: int, num_envs: int) -> int:
+        """Returns how many rows `learner_batch` makes of a rollout `[T, B]`; T * B by default."""
+        return rollout_length * num_envs
+
     def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
         """Returns the state with the statistics of new experience merged in, after the update."""
         return state
@@ -106,6 +110,16 @@ class Agent(abc.ABC):
 
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """As `before_update`, after the gradient steps; target networks live here."""
+        return state
+
+    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+        """As `before_update`, after the gradient steps and before `after_update`.
+
+        Args:
+          state: Values.
+          metrics: What the losses reported, the means over the minibatches of this update, named as
+            in the results of the Learner.
+        """
         return state
 
     def prepare_minibatch(

@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import distributions, specs, struct
+from tfrl.agents.action_masks import split_mask
 from tfrl.agents.core import Agent
 from tfrl.types import ActionOutput, AgentState, Nest
 
@@ -10,6 +11,8 @@ from tfrl.types import ActionOutput, AgentState, Nest
 @struct.logic_dataclass
 class RandomAgent(Agent):
     """Draws every action uniformly; it has no parameters and does not learn.
+
+    Where the observation has an item `action_mask`, uniformly among the valid actions.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
@@ -28,6 +31,11 @@ class RandomAgent(Agent):
     ) -> ActionOutput:
         """Returns uniform actions for a batch `[B, ...]` of observations."""
         batch = tf.nest.flatten(obs)[0].shape[0]
-        return ActionOutput(action=specs.sample(self.action_spec, key, [batch]), carry=carry)
+        _, mask = split_mask(obs)
+        if mask is None:
+            return ActionOutput(action=specs.sample(self.action_spec, key, [batch]), carry=carry)
+        uniform = distributions.make_distribution(self.action_spec)
+        logits = tf.zeros([batch, uniform.num_outputs])
+        return ActionOutput(action=uniform.build(logits, mask=mask).sample(key), carry=carry)
 
     evaluate_actions = compute_actions

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl._version import __version__
 from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.wrappers.action_mask import ActionMask, gives_mask
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError, did_you_mean, nearest
 
@@ -205,6 +206,8 @@ def finish(
     """
     for wrap in wrappers:
         env = wrap(env)
+    if gives_mask(env):
+        env = ActionMask(env=env)
     if max_episode_steps is None:
         limit = _limit_in_steps(task_limit, env.action_repeat)
     else:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.reward_active import RewardActive
@@ -168,7 +169,7 @@ def compiled(fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
     if mode == "auto":
         accelerators = {d.device_type for d in tf.config.list_logical_devices()} & {"GPU", "TPU"}
         mode = "xla" if accelerators else "graph"
-    return tf.function(fn, jit_compile=mode == "xla", autograph=False)
+    return tf.function(counted_apart(fn), jit_compile=mode == "xla", autograph=False)
 
 
 def _check_count(name: str, count: Any) -> None:

@@ -41,39 +41,73 @@ class _Policy(tf.Module):
             for path, leaf in struct.paths(agent_state).items()
         }
         self._paths = tuple(struct.paths(agent_state))
+        self._carry = initial_carry(agent, 1)
+        self._carry_names = {} if self._carry is None else _names(self._carry, "state")
         self.action = self._action_function(agent, agent_state)
+        if self._carry is not None:
+            self.initial_state = self._initial_state_function(agent)
+
+    def _initial_state_function(self, agent: Any) -> Any:
+        names = tuple(self._carry_names.values())
+
+        def initial_state(batch_size: tf.Tensor) -> dict[str, tf.Tensor]:
+            carry = tf.nest.flatten(initial_carry(agent, batch_size))
+            return dict(zip(names, carry, strict=True))
+
+        return tf.function(
+            initial_state, input_signature=[tf.TensorSpec([], tf.int32, name="batch_size")]
+        )
 
     def _action_function(self, agent: Any, agent_state: Any) -> Any:
         obs_names = _names(agent.obs_spec, "observation")
         action_names = tuple(_names(agent.action_spec, "action").values())
+        num_obs = len(obs_names)
         # Structure only; the tensors must not be captured as constants.
         structure = tf.nest.map_structure(lambda leaf: None if leaf is None else 0, agent_state)
 
-        def action(*observations: tf.Tensor) -> dict[str, tf.Tensor]:
+        def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
             rest = iter(tf.convert_to_tensor(self.values[path]) for path in self._paths)
             flat = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(structure)]
             state = tf.nest.pack_sequence_as(structure, flat)
-            obs = tf.nest.pack_sequence_as(agent.obs_spec, observations)
-            actions = agent.evaluate_actions(state, obs, seeding.key(0)).action
-            tf.nest.assert_same_structure(agent.action_spec, actions)
-            return dict(zip(action_names, tf.nest.flatten(actions), strict=True))
+            obs = tf.nest.pack_sequence_as(agent.obs_spec, inputs[:num_obs])
+            carry = None
+            if self._carry is not None:
+                carry = tf.nest.pack_sequence_as(self._carry, inputs[num_obs:])
+            output = agent.evaluate_actions(state, obs, seeding.key(0), carry)
+            _check_carry(agent, carry, output.carry)
+            tf.nest.assert_same_structure(agent.action_spec, output.action)
+            found = dict(zip(action_names, tf.nest.flatten(output.action), strict=True))
+            if carry is not None:
+                after = tf.nest.flatten(output.carry)
+                found.update(zip(self._carry_names.values(), after, strict=True))
+            return found
 
         specs = [
             tf.TensorSpec([None, *spec.shape], spec.dtype, name=obs_names[path])
             for path, spec in struct.paths(agent.obs_spec).items()
         ]
+        if self._carry is not None:
+            specs += [
+                tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=self._carry_names[path])
+                for path, x in struct.paths(self._carry).items()
+            ]
         return tf.function(action, input_signature=specs)
 
 
-def _check_not_recurrent(agent: Any, agent_state: Any) -> None:
-    """Refuses a policy that needs a carry: acting without it would silently be another policy."""
-    obs = tf.nest.map_structure(lambda s: tf.zeros([1, *s.shape], s.dtype), agent.obs_spec)
-    if agent.evaluate_actions(agent_state, obs, seeding.key(0)).carry is not None:
+def initial_carry(agent: Any, batch_size: Any) -> Any:
+    """Returns the recurrent state of an agent at an episode's start; None without memory."""
+    make = getattr(agent, "initial_carry", None)
+    return None if make is None else make(batch_size)
+
+
+def _check_carry(agent: Any, before: Any, after: Any) -> None:
+    """Refuses a carry that nobody could begin with."""
+    if before is None and after is not None:
         raise UserError(
             f"export of {type(agent).__name__}",
-            expected="a policy that acts on the observation alone",
-            got="a recurrent one, whose carry has no place in the signature",
-            remedy="Run it from Python through agent.evaluate_actions.",
+            expected="a method initial_carry(batch_size), since evaluate_actions returns a carry",
+            got="a policy with memory, and nothing to begin an episode with",
+            remedy="Let it return the recurrent state of an episode's start.",
         )
 
 
@@ -100,6 +134,13 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
         policy = tf.saved_model.load(directory)  # Keep this reference while acting.
         action = policy.signatures["action"](observation=batch)["action"]
 
+    A policy with memory takes and gives its state too, one `state_<path>` a leaf, which begins as
+    the signature `initial_state` says, and so again wherever an episode begins:
+
+        state = policy.signatures["initial_state"](batch_size=tf.constant(B))
+        output = dict(policy.signatures["action"](observation=batch, **state))
+        action = output.pop("action")  # what is left is the next state
+
     Args:
       agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`; what it draws (a
         greedy policy draws nothing) comes from one constant key.
@@ -110,21 +151,23 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
       The folder.
 
     Raises:
-      UserError: The folder cannot be written, the policy is recurrent, or names collide.
+      UserError: The folder cannot be written, or names collide.
     """
     directory = pathlib.Path(directory)
-    _check_not_recurrent(agent, agent_state)
     module = _Policy(agent, agent_state)
     temporary = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         temporary = files.temporary_name(directory.parent)
         signature = module.action.get_concrete_function()
+        signatures = {"action": signature, "serving_default": signature}
+        if initial_carry(agent, 1) is not None:
+            signatures["initial_state"] = module.initial_state.get_concrete_function()
         with _quiet():
             tf.saved_model.save(
                 module,
                 str(temporary),
-                signatures={"action": signature, "serving_default": signature},
+                signatures=signatures,
             )
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)

@@ -11,6 +11,7 @@ from typing import Any
 import gin
 
 from tfrl import agents, distributions, learners, networks, workflows
+from tfrl.agents.action_masks import split_mask
 from tfrl.agents.core import Agent
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
@@ -114,10 +115,13 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
 
     @functools.wraps(agent_class, updated=())
     def make(*, obs_spec: Nest, action_spec: Nest, **options: Any) -> Agent:
-        for name in ("policy", "value"):
+        for name in ("policy", "value", "torso"):
             network = options.get(name)
             if network is not None and not isinstance(network, networks.Network):
-                options[name] = network(obs_spec, action_spec)
+                # A torso sees observations only, without an action mask.
+                seen = split_mask(obs_spec)[0]
+                given = (seen,) if name == "torso" else (seen, action_spec)
+                options[name] = network(*given)
         return agent_class(obs_spec=obs_spec, action_spec=action_spec, **options)
 
     # So that gin sees the parameters and writes their defaults into the operative configuration.
@@ -142,9 +146,9 @@ def _register() -> None:
     # The flags choose the strategy.
     gin.external_configurable(workflows.OnPolicyWorkflow, module="workflows", denylist=["strategy"])
     specs = ["obs_spec", "action_spec"]
-    gin.external_configurable(
-        _with_network_factories(agents.PPO), name="PPO", module="agents", denylist=specs
-    )
+    for agent in (agents.A2C, agents.Impala, agents.PPO, agents.Reinforce):
+        made = _with_network_factories(agent)
+        gin.external_configurable(made, name=agent.__name__, module="agents", denylist=specs)
     gin.external_configurable(agents.MultiAgent, module="agents", denylist=specs)
     gin.external_configurable(networks.make_torso, module="networks", denylist=["obs_spec"])
     gin.external_configurable(

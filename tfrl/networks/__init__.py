@@ -5,6 +5,7 @@ Parameters are nested dicts of float32 tensors or Variables. Every network works
 `[P, T, B, ...]`.
 """
 
+from tfrl.networks.actor_critic import ActorCriticNetwork
 from tfrl.networks.conv import NatureCNN
 from tfrl.networks.core import Network, Torso, init_population, split_leaves
 from tfrl.networks.critics import CriticEnsemble
@@ -14,9 +15,11 @@ from tfrl.networks.impala import ImpalaCNN
 from tfrl.networks.keras_adapter import KerasNetwork
 from tfrl.networks.mlp import MLP, Linear
 from tfrl.networks.observations import ObservationTorso
+from tfrl.networks.recurrent import RecurrentTorso
 
 __all__ = [
     "MLP",
+    "ActorCriticNetwork",
     "CriticEnsemble",
     "DuelingQNetwork",
     "ImpalaCNN",
@@ -27,6 +30,7 @@ __all__ = [
     "ObservationTorso",
     "PolicyNetwork",
     "QNetwork",
+    "RecurrentTorso",
     "Torso",
     "ValueNetwork",
     "init_population",

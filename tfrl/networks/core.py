@@ -61,6 +61,49 @@ class Network(abc.ABC):
         """
         return self.apply(params, x), params
 
+    # Memory; what has none answers without.
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the output depends on what came before: then there is a carry."""
+        return False
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns the carry `[B, ...]` at the start of an episode; None without memory."""
+        return None
+
+    def step(self, params: Params, x: Nest, carry: Nest = None) -> tuple[Any, Nest]:
+        """Takes one step of an episode.
+
+        Args:
+          params: As for `apply`.
+          x: The inputs `[B, ...]`.
+          carry: The carry before the step, or None without memory.
+
+        Returns:
+          The output, and the carry after the step.
+        """
+        return self.apply(params, x), carry
+
+    def unroll(
+        self, params: Params, x: Nest, carry: Nest, starts: tf.Tensor, key: tf.Tensor | None
+    ) -> tuple[Any, Params]:
+        """Goes over sequences as a loss needs it, see `apply_training`.
+
+        Args:
+          params: As for `apply`, not stacked.
+          x: The inputs `[T, B, ...]`.
+          carry: The carry `[B, ...]` before the first step, or None without memory.
+          starts: bool `[T, B]`, where an input is the first of an episode.
+          key: int32 [2], for layers that draw random numbers; None for layers in inference mode.
+
+        Returns:
+          The output `[T, B, ...]`, and the parameters after the call.
+        """
+        if key is None:
+            return self.apply(params, x), params
+        return self.apply_training(params, x, key)
+
 
 class Torso(Network):
     """A network whose output is one axis of features `[..., output_size]`."""

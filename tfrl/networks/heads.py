@@ -34,6 +34,27 @@ class _Headed(Network):
         hidden, torso = self.torso.apply_training(params["torso"], x, key)
         return self._output(params, hidden), {**params, "torso": torso}
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether the torso is."""
+        return self.torso.recurrent
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns that of the torso."""
+        return self.torso.initial_carry(batch_size)
+
+    def step(self, params: Params, x: Nest, carry: Nest = None) -> tuple[Any, Nest]:
+        """Takes one step of an episode; see `Network.step`."""
+        hidden, carry = self.torso.step(params["torso"], x, carry)
+        return self._output(params, hidden), carry
+
+    def unroll(
+        self, params: Params, x: Nest, carry: Nest, starts: tf.Tensor, key: tf.Tensor | None
+    ) -> tuple[Any, Params]:
+        """Goes over sequences; see `Network.unroll`."""
+        hidden, torso = self.torso.unroll(params["torso"], x, carry, starts, key)
+        return self._output(params, hidden), {**params, "torso": torso}
+
 
 @struct.logic_dataclass
 class PolicyNetwork(_Headed):
@@ -69,6 +90,33 @@ class PolicyNetwork(_Headed):
           mask: Which actions are valid, see `ActionDistribution.build`.
         """
         return self._output(params, self.torso.apply(params["torso"], x), mask)
+
+    def apply_training(
+        self, params: Params, x: Nest, key: tf.Tensor, mask: Nest = None
+    ) -> tuple[Distribution, Params]:
+        """Returns the distribution with the torso in training mode; see `Network`."""
+        hidden, torso = self.torso.apply_training(params["torso"], x, key)
+        return self._output(params, hidden, mask), {**params, "torso": torso}
+
+    def step(
+        self, params: Params, x: Nest, carry: Nest = None, mask: Nest = None
+    ) -> tuple[Distribution, Nest]:
+        """Takes one step of an episode; see `Network.step`."""
+        hidden, carry = self.torso.step(params["torso"], x, carry)
+        return self._output(params, hidden, mask), carry
+
+    def unroll(
+        self,
+        params: Params,
+        x: Nest,
+        carry: Nest,
+        starts: tf.Tensor,
+        key: tf.Tensor | None,
+        mask: Nest = None,
+    ) -> tuple[Distribution, Params]:
+        """Goes over sequences; see `Network.unroll`."""
+        hidden, torso = self.torso.unroll(params["torso"], x, carry, starts, key)
+        return self._output(params, hidden, mask), {**params, "torso": torso}
 
     def _output(self, params: Params, hidden: tf.Tensor, mask: Nest = None) -> Distribution:
         outputs = _head(params["head"], hidden)

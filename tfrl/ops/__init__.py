@@ -3,7 +3,12 @@
 from tfrl.ops.divergence import kl_k1, kl_k2, kl_k3, log_ratio
 from tfrl.ops.multistep import discounted_returns, gae, lambda_returns, n_step_returns
 from tfrl.ops.permutation import permutation
-from tfrl.ops.policy_losses import PPOClipExtra, entropy_loss, ppo_clip_loss
+from tfrl.ops.policy_losses import (
+    PPOClipExtra,
+    entropy_loss,
+    policy_gradient_loss,
+    ppo_clip_loss,
+)
 from tfrl.ops.q_losses import double_q_learning_loss, expected_sarsa_loss, q_learning_loss
 from tfrl.ops.ranking import centered_ranks
 from tfrl.ops.reduce import (
@@ -60,6 +65,7 @@ __all__ = [
     "n_step_returns",
     "normalize_advantage",
     "permutation",
+    "policy_gradient_loss",
     "ppo_clip_loss",
     "q_learning_loss",
     "retrace",

@@ -74,6 +74,37 @@ def ppo_clip_loss(
     return loss, extra
 
 
+def policy_gradient_loss(
+    *, log_prob: Any, advantage: Any, mask: Any = None, denominator: Any = None
+) -> tf.Tensor:
+    """The loss whose gradient is the policy gradient.
+
+      loss = -mean_t A_t log pi(a_t | o_t)
+
+    Source: Williams 1992, https://doi.org/10.1007/BF00992696; with advantages: Mnih et al. 2016,
+    section 4, https://arxiv.org/abs/1602.01783.
+
+    Args:
+      log_prob: float32 [T, B], log pi(a_t | o_t).
+      advantage: float32 [T, B], A_t; no gradient flows through it.
+      mask: bool [T, B], True where a row counts, or None.
+      denominator: Number of valid rows to divide by instead of those of the mask.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    log_prob = _rows.floats("log_prob", log_prob)
+    advantage = tf.stop_gradient(_rows.floats("advantage", advantage))
+    checks.same_shape(("log_prob", "advantage"), (log_prob, advantage))
+    if mask is not None:
+        mask = _rows.flag("mask", mask)
+        log_prob, advantage = _rows.select(mask, log_prob), _rows.select(mask, advantage)
+    return -reduce.masked_mean(advantage * log_prob, mask, denominator=denominator)
+
+
 def entropy_loss(*, entropy: Any, mask: Any = None, denominator: Any = None) -> tf.Tensor:
     """The negative mean entropy; weighted by a coefficient it rewards exploration.
 

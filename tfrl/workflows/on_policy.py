@@ -21,12 +21,13 @@ from tfrl.learners import (
     ModuleConfig,
     raise_if_nonfinite,
 )
-from tfrl.learners.minibatches import MinibatchPlan, Remainder
+from tfrl.learners.minibatches import Remainder
 from tfrl.rollout import rollout
 from tfrl.types import EnvState, Nest
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.on_policy_program import MAX_ITERATIONS, OnPolicyProgram, Progress
 from tfrl.workflows.seams import check_compile
+from tfrl.workflows.sizes import minibatch_sizes
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -137,7 +138,15 @@ class OnPolicyWorkflow(Workflow):
         self.check_numerics = check_numerics
         self.compile = check_compile(compile, SEAMS)
         self.num_epochs = num_epochs
-        self.minibatch_size = self._minibatch_size(num_minibatches, remainder)
+        self.minibatch_sizes = minibatch_sizes(
+            self.modules,
+            getattr(agent, "members", {}),
+            rollout_length=rollout_length,
+            num_envs=env.num_envs,
+            num_minibatches=num_minibatches,
+            num_epochs=num_epochs,
+            remainder=remainder,
+        )
         self.remainder = remainder
         self.eval_env = _check_env("eval_env", eval_env) if eval_env is not None else env
         self.eval_episodes = eval_episodes
@@ -185,11 +194,12 @@ class OnPolicyWorkflow(Workflow):
                     got=env.num_envs,
                     remedy=f"The nearest are {' and '.join(str(n) for n in sorted(near) if n)}.",
                 )
-        if self.minibatch_size % parts:
+        wrong = [size for size in self.minibatch_sizes.values() if size % parts]
+        if wrong:
             raise UserError(
                 "num_minibatches",
                 expected=f"minibatches whose rows the {parts} replicas can divide",
-                got=f"{self.minibatch_size} rows",
+                got=f"{wrong[0]} rows",
                 remedy="Choose num_minibatches so that the rows of an iteration, divided by it, "
                 f"are a multiple of {parts}.",
             )
@@ -215,31 +225,6 @@ class OnPolicyWorkflow(Workflow):
                         got=str(have),
                         remedy="Train and evaluate on the same task, with an agent made for it.",
                     )
-
-    def _minibatch_size(self, num_minibatches: int, remainder: Remainder) -> int:
-        rows = self.rollout_length * self.env.num_envs
-        if num_minibatches > rows:
-            raise UserError(
-                "num_minibatches",
-                expected=f"between 1 and the {rows} rows of an iteration "
-                f"({self.rollout_length} steps x {self.env.num_envs} environments)",
-                got=num_minibatches,
-                remedy="4 is usual.",
-            )
-        if rows % num_minibatches and remainder == "error":
-            fits = [n for n in range(1, rows + 1) if rows % n == 0]
-            near = sorted(sorted(fits, key=lambda n: abs(n - num_minibatches))[:2])
-            raise UserError(
-                "num_minibatches",
-                expected=f"a divisor of the {rows} rows of an iteration "
-                f"({self.rollout_length} steps x {self.env.num_envs} environments)",
-                got=num_minibatches,
-                remedy=f"The nearest that divide are {' and '.join(map(str, near))}; or choose "
-                "remainder='pad', 'drop' or 'wrap'.",
-            )
-        size = -(-rows // num_minibatches) if remainder != "drop" else rows // num_minibatches
-        MinibatchPlan(rows=rows, size=size, epochs=self.num_epochs, remainder=remainder)
-        return size
 
     # Hooks; all are traced.
 
@@ -340,15 +325,12 @@ class OnPolicyWorkflow(Workflow):
         """
         if not self.learns:
             return {}
-        # A module that acts for several agents has as many times the rows, in as many minibatches.
-        members = getattr(self.agent, "members", {})
-        sizes = {m: self.minibatch_size * len(members.get(m, "1")) for m in self.modules}
         results = learner.update(
             batch,
             key=key,
             timesteps=timesteps,
             num_epochs=self.num_epochs,
-            minibatch_size=sizes,
+            minibatch_size=self.minibatch_sizes,
             remainder=self.remainder,
             jit=jit,
         )
@@ -456,7 +438,8 @@ class OnPolicyWorkflow(Workflow):
         return (
             f"{type(self.agent).__name__} on {type(self.env.unwrapped).__name__}, "
             f"{self.env.num_envs} environments x "
-            f"{self.rollout_length} steps, minibatches of {self.minibatch_size}"
+            f"{self.rollout_length} steps, minibatches of "
+            + ", ".join(str(n) for n in dict.fromkeys(self.minibatch_sizes.values()))
         )
 
     def use_compile(self, choices: Mapping[str, str]) -> None:
@@ -541,7 +524,7 @@ class OnPolicyWorkflow(Workflow):
             raise UserError(
                 "the environments of the checkpoint",
                 expected=f"those of {self.env.num_envs} environments on "
-                f"{self.replicas.num_replicas} replicas",
+                f"{self.replicas.num_replicas} replica{'s' * self.replicas.several}",
                 got="; ".join(wrong[:3]),
                 remedy="Go on with the num_envs and the strategy that the run was started with.",
             )

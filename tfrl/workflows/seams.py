@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 
 MODES = ("xla", "graph", "eager")
@@ -45,14 +46,14 @@ class Seam:
         if mode == "eager":
             return self._fn
         if "graph" not in self._compiled:
-            self._compiled["graph"] = tf.function(self._fn, autograph=False)
+            self._compiled["graph"] = tf.function(counted_apart(self._fn), autograph=False)
         if mode not in self._compiled and self._xla is not None:
-            self._compiled[mode] = tf.function(self._xla, autograph=False)
+            self._compiled[mode] = tf.function(counted_apart(self._xla), autograph=False)
         elif mode not in self._compiled:
             # Over the graph, so that the Python function is traced once for both.
             graph = self._compiled["graph"]
             self._compiled[mode] = tf.function(
-                lambda *args: graph(*args), jit_compile=True, autograph=False
+                counted_apart(lambda *args: graph(*args)), jit_compile=True, autograph=False
             )
         return self._compiled[mode]
 

@@ -4,7 +4,8 @@ The one order, from the task upwards:
 
 1. the bare environment;
 2. wrappers that belong *below* time limit and autoreset, in the order given (`wrappers` of
-   `make_env`): `ActionRepeat`, `CentralState`, `ObservationStack`;
+   `make_env`): `ActionRepeat`, `CentralState`, `ObservationStack`; and last `ActionMask`, which
+   `make_env` adds where the task gives a mask;
 3. `Episode`: time limit, episode statistics and autoreset, one layer;
 4. wrappers that belong *above* it (`outer_wrappers`): `RewardSparse`, `RewardNormalize`.
 
@@ -18,6 +19,7 @@ environment its part of it.
 """
 
 from tfrl.envs.wrappers.action_clip import ActionClip
+from tfrl.envs.wrappers.action_mask import ActionMask
 from tfrl.envs.wrappers.action_repeat import ActionRepeat
 from tfrl.envs.wrappers.action_rescale import ActionRescale
 from tfrl.envs.wrappers.agent_id import AgentId
@@ -34,6 +36,7 @@ from tfrl.envs.wrappers.reward_sparse import RewardSparse
 
 __all__ = [
     "ActionClip",
+    "ActionMask",
     "ActionRepeat",
     "ActionRescale",
     "AgentId",

@@ -1,0 +1,6 @@
+"""What on-policy agents share."""
+
+from tfrl.agents.actor_critic.agent import ActorCritic
+from tfrl.agents.actor_critic.batch import PolicyBatch
+
+__all__ = ["ActorCritic", "PolicyBatch"]

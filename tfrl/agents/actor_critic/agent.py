@@ -1,0 +1,434 @@
+"""What the on-policy agents share: networks, acting, values, advantages, statistics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import networks, ops, struct
+from tfrl.agents.action_masks import split_mask
+from tfrl.agents.actor_critic import batch as batch_lib
+from tfrl.agents.actor_critic.batch import PolicyBatch
+from tfrl.agents.actor_critic.networks import (
+    check_network,
+    check_used,
+    default_policy,
+    default_torso,
+    with_memory,
+)
+from tfrl.agents.actor_critic.numbers import Bound, check_count, check_number
+from tfrl.agents.core import PARAM_UPDATES, Agent, Update
+from tfrl.errors import UserError
+from tfrl.ops import statistics
+from tfrl.ops.schedules import make_schedule
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+# The name under which the recurrent state before a step is stored with the step.
+STATE_IN = "state_in"
+_TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
+
+
+@struct.logic_dataclass
+class ActorCritic(Agent):
+    """An on-policy agent with a policy and a value function; subclasses say what they learn.
+
+    Actions may be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of them;
+    observations any nest. Where the observation has an item `action_mask` (see
+    `tfrl.envs.wrappers.ActionMask`), no invalid action is ever taken, and the networks see the
+    rest.
+
+    With `memory` the networks remember, and the experience is learnt as sequences, which
+    minibatches never cut through time: a row of a minibatch is a sequence.
+
+    Layers of a `KerasNetwork` that differ in training (BatchNormalization, Dropout) are in training
+    mode in the loss only; acting, the values for the advantages and evaluation run them in
+    inference mode. With such layers the ratio of the first minibatch is therefore not exactly 1.
+
+    Attributes:
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      policy: The policy network; None for one over `torso`.
+      value: The value network; None for the same.
+      torso: The torso of both networks; None for a tanh MLP of `hidden` units (a CNN for images).
+      shared_torso: Whether policy and value share the parameters of the torso.
+      hidden: Units of the default torso's layers.
+      memory: A recurrent cell behind the torso, "lstm" or "gru"; None for no memory.
+      memory_size: Its size.
+      sequence_length: Steps through which gradients flow back; None for the whole rollout.
+      squash: Whether continuous actions are squashed with tanh into their bounds.
+      obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
+        one); None for all of it.
+      value_obs_key: The item that the default value network takes instead, such as the "state" of
+        a centralised critic (MAPPO: Yu et al. 2022, https://arxiv.org/abs/2103.01955); None for
+        the same as the policy.
+      discount: gamma.
+      gae_lambda: lambda of the advantage estimator.
+      gae_horizon: Steps over which advantages are summed up, a divisor of the rollout's; None for
+        the whole rollout.
+      value_coef: Weight of the value loss.
+      entropy_coef: Weight of the entropy bonus: a number, or a schedule over env steps.
+      normalize_advantage: Whether advantages are normalised in each minibatch.
+      normalize_obs: Whether observations are normalised by running statistics.
+      obs_clip: Bound of a normalised observation.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    policy: networks.PolicyNetwork | None = None
+    value: networks.ValueNetwork | None = None
+    torso: networks.Torso | None = None
+    shared_torso: bool = False
+    hidden: tuple[int, ...] = (64, 64)
+    memory: str | None = None
+    memory_size: int = 128
+    sequence_length: int | None = None
+    squash: bool = False
+    discount: float = 0.99
+    gae_lambda: float = 0.95
+    gae_horizon: int | None = None
+    value_coef: float = 0.5
+    entropy_coef: Any = 0.0
+    normalize_advantage: bool = True
+    normalize_obs: bool = False
+    obs_clip: float = 10.0
+    obs_key: str | None = None
+    value_obs_key: str | None = None
+    network: networks.ActorCriticNetwork = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Checks numbers and fills in the default networks."""
+        for name, bound in self.bounds().items():
+            check_number(type(self).__name__, name, getattr(self, name), bound)
+        for name in ("sequence_length", "gae_horizon"):
+            check_count(type(self).__name__, name, getattr(self, name))
+        make_schedule(self.entropy_coef)
+        self._check_networks()
+        check_used(type(self).__name__, self._unused())
+        self.network = self._make_network()
+
+    def bounds(self) -> dict[str, Bound]:
+        """Returns the bounds of every number."""
+        return {
+            "discount": Bound(0, 1),
+            "gae_lambda": Bound(0, 1),
+            "value_coef": Bound(0),
+            "obs_clip": Bound(0, closed=False),
+        }
+
+    # Networks.
+
+    @property
+    def policy_network(self) -> networks.Network:
+        """The policy: the one given, or the default."""
+        return self.network.policy
+
+    @property
+    def value_network(self) -> networks.Network:
+        """The value function: the one given, or the default."""
+        return self.network.value
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the agent has memory."""
+        return self.network.recurrent
+
+    def _check_networks(self) -> None:
+        owner = type(self).__name__
+        if self.policy is not None:
+            head = f"PolicyNetwork({_TORSO}, distribution=make_distribution(env.action_spec))"
+            check_network(owner, "policy", self.policy, head)
+        if self.value is not None:
+            check_network(owner, "value", self.value, f"ValueNetwork({_TORSO})")
+        if self.torso is not None and not isinstance(self.torso, networks.Torso):
+            raise UserError(
+                f"{owner}.torso",
+                expected="a tfrl.networks torso",
+                got=type(self.torso).__name__,
+                remedy=f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
+            )
+        given = [n for n in ("policy", "value") if getattr(self, n) is not None]
+        made = [n for n in ("torso", "memory") if getattr(self, n) is not None]
+        made += ["shared_torso"] if self.shared_torso else []
+        if len(given) == 2 and made or given and self.shared_torso:
+            raise UserError(
+                f"{owner}.{made[0]}",
+                expected=f"its default where {' and '.join(given)} is given",
+                got=repr(getattr(self, made[0])),
+                remedy="Put the torso into the given networks (with memory: RecurrentTorso), or "
+                "leave these out.",
+            )
+        chooses = self.value is not None or self.shared_torso or self.torso is not None
+        if self.value_obs_key is not None and chooses:
+            raise UserError(
+                f"{owner}.value_obs_key",
+                expected="None where a value network or a torso is given, or one is shared",
+                got=repr(self.value_obs_key),
+                remedy="Let the network choose: "
+                "ObservationTorso(obs_spec=..., body=..., obs_key='state').",
+            )
+
+    def _unused(self) -> dict[str, tuple[Any, str]]:
+        """What was asked for and would have no effect: `{field: (value, what stands against it)}`."""
+        found: dict[str, tuple[Any, str]] = {}
+        both = self.policy is not None and self.value is not None
+        if self.obs_key is not None and (both or self.torso is not None):
+            found["obs_key"] = (self.obs_key, "policy and value are" if both else "a torso is")
+        if self.squash and self.policy is not None:
+            found["squash"] = (self.squash, "a policy is")
+        return found
+
+    def _make_network(self) -> networks.ActorCriticNetwork:
+        seen, _ = split_mask(self.obs_spec)
+
+        def torso(key: str | None) -> networks.Torso:
+            body = self.torso or default_torso(seen, tuple(self.hidden), key)
+            return with_memory(body, self.memory, self.memory_size)
+
+        value_key = self.obs_key if self.value_obs_key is None else self.value_obs_key
+        if self.shared_torso:
+            head = networks.MLP(hidden=())
+            return networks.ActorCriticNetwork(
+                policy=default_policy(head, self.action_spec, self.squash),
+                value=networks.ValueNetwork(torso=head),
+                trunk=torso(self.obs_key),
+            )
+        policy = self.policy or default_policy(torso(self.obs_key), self.action_spec, self.squash)
+        value = self.value or networks.ValueNetwork(torso=torso(value_key))
+        return networks.ActorCriticNetwork(policy=policy, value=value)
+
+    # State.
+
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Makes fresh parameters and empty statistics.
+
+        The groups are `policy` and `value`, and `trunk` of a shared torso.
+        """
+        seen, _ = split_mask(self.obs_spec)
+        return AgentState(
+            params=self.network.init(key, seen),
+            normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
+            extra={"entropy_coef": make_schedule(self.entropy_coef)(tf.constant(0, tf.int64))},
+        )
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
+        return self.network.initial_carry(batch_size)
+
+    def normalized(self, state: AgentState, obs: Nest) -> Nest:
+        """Returns observations as the networks see them, action masks still among them."""
+        if not self.normalize_obs:
+            return obs
+        return statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+
+    # Acting.
+
+    def _policy(self, state: AgentState, obs: Nest, carry: Nest) -> tuple[Any, Nest]:
+        seen, mask = split_mask(self.normalized(state, obs))
+        return self.network.act(state.params, seen, carry, mask)
+
+    def compute_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Samples actions; `extras["log_prob"]` is their float32 log-probability `[B]`.
+
+        It is `log_prob` of the emitted action, as in the loss: where a squashed policy saturates,
+        that of `sample_and_log_prob` differs, and the ratio would not start at 1. With memory
+        `extras["state_in"]` is the carry before the step.
+        """
+        policy, after = self._policy(state, obs, carry)
+        action = policy.sample(key)
+        extras = {"log_prob": policy.log_prob(action)}
+        if self.recurrent:
+            extras[STATE_IN] = carry
+        return ActionOutput(action=action, carry=after, extras=extras)
+
+    def evaluate_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Takes the mode of the policy."""
+        policy, after = self._policy(state, obs, carry)
+        return ActionOutput(action=policy.mode(), carry=after)
+
+    def compute_values(self, state: AgentState, obs: Nest, carry: Nest = None) -> tf.Tensor:
+        """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
+
+        Args:
+          state: The agent's state; its statistics normalise the observations.
+          obs: A nest that matches `obs_spec`, with any leading axes; with memory `[B, T, ...]`,
+            sequences within an episode.
+          carry: With memory, the recurrent state `[B, ...]` before each sequence.
+        """
+        seen, _ = split_mask(self.normalized(state, obs))
+        if not self.recurrent:
+            return self.network.values(state.params, seen)[0]
+        seen = tf.nest.map_structure(batch_lib.swapped, seen)
+        starts = tf.zeros(tf.nest.flatten(seen)[0].shape[:2], tf.bool)
+        params = struct.values(state.params)
+        _, value, _ = self.network.train(params, seen, None, carry=carry, starts=starts)
+        return batch_lib.swapped(value)
+
+    # Learning.
+
+    def loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The loss at the given parameters, networks in training mode; see `policy_loss`."""
+        if self.learns_sequences:
+            batch = batch_lib.time_major(batch)
+        policy, value, after = self.evaluate_batch(params, batch, key)
+        loss, metrics = self.policy_loss(policy, value, batch, state)
+        return loss, {**metrics, PARAM_UPDATES: after} if after else metrics
+
+    def policy_loss(
+        self, policy: Any, value: tf.Tensor, batch: Nest, state: AgentState
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The agent's loss.
+
+        Args:
+          policy: The distribution at the observations of the batch.
+          value: The values there, float32 `[N]`, or time-major `[T, S]` of sequences.
+          batch: The rows, in the same layout.
+          state: The agent's state.
+
+        Returns:
+          A scalar and `{name: scalar}` metrics.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def evaluate_batch(
+        self, params: dict[str, Any], batch: Nest, key: tf.Tensor
+    ) -> tuple[Any, tf.Tensor, dict[str, Any]]:
+        """Returns policy and values at the rows of a batch; see `ActorCriticNetwork.train`."""
+        seen, mask = split_mask(batch.obs)
+        if not self.recurrent:
+            return self.network.train(params, seen, key, mask=mask)
+        starts = getattr(batch, "starts", None)
+        if starts is None:  # sequences of one episode each
+            starts = tf.zeros(batch.log_prob.shape, tf.bool)
+        return self.network.train(params, seen, key, carry=batch.state_in, starts=starts, mask=mask)
+
+    @property
+    def learns_sequences(self) -> bool:
+        """Whether a row of a minibatch is a sequence `[T, ...]`."""
+        return self.recurrent
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """One update of all networks."""
+        return (Update(name=self.update_name, groups=self.network.groups, loss=self.loss),)
+
+    @property
+    def update_name(self) -> str:
+        """The name of the one update, by which its optimizer is known."""
+        return type(self).__name__.lower()
+
+    def num_rows(self, rollout_length: int, num_envs: int) -> int:
+        """Returns how many rows `learner_batch` makes of a rollout: steps, or sequences."""
+        if not self.learns_sequences:
+            return rollout_length * num_envs
+        name = f"{type(self).__name__}.sequence_length"
+        length = batch_lib.check_length(name, self.sequence_length, rollout_length)
+        return rollout_length // length * num_envs
+
+    def learner_batch(
+        self, state: AgentState, trajectory: Trajectory
+    ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:
+        """Values both ends of every step, and estimates advantages at the true successors."""
+        value, next_value = self.values_of(state, trajectory)
+        advantage, target = self.advantages(trajectory, value, next_value)
+        found = PolicyBatch(
+            obs=self.normalized(state, trajectory.obs),
+            action=trajectory.action,
+            log_prob=trajectory.policy_extras["log_prob"],
+            advantage=advantage,
+            value_target=target,
+            value=value,
+            mask=trajectory.valid,
+        )
+        metrics = {
+            "explained_variance": ops.explained_variance(value, target, trajectory.valid),
+            "value_mean": ops.masked_mean(value, trajectory.valid),
+        }
+        return self.as_rows(found, trajectory), metrics
+
+    def as_rows(self, found: Any, trajectory: Trajectory) -> Any:
+        """Makes rows of a batch record `[T, B, ...]`, or sequences of an agent with memory."""
+        if not self.learns_sequences:
+            return batch_lib.rows(found)
+        steps = trajectory.termination.shape[0]
+        name = f"{type(self).__name__}.sequence_length"
+        length = batch_lib.check_length(name, self.sequence_length, steps)
+        if found.mask is None:
+            # Steps are counted, not sequences: where a minibatch is padded with whole sequences,
+            # the learner's own mask would have one item a row.
+            found = found.replace(mask=tf.ones(trajectory.termination.shape, tf.bool))
+        if not self.recurrent:
+            return batch_lib.sequences(found, length)
+        # The carry that was stored where an episode begins is fresh already: to begin there with
+        # zeros once more changes nothing, so `starts` need not know where sequences begin.
+        starts = batch_lib.episode_starts(trajectory)
+        first = batch_lib.first_of_each(trajectory.policy_extras[STATE_IN], length)
+        return batch_lib.sequences(found.replace(starts=starts), length).replace(state_in=first)
+
+    def values_of(self, state: AgentState, trajectory: Trajectory) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns V(o_t) and V(o_{t+1}) at the true successor, float32 `[T, B]` each."""
+        obs, _ = split_mask(self.normalized(state, trajectory.obs))
+        next_obs, _ = split_mask(self.normalized(state, trajectory.next_obs))
+        if not self.recurrent:
+            both = tf.nest.map_structure(lambda *x: tf.concat(x, 0), obs, next_obs)  # [2 T, B]
+            value, next_value = tf.split(self.network.values(state.params, both)[0], 2)
+            return value, next_value
+        # Every step knows the carry before it, so that all steps go at once, without a loop.
+        shape = trajectory.termination.shape
+        obs, next_obs, carry = map(
+            batch_lib.rows, (obs, next_obs, trajectory.policy_extras[STATE_IN])
+        )
+        value, after = self.network.values(state.params, obs, carry)
+        next_value, _ = self.network.values(state.params, next_obs, after)
+        return tf.reshape(value, shape), tf.reshape(next_value, shape)
+
+    def advantages(
+        self, trajectory: Trajectory, value: tf.Tensor, next_value: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns advantages and targets of the value function, float32 `[T, B]` each."""
+        steps = trajectory.termination.shape[0]
+        lambda_: Any = self.gae_lambda
+        if self.gae_horizon is not None:
+            name = f"{type(self).__name__}.gae_horizon"
+            horizon = batch_lib.check_length(name, self.gae_horizon, steps)
+            # Without a lambda the last step of a horizon bootstraps from the value.
+            last = tf.equal(tf.range(steps) % horizon, horizon - 1)
+            lambda_ = tf.where(last, 0.0, self.gae_lambda)[:, tf.newaxis]  # [T, 1]
+        return ops.gae(
+            reward=trajectory.reward,
+            value=value,
+            next_value=next_value,
+            termination=trajectory.termination,
+            truncation=trajectory.truncation,
+            discount=self.discount,
+            lambda_=lambda_,
+            mask=trajectory.valid,
+        )
+
+    def prepare_minibatch(
+        self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
+    ) -> Nest:
+        """Normalises the advantages over the valid rows of the minibatch, those of all replicas."""
+        if not self.normalize_advantage:
+            return batch
+        advantage = ops.normalize_advantage(
+            batch.advantage, getattr(batch, "mask", None), all_reduce=all_reduce_sum
+        )
+        return batch.replace(advantage=advantage)
+
+    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+        """Merges the observations into the statistics, to be used from the next rollout on."""
+        if not self.normalize_obs:
+            return state
+        merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
+        return state.replace(normalizer=merged)
+
+    def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """Sets the entropy coefficient of this update."""
+        schedule = make_schedule(self.entropy_coef)
+        return state.replace(extra={**state.extra, "entropy_coef": schedule(timesteps)})

@@ -1,0 +1,75 @@
+"""The networks that on-policy agents make when they are given none."""
+
+from typing import Any
+
+from tfrl import distributions, networks
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+
+def default_torso(
+    obs_spec: Nest, hidden: tuple[int, ...], obs_key: str | None = None
+) -> networks.Torso:
+    """A tanh MLP of `hidden` units with orthogonal weights of gain sqrt 2.
+
+    For an image the Nature-CNN with its own sizes.
+
+    Source: Huang et al. 2022, detail 2,
+    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+    """
+    whole = networks.ObservationTorso(obs_spec=obs_spec, body=networks.MLP(), obs_key=obs_key)
+    image = networks.is_image(whole.choose(obs_spec))
+    return networks.make_torso(obs_spec, obs_key=obs_key, hidden=None if image else hidden)
+
+
+def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> networks.Network:
+    """A linear head of gain 0.01, for continuous actions with a free log-std.
+
+    Source: Huang et al. 2022, detail 2 and of continuous actions 1 to 4,
+    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+    """
+    return networks.PolicyNetwork(
+        torso=torso, distribution=distributions.make_distribution(action_spec, squash=squash)
+    )
+
+
+def with_memory(torso: networks.Torso, cell: str | None, size: int) -> networks.Torso:
+    """Puts a recurrent cell behind a torso, unless `cell` is None."""
+    if cell is None:
+        return torso
+    return networks.RecurrentTorso(body=torso, cell=cell, size=size)
+
+
+def check_network(owner: str, name: str, network: Any, head: str) -> None:
+    """Checks that a network given to an agent is one with a head.
+
+    Args:
+      owner: The name of the agent's class.
+      name: "policy" or "value".
+      network: What was given.
+      head: How to make a network with a head from a torso, as code.
+
+    Raises:
+      UserError: For a Keras model, a bare torso, or anything else that is no network.
+    """
+    if isinstance(network, networks.Network) and not isinstance(network, networks.Torso):
+        return
+    raise UserError(
+        f"{owner}.{name}",
+        expected=f"a tfrl.networks network that ends in a {name}",
+        got=type(network).__name__,
+        remedy="A Keras model becomes one as the torso, given as a function that makes it: "
+        f"{name}={head}.",
+    )
+
+
+def check_used(owner: str, unused: dict[str, tuple[Any, str]]) -> None:
+    """Raises a UserError for the first of `{field: (value, what stands against it)}`."""
+    for name, (value, given) in unused.items():
+        raise UserError(
+            f"{owner}.{name}",
+            expected=f"its default where {given} given",
+            got=repr(value),
+            remedy="It would have no effect; put it into what is given, as in "
+            "make_torso(spec, obs_key=...) and make_distribution(spec, squash=True).",
+        )

@@ -1,0 +1,97 @@
+"""IMPALA: a V-trace learner on the trajectories of one process."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import ops, struct
+from tfrl.agents.actor_critic.agent import ActorCritic
+from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.agents.impala.losses import ImpalaBatch, impala_loss
+from tfrl.errors import UserError
+from tfrl.types import AgentState, Trajectory
+
+
+@struct.logic_dataclass
+class Impala(ActorCritic):
+    """The learner of IMPALA, on batched trajectories of a synchronous workflow.
+
+    A row of a minibatch is a whole trajectory of one environment. V-trace corrects for the gradient
+    steps that lie between acting and learning: those of the minibatches and epochs before.
+
+    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561. Unlike there, the value at the
+    end of a rollout and at a truncation is that of the true successor.
+
+    Attributes:
+      clip_rho: Largest importance weight of a temporal difference (rho bar).
+      clip_pg_rho: Largest importance weight of an advantage.
+    """
+
+    gae_lambda: float = 1.0
+    normalize_advantage: bool = False
+    clip_rho: float = 1.0
+    clip_pg_rho: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses what V-trace has no place for."""
+        super().__post_init__()
+        if self.normalize_advantage or self.gae_horizon is not None:
+            raise UserError(
+                "Impala",
+                expected="normalize_advantage False and gae_horizon None: advantages are V-trace's",
+                got=f"normalize_advantage {self.normalize_advantage} and gae_horizon "
+                f"{self.gae_horizon}",
+                remedy="Leave them out; sequence_length cuts the trajectories.",
+            )
+
+    def bounds(self) -> dict[str, Bound]:
+        """Returns the bounds of every number."""
+        positive = Bound(0, closed=False)
+        return {**super().bounds(), "clip_rho": positive, "clip_pg_rho": positive}
+
+    @property
+    def learns_sequences(self) -> bool:
+        """True: V-trace goes through time."""
+        return True
+
+    def learner_batch(
+        self, state: AgentState, trajectory: Trajectory
+    ) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Cuts trajectories into sequences, with the values of the true successors."""
+        value, next_value = self.values_of(state, trajectory)
+        found = ImpalaBatch(
+            obs=self.normalized(state, trajectory.obs),
+            action=trajectory.action,
+            log_prob=trajectory.policy_extras["log_prob"],
+            reward=trajectory.reward,
+            termination=trajectory.termination,
+            truncation=trajectory.truncation,
+            next_value=next_value,
+            mask=trajectory.valid,
+        )
+        _, target = self.advantages(trajectory, value, next_value)
+        metrics = {
+            "explained_variance": ops.explained_variance(value, target, trajectory.valid),
+            "value_mean": ops.masked_mean(value, trajectory.valid),
+        }
+        return self.as_rows(found, trajectory), metrics
+
+    def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
+        """Returns the batch as it is: the advantages come out of V-trace, in the loss."""
+        return batch
+
+    def policy_loss(
+        self, policy: Any, value: tf.Tensor, batch: ImpalaBatch, state: AgentState
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The loss of `losses.impala_loss`."""
+        return impala_loss(
+            policy,
+            value,
+            batch,
+            discount=self.discount,
+            lambda_=self.gae_lambda,
+            clip_rho=self.clip_rho,
+            clip_pg_rho=self.clip_pg_rho,
+            value_coef=self.value_coef,
+            entropy_coef=state.extra["entropy_coef"],
+        )

@@ -1,0 +1,114 @@
+"""The loss of IMPALA, apart from networks and loops."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import ops, struct
+from tfrl.types import Nest
+
+
+@struct.dataclass
+class ImpalaBatch(struct.Struct):
+    """Sequences that IMPALA's loss takes; in a minibatch `[S, T, ...]`, in the loss `[T, S, ...]`.
+
+    Attributes:
+      obs: Observations, normalised by the statistics that acted.
+      action: Actions.
+      log_prob: float32, under the policy that acted (mu).
+      reward: float32.
+      termination: bool.
+      truncation: bool.
+      next_value: float32, V(o_{t+1}) at the true successor, by the parameters that acted.
+      mask: bool, the steps that count, or None for all.
+      state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
+      starts: bool, the steps that are the first of an episode, or None without memory.
+    """
+
+    obs: Nest
+    action: Nest
+    log_prob: tf.Tensor
+    reward: tf.Tensor
+    termination: tf.Tensor
+    truncation: tf.Tensor
+    next_value: tf.Tensor
+    mask: tf.Tensor | None = None
+    state_in: Nest = None
+    starts: tf.Tensor | None = None
+
+
+def impala_loss(
+    distribution: Any,
+    value: tf.Tensor,
+    batch: ImpalaBatch,
+    *,
+    discount: float,
+    lambda_: float,
+    clip_rho: float,
+    clip_pg_rho: float,
+    value_coef: float,
+    entropy_coef: Any,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The policy gradient with V-trace's targets and advantages.
+
+      loss = -mean_t A_t log pi(a_t | o_t) + value_coef L_value - entropy_coef H,
+      L_value = mean_t (vs_t - V(o_t))^2 / 2
+
+    V(o_{t+1}) is the value of the next row; where that row is another episode's, or there is none,
+    it is `batch.next_value`.
+
+    Source: Espeholt et al. 2018, section 4.2, https://arxiv.org/abs/1802.01561.
+
+    Args:
+      distribution: The policy at `batch.obs`.
+      value: float32 [T, S], the value function at `batch.obs`.
+      batch: Time-major sequences.
+      discount: gamma.
+      lambda_: lambda of V-trace.
+      clip_rho: Largest weight of a temporal difference.
+      clip_pg_rho: Largest weight of an advantage.
+      value_coef: Weight of the value loss.
+      entropy_coef: Weight of the entropy bonus, a number or a scalar.
+
+    Returns:
+      The loss and `{name: scalar}` metrics.
+    """
+    mask = batch.mask
+    log_prob = distribution.log_prob(batch.action)
+    log_rho = ops.log_ratio(log_prob=log_prob, old_log_prob=batch.log_prob, mask=mask)
+    rho = tf.stop_gradient(tf.exp(log_rho))
+    targets = ops.vtrace(
+        value=value,
+        next_value=successor_values(value, batch),
+        reward=batch.reward,
+        termination=batch.termination,
+        truncation=batch.truncation,
+        rho=rho,
+        discount=discount,
+        lambda_=lambda_,
+        clip_rho=clip_rho,
+        clip_pg_rho=clip_pg_rho,
+        mask=mask,
+    )
+    policy_loss = ops.policy_gradient_loss(
+        log_prob=log_prob, advantage=targets.pg_advantage, mask=mask
+    )
+    value_loss = ops.value_loss(value=value, target=targets.value_target, mask=mask)
+    entropy = ops.masked_mean(distribution.entropy(), mask)
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    kl = ops.kl_k3(log_prob=log_prob, old_log_prob=batch.log_prob, mask=mask)
+    return loss, {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": ops.masked_mean(tf.stop_gradient(kl), mask),
+        "rho_mean": ops.masked_mean(rho, mask),
+    }
+
+
+def successor_values(value: tf.Tensor, batch: ImpalaBatch) -> tf.Tensor:
+    """Returns V(o_{t+1}) at the true successor, float32 [T, S]; no gradient flows through it."""
+    ends = tf.logical_or(batch.termination, batch.truncation)
+    follows = tf.concat([~ends[:-1], tf.zeros_like(ends[-1:])], 0)
+    shifted = tf.concat([value[1:], tf.zeros_like(value[-1:])], 0)
+    return tf.stop_gradient(tf.where(follows, shifted, batch.next_value))

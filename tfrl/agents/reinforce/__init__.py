@@ -1,0 +1,5 @@
+"""REINFORCE with a baseline."""
+
+from tfrl.agents.reinforce.agent import Reinforce
+
+__all__ = ["Reinforce"]

@@ -1,0 +1,55 @@
+"""REINFORCE with a baseline: the returns of episodes, as they came out."""
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.agents.a2c.agent import A2C
+from tfrl.agents.actor_critic.batch import PolicyBatch
+from tfrl.errors import UserError
+from tfrl.types import AgentState, Trajectory
+
+
+@struct.logic_dataclass
+class Reinforce(A2C):
+    """Monte-Carlo policy gradient with a learnt baseline.
+
+      loss = -mean_t (G_t - V(o_t)) log pi(a_t | o_t) + value_coef L_value - entropy_coef H
+
+    G_t is the discounted return up to the end of the episode. Only steps whose episode ends within
+    the rollout count: of the others the return is not known. Where a time limit cuts an episode,
+    G_t goes on with V at the last observation, since what would follow is not 0. The rollout should
+    be longer than an episode, or most steps count nothing (`rows_used` among the metrics).
+
+    The discount enters the returns and does not weigh the steps by gamma^t, as is usual.
+
+    Source: Williams 1992, https://doi.org/10.1007/BF00992696; Sutton and Barto 2018, section 13.4,
+    http://incompleteideas.net/book/the-book-2nd.html.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks that the returns are those of whole episodes."""
+        super().__post_init__()
+        if self.gae_lambda != 1.0 or self.gae_horizon is not None:
+            raise UserError(
+                "Reinforce",
+                expected="gae_lambda 1 and gae_horizon None: REINFORCE takes whole returns",
+                got=f"gae_lambda {self.gae_lambda} and gae_horizon {self.gae_horizon}",
+                remedy="A2C bootstraps from the value function.",
+            )
+
+    def learner_batch(
+        self, state: AgentState, trajectory: Trajectory
+    ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:
+        """As of `ActorCritic`, over the steps whose episode ends within the rollout."""
+        valid = trajectory.valid
+        if valid is None:
+            valid = tf.ones_like(trajectory.termination)
+        ends = tf.logical_or(trajectory.termination, trajectory.truncation)
+        # An end at this step or later: the running sum from the back is above 0.
+        later = tf.cumsum(tf.cast(ends & valid, tf.int32), axis=0, reverse=True)
+        used = valid & (later > 0)
+        batch, metrics = super().learner_batch(state, trajectory.replace(valid=used))
+        share = tf.math.count_nonzero(used, dtype=tf.float32) / tf.maximum(
+            tf.math.count_nonzero(valid, dtype=tf.float32), 1.0
+        )
+        return batch, {**metrics, "rows_used": share}

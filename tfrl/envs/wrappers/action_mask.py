@@ -1,0 +1,111 @@
+"""Puts the action mask of `info` into the observation, where policies find it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import specs, struct
+from tfrl.envs.core import Env, Wrapper
+from tfrl.envs.host import on_host
+from tfrl.envs.wrappers.base import require_bare
+from tfrl.errors import UserError
+from tfrl.types import EnvState, Nest
+
+MASK = "action_mask"
+
+
+@struct.logic_dataclass
+class ActionMask(Wrapper):
+    """Makes `info["action_mask"]` an item of the observation; below the autoreset.
+
+    A Dict observation gets the item `action_mask`; any other becomes
+    `{"observation": obs, "action_mask": mask}`, the form that PettingZoo's environments have. So
+    the mask is there wherever the observation is: in the successor of every step, in stored
+    experience, in an exported policy. `tfrl.make_env` puts the wrapper around every environment
+    that gives a mask.
+
+    Attributes:
+      env: A bare environment whose `info["action_mask"]` holds at every state, also after `reset`:
+        bool (or integers, 0 for invalid) `[B, A]` of a Discrete action, for others see
+        `tfrl.distributions.ActionDistribution.build`.
+      mask_spec: The nest of specs of one mask.
+    """
+
+    mask_spec: Nest = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Looks for the mask, and checks that its name is free."""
+        require_bare(self, "Above it the last observation of an episode would have no mask.")
+        found = info_spec(self.env).get(MASK)
+        if found is None:
+            raise UserError(
+                "ActionMask",
+                expected=f"an environment that gives info[{MASK!r}]",
+                got=f"{type(self.env.unwrapped).__name__}, which does not",
+                remedy="Give it in reset and in step: which actions are valid at the observation.",
+            )
+        if agent_ids(self.env) is not None:
+            raise UserError(
+                "ActionMask",
+                expected="an environment of one agent",
+                got=f"{type(self.env.unwrapped).__name__}, whose info has the masks of several",
+                remedy="Make each agent's observation a Dict with the item 'action_mask', and "
+                "leave it out of info.",
+            )
+        if isinstance(self.env.obs_spec, Mapping) and MASK in self.env.obs_spec:
+            raise UserError(
+                f"the observation of {type(self.env.unwrapped).__name__}",
+                expected=f"no item {MASK!r} beside the one of info",
+                got=f"items {sorted(self.env.obs_spec)}",
+                remedy="Leave one of the two out.",
+            )
+        self.mask_spec = tf.nest.map_structure(
+            lambda s: (
+                specs.BoundedTensorSpec(s.shape[1:], s.dtype, 0, 1)
+                if s.dtype != tf.bool
+                else tf.TensorSpec(s.shape[1:], s.dtype)
+            ),
+            found,
+        )
+
+    @property
+    def obs_spec(self) -> Nest:
+        """The wrapped environment's, with the mask."""
+        return self._with(self.env.obs_spec, self.mask_spec)
+
+    def _with(self, obs: Nest, mask: Nest) -> dict[str, Any]:
+        if isinstance(self.env.obs_spec, Mapping):
+            return {**obs, MASK: mask}
+        return {"observation": obs, MASK: mask}
+
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Starts an episode in every environment."""
+        return self._shown(self.env.reset(key))
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment."""
+        return self._shown(self.env.step(state, action))
+
+    def _shown(self, state: EnvState) -> EnvState:
+        return state.replace(obs=self._with(state.obs, state.info[MASK]))
+
+
+def info_spec(env: Env) -> dict[str, Any]:
+    """Returns the specs `[B, ...]` of `info` after `reset`, which is traced and not run."""
+    traced = tf.function(env.reset, autograph=False).get_concrete_function(
+        tf.TensorSpec([2], tf.int32)
+    )
+    info = traced.structured_outputs.info
+    return {} if info is None else dict(info)
+
+
+def gives_mask(env: Env) -> bool:
+    """Whether the `info` of a device environment has an action mask."""
+    if on_host(env):
+        return False
+    try:
+        return MASK in info_spec(env)
+    except Exception:  # noqa: BLE001
+        # Whatever is wrong with `reset`, it will be said where it is called, and by `check_env`.
+        return False
