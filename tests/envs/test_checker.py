@@ -245,7 +245,7 @@ def test_shipped_tasks_pass(env_id):
 
 
 REQUIRE_ARGUMENTS = {"testing:Scripted"}
-ONE_START = {"testing:Chain", "testing:ConstantReward"}
+ONE_START = {"testing:Chain", "testing:ConstantReward", "tf:DeepSea"}
 
 
 def test_the_lists_of_exceptions():

@@ -6,12 +6,46 @@ from tfrl.envs.checker import check_env
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.envs.registry import env_ids, make_env, register, register_suite
-from tfrl.envs.tf import cartpole, pendulum, relay
+from tfrl.envs.tf import (
+    acrobot,
+    cartpole,
+    catch,
+    deep_sea,
+    four_rooms,
+    masked,
+    memory,
+    minatar,
+    mountain_car,
+    mountain_car_continuous,
+    pendulum,
+    relay,
+)
 from tfrl.envs.vectorize import vectorize
 
+register("tf:Acrobot-v1", acrobot.Acrobot, max_episode_steps=acrobot.MAX_EPISODE_STEPS)
 register("tf:CartPole-v1", cartpole.CartPole, max_episode_steps=cartpole.MAX_EPISODE_STEPS)
+register("tf:Catch", catch.Catch, max_episode_steps=catch.MAX_EPISODE_STEPS)
+register("tf:DeepSea", deep_sea.DeepSea, max_episode_steps=deep_sea.MAX_EPISODE_STEPS)
+register("tf:FourRooms", four_rooms.FourRooms, max_episode_steps=four_rooms.MAX_EPISODE_STEPS)
+register("tf:Masked", masked.Masked, max_episode_steps=masked.MAX_EPISODE_STEPS)
+register("tf:Memory", memory.Memory, max_episode_steps=memory.MAX_EPISODE_STEPS)
+register(
+    "tf:MountainCar-v0",
+    mountain_car.MountainCar,
+    max_episode_steps=mountain_car.MAX_EPISODE_STEPS,
+)
+register(
+    "tf:MountainCarContinuous-v0",
+    mountain_car_continuous.MountainCarContinuous,
+    max_episode_steps=mountain_car_continuous.MAX_EPISODE_STEPS,
+)
 register("tf:Pendulum-v1", pendulum.Pendulum, max_episode_steps=pendulum.MAX_EPISODE_STEPS)
 register("tf:Relay-v0", relay.Relay, max_episode_steps=relay.MAX_EPISODE_STEPS)
+register("tf:Asterix-MinAtar", minatar.Asterix)
+register("tf:Breakout-MinAtar", minatar.Breakout)
+register("tf:Freeway-MinAtar", minatar.Freeway)
+register("tf:Seaquest-MinAtar", minatar.Seaquest)
+register("tf:SpaceInvaders-MinAtar", minatar.SpaceInvaders)
 register("testing:Chain", testing.Chain, max_episode_steps=100)
 register("testing:ConstantReward", testing.ConstantReward)
 register("testing:Identity", testing.Identity)

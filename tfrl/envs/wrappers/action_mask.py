@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfrl import specs, struct
 from tfrl.envs.core import Env, Wrapper
 from tfrl.envs.host import on_host
+from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.base import require_bare
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
