@@ -31,8 +31,10 @@ $(INSTALLED): setup.py constraints.txt
 	  then "$$python" -m venv --clear .venv; fi
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
 	  -c constraints.txt -e '.[dev,video,multiagent]'
-# Without its dependencies: it would bring pygame-ce, which installs over tf-agents' pygame.
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps mpe2==1.1.1
+# Without their dependencies: mpe2 would bring pygame-ce, which installs over tf-agents' pygame; the
+# tests play MinAtar's games, which need NumPy alone, and none of its training scripts.
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
+	  mpe2==1.1.1 MinAtar==1.0.15
 	@touch $@
 
 train: $(INSTALLED)

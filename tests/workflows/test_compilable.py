@@ -6,18 +6,18 @@ import pytest
 import tensorflow as tf
 
 from tfrl import make_env, seeding, struct
-from tfrl.agents.ppo import PPO
+from tfrl.agents import A2C, PPO, Impala, MultiAgent, Reinforce
 from tfrl.distribute import check_compilable
 from tfrl.envs.wrappers import RewardNormalize
 from tfrl.learners import ModuleConfig
 from tfrl.workflows import OnPolicyWorkflow
 
 CASES = {
-    "cartpole": ("tf:CartPole-v1", {}, {}, {}),
+    "cartpole": ("tf:CartPole-v1", {}, {"hidden": (8,)}, {}),
     "target_kl_and_padding": (
         "tf:CartPole-v1",
         {"autoreset": "NEXT_STEP"},
-        {"target_kl": 0.01, "value_clip": 0.2},
+        {"target_kl": 0.01, "value_clip": 0.2, "kl_coef": 1.0, "kl_target": 0.01},
         {"remainder": "pad", "num_minibatches": 3},
     ),
     "pendulum_with_statistics": (
@@ -26,14 +26,29 @@ CASES = {
         {"normalize_obs": True, "entropy_coef": [[0, 0.01], [100, 0.0]]},
         {"learner_config": ModuleConfig(lr=[[0, 1e-3], [1000, 0.0]], grad_clip_by="norm")},
     ),
+    "several_policies": (
+        "tf:Relay-v0",
+        {"max_episode_steps": 50},
+        {"policies": {"shared": functools.partial(PPO, hidden=(8,))}},
+        {"agent": MultiAgent},
+    ),
+    "memory_and_masks": (
+        "tf:Masked",
+        {},
+        {"memory": "gru", "memory_size": 8, "sequence_length": 2, "hidden": (8,)},
+        {},
+    ),
+    "a2c": ("tf:CartPole-v1", {}, {"shared_torso": True, "hidden": (8,)}, {"agent": A2C}),
+    "impala": ("tf:CartPole-v1", {"autoreset": "NEXT_STEP"}, {"hidden": (8,)}, {"agent": Impala}),
+    "reinforce": ("tf:CartPole-v1", {}, {"hidden": (8,)}, {"agent": Reinforce}),
 }
 
 
 def workflow(name):
     env_id, env_settings, agent_settings, settings = CASES[name]
     env = make_env(env_id, num_envs=4, **env_settings)
-    agent = functools.partial(PPO, hidden=(8,), **agent_settings)
     settings = {"rollout_length": 4, "num_minibatches": 2, "eval_episodes": 4, **settings}
+    agent = functools.partial(settings.pop("agent", PPO), **agent_settings)
     modes = {"rollout": "graph", "update": "graph", "loop": "graph", "evaluation": "graph"}
     return OnPolicyWorkflow(env=env, agent=agent, compile=modes, **settings)
 
