@@ -1,33 +1,19 @@
 """The snippets of docs/own_tasks.md and docs/learner.md are run as they stand, in their order."""
 
 import json
-import pathlib
 import re
 import shlex
-import subprocess
 import sys
 import types
 from concurrent import futures
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.docs_helpers import FILE_NAME, ROOT, blocks, run, session, write_files
+
 PAGE = (ROOT / "docs" / "own_tasks.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
-FILE_NAME = re.compile(r"# (\S+\.(?:py|gin))\n")
-
-
-def run(command, folder):
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def session():
-    """The Python blocks that are no files; the last one uses TensorFlow alone."""
-    return [code for kind, code in BLOCKS if kind == "python" and not FILE_NAME.match(code)]
+BLOCKS = blocks(PAGE)
+SESSION = session(BLOCKS)  # the last block uses TensorFlow alone
 
 
 # What is said outside of blocks is looked at in the session too: it has TensorFlow already.
@@ -50,8 +36,8 @@ WRAPPED = "assert env.max_episode_steps == 25 and env.action_repeat == 2\n"
 
 
 def python_session(folder):
-    blocks = [code + WRAPPED if "ActionRepeat(" in code else code for code in session()[:-1]]
-    return run([sys.executable, "-c", "\n".join([*blocks, CHECKS])], folder)
+    lines = [code + WRAPPED if "ActionRepeat(" in code else code for code in SESSION[:-1]]
+    return run([sys.executable, "-c", "\n".join([*lines, CHECKS])], folder)
 
 
 def command_and_policy(folder):
@@ -62,21 +48,14 @@ def command_and_policy(folder):
     short = ["--gin_bindings=train.final_eval_episodes=8", "--gin_bindings=train.video=False"]
     run([sys.executable, str(ROOT / "bin" / "train.py"), *arguments, *short], folder)
     check = "import sys; print(action.shape, 'tfrl' in sys.modules)"
-    return run([sys.executable, "-c", session()[-1] + check], folder)
+    return run([sys.executable, "-c", SESSION[-1] + check], folder)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """A user's folder with the files of the page, and what its processes printed, run at once."""
     folder = tmp_path_factory.mktemp("user")
-    for _, code in BLOCKS:
-        if named := FILE_NAME.match(code):
-            (folder / named[1]).write_text(code)
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "my_reach.gin",
-        "my_tasks.py",
-        "my_teams.py",
-    ]
+    assert write_files(BLOCKS, folder) == ["my_reach.gin", "my_tasks.py", "my_teams.py"]
     with futures.ThreadPoolExecutor(2) as pool:
         session_out = pool.submit(python_session, folder)
         policy_out = pool.submit(command_and_policy, folder)
@@ -158,9 +137,9 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def learner_page(tmp_path_factory):
     """What the session of docs/learner.md printed, and the names that there are."""
-    blocks = re.findall(r"```python\n(.*?)```", LEARNER, flags=re.DOTALL)
+    lines = [*session(blocks(LEARNER)), LEARNER_CHECKS]
     folder = tmp_path_factory.mktemp("learner")
-    out = run([sys.executable, "-c", "\n".join([*blocks, LEARNER_CHECKS])], folder)
+    out = run([sys.executable, "-c", "\n".join(lines)], folder)
     *printed, names = out.splitlines()
     return types.SimpleNamespace(printed=printed, folder=folder, **json.loads(names))
 

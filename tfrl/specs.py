@@ -217,6 +217,8 @@ def bounds(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray]:
         low, high = spec.minimum, spec.maximum
     elif spec.dtype.is_floating:
         low, high = -np.inf, np.inf
+    elif spec.dtype.is_bool:
+        low, high = False, True
     else:
         low, high = spec.dtype.min, spec.dtype.max
     dtype = spec.dtype.as_numpy_dtype

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfrl import distributions, specs, struct
-from tfrl.agents.action_masks import split_mask
 from tfrl.agents.core import Agent
+from tfrl.envs.action_masks import split_mask
 from tfrl.types import ActionOutput, AgentState, Nest
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import gin
 
 from tfrl import agents, distributions, learners, networks, workflows
-from tfrl.agents.action_masks import split_mask
 from tfrl.agents.core import Agent
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
+from tfrl.envs.action_masks import split_mask
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.networks.core import Torso
 from tfrl.ops import schedules

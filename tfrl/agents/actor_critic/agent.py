@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import networks, ops, struct
-from tfrl.agents.action_masks import split_mask
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
@@ -18,6 +17,7 @@ from tfrl.agents.actor_critic.networks import (
 )
 from tfrl.agents.actor_critic.numbers import Bound, check_count, check_number
 from tfrl.agents.core import PARAM_UPDATES, Agent, Update
+from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.ops.schedules import make_schedule

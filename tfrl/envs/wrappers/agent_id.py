@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import specs, struct
+from tfrl.envs.action_masks import join_mask, split_mask
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.base import ObservationWrapper
 from tfrl.envs.wrappers.observation_flatten import flat, flat_spec
@@ -16,7 +17,8 @@ class AgentId(ObservationWrapper):
     """Appends a one-hot agent id to each agent's observation, so that a shared policy may differ.
 
     Each observation becomes one float32 vector: its leaves as `ObservationFlatten` lays them out,
-    then as many numbers as there are agents. On either side of the autoreset.
+    then as many numbers as there are agents; an action mask stays beside it. On either side of the
+    autoreset.
 
     Source: "parameter sharing" with agent indication, Terry et al. 2020,
     https://arxiv.org/abs/2005.13625.
@@ -27,18 +29,24 @@ class AgentId(ObservationWrapper):
         require_agents("AgentId", self.env)
 
     @property
-    def obs_spec(self) -> dict[str, specs.BoundedTensorSpec]:
+    def obs_spec(self) -> dict[str, Nest]:
         """One vector an agent."""
         ids = require_agents("AgentId", self.env)
-        return {name: with_id(self.env.obs_spec[name], len(ids)) for name in ids}
+        found = {}
+        for name in ids:
+            seen, mask = split_mask(self.env.obs_spec[name])
+            found[name] = join_mask(with_id(seen, len(ids)), mask)
+        return found
 
-    def observe(self, obs: Nest) -> dict[str, tf.Tensor]:
+    def observe(self, obs: Nest) -> dict[str, Nest]:
         """Appends the ids."""
         ids = require_agents("AgentId", self.env)
-        return {
-            name: append_id(float_vector(self.env.obs_spec[name], obs[name]), i, len(ids))
-            for i, name in enumerate(ids)
-        }
+        found = {}
+        for i, name in enumerate(ids):
+            spec, _ = split_mask(self.env.obs_spec[name])
+            seen, mask = split_mask(obs[name])
+            found[name] = join_mask(append_id(float_vector(spec, seen), i, len(ids)), mask)
+        return found
 
 
 def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.envs.action_masks import join_mask, split_mask
 from tfrl.envs.core import Wrapper
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.envs.wrappers.agent_id import append_id, float_vector, require_agents, with_id
@@ -18,8 +19,8 @@ class CentralState(Wrapper):
 
     The global state is the environment's `info["state"]` where it has one, else the observations of
     all agents side by side, in the order of their ids; one float32 vector, laid out as
-    `ObservationFlatten` does. Policies take "own", a centralised critic "state":
-    `PPO(obs_key="own", value_obs_key="state")`. Below the autoreset only, so that `final_obs` has
+    `ObservationFlatten` does; an action mask is a third item. Policies take "own", a centralised
+    critic "state": `PPO(obs_key="own", value_obs_key="state")`. Below the autoreset only, so that `final_obs` has
     both too.
 
     Source: Yu et al. 2022 (MAPPO, "agent-specific global state"), https://arxiv.org/abs/2103.01955.
@@ -34,9 +35,11 @@ class CentralState(Wrapper):
     def obs_spec(self) -> dict[str, Any]:
         """Two items an agent."""
         ids, spec = self._ids(), self._state_spec()
-        return {
-            name: {"own": self.env.obs_spec[name], "state": with_id(spec, len(ids))} for name in ids
-        }
+        found = {}
+        for name in ids:
+            seen, mask = split_mask(self.env.obs_spec[name])
+            found[name] = join_mask({"own": seen, "state": with_id(spec, len(ids))}, mask)
+        return found
 
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment."""
@@ -55,17 +58,19 @@ class CentralState(Wrapper):
 
     def _state_spec(self) -> Nest:
         spec = self._task_state_spec()
-        return [self.env.obs_spec[name] for name in self._ids()] if spec is None else spec
+        if spec is not None:
+            return spec
+        return [split_mask(self.env.obs_spec[name])[0] for name in self._ids()]
 
     def _mapped(self, state: EnvState) -> EnvState:
         ids, spec = self._ids(), self._state_spec()
         if self._task_state_spec() is None:
-            whole = [state.obs[name] for name in ids]
+            whole = [split_mask(state.obs[name])[0] for name in ids]
         else:
             whole = state.info["state"]
         vector = float_vector(spec, whole)  # [B, S]
-        obs = {
-            name: {"own": state.obs[name], "state": append_id(vector, i, len(ids))}
-            for i, name in enumerate(ids)
-        }
+        obs = {}
+        for i, name in enumerate(ids):
+            seen, mask = split_mask(state.obs[name])
+            obs[name] = join_mask({"own": seen, "state": append_id(vector, i, len(ids))}, mask)
         return state.replace(obs=obs)

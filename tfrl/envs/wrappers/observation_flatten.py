@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import specs, struct
+from tfrl.envs.action_masks import join_mask, split_mask
 from tfrl.envs.wrappers.base import ObservationWrapper
 from tfrl.types import Nest
 
@@ -14,17 +15,20 @@ class ObservationFlatten(ObservationWrapper):
 
     Leaves follow each other in the order of `tf.nest` (dict keys sorted). Discrete and
     multi-discrete leaves become one-hot, as in Gymnasium's FlattenObservation. The dtype is that of
-    the leaves if they have one and none is discrete, else float32.
+    the leaves if they have one and none is discrete, else float32. An action mask stays beside the
+    vector.
     """
 
     @property
-    def obs_spec(self) -> specs.BoundedTensorSpec:
+    def obs_spec(self) -> Nest:
         """The spec of the vector."""
-        return flat_spec(self.env.obs_spec)
+        seen, mask = split_mask(self.env.obs_spec)
+        return join_mask(flat_spec(seen), mask)
 
-    def observe(self, obs: Nest) -> tf.Tensor:
+    def observe(self, obs: Nest) -> Nest:
         """Flattens a batch of observations."""
-        return flat(self.env.obs_spec, obs)
+        seen, mask = split_mask(obs)
+        return join_mask(flat(split_mask(self.env.obs_spec)[0], seen), mask)
 
 
 def flat_spec(spec: Nest) -> specs.BoundedTensorSpec:

@@ -54,10 +54,10 @@ class BreakoutGame(struct.Struct):
 class Breakout(MinAtar):
     """Breaks bricks with a ball, 1 each; the game is over when the ball passes the paddle.
 
-    The ball starts below the wall at the left or the right side. It flies along diagonals and is
-    reflected by sides, ceiling and bricks. The paddle throws it back where it came from in part:
-    met from straight above, only up; met at the corner, back along its way. When the ball comes
-    down to the paddle and no brick is left, a new wall stands. There is no ramping.
+    The ball starts at the left or the right end of the lowest row of bricks, on its way down. It
+    flies along diagonals and is reflected by sides, ceiling and bricks. The paddle throws it up if
+    it was straight above, and back along its way if it comes down on the paddle from the side. When
+    the ball comes down and no brick is left, a new wall stands. There is no ramping.
 
     Source: see `MinAtar`.
     """

@@ -1,4 +1,4 @@
-"""Action masks in observations: where they are, and what the networks see."""
+"""Action masks in observations: where they are, and how they come and go."""
 
 from collections.abc import Mapping
 
@@ -24,3 +24,12 @@ def split_mask(obs: Nest) -> tuple[Nest, Nest]:
         return obs, None
     rest = {name: x for name, x in obs.items() if name != MASK}
     return (rest[OBSERVATION] if set(rest) == {OBSERVATION} else rest), obs[MASK]
+
+
+def join_mask(obs: Nest, mask: Nest) -> Nest:
+    """Undoes `split_mask`: a Dict observation gets the item, another becomes the one of two."""
+    if mask is None:
+        return obs
+    if isinstance(obs, Mapping):
+        return {**obs, MASK: mask}
+    return {OBSERVATION: obs, MASK: mask}
