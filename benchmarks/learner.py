@@ -82,7 +82,8 @@ def learner_runs(
     learner.build(0)
     columns = {m: make_rows(args.rows, seed) for seed, m in enumerate(ids)}
     batch = {
-        m: PolicyBatch(**{k: tf.constant(v) for k, v in rows.items()}) for m, rows in columns.items()
+        m: PolicyBatch(**{k: tf.constant(v) for k, v in rows.items()})
+        for m, rows in columns.items()
     }
     options = {"num_epochs": args.epochs, "minibatch_size": args.minibatch_size}
 

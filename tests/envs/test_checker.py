@@ -245,7 +245,14 @@ def test_shipped_tasks_pass(env_id):
 
 
 REQUIRE_ARGUMENTS = {"testing:Scripted"}
-ONE_START = {"testing:Chain", "testing:ConstantReward", "tf:DeepSea"}
+ONE_START = {
+    "testing:Chain",
+    "testing:ConstantReward",
+    "tf:Asterix-MinAtar",
+    "tf:DeepSea",
+    "tf:Seaquest-MinAtar",
+    "tf:SpaceInvaders-MinAtar",
+}
 
 
 def test_the_lists_of_exceptions():

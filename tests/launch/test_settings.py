@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfrl import networks, specs
-from tfrl.agents import PPO, MultiAgent
+from tfrl.agents import ActorCritic, MultiAgent
 from tfrl.distributions import SquashedGaussian
 from tfrl.envs import wrappers
 from tfrl.errors import UserError
@@ -24,7 +24,7 @@ TASKS = [name for name in SHIPPED if not name.endswith("base.gin")]
 def test_shipped_files_build_and_their_operative_configuration_builds_the_same(name, tmp_path):
     made = settings.assemble([name])
     assert isinstance(made.workflow, OnPolicyWorkflow)
-    assert isinstance(made.workflow.agent, PPO | MultiAgent)
+    assert isinstance(made.workflow.agent, ActorCritic | MultiAgent)
     first = gin.operative_config_str()
     stored = tmp_path / "operative_config.gin"
     stored.write_text(first)

@@ -19,6 +19,8 @@ from tfrl.rollout import fast_eval_rollout_episode
 from tfrl.types import ActionOutput
 
 GAMES = sorted(oracle.NAMES)
+OTHERS = [name for name in GAMES if name != "Breakout"]
+SLOW = pytest.mark.slow
 KEY = seeding.key(3)
 
 
@@ -26,7 +28,7 @@ class Chooses:
     """Acts uniformly among some actions."""
 
     def __init__(self, choices):
-        self.choices = tf.constant(choices, tf.int64)
+        self.choices = np.array(choices, np.int64)
 
     def evaluate_actions(self, state, obs, key, carry=None):
         drawn = seeding.randint(key, [obs.shape[0]], 0, len(self.choices))
@@ -38,8 +40,7 @@ def test_the_protocol(name):
     # Breakout and Freeway alone start at random.
     stochastic = name in ("Breakout", "Freeway")
     env = tfrl.make_env(f"tf:{name}-MinAtar", num_envs=6, max_episode_steps=30)
-    check_env(env, steps=50, stochastic=stochastic)
-    check_env(getattr(minatar, name)(num_envs=3), steps=20, stochastic=stochastic)
+    check_env(env, steps=40, stochastic=stochastic)
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -57,22 +58,25 @@ def test_spaces_are_those_of_the_package(name, minimal):
     assert list(ours.channels) == channels
 
 
-@pytest.mark.parametrize("name", GAMES)
+# That the rules are the same under XLA as in graph mode is seen beside the package, for each game.
+@pytest.mark.parametrize("name", ["Breakout", *(pytest.param(n, marks=SLOW) for n in OTHERS)])
 def test_eager_graph_and_xla_agree(name):
-    env = tfrl.make_env(f"tf:{name}-MinAtar", num_envs=4, max_episode_steps=7)
-    actions = seeding.randint(seeding.key(1), [10, 4], 0, 6)
+    env = tfrl.make_env(f"tf:{name}-MinAtar", num_envs=4, max_episode_steps=25)
+    actions = seeding.randint(seeding.key(1), [30, 4], 0, 6)
 
-    def run(key):
-        state, rows = env.reset(key), []
-        for t in range(10):
-            state = env.step(state, actions[t])
-            rows.append((state.obs, state.reward, state.termination, state.info["final_obs"]))
-        return [tf.stack(column) for column in zip(*rows, strict=True)]
+    def run(reset, step):
+        states = [reset(KEY)]
+        for t in range(30):
+            states.append(step(states[-1], actions[t]))
+        return states
 
-    eager = run(KEY)
+    eager = run(env.reset, env.step)
     for jit_compile in (False, True):
-        for a, b in zip(eager, tf.function(run, jit_compile=jit_compile)(KEY), strict=True):
-            np.testing.assert_array_equal(a, b)
+        compiled = (
+            tf.function(f, autograph=False, jit_compile=jit_compile) for f in (env.reset, env.step)
+        )
+        for a, b in zip(eager, run(*compiled), strict=True):
+            tf.nest.map_structure(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize("name,minimal", [("SpaceInvaders", True), ("Asterix", False)])
@@ -123,9 +127,9 @@ RANDOM_PLAY = {
 @pytest.mark.parametrize("name", GAMES)
 def test_random_play_is_distributed_as_the_packages(name):
     limit, choices = RANDOM_PLAY[name]
-    theirs = oracle.package_episodes(name, choices, 250, limit)
+    theirs = oracle.package_episodes(name, choices, 200, limit)
     env = tfrl.make_env(
-        f"tf:{name}-MinAtar", num_envs=1000, autoreset="DISABLED", max_episode_steps=limit
+        f"tf:{name}-MinAtar", num_envs=500, autoreset="DISABLED", max_episode_steps=limit
     )
 
     @tf.function(autograph=False)
@@ -143,6 +147,8 @@ def test_random_play_is_distributed_as_the_packages(name):
 def test_pictures_have_the_colours_of_the_board():
     env = tfrl.make_env("tf:Breakout-MinAtar", num_envs=2)
     state = env.reset(KEY)
+    for _ in range(2):  # until the ball and its trail are below the bricks
+        state = env.step(state, tf.zeros([2], tf.int64))
     frame = env.render(state, 1)
     assert frame.shape == (320, 320, 3) and frame.dtype == np.uint8
     small = frame[16::32, 16::32]
@@ -151,7 +157,8 @@ def test_pictures_have_the_colours_of_the_board():
     colors = picture.cubehelix(4)
     np.testing.assert_array_equal(small[1:4], np.broadcast_to(colors[3], [3, 10, 3]))  # bricks
     np.testing.assert_array_equal(small[9, 4], colors[0])  # the paddle
-    np.testing.assert_array_equal(small[board[..., 2]], colors[2:3])  # the trail hides the ball
+    np.testing.assert_array_equal(small[board[..., 1]], colors[1:2])  # the ball
+    np.testing.assert_array_equal(small[board[..., 2]], colors[2:3])  # its trail
     assert not small[~board.any(axis=-1)].any()
 
 
@@ -197,7 +204,7 @@ def test_a_bad_probability_is_an_error(prob):
     with pytest.raises(UserError) as error:
         tfrl.make_env("tf:Breakout-MinAtar", sticky_action_prob=prob)
     assert str(error.value) == (
-        "Breakout.sticky_action_prob: expected a probability, from 0 to 1, but got "
+        "Breakout.sticky_action_prob: expected a probability, from 0 to 1, got "
         f"{prob!r}. MinAtar's own is 0.1; 0 makes the game take every action."
     )
 
@@ -208,4 +215,4 @@ def test_ppo_takes_the_board():
     state = agent.init(KEY)
     output = agent.compute_actions(state, env.reset(KEY).obs, KEY)
     assert output.action.shape == [3]
-    assert state.params["policy"]["torso"]["dense_0"]["kernel"].shape[0] == 10 * 10 * 10
+    assert state.params["policy"]["torso"]["layer_0"]["kernel"].shape[0] == 10 * 10 * 10

@@ -168,7 +168,7 @@ class ActorCritic(Agent):
             )
 
     def _unused(self) -> dict[str, tuple[Any, str]]:
-        """What was asked for and would have no effect: `{field: (value, what stands against it)}`."""
+        """What would have no effect: `{field: (value, what stands against it)}`."""
         found: dict[str, tuple[Any, str]] = {}
         both = self.policy is not None and self.value is not None
         if self.obs_key is not None and (both or self.torso is not None):

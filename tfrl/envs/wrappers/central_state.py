@@ -20,8 +20,8 @@ class CentralState(Wrapper):
     The global state is the environment's `info["state"]` where it has one, else the observations of
     all agents side by side, in the order of their ids; one float32 vector, laid out as
     `ObservationFlatten` does; an action mask is a third item. Policies take "own", a centralised
-    critic "state": `PPO(obs_key="own", value_obs_key="state")`. Below the autoreset only, so that `final_obs` has
-    both too.
+    critic "state": `PPO(obs_key="own", value_obs_key="state")`. Below the autoreset only, so that
+    `final_obs` has both too.
 
     Source: Yu et al. 2022 (MAPPO, "agent-specific global state"), https://arxiv.org/abs/2103.01955.
     """

@@ -1,0 +1,86 @@
+"""What the shipped gin files are to reach: what `benchmarks.results` runs and compares with."""
+
+import dataclasses
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A figure that a gin file has to reach: mean greedy return over its final episodes.
+
+    Attributes:
+      gin_file: As `bin/train.py` takes it.
+      target: What the mean over the seeds is compared with.
+      at_most: Whether the target is an upper bound.
+      variant: Tells claims of one gin file apart.
+      bindings: Gin bindings besides the file.
+      note: What else there is to know about the figure.
+    """
+
+    gin_file: str
+    target: float
+    at_most: bool = False
+    variant: str = ""
+    bindings: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name: the gin file's, without its ending, and the variant."""
+        variant = f", {self.variant}" if self.variant else ""
+        return self.gin_file.removesuffix(".gin") + variant
+
+    @property
+    def folder(self) -> str:
+        """Its folder of runs."""
+        return re.sub(r"\W+", "_", self.name)
+
+    def holds(self, mean: float) -> bool:
+        """Whether a mean reaches the target."""
+        return mean <= self.target if self.at_most else mean >= self.target
+
+
+CLAIMS = (
+    Claim("ppo/tf_cartpole.gin", 475),
+    Claim("ppo/tf_pendulum.gin", -200),
+    Claim("ppo/tf_acrobot.gin", -90),
+    Claim("ppo/tf_mountain_car.gin", -120),
+    Claim(
+        "ppo/tf_mountain_car_continuous.gin",
+        88,
+        note="agent steps of 9 frames each; the budget is 1M frames",
+    ),
+    Claim("ppo/tf_catch.gin", 1.0),
+    Claim("a2c/tf_cartpole.gin", 475),
+    Claim("a2c/tf_acrobot.gin", -90),
+    Claim("a2c/tf_catch.gin", 1.0),
+    Claim("impala/tf_cartpole.gin", 475),
+    Claim("impala/tf_catch.gin", 1.0),
+    Claim("reinforce/tf_cartpole.gin", 475),
+    Claim("ppo_penalty/tf_cartpole.gin", 475),
+    Claim("ppo_rnn/tf_memory.gin", 0.95, note="the return is the recall"),
+    Claim(
+        "ppo_rnn/tf_memory.gin",
+        0.6,
+        at_most=True,
+        variant="feed-forward",
+        bindings=("PPO.memory = None",),
+        note="the same without memory: chance is 0.5",
+    ),
+    Claim(
+        "ppo/tf_masked.gin",
+        9.99,
+        note="10 is the most; an invalid action would end the episode with -1",
+    ),
+    Claim(
+        "ppo/tf_breakout_minatar.gin",
+        43,
+        variant="gymnax's rules",
+        bindings=(
+            "make_env.env_kwargs = {'minimal_actions': True, 'sticky_action_prob': 0.0}",
+            "make_env.max_episode_steps = 1000",
+            "eval/make_env.max_episode_steps = 1000",
+        ),
+        note="no sticky actions and at most 1000 steps, as in gymnax; for the target see below",
+    ),
+)

@@ -1,0 +1,210 @@
+"""Learning results: trains the shipped gin files with several seeds, and renders docs/results.md.
+
+  python -m benchmarks.results --seeds=5 --only=ppo/tf_acrobot.gin,a2c/tf_cartpole.gin
+  python -m benchmarks.results --seeds=0 --write_docs
+
+Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. A run
+that is done is not repeated, an interrupted one goes on where it stopped: start the same command
+again. Every finished run leaves one JSON record, `<root_dir>/<claim>/seed_<seed>.json`, and the
+table is made of these records only. A record of another configuration than the gin file's present
+one does not count. Ends with one JSON line a claim.
+"""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.claims import CLAIMS, Claim
+
+PAGE = measure.ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+FILES = ("summary", "metadata")  # of a run's folder
+SEEDS = 5  # that a result should have
+
+
+def config_digest(claim: Claim) -> str:
+    """Returns a digest of all bindings of a claim's configuration; comments do not count."""
+    from tfrl.launch import gin_files
+
+    found = {b.key: repr(b.value) for b in gin_files.read([claim.gin_file], claim.bindings)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def arguments(claim: Claim, seed: int | str) -> list[str]:
+    """Returns the flags of `bin/train.py` that say what is run, for one seed."""
+    bindings = [f"--gin_bindings={b}" for b in claim.bindings]
+    return [f"--gin_file={claim.gin_file}", *bindings, f"--seed={seed}"]
+
+
+def train_command(claim: Claim, seed: int, folder: pathlib.Path) -> list[str]:
+    """Returns the command of one run."""
+    train = [sys.executable, str(measure.ROOT / "bin" / "train.py"), f"--root_dir={folder}"]
+    return [*train, *arguments(claim, seed), "--gin_bindings=train.video = False"]
+
+
+def record_path(root: pathlib.Path, claim: Claim, seed: int) -> pathlib.Path:
+    """Returns where the record of a run is."""
+    return root / claim.folder / f"seed_{seed}.json"
+
+
+def read_record(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any] | None:
+    """Returns the record of a run; None where there is none of the claim's configuration."""
+    path = record_path(root, claim, seed)
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record if record["config"] == config_digest(claim) else None
+
+
+def read_records(root: pathlib.Path, claim: Claim) -> dict[int, dict[str, Any]]:
+    """Returns `{seed: record}` of all finished runs of a claim."""
+    seeds = sorted(int(p.stem[5:]) for p in (root / claim.folder).glob("seed_*.json"))
+    found = {seed: read_record(root, claim, seed) for seed in seeds}
+    return {seed: record for seed, record in found.items() if record is not None}
+
+
+def run(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any]:
+    """Trains one seed unless its record is there; returns the record."""
+    record = read_record(root, claim, seed)
+    if record is not None:
+        return record
+    config = config_digest(claim)
+    folder = root / claim.folder / f"seed_{seed}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    print(f"{claim.name}, seed {seed}: {log}", file=sys.stderr, flush=True)
+    code = _call(train_command(claim, seed, folder), log)
+    if code:
+        said = log.read_text()[-2000:]
+        raise SystemExit(f"{claim.name}, seed {seed}, ended with {code}:\n{said}")
+    summary, metadata = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
+    record = {"gin_file": claim.gin_file, "bindings": list(claim.bindings), "seed": seed, **summary}
+    record.update(config=config, git_hash=metadata["git_hash"])
+    path = record_path(root, claim, seed)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=2) + "\n")
+    partial.replace(path)
+    return record
+
+
+def _call(command: Sequence[str], log: pathlib.Path) -> int:
+    """Runs a command with its output in a file; whatever ends this process ends the command."""
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()  # it saves, and goes on from there at its next start
+            process.wait()
+            raise
+
+
+def figures(claim: Claim, records: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Sums up the runs of a claim, at least one."""
+    from tfrl.evaluation import bootstrap_interval
+
+    returns = [r["eval_return_mean"] for r in records.values()]
+    low, high = bootstrap_interval(returns)
+    mean = sum(returns) / len(returns)
+    return {
+        "name": claim.name,
+        "env_steps": next(iter(records.values()))["env_steps"],
+        "target": claim.target,
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "holds": claim.holds(mean),
+        "seeds": list(records),
+        "by_seed": returns,
+        "seconds": sum(r["wall_seconds"] for r in records.values()) / len(records),
+    }
+
+
+def _number(x: float) -> str:
+    return f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3f}"
+
+
+def _title(claim: Claim) -> str:
+    return f"`{claim.gin_file}`" + (f", {claim.variant}" if claim.variant else "")
+
+
+def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
+    """Renders the records below `root` as Markdown: the table, what is missing, the commands."""
+    found = {claim: read_records(root, claim) for claim in claims}
+    done = {claim: figures(claim, records) for claim, records in found.items() if records}
+    lines = [
+        "| gin file | env steps | target | mean | 95% interval | reached | seeds | by seed | "
+        "seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for claim, row in done.items():
+        count = len(row["seeds"])
+        lines.append(
+            f"| {_title(claim)} "
+            f"| {row['env_steps']:,} | {'<=' if claim.at_most else '>='} {claim.target:g} "
+            f"| {_number(row['mean'])} | {_number(row['low'])} to {_number(row['high'])} "
+            f"| {'yes' if row['holds'] else 'no'} "
+            f"| {count if count >= SEEDS else f'{count} of {SEEDS}'} "
+            f"| {', '.join(map(_number, row['by_seed']))} | {row['seconds']:,.0f} |"
+        )
+    lines += [""] + [f"- {_title(claim)}: {claim.note}." for claim in done if claim.note]
+    missing = [_title(claim) for claim in claims if claim not in done]
+    if missing:
+        lines += ["", f"Not run yet: {'; '.join(missing)}."]
+    lines += ["", "One run each, `S` being the seed:", "", "```bash"]
+    lines += [f"python bin/train.py {shlex.join(arguments(claim, 'S'))}" for claim in done]
+    return "\n".join([*lines, "```"])
+
+
+def write_page(page: pathlib.Path, text: str) -> None:
+    """Replaces what stands between the two marks of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"{page}: expected the marks {BEGIN} and {END}, found at most one")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def choose(only: str) -> tuple[Claim, ...]:
+    """Returns the claims of gin files named with commas between, all where the text is empty."""
+    names = [name for name in only.split(",") if name]
+    unknown = set(names) - {c.gin_file for c in CLAIMS}
+    if unknown:
+        known = ", ".join(dict.fromkeys(c.gin_file for c in CLAIMS))
+        raise SystemExit(f"--only: expected gin files of {known}; got {', '.join(sorted(unknown))}")
+    return tuple(c for c in CLAIMS if not names or c.gin_file in names)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs and renders as the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs seeds 0 to this, less one")
+    parser.add_argument("--only", default="", help="gin files, with commas between; default all")
+    parser.add_argument("--root_dir", default="runs/results", help="of runs and records")
+    parser.add_argument("--write_docs", action="store_true", help="renders docs/results.md")
+    args = parser.parse_args(argv)
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    root = pathlib.Path(args.root_dir)
+    claims = choose(args.only)
+    for claim in claims:
+        for seed in range(args.seeds):
+            run(root, claim, seed)
+    for claim in claims:
+        if records := read_records(root, claim):
+            measure.emit(benchmark="results", **figures(claim, records))
+    if args.write_docs:
+        write_page(PAGE, table(root))
+
+
+if __name__ == "__main__":
+    main()
