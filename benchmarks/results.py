@@ -5,9 +5,10 @@
 
 Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. A run
 that is done is not repeated, an interrupted one goes on where it stopped: start the same command
-again. Every finished run leaves one JSON record, `<root_dir>/<claim>/seed_<seed>.json`, and the
-table is made of these records only. A record of another configuration than the gin file's present
-one does not count. Ends with one JSON line a claim.
+again. Every finished run leaves one JSON record, `<records>/<claim>/seed_<seed>.json`, and the
+table is made of these records only; those of the page are kept beside it, in `docs/results`. A
+record of another configuration than the gin file's present one does not count. Ends with one JSON
+line a claim.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks import measure
 from benchmarks.claims import CLAIMS, Claim
 
 PAGE = measure.ROOT / "docs" / "results.md"
+RECORDS = measure.ROOT / "docs" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 FILES = ("summary", "metadata")  # of a run's folder
 SEEDS = 5  # that a result should have
@@ -71,13 +73,22 @@ def read_records(root: pathlib.Path, claim: Claim) -> dict[int, dict[str, Any]]:
     return {seed: record for seed, record in found.items() if record is not None}
 
 
-def run(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any]:
-    """Trains one seed unless its record is there; returns the record."""
+def run(
+    root: pathlib.Path, claim: Claim, seed: int, runs: pathlib.Path | None = None
+) -> dict[str, Any]:
+    """Trains one seed unless its record is there; returns the record.
+
+    Args:
+      root: The folder of the records.
+      claim: What to train.
+      seed: The seed.
+      runs: The folder of the runs; that of the records if None.
+    """
     record = read_record(root, claim, seed)
     if record is not None:
         return record
     config = config_digest(claim)
-    folder = root / claim.folder / f"seed_{seed}"
+    folder = (runs or root) / claim.folder / f"seed_{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     print(f"{claim.name}, seed {seed}: {log}", file=sys.stderr, flush=True)
@@ -89,6 +100,7 @@ def run(root: pathlib.Path, claim: Claim, seed: int) -> dict[str, Any]:
     record = {"gin_file": claim.gin_file, "bindings": list(claim.bindings), "seed": seed, **summary}
     record.update(config=config, git_hash=metadata["git_hash"])
     path = record_path(root, claim, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=2) + "\n")
     partial.replace(path)
@@ -189,16 +201,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs seeds 0 to this, less one")
     parser.add_argument("--only", default="", help="gin files, with commas between; default all")
-    parser.add_argument("--root_dir", default="runs/results", help="of runs and records")
+    parser.add_argument("--records", default=str(RECORDS), help="of the records")
+    parser.add_argument("--root_dir", default="runs/results", help="of the runs")
     parser.add_argument("--write_docs", action="store_true", help="renders docs/results.md")
     args = parser.parse_args(argv)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    root = pathlib.Path(args.root_dir)
+    root = pathlib.Path(args.records)
     claims = choose(args.only)
     for claim in claims:
         for seed in range(args.seeds):
-            run(root, claim, seed)
+            run(root, claim, seed, pathlib.Path(args.root_dir))
     for claim in claims:
         if records := read_records(root, claim):
             measure.emit(benchmark="results", **figures(claim, records))

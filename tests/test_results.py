@@ -90,7 +90,8 @@ from benchmarks import results
 def command(claim, seed, folder):
     return test_results.fake_command(claim, seed, folder, seconds=60.0 * seed)
 results.train_command = command
-results.main(["--only=ppo/tf_cartpole.gin", "--seeds=3", {f"--root_dir={root}"!r}])
+folders = [{f"--root_dir={root}"!r}, {f"--records={root}"!r}]
+results.main(["--only=ppo/tf_cartpole.gin", "--seeds=3", *folders])
 """
     process = subprocess.Popen([sys.executable, "-c", driver], stderr=subprocess.DEVNULL)
     second = root / CLAIM.folder / "seed_1"

@@ -198,6 +198,11 @@ class MessagesTest(parameterized.TestCase):
             )
             for other in ({"torso": TORSO}, {"shared_torso": True}, {"value": VALUE})
         ),
+        (
+            {"sequence_length": 8},
+            "PPO.sequence_length: expected None for an agent without memory, which learns steps "
+            "one by one, got 8. Give memory='lstm' or 'gru', or leave it out.",
+        ),
         ({"value_obs_key": "stat", "obs_spec": BOTH}, "obs_key: expected the name of an item"),
     )
     def test_contradictions(self, changes, message):

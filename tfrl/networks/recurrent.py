@@ -170,13 +170,14 @@ class RecurrentTorso(Torso):
         self, recurrent: Params, projected: tf.Tensor, carry: Carry, starts: tf.Tensor
     ) -> tf.Tensor:
         steps, batch = projected.shape[0], projected.shape[1]
-        kept = tf.cast(~starts, tf.float32)[..., tf.newaxis]  # [T, B, 1]
+        starts = starts[..., tf.newaxis]  # [T, B, 1]
         # Read once: a variable inside the loop would be read, and differentiated, in every step.
         recurrent = struct.values(recurrent)
         outputs = tf.TensorArray(tf.float32, steps, element_shape=[batch, self.size])
 
         def body(t: tf.Tensor, carry: Carry, outputs: tf.TensorArray) -> Any:
-            before = {name: x * tf.gather(kept, t) for name, x in carry.items()}
+            first = tf.gather(starts, t)
+            before = {name: tf.where(first, tf.zeros_like(x), x) for name, x in carry.items()}
             after = self._cell(recurrent, tf.gather(projected, t), before)
             return t + 1, after, outputs.write(t, after["hidden"])
 

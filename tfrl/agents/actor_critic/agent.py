@@ -105,6 +105,13 @@ class ActorCritic(Agent):
         self._check_networks()
         check_used(type(self).__name__, self._unused())
         self.network = self._make_network()
+        if self.sequence_length is not None and not self.learns_sequences:
+            raise UserError(
+                f"{type(self).__name__}.sequence_length",
+                expected="None for an agent without memory, which learns steps one by one",
+                got=self.sequence_length,
+                remedy="Give memory='lstm' or 'gru', or leave it out.",
+            )
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
