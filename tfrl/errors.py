@@ -32,12 +32,22 @@ class UserError(ValueError):
         super().__init__(" ".join(text.split()))
 
 
+# How much less alike than the best a suggested name may be.
+_WORSE = 0.3
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Returns the `count` names of `known` that look most like `name`, best first."""
     names = sorted(set(known))
     folded = {n.lower(): n for n in names}
     close = difflib.get_close_matches(name.lower(), list(folded), n=count, cutoff=0.5)
-    return [folded[c] for c in close]
+    # Beside a name that is all but the same, one that merely looks alike is no suggestion.
+    best = [c for c in close if _alike(name, c) >= _alike(name, close[0]) - _WORSE]
+    return [folded[c] for c in best]
+
+
+def _alike(name: str, folded: str) -> float:
+    return difflib.SequenceMatcher(None, folded, name.lower()).ratio()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -325,6 +325,7 @@ def test_non_finite_loss(call, capsys, tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_non_finite_losses_may_be_skipped(call, capsys, tmp_path):
     root = tmp_path / "run"
     bindings = (
@@ -337,6 +338,7 @@ def test_non_finite_losses_may_be_skipped(call, capsys, tmp_path):
     assert sum(row["skipped_steps"] for row in rows) > 0
 
 
+@pytest.mark.slow
 def test_no_video_without_its_encoder(call, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     root = tmp_path / "run"
@@ -369,6 +371,7 @@ def test_a_killed_finish_is_made_good(call, capsys, trained, tmp_path):
     assert {p for p in before if before[p] != after[p]} == set()
 
 
+@pytest.mark.slow
 def test_a_reached_target_stays_reached(call, capsys, tmp_path):
     root = tmp_path / "run"
     bindings = ("train.target_return=8.0", "train.eval_interval=64", "train.video=False")
@@ -388,6 +391,7 @@ def test_a_reached_target_stays_reached(call, capsys, tmp_path):
     assert launch_runs.summary(root)["env_steps"] == 128
 
 
+@pytest.mark.slow
 def test_a_users_module_and_evaluation_of_it(call, capsys, tmp_path, monkeypatch):
     (tmp_path / "my_part.py").write_text(
         "import gin\n"
