@@ -43,7 +43,7 @@ def test_choice(name, tpu, cpus, environ, expected):
         (
             "mirored", None, 1, {},
             "--strategy: expected one of auto, one_device, mirrored, multi_worker, tpu, got "
-            "'mirored'. Did you mean mirrored or multi_worker?",
+            "'mirored'. Did you mean mirrored?",
         ),
         (
             "mirrored", "x", 1, {},
