@@ -5,6 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import ops, struct
+from tfrl.agents.a2c.losses import policy_gradient_loss
+from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.types import Nest
 
 
@@ -90,20 +92,19 @@ def impala_loss(
         clip_pg_rho=clip_pg_rho,
         mask=mask,
     )
-    policy_loss = ops.policy_gradient_loss(
-        log_prob=log_prob, advantage=targets.pg_advantage, mask=mask
+    rows = PolicyBatch(
+        obs=batch.obs,
+        action=batch.action,
+        log_prob=batch.log_prob,
+        advantage=targets.pg_advantage,
+        value_target=targets.value_target,
+        value=value,
+        mask=mask,
     )
-    value_loss = ops.value_loss(value=value, target=targets.value_target, mask=mask)
-    entropy = ops.masked_mean(distribution.entropy(), mask)
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    kl = ops.kl_k3(log_prob=log_prob, old_log_prob=batch.log_prob, mask=mask)
-    return loss, {
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        "approx_kl": ops.masked_mean(tf.stop_gradient(kl), mask),
-        "rho_mean": ops.masked_mean(rho, mask),
-    }
+    loss, metrics = policy_gradient_loss(
+        distribution, value, rows, value_coef=value_coef, entropy_coef=entropy_coef
+    )
+    return loss, {**metrics, "rho_mean": ops.masked_mean(rho, mask)}
 
 
 def successor_values(value: tf.Tensor, batch: ImpalaBatch) -> tf.Tensor:
