@@ -261,7 +261,9 @@ class AgentTest(parameterized.TestCase):
         self.assertIn(message, str(error.value))
 
     def test_integers_and_numpy_numbers_are_numbers(self):
-        made(clip=np.float32(0.2), discount=1, value_coef=np.int64(1), target_kl=None)
+        _, agent = made(clip=np.float32(0.2), discount=1, value_coef=np.int64(1), target_kl=None)
+        self.assertEqual((agent.clip, agent.discount), (np.float32(0.2), 1))
+        self.assertEqual((agent.value_coef, agent.target_kl), (1, None))
 
     @parameterized.parameters("policy", "value")
     def test_a_keras_model_or_a_bare_torso_is_told_how_to_become_a_network(self, name):

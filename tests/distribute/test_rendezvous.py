@@ -82,4 +82,5 @@ def test_a_port_in_use():
 def test_the_port_is_free_afterwards():
     ports = processes.free_ports(1)
     rendezvous.wait_for_all(group(ports, 0), 1.0)
-    socket.create_server(("127.0.0.1", ports[0])).close()
+    with socket.create_server(("127.0.0.1", ports[0])) as server:
+        assert server.getsockname()[1] == ports[0]

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_traced_once
 from tfrl import seeding, specs
 from tfrl.envs.core import carrying
 from tfrl.envs.tf.cartpole import CartPole
@@ -116,18 +117,7 @@ def test_eager_graph_and_xla_agree(mode):
 
 def test_one_trace_for_all_keys_and_actions():
     env = tfrl.make_env("tf:CartPole-v1", 3)
-    traces = []
-
-    @tf.function
-    def step(state, action):
-        traces.append(1)
-        return env.step(state, action)
-
-    for seed in range(3):
-        state = env.reset(seeding.key(seed))
-        for t in range(3):
-            state = step(state, tf.fill([3], tf.constant(t % 2, tf.int64)))
-    assert len(traces) == 1
+    check_traced_once(env, num_actions=2)
 
 
 def test_an_episode_by_hand():

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_traced_once, check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -130,36 +131,12 @@ def test_it_follows_the_protocol(mode):
 def test_eager_graph_and_xla_agree():
     env = tfrl.make_env("tf:Catch", 5, rows=4)
     actions = seeding.randint(seeding.key(1), [7, 5], 0, 3)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(7):
-            state = step(state, actions[t])
-            rows += [state.obs, state.info["final_obs"], state.reward, state.termination]
-            rows += [state.info["episode_return"], state.info["autoreset"]]
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            np.testing.assert_array_equal(a, b)
+    check_ways_agree(env, actions)
 
 
 def test_one_trace_for_all_keys_and_actions():
     env = tfrl.make_env("tf:Catch", 3)
-    traces = []
-
-    @tf.function
-    def step(state, action):
-        traces.append(1)
-        return env.step(state, action)
-
-    for seed in range(3):
-        state = env.reset(seeding.key(seed))
-        for t in range(3):
-            state = step(state, tf.fill([3], tf.constant(t, tf.int64)))
-    assert len(traces) == 1
+    check_traced_once(env, num_actions=3)
 
 
 def test_the_picture():

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -183,23 +184,7 @@ def test_it_follows_the_protocol(mode, deterministic):
 def test_eager_graph_and_xla_agree():
     env = tfrl.make_env("tf:DeepSea", 5, size=3, deterministic=False)
     actions = seeding.randint(seeding.key(1), [7, 5], 0, 2)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(7):
-            state = step(state, actions[t])
-            rows += [state.obs, state.info["final_obs"], state.termination]
-            rows += [state.reward, state.info["episode_return"]]
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            if a.dtype.is_bool:
-                np.testing.assert_array_equal(a, b)
-            else:
-                np.testing.assert_allclose(a, b, atol=1e-6)
+    check_ways_agree(env, actions, atol=1e-6)
 
 
 def test_the_picture():

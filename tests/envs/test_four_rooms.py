@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -175,19 +176,7 @@ def test_it_follows_the_protocol(mode, kwargs):
 def test_eager_graph_and_xla_agree():
     env = tfrl.make_env("tf:FourRooms", 4, max_episode_steps=5, random_goal=True)
     actions = seeding.randint(seeding.key(1), [8, 4], 0, 4)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(8):
-            state = step(state, actions[t])
-            rows += [state.obs, state.info["final_obs"], state.reward, state.termination]
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            np.testing.assert_array_equal(a, b)
+    check_ways_agree(env, actions)
 
 
 def test_the_picture():

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -143,19 +144,7 @@ def test_it_follows_the_protocol(mode):
 def test_eager_graph_and_xla_agree():
     env = tfrl.make_env("tf:Masked", 4, num_actions=4, length=3)
     actions = seeding.randint(seeding.key(1), [8, 4], 0, 4)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(8):
-            state = step(state, actions[t])
-            rows += tf.nest.flatten((state.obs, state.info, state.reward, state.termination))
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            np.testing.assert_array_equal(a, b)
+    check_ways_agree(env, actions)
 
 
 def test_the_picture():

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_traced_once, check_ways_agree
 from tfrl import seeding, specs
 from tfrl.agents import RandomAgent
 from tfrl.envs.core import carrying, initial_state
@@ -130,40 +131,12 @@ def test_swinging_reaches_the_goal_and_ends_the_episode():
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:MountainCar-v0", 3, mode, max_episode_steps=4)
     actions = seeding.randint(seeding.key(1), [7, 3], 0, 3)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(7):
-            state = step(state, actions[t])
-            rows.append(tf.concat([state.obs, state.info["final_obs"]], axis=1))
-            rows.append(tf.stack([state.reward, state.info["episode_return"]], axis=1))
-            rows.append(tf.stack([state.termination, state.truncation], axis=1))
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            if a.dtype.is_bool:
-                np.testing.assert_array_equal(a, b)
-            else:
-                np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+    check_ways_agree(env, actions, atol=1e-6, rtol=1e-6)
 
 
 def test_one_trace_for_all_keys_and_actions():
     env = tfrl.make_env("tf:MountainCar-v0", 3)
-    traces = []
-
-    @tf.function
-    def step(state, action):
-        traces.append(1)
-        return env.step(state, action)
-
-    for seed in range(3):
-        state = env.reset(seeding.key(seed))
-        for t in range(3):
-            state = step(state, tf.fill([3], tf.constant(t, tf.int64)))
-    assert len(traces) == 1
+    check_traced_once(env, num_actions=3)
 
 
 def test_the_device_state_is_drawn_by_gymnasium():

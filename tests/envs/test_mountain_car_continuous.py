@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.agents import RandomAgent
 from tfrl.envs.core import carrying, initial_state
@@ -127,24 +128,7 @@ def test_resting_is_truncated_at_999_for_nothing_and_swinging_pays():
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:MountainCarContinuous-v0", 3, mode, max_episode_steps=4)
     actions = seeding.uniform(seeding.key(1), [7, 3, 1], -1.5, 1.5)
-
-    def run(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for t in range(7):
-            state = step(state, actions[t])
-            rows.append(tf.concat([state.obs, state.info["final_obs"]], axis=1))
-            rows.append(tf.stack([state.reward, state.info["episode_return"]], axis=1))
-            rows.append(tf.stack([state.termination, state.truncation], axis=1))
-        return rows
-
-    eager = run(env.reset, env.step)
-    for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
-        for a, b in zip(eager, run(*compiled), strict=True):
-            if a.dtype.is_bool:
-                np.testing.assert_array_equal(a, b)
-            else:
-                np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+    check_ways_agree(env, actions, atol=1e-6, rtol=1e-6)
 
 
 def test_the_device_state_is_drawn_by_gymnasium():

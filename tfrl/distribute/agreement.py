@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -118,8 +119,7 @@ class Agreement:
 
     def _sum_over_workers(self, row: tf.Tensor) -> tf.Tensor:
         """Sums one row of each worker; each is zero but where it is the worker's own."""
-        strategy = self._strategy
-        assert strategy is not None
+        strategy = cast(tf.distribute.Strategy, self._strategy)  # several workers have one
         num_local = strategy.num_replicas_in_sync // self.num_workers
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self._timeout)
 

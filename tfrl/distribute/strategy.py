@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import cast
 
 import tensorflow as tf
 
@@ -41,8 +42,8 @@ def make_strategy(
     if chosen == "tpu":
         return tpu_system.tpu_strategy(tpu, startup_seconds)
     if chosen == "multi_worker":
-        found = workers.from_tf_config(os.environ)
-        assert found is not None  # choose() has looked
+        # choose() has refused an environment without them.
+        found = cast(workers.Workers, workers.from_tf_config(os.environ))
         return multi_worker.multi_worker_strategy(found, startup_seconds, log)
     devices.make_logical_cpus(num_logical_cpus)
     if chosen == "mirrored" or (chosen == "auto" and _several()):

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import IO, cast
 
 from tfrl.errors import UserError
 
@@ -37,8 +38,8 @@ def ends_after(seconds: float, error: UserError) -> Iterator[None]:
     """
     command = [sys.executable, "-I", "-S", "-c", _CODE, str(seconds), str(os.getpid())]
     with subprocess.Popen([*command, f"Error: {error}\n"], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
+        line = cast(IO[bytes], process.stdin)  # it was asked for
         try:
             yield
         finally:
-            process.stdin.close()
+            line.close()

@@ -83,5 +83,6 @@ def test_long_play_equals_the_package():
     env = Asterix(num_envs=16)
     for seed, actions in ((5, hunt), (7, oracle.random_actions(8, 16))):
         draws, starts = oracle.uniforms(seed, env, 5000)
-        oracle.compare(env, actions, draws, starts)
+        reward, over, _ = oracle.compare(env, actions, draws, starts)
+        assert reward.any() and over.any(axis=0).all()
         oracle.compare(env, actions, draws, starts, play_on=True)

@@ -151,7 +151,8 @@ def test_long_play_equals_the_package():
     draws, starts = oracle.uniforms(5, env, 4000)
     weights = [0.1, 0.15, 0.1, 0.15, 0.2, 0.3]
     for actions in (save, oracle.random_actions(8, 16, weights)):
-        oracle.compare(env, actions, draws, starts)
+        reward, over, _ = oracle.compare(env, actions, draws, starts)
+        assert reward.any() and over.any(axis=0).all()
         oracle.compare(env, actions, draws, starts, play_on=True)
     oracle.compare(
         env, oracle.random_actions(9, 16, weights), draws, starts, play_on=True, prepare=late(19)
