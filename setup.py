@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 # tf-agents' pygame in the same folder. pygame 2.1.3 renders the same tasks.
 INSTALL_REQUIRES = [
     "absl-py>=2.0",
+    "cloudpickle>=1.2",
     "dm-reverb~=0.14.0; sys_platform == 'linux'",
     "gin-config~=0.5.0",
     "gymnasium>=1.1,<1.4",

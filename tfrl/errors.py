@@ -31,6 +31,14 @@ class UserError(ValueError):
         text = f"{thing}: expected {expected}, got {got}. {remedy}"
         super().__init__(" ".join(text.split()))
 
+    def __reduce__(self) -> Any:
+        """How it goes from one process to another."""
+        return _rebuilt, (type(self), self.thing, self.expected, self.got, self.remedy)
+
+
+def _rebuilt(kind: Any, thing: str, expected: str, got: Any, remedy: str) -> UserError:
+    return kind(thing, expected=expected, got=got, remedy=remedy)
+
 
 # How much less alike than the best a suggested name may be.
 _WORSE = 0.3

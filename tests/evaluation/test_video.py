@@ -6,13 +6,16 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageSequence
 
+from tests.envs.host_backends import Scripted
 from tests.rollout import rollout_fakes as fakes
 from tfrl import make_env, seeding, specs, struct
 from tfrl.envs.core import Autoreset, Wrapper
+from tfrl.envs.host_env import HostEnv
 from tfrl.envs.registry import finish
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator, fallback_renderer, record_video
 from tfrl.evaluation.video_file import write_video
+from tfrl.types import ActionOutput
 
 KEY = seeding.key(5)
 
@@ -51,6 +54,24 @@ def test_frames_from_first_to_terminal_state(tmp_path, ending, mode, capfd):
     np.testing.assert_allclose(frames[:, 10, 10, 0], [0, 20, 40, 60, 80], atol=6)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_of_an_environment_on_the_host_a_copy_is_played(tmp_path, mode):
+    env = HostEnv(Scripted((4, 3), mode), mode)
+    env.reset(0)
+
+    class Agent(fakes.PlainAgent):
+        def evaluate_actions(self, state, obs, key, carry=None):
+            return ActionOutput(action=tf.zeros(obs.shape[:1], tf.int64))
+
+    video = record_video(env, Agent(), {}, KEY, tmp_path / "a.mp4", episodes=2)
+    assert video.episode_lengths == (4, 4) and video.episode_returns == (10.0, 10.0)
+    frames, fps = read(tmp_path / "a.mp4")
+    assert frames.shape == (10, 32, 48, 3) and fps == 10
+    np.testing.assert_allclose(frames[:, 10, 10, 0], [0, 20, 40, 60, 80] * 2, atol=6)
+    assert env.backend.taken == [] and env.backend.closed == 0
+    assert env.backend.copies[0].closed == 1
 
 
 def test_several_episodes_and_their_returns(tmp_path):

@@ -1,57 +1,34 @@
-"""Environments: the protocol, the registry, wrappers, and environments written in TensorFlow."""
+"""Environments: the protocol, the registry, wrappers, and environments written in TensorFlow.
 
-from tfrl.envs import testing
-from tfrl.envs.adapters.pettingzoo import make_pettingzoo
-from tfrl.envs.checker import check_env
-from tfrl.envs.core import Autoreset, Env, Wrapper
-from tfrl.envs.multi_agent import MultiAgentEnv
-from tfrl.envs.registry import env_ids, make_env, register, register_suite
-from tfrl.envs.tf import (
-    acrobot,
-    cartpole,
-    catch,
-    deep_sea,
-    four_rooms,
-    masked,
-    memory,
-    minatar,
-    mountain_car,
-    mountain_car_continuous,
-    pendulum,
-    relay,
-)
-from tfrl.envs.vectorize import vectorize
+Names load when they are first used: processes of workers import `tfrl.envs.workers` without
+TensorFlow.
+"""
 
-register("tf:Acrobot-v1", acrobot.Acrobot, max_episode_steps=acrobot.MAX_EPISODE_STEPS)
-register("tf:CartPole-v1", cartpole.CartPole, max_episode_steps=cartpole.MAX_EPISODE_STEPS)
-register("tf:Catch", catch.Catch, max_episode_steps=catch.MAX_EPISODE_STEPS)
-register("tf:DeepSea", deep_sea.DeepSea, max_episode_steps=deep_sea.MAX_EPISODE_STEPS)
-register("tf:FourRooms", four_rooms.FourRooms, max_episode_steps=four_rooms.MAX_EPISODE_STEPS)
-register("tf:Masked", masked.Masked, max_episode_steps=masked.MAX_EPISODE_STEPS)
-register("tf:Memory", memory.Memory, max_episode_steps=memory.MAX_EPISODE_STEPS)
-register(
-    "tf:MountainCar-v0",
-    mountain_car.MountainCar,
-    max_episode_steps=mountain_car.MAX_EPISODE_STEPS,
-)
-register(
-    "tf:MountainCarContinuous-v0",
-    mountain_car_continuous.MountainCarContinuous,
-    max_episode_steps=mountain_car_continuous.MAX_EPISODE_STEPS,
-)
-register("tf:Pendulum-v1", pendulum.Pendulum, max_episode_steps=pendulum.MAX_EPISODE_STEPS)
-register("tf:Relay-v0", relay.Relay, max_episode_steps=relay.MAX_EPISODE_STEPS)
-register("tf:Asterix-MinAtar", minatar.Asterix)
-register("tf:Breakout-MinAtar", minatar.Breakout)
-register("tf:Freeway-MinAtar", minatar.Freeway)
-register("tf:Seaquest-MinAtar", minatar.Seaquest)
-register("tf:SpaceInvaders-MinAtar", minatar.SpaceInvaders)
-register("testing:Chain", testing.Chain, max_episode_steps=100)
-register("testing:ConstantReward", testing.ConstantReward)
-register("testing:Identity", testing.Identity)
-register("testing:MemoryRecall", testing.MemoryRecall)
-register("testing:Scripted", testing.ScriptedEnv)
-register_suite("pettingzoo", make_pettingzoo)
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfrl.envs import testing
+    from tfrl.envs.checker import check_env
+    from tfrl.envs.core import Autoreset, Env, Wrapper
+    from tfrl.envs.multi_agent import MultiAgentEnv
+    from tfrl.envs.registry import env_ids, make_env, register, register_suite
+    from tfrl.envs.vectorize import vectorize
+
+# Where the public names live.
+_NAMES = {
+    "Autoreset": "core",
+    "Env": "core",
+    "MultiAgentEnv": "multi_agent",
+    "Wrapper": "core",
+    "check_env": "checker",
+    "env_ids": "registry",
+    "make_env": "registry",
+    "register": "registry",
+    "register_suite": "registry",
+    "vectorize": "vectorize",
+}
 
 __all__ = [
     "Autoreset",
@@ -66,3 +43,20 @@ __all__ = [
     "testing",
     "vectorize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name or a submodule when it is first used (PEP 562)."""
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

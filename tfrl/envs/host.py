@@ -40,8 +40,13 @@ def reset_rows(env: Env, key: tf.Tensor, rows: tf.Tensor) -> EnvState:
     return env.reset(given)
 
 
-def check_place(thing: str) -> None:
-    """Raises a UserError where the host cannot be reached: under XLA, or on several replicas."""
+def check_place(thing: str, replicas: int | None = None) -> None:
+    """Raises a UserError where the host cannot be reached: under XLA, or on several replicas.
+
+    Args:
+      thing: The environment, for the message.
+      replicas: How many there are; None for those of the strategy in force.
+    """
     graph = tf.compat.v1.get_default_graph()
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph):
         raise UserError(
@@ -50,10 +55,11 @@ def check_place(thing: str) -> None:
             got="compilation by XLA",
             remedy="Choose compile='graph' for what steps this environment.",
         )
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    replicas = replicas or tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
         raise UserError(
             thing,
             expected="one replica: its environments are Python objects of one process",
-            got=f"a strategy with {tf.distribute.get_strategy().num_replicas_in_sync} replicas",
+            got=f"a strategy with {replicas} replicas",
             remedy="Train with --strategy=one_device.",
         )

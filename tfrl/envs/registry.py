@@ -1,6 +1,7 @@
 """`make_env` and the registries behind it: suites, and the tasks of suites made of device envs."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,6 +38,12 @@ class Task(struct.Struct):
 
 _SUITES: dict[str, SuiteMaker] = {}
 _TASKS: dict[str, dict[str, Task]] = {}
+_SHIPPED = "tfrl.envs.suites"  # registers what comes with the library
+
+
+def _shipped() -> None:
+    """Registers what comes with the library, before anything is looked up or added."""
+    importlib.import_module(_SHIPPED)  # while it is being imported, this does nothing
 
 
 def make_env(
@@ -70,6 +77,7 @@ def make_env(
         argument of the task, for wrappers that are no sequence of functions, and for sizes out of
         range.
     """
+    _shipped()
     suite, task = _split_id(env_id)
     if suite not in _SUITES:
         raise _unknown_suite(suite, task)
@@ -96,6 +104,7 @@ def register_suite(suite: str, maker: SuiteMaker) -> None:
     Raises:
       UserError: If the name is taken, or has a colon in it.
     """
+    _shipped()
     if not suite or ":" in suite:
         raise UserError(
             "suite name",
@@ -126,6 +135,7 @@ def register(
     Raises:
       UserError: If the id is taken, or its suite is not one of registered tasks.
     """
+    _shipped()
     suite, task = _split_id(env_id)
     if suite not in _SUITES:
         register_suite(suite, functools.partial(_make_registered, suite))
@@ -142,6 +152,7 @@ def register(
 
 def env_ids() -> list[str]:
     """Returns the ids of all registered tasks."""
+    _shipped()
     return sorted(f"{suite}:{task}" for suite, tasks in _TASKS.items() for task in tasks)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.evaluation.evaluator import Evaluator, compiled
+from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.rollout.episode import EpisodeTotals, episode_totals, eval_rollout_episode
 from tfrl.types import Trajectory
@@ -90,7 +90,7 @@ class EpisodeCollector(Evaluator):
 
     @functools.cached_property
     def _compiled_round(self) -> Callable[..., Any]:
-        return compiled(lambda *args: self.run_round(*args), self.compile)
+        return self.compiled(lambda *args: self.run_round(*args))
 
 
 def _episode(padded: Trajectory, index: int, length: int) -> Trajectory:

@@ -10,10 +10,12 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.reward_active import RewardActive
 from tfrl.errors import UserError, did_you_mean
 from tfrl.evaluation.result import EvaluationResult
+from tfrl.rollout.acting import policy_for
 from tfrl.rollout.episode import episode_limit, fast_eval_rollout_episode
 from tfrl.rollout.scan import scan
 from tfrl.rollout.step import ActionFn, autoreset_mode
@@ -42,7 +44,7 @@ class Evaluator(struct.Struct):
         `evaluate_actions` if None.
       max_steps: Steps after which an episode is cut; `env.max_episode_steps` if None.
       compile: How `evaluate` is compiled: `xla`, `graph`, `eager`, or `auto` (XLA on GPU and TPU,
-        graph on CPU).
+        graph on CPU). In environments on the host the policy alone is: `auto` measures.
     """
 
     env: Env
@@ -141,7 +143,16 @@ class Evaluator(struct.Struct):
 
     @functools.cached_property
     def _compiled_run(self) -> Callable[..., Any]:
-        return compiled(lambda agent_state, key: self.run(agent_state, key), self.compile)
+        return self.compiled(lambda agent_state, key: self.run(agent_state, key))
+
+    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `fn`, which plays, compiled as `compile` says."""
+        if not isinstance(self.env, HostEnv):
+            return compiled(fn, self.compile)
+        if self.compile != "auto":
+            action_fn = self.action_fn or self.agent.evaluate_actions
+            policy_for(self.env, self.agent, action_fn).mode = self.compile
+        return fn
 
     def start(self, key: tf.Tensor) -> Any:
         """Resets the environments for a round; an agent's rewards must be single numbers."""

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation import fallback_renderer
 from tfrl.evaluation.video_file import check_path, write_video
+from tfrl.rollout.host import HostPlayer
 from tfrl.rollout.step import SAME_STEP_MODES, ActionFn, Loop, Stepper, autoreset_mode
 from tfrl.types import EnvState
 
@@ -56,7 +58,8 @@ def record_video(
     renderer is drawn as observation bars. The environment is played with autoreset DISABLED, so
     that the terminal state can be drawn too; one that does not have its autoreset from
     `tfrl.make_env` keeps its mode, and under SAME_STEP its terminal state is left out. For the
-    same key the episodes are those of an `Evaluator` on this environment.
+    same key the episodes are those of an `Evaluator` on this environment. Of an environment on the
+    host a copy is played, which can be drawn, and closed.
 
     Args:
       env: An environment with an autoreset mode; `num_envs=1` wastes nothing.
@@ -83,9 +86,15 @@ def record_video(
             )
     if fps is None:
         fps = float(getattr(env.unwrapped, "render_fps", DEFAULT_FPS))
+    if isinstance(env, HostEnv):
+        env = env.copy(num_envs=1, render=True, autoreset=Autoreset.DISABLED)
     env = _without_autoreset(env)
-    player = _Player(env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames)
-    frames = write_video(path, player.play(key, episodes), fps)
+    try:
+        player = _Player(env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames)
+        frames = write_video(path, player.play(key, episodes), fps)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
     return Video(path, frames, tuple(player.returns), tuple(player.lengths))
 
 
@@ -98,6 +107,60 @@ def _without_autoreset(env: Env) -> Env:
     return env
 
 
+class _DeviceSteps:
+    """Steps an agent in a device environment."""
+
+    def __init__(self, env: Env, agent: Any, agent_state: Any, action_fn: ActionFn, limit: int):
+        self._fixed = (env, agent)
+        self._agent_state = struct.values(agent_state)
+        self._action_fn = action_fn
+        self._limit = limit
+        self._start = tf.function(self._first, autograph=False)
+        self._step = tf.function(self._next, autograph=False)
+
+    def begin(self, reset_key: tf.Tensor, step_key: tf.Tensor) -> EnvState:
+        """Resets the environments."""
+        self._key = step_key
+        self._loop = self._start(self._agent_state, reset_key)
+        return self._loop.env_state
+
+    def step(self, t: int) -> EnvState:
+        """Takes step t in every environment."""
+        self._loop = self._step(self._loop, self._agent_state, self._key, tf.constant(t))
+        return self._loop.env_state
+
+    def _first(self, agent_state: Any, key: tf.Tensor) -> Loop:
+        state = self._fixed[0].reset(key)
+        return self._stepper(Loop(env_state=state), agent_state, key).start
+
+    def _next(self, loop: Loop, agent_state: Any, key: tf.Tensor, t: tf.Tensor) -> Loop:
+        return self._stepper(loop, agent_state, key).step(loop, t)[0]
+
+    def _stepper(self, loop: Loop, agent_state: Any, key: tf.Tensor) -> Stepper:
+        fixed = (*self._fixed, loop.env_state, agent_state)
+        return Stepper(*fixed, key, self._limit, self._action_fn, loop.carry)
+
+
+class _HostSteps:
+    """Steps an agent in an environment on the host."""
+
+    def __init__(self, env: HostEnv, agent: Any, agent_state: Any, action_fn: ActionFn, limit: int):
+        self._env, self._agent, self._agent_state = env, agent, agent_state
+        self._action_fn, self._limit = action_fn, limit
+
+    def begin(self, reset_key: tf.Tensor, step_key: tf.Tensor) -> EnvState:
+        """Resets the environments."""
+        state = self._env.reset(reset_key)
+        fixed = (self._env, self._agent, state, self._agent_state)
+        self._player = HostPlayer(*fixed, step_key, self._limit, self._action_fn, None)
+        return state
+
+    def step(self, t: int) -> EnvState:
+        """Takes step t in every environment."""
+        self._player.step(t)
+        return self._player.state
+
+
 class _Player:
     """Yields frames, and sums up the episodes on the way."""
 
@@ -105,38 +168,14 @@ class _Player:
         self, env: Env, agent: Any, agent_state: Any, action_fn: ActionFn, max_frames: int
     ):
         self.env = env
-        self.agent = agent
-        self.agent_state = struct.values(agent_state)
-        self.action_fn = action_fn
         self.max_frames = max_frames
         # The evaluator's limit, since it decides how many keys are drawn.
         self.limit = env.max_episode_steps or max_frames
+        kind: Any = _HostSteps if isinstance(env, HostEnv) else _DeviceSteps
+        self.steps = kind(env, agent, agent_state, action_fn, self.limit)
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.frames = 0
-        self.compiled_start = tf.function(self.start, autograph=False)
-        self.compiled_step = tf.function(self.step, autograph=False)
-
-    def start(self, agent_state: Any, key: tf.Tensor) -> Loop:
-        """Resets the environments; the loop state before the first step."""
-        state = self.env.reset(key)
-        return self._stepper(Loop(env_state=state), agent_state, key).start
-
-    def step(self, loop: Loop, agent_state: Any, key: tf.Tensor, t: tf.Tensor) -> Loop:
-        """Takes one step in every environment."""
-        return self._stepper(loop, agent_state, key).step(loop, t)[0]
-
-    def _stepper(self, loop: Loop, agent_state: Any, key: tf.Tensor) -> Stepper:
-        return Stepper(
-            self.env,
-            self.agent,
-            loop.env_state,
-            agent_state,
-            key,
-            self.limit,
-            self.action_fn,
-            loop.carry,
-        )
 
     def play(self, key: tf.Tensor, episodes: int) -> Iterator[np.ndarray]:
         """Plays the episodes one after another until the frames are used up."""
@@ -147,17 +186,16 @@ class _Player:
             yield from self._episode(reset_key, step_key)
 
     def _episode(self, reset_key: tf.Tensor, step_key: tf.Tensor) -> Iterator[np.ndarray]:
-        loop = self.compiled_start(self.agent_state, reset_key)
-        draw, shows_end = self._drawer(loop.env_state)
+        state = self.steps.begin(reset_key, step_key)
+        draw, shows_end = self._drawer(state)
         self.returns.append(0.0)
         self.lengths.append(0)
         self.frames += 1
-        yield draw(loop.env_state)
+        yield draw(state)
         for t in range(self.limit):
             if self.frames >= self.max_frames:
                 return
-            loop = self.compiled_step(loop, self.agent_state, step_key, tf.constant(t))
-            state = loop.env_state
+            state = self.steps.step(t)
             self.returns[-1] += _reward(state)
             self.lengths[-1] += 1
             ended = bool(state.termination[0]) or bool(state.truncation[0])
@@ -178,7 +216,7 @@ class _Player:
 
     def _draw_bars(self, state: EnvState) -> np.ndarray:
         # final_obs is the true successor, the terminal observation included.
-        obs = tf.nest.map_structure(lambda x: x[0].numpy(), state.info["final_obs"])
+        obs = tf.nest.map_structure(lambda x: np.asarray(x[0]), state.info["final_obs"])
         return fallback_renderer.draw(
             obs,
             self.env.obs_spec,

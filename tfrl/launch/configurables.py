@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import gin
+import gymnasium.wrappers
 
 from tfrl import agents, distributions, learners, networks, workflows
 from tfrl.agents.core import Agent
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
 from tfrl.envs.action_masks import split_mask
+from tfrl.envs.core import Wrapper
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.networks.core import Torso
 from tfrl.ops import schedules
@@ -41,8 +43,10 @@ def make_env(
       autoreset: NEXT_STEP, SAME_STEP, SAME_STEP_CACHED or DISABLED.
       max_episode_steps: The task's own limit when None.
       wrappers: `(@ActionRepeat, ...)` or functions from environment to environment, innermost
-        first, below time limit and autoreset.
-      outer_wrappers: The same above them.
+        first, below time limit and autoreset; around Gymnasium's environments Gymnasium's own, such
+        as `(@ClipAction,)`.
+      outer_wrappers: The same above them; around environments on the host RewardScale, RewardClip
+        and RewardNormalize.
       env_kwargs: Further arguments of the task.
     """
     return registry.make_env(
@@ -50,15 +54,29 @@ def make_env(
         num_envs=num_envs,
         autoreset=autoreset,
         max_episode_steps=max_episode_steps,
-        wrappers=[functools.partial(_wrap, wrapper) for wrapper in wrappers],
-        outer_wrappers=[functools.partial(_wrap, wrapper) for wrapper in outer_wrappers],
+        wrappers=[_wrapping(wrapper) for wrapper in wrappers],
+        outer_wrappers=[_wrapping(wrapper) for wrapper in outer_wrappers],
         **(env_kwargs or {}),
     )
 
 
+def _wrapping(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A wrapper as a function of the environment, with what gin binds to it.
+
+    Bound here, since the processes in which environments may be made know no gin.
+    """
+    if isinstance(wrapper, type) and issubclass(wrapper, Wrapper):
+        return functools.partial(_wrap, wrapper)
+    try:
+        bindings = gin.get_bindings(wrapper)
+    except ValueError:  # a function that gin does not know
+        return wrapper
+    return functools.partial(wrapper, **bindings)
+
+
 def _wrap(wrapper: Callable[..., Any], env: Any) -> Any:
-    """Wrapper classes take keyword arguments only; a user's function may name its own."""
-    return wrapper(env=env) if isinstance(wrapper, type) else wrapper(env)
+    """The wrappers of device environments take keyword arguments only."""
+    return wrapper(env=env)
 
 
 @gin.configurable(module="networks", denylist=["obs_spec", "action_spec"])
@@ -129,6 +147,30 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
     return make
 
 
+# Gymnasium's wrappers for `make_env.wrappers` of its environments. Not those that hold running
+# statistics, which no checkpoint would keep: see PPO.normalize_obs and RewardNormalize.
+_GYMNASIUM_WRAPPERS = (
+    "ClipAction",
+    "ClipReward",
+    "DelayObservation",
+    "DiscretizeAction",
+    "DiscretizeObservation",
+    "DtypeObservation",
+    "FilterObservation",
+    "FlattenObservation",
+    "FrameStackObservation",
+    "GrayscaleObservation",
+    "MaxAndSkipObservation",
+    "RepeatAction",
+    "RescaleAction",
+    "RescaleObservation",
+    "ReshapeObservation",
+    "ResizeObservation",
+    "StickyAction",
+    "TimeAwareObservation",
+)
+
+
 def _register() -> None:
     # The modules of the names that gin shows are part of what users type: keep them short.
     for thing, module in (
@@ -154,6 +196,10 @@ def _register() -> None:
     gin.external_configurable(
         distributions.make_distribution, module="distributions", denylist=["action_spec"]
     )
+    for name in _GYMNASIUM_WRAPPERS:
+        wrapper = getattr(gymnasium.wrappers, name, None)  # earlier versions have fewer
+        if wrapper is not None:
+            gin.external_configurable(wrapper, module="gymnasium.wrappers", denylist=["env"])
     for name in wrappers_lib.__all__:
         wrapper = getattr(wrappers_lib, name)
         if not name.startswith("Episode"):  # make_env puts that layer in its place itself.

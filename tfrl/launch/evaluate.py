@@ -1,5 +1,6 @@
 """`bin/evaluate.py`: evaluates a run's policy from any of its checkpoints."""
 
+import contextlib
 import json
 import sys
 
@@ -41,7 +42,7 @@ def main() -> int:
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
-    with lost_workers(strategy):
+    with contextlib.closing(assembled.workflow), lost_workers(strategy):
         result = evaluation.evaluate(
             assembled,
             values.root_dir or "",

@@ -1,5 +1,6 @@
 """`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
 
+import contextlib
 import sys
 import time
 
@@ -38,7 +39,7 @@ def main() -> int:
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
-    with lost_workers(strategy):
+    with contextlib.closing(assembled.workflow), lost_workers(strategy):
         return training.train(
             assembled,
             values,

@@ -1,4 +1,4 @@
-"""Collects experience from device environments in one compiled loop."""
+"""Collects experience; from device environments in one compiled loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
+from tfrl.rollout.host import host_rollout
 from tfrl.rollout.scan import scan
 from tfrl.rollout.step import (
     SAME_STEP_MODES,
     ActionFn,
     Loop,
     Stepper,
+    autoreset_mode,
     check_extra_fields,
     check_length,
 )
@@ -33,7 +36,8 @@ def rollout(
 
     Row t holds o_t, a_t, r_t, the true successor o_{t+1} and the end flags of the step. A row is
     invalid if it exists only because of an autoreset, or is frozen after an end. A pure function:
-    call it eagerly, or inside a `tf.function` with or without `jit_compile`.
+    call it eagerly, or inside a `tf.function` with or without `jit_compile`; with a `HostEnv`,
+    which is stepped in Python, call it outside of one.
 
     Args:
       env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
@@ -60,16 +64,13 @@ def rollout(
     length = check_length(length)
     fields = tuple(env_extra_fields)
     check_extra_fields(fields, env_state)
-    stepper = Stepper(
-        env,
-        agent,
-        env_state,
-        agent_state,
-        key,
-        length,
-        action_fn or agent.compute_actions,
-        carry,
-    )
+    action_fn = action_fn or agent.compute_actions
+    if isinstance(env, HostEnv):
+        autoreset_mode(env, env_state)
+        return host_rollout(
+            env, agent, env_state, agent_state, key, length, fields, action_fn, carry
+        )
+    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     same_step = stepper.mode in SAME_STEP_MODES
 
     def step(loop: Loop, t: tf.Tensor) -> tuple[Loop, dict[str, Any]]:

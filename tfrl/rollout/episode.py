@@ -1,14 +1,17 @@
 """One episode per environment: as a trajectory, or only its return and length."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl import struct
 from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.device import rollout
+from tfrl.rollout.host import host_episode_totals, host_rollout
 from tfrl.rollout.step import ActionFn, Loop, Stepper, check_extra_fields, check_length
 from tfrl.types import EnvState, Nest, Trajectory
 
@@ -63,8 +66,14 @@ def eval_rollout_episode(
     """
     length = episode_limit(env, length, name="length")
     action_fn = action_fn or agent.evaluate_actions
-    trajectory, _, _ = rollout(
-        env, agent, env_state, agent_state, key, length, env_extra_fields, action_fn, carry
+    fields = tuple(env_extra_fields)
+    if isinstance(env, HostEnv):
+        check_extra_fields(fields, env_state)
+        play: Callable[..., Any] = functools.partial(host_rollout, one_episode=True)
+    else:
+        play = rollout
+    trajectory, _, _ = play(
+        env, agent, env_state, agent_state, key, length, fields, action_fn, carry
     )
     ends = tf.logical_or(trajectory.termination, trajectory.truncation)
     ends = tf.cast(tf.logical_and(ends, trajectory.valid), tf.int32)
@@ -110,6 +119,16 @@ def fast_eval_rollout_episode(
     length = episode_limit(env, length, name="length")
     check_extra_fields(tuple(env_extra_fields), env_state)
     action_fn = action_fn or agent.evaluate_actions
+    if isinstance(env, HostEnv):
+        found = host_episode_totals(
+            env, agent, env_state, agent_state, key, length, action_fn, carry, discount
+        )
+        returns, lengths, discounted = (
+            None if x is None else tf.convert_to_tensor(x) for x in found
+        )
+        return EpisodeTotals(
+            episode_returns=returns, episode_lengths=lengths, discounted_returns=discounted
+        )
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     zeros = tf.nest.map_structure(tf.zeros_like, stepper.start.env_state.reward)
     totals = EpisodeTotals(

@@ -10,7 +10,9 @@ from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.envs.core import Autoreset, Env
-from tfrl.envs.multi_agent import MultiAgentEnv
+from tfrl.envs.host import check_place
+from tfrl.envs.host_env import HostEnv
+from tfrl.envs.wrappers.task_rewards import with_task_rewards
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
@@ -23,11 +25,18 @@ from tfrl.learners import (
 )
 from tfrl.learners.minibatches import Remainder
 from tfrl.rollout import rollout
-from tfrl.types import EnvState, Nest
+from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.workflows.checks import (
+    check_ends,
+    check_episodes,
+    check_fit,
+    check_resets,
+    check_whole,
+)
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.on_policy_program import MAX_ITERATIONS, OnPolicyProgram, Progress
 from tfrl.workflows.seams import check_compile
-from tfrl.workflows.sizes import minibatch_sizes
+from tfrl.workflows.sizes import check_divided, minibatch_sizes
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -53,28 +62,33 @@ class RolloutResult(struct.Struct):
 
     Attributes:
       batch: Rows for the learner.
-      env_state: The environments after the rollout.
-      carry: The recurrent state after it, or None.
       normalizer: The agent's statistics with this experience merged in, or None.
       metrics: `{name: float32 scalar}` of the rollout.
       counts: `{name: int64 scalar}`: `env_steps` (valid rows) and `episodes` that ended.
+      env_state: The environments after the rollout.
+      carry: The recurrent state after it, or None.
     """
 
     batch: Nest
-    env_state: EnvState
-    carry: Nest
     normalizer: Nest
     metrics: dict[str, tf.Tensor]
     counts: dict[str, tf.Tensor]
+    env_state: EnvState | None = None
+    carry: Nest = None
 
 
 class OnPolicyWorkflow(Workflow):
-    """Trains an on-policy agent on a batch of device environments.
+    """Trains an on-policy agent on a batch of environments.
 
     One iteration: `rollout_length` steps in each of the environments, then `num_epochs` passes
-    over their rows in `num_minibatches` shuffled minibatches. Several iterations run in one
-    compiled call; how many never changes a result. An algorithm differs from this template by its
-    agent and by the hooks `collect` and `update`, which are traced.
+    over their rows in `num_minibatches` shuffled minibatches. On device environments several
+    iterations run in one compiled call; how many never changes a result. An algorithm differs from
+    this template by its agent and by the hooks `collect` (which is `roll` and `digest`) and
+    `update`, which are traced.
+
+    Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by `roll`; what
+    follows is compiled as well. A checkpoint does not hold them: a resumed run restores everything
+    else exactly and begins new episodes. The workflow closes them in `close`.
     """
 
     def __init__(
@@ -84,8 +98,8 @@ class OnPolicyWorkflow(Workflow):
         agent: Agent | Callable[..., Agent],
         eval_env: Env | None = None,
         rollout_length: int = 128,
-        num_epochs: int = 4,
-        num_minibatches: int = 4,
+        num_epochs: int | None = None,
+        num_minibatches: int | None = None,
         remainder: Remainder = "error",
         learner_config: ModuleConfig | None = None,
         check_numerics: CheckNumerics = "raise",
@@ -100,17 +114,21 @@ class OnPolicyWorkflow(Workflow):
           env: The training environments, as `tfrl.make_env` gives them.
           agent: An agent, or a function (such as the class) that makes one from keyword arguments
             `obs_spec` and `action_spec`.
-          eval_env: The environments to evaluate on; the training ones by default.
+          eval_env: The environments to evaluate on; the training ones by default. Wrappers above
+            the autoreset that change rewards are left out: an evaluation tells the task's returns.
           rollout_length: Steps per environment and iteration (T).
-          num_epochs: Passes over the rows of an iteration.
+          num_epochs: Passes over the rows of an iteration; None for the agent's own number, which
+            is 4 for PPO and 1 for A2C, REINFORCE and IMPALA.
           num_minibatches: Gradient steps of a pass; must divide T x B unless `remainder` says how.
+            None as for `num_epochs`.
           remainder: "error", "pad", "drop" or "wrap".
           learner_config: Learning rate and gradient clipping; by default 3e-4 and 0.5.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update,
             evaluation, and loop (the loop over the iterations of a call; "xla" makes one program
-            of it where rollout and update are XLA).
+            of it where rollout and update are XLA). In environments on the host the rollout's
+            mode says how the policy is called, "numpy" among them; "auto" measures.
           iterations_per_call: Iterations of one compiled call; None for about half a second.
           strategy: A tf.distribute strategy; by default the one whose scope this is called in.
             All sizes are those of all replicas together, which divide them.
@@ -120,23 +138,26 @@ class OnPolicyWorkflow(Workflow):
         """
         super().__init__(iterations_per_call=iterations_per_call)
         self.replicas = Replicas(strategy)
-        _check_whole(
+        self.env = check_episodes("env", env)
+        if not hasattr(agent, "compute_actions") or isinstance(agent, type):
+            agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        self.agent = agent
+        epochs, minibatches = getattr(agent, "epochs_and_minibatches", (4, 4))
+        num_epochs = epochs if num_epochs is None else num_epochs
+        num_minibatches = minibatches if num_minibatches is None else num_minibatches
+        check_whole(
             rollout_length=rollout_length,
             num_epochs=num_epochs,
             num_minibatches=num_minibatches,
             eval_episodes=eval_episodes,
         )
-        self.env = _check_env("env", env)
-        if not hasattr(agent, "compute_actions") or isinstance(agent, type):
-            agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
-        self.agent = agent
         # An agent of several policies names them; any other is the only module of the learner.
         self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
         self.learner_config = learner_config or ModuleConfig(grad_clip=0.5)
         self.check_numerics = check_numerics
-        self.compile = check_compile(compile, SEAMS)
+        self.use_compile(compile)
         self.num_epochs = num_epochs
         self.minibatch_sizes = minibatch_sizes(
             self.modules,
@@ -148,16 +169,14 @@ class OnPolicyWorkflow(Workflow):
             remainder=remainder,
         )
         self.remainder = remainder
-        self.eval_env = _check_env("eval_env", eval_env) if eval_env is not None else env
+        played = check_episodes("eval_env", eval_env) if eval_env is not None else env
+        self.eval_env = with_task_rewards(played)
+        if isinstance(env, HostEnv) and self.eval_env is env:
+            self.eval_env = env.copy()  # an evaluation must not disturb the training's episodes
+        check_ends(self.eval_env)
         self.eval_episodes = eval_episodes
-        if env.autoreset is Autoreset.DISABLED:
-            raise UserError(
-                "autoreset of the training environments",
-                expected="NEXT_STEP, SAME_STEP or SAME_STEP_CACHED",
-                got="DISABLED, under which there are no steps after the first episodes",
-                remedy="Keep DISABLED for evaluation.",
-            )
-        self._check_specs()
+        check_resets(env)
+        check_fit(self.agent, {"env": self.env, "eval_env": self.eval_env})
         self._divide()
         # Says now, not after the training, that an evaluation could not end.
         self.make_evaluator(eval_episodes, "graph")
@@ -183,48 +202,16 @@ class OnPolicyWorkflow(Workflow):
 
             self._agreement = Agreement(self.replicas.strategy)
         parts = self.replicas.num_replicas
-        for name, env in (("num_envs", self.env), ("num_envs of eval_env", self.eval_env)):
-            if env.num_envs % parts:
-                near = {
-                    n for n in (env.num_envs // parts * parts, -(-env.num_envs // parts) * parts)
-                }
-                raise UserError(
-                    name,
-                    expected=f"a multiple of the {parts} replicas that divide the environments",
-                    got=env.num_envs,
-                    remedy=f"The nearest are {' and '.join(str(n) for n in sorted(near) if n)}.",
-                )
-        wrong = [size for size in self.minibatch_sizes.values() if size % parts]
-        if wrong:
-            raise UserError(
-                "num_minibatches",
-                expected=f"minibatches whose rows the {parts} replicas can divide",
-                got=f"{wrong[0]} rows",
-                remedy="Choose num_minibatches so that the rows of an iteration, divided by it, "
-                f"are a multiple of {parts}.",
-            )
+        for env in (self.env, self.eval_env):
+            if isinstance(env, HostEnv):
+                check_place(env.backend.name, parts)
+        check_divided(
+            parts,
+            {"num_envs": self.env.num_envs, "num_envs of eval_env": self.eval_env.num_envs},
+            self.minibatch_sizes,
+        )
         self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
         self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
-
-    def _check_specs(self) -> None:
-        """The agent, the training and the evaluation environments must fit together."""
-        if isinstance(self.env.unwrapped, MultiAgentEnv) and not hasattr(self.agent, "modules"):
-            raise UserError(
-                "agent",
-                expected="one that acts for several agents, as the environment asks for",
-                got=type(self.agent).__name__,
-                remedy="Wrap it: agent=functools.partial(MultiAgent, policies={'shared': PPO}).",
-            )
-        for name, env in (("env", self.env), ("eval_env", self.eval_env)):
-            for kind in ("obs_spec", "action_spec"):
-                want, have = _leaves(getattr(self.agent, kind)), _leaves(getattr(env, kind))
-                if want != have:
-                    raise UserError(
-                        f"{kind} of {name}",
-                        expected=f"that of the agent, {want}",
-                        got=str(have),
-                        remedy="Train and evaluate on the same task, with an agent made for it.",
-                    )
 
     # Hooks; all are traced.
 
@@ -262,20 +249,32 @@ class OnPolicyWorkflow(Workflow):
 
         Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
         """
-        trajectory, env_state, carry = rollout(
+        trajectory, env_state, carry = self.roll(agent_state, env_state, carry, key)
+        return self.digest(agent_state, trajectory).replace(env_state=env_state, carry=carry)
+
+    def roll(
+        self, agent_state: Any, env_state: EnvState, carry: Nest, key: tf.Tensor
+    ) -> tuple[Trajectory, EnvState, Nest]:
+        """Plays `rollout_length` steps; in environments on the host, outside of a graph."""
+        return rollout(
             self.replica_env,
             self.agent,
             env_state,
             agent_state,
             key,
             self.rollout_length,
-            env_extra_fields=(
-                "episode_return",
-                "episode_length",
-                *self._agent_fields(env_state),
-            ),
+            env_extra_fields=self.rollout_fields(env_state),
             carry=carry,
         )
+
+    def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
+        """The fields of `info` that are stored; agents that end together have no `agents`."""
+        asked = getattr(self.agent, "env_extra_fields", ())
+        own = (name for name in asked if name != "agents" or name in env_state.info)
+        return ("episode_return", "episode_length", *own)
+
+    def digest(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
+        """Turns the experience of a rollout into a batch; a pure function of values."""
         ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
         ends = tf.cast(ended, tf.float32)
         count = tf.reduce_sum(ends)
@@ -295,8 +294,6 @@ class OnPolicyWorkflow(Workflow):
         )
         return RolloutResult(
             batch=batch,
-            env_state=env_state,
-            carry=carry,
             normalizer=self.normalizer(self.agent.observe(agent_state, trajectory)),
             metrics={
                 **metrics,
@@ -305,11 +302,6 @@ class OnPolicyWorkflow(Workflow):
             },
             counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
         )
-
-    def _agent_fields(self, env_state: EnvState) -> tuple[str, ...]:
-        """The fields of `info` that the agent learns from; agents that end together have none."""
-        asked = getattr(self.agent, "env_extra_fields", ())
-        return tuple(name for name in asked if name != "agents" or name in env_state.info)
 
     def update(
         self,
@@ -354,6 +346,8 @@ class OnPolicyWorkflow(Workflow):
                 key = seeding.fold_in(key, self.replicas.index())
             env_state = self.replica_env.reset(key)
             carry = make_carry(self.replica_env.num_envs) if make_carry else None
+            if isinstance(self.replica_env, HostEnv):
+                return env_state, carry
             return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
 
         env_state, carry = self.replicas.run_once(begin, keys["environment"])
@@ -435,16 +429,19 @@ class OnPolicyWorkflow(Workflow):
 
     def describe(self) -> str:
         """Names the agent, the task and the sizes."""
+        env = self.env
+        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         return (
-            f"{type(self.agent).__name__} on {type(self.env.unwrapped).__name__}, "
+            f"{type(self.agent).__name__} on {task}, "
             f"{self.env.num_envs} environments x "
             f"{self.rollout_length} steps, minibatches of "
             + ", ".join(str(n) for n in dict.fromkeys(self.minibatch_sizes.values()))
         )
 
-    def use_compile(self, choices: Mapping[str, str]) -> None:
+    def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes of runs that are set up from now on."""
-        self.compile = check_compile(choices, SEAMS)
+        more = {"rollout": ("numpy",)} if isinstance(self.env, HostEnv) else None
+        self.compile = check_compile(choices, SEAMS, more)
 
     def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
         """Makes the evaluator of this workflow's environments for some number of episodes."""
@@ -454,6 +451,12 @@ class OnPolicyWorkflow(Workflow):
             num_episodes=num_episodes,
             compile=compile,
         )
+
+    def close(self) -> None:
+        """Closes environments on the host."""
+        for env in (self.env, self.eval_env):
+            if isinstance(env, HostEnv):
+                env.close()
 
     # What a checkpoint holds.
 
@@ -468,10 +471,16 @@ class OnPolicyWorkflow(Workflow):
     def state_values(self, state: OnPolicyState) -> dict[str, Any]:
         """Every value of the run by path."""
         self._check_fresh(state)
-        progress = self._gathered(state.progress)
+        progress = self._gathered(self._kept(state.progress))
         values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
         values.update({f"learner/{p}": v for p, v in state.program.learner.variables().items()})
         return values
+
+    def _kept(self, progress: Progress) -> Progress:
+        """Progress without what a checkpoint cannot hold: environments on the host."""
+        if not isinstance(self.env, HostEnv):
+            return progress
+        return progress.replace(env_state=self.env.kept_state(), carry=None)
 
     def _gathered(self, progress: Progress) -> Progress:
         """Progress with what each replica has of its own stacked on a leading axis [R]."""
@@ -498,7 +507,7 @@ class OnPolicyWorkflow(Workflow):
         self, state: OnPolicyState, values: Mapping[str, Any], *, environments: bool = True
     ) -> OnPolicyState:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
-        gathered = self._gathered(state.progress)
+        gathered = self._gathered(self._kept(state.progress))
         want = struct.paths(gathered)
         if not environments:
             kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
@@ -506,12 +515,28 @@ class OnPolicyWorkflow(Workflow):
         self._check_replicas(want, values)
         leaves = [tf.convert_to_tensor(values[f"progress/{p}"]) for p in want]
         progress = self._scattered(tf.nest.pack_sequence_as(gathered, leaves))
+        if isinstance(self.env, HostEnv):
+            progress = self._new_episodes(progress, state.progress, environments)
         prefix = "learner/"
         state.program.learner.assign_variables(
             {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
         )
         state.program.version += 1
         return state.replace(progress=progress, version=state.program.version)
+
+    def _new_episodes(self, progress: Progress, own: Progress, environments: bool) -> Progress:
+        """Progress of a checkpoint with environments that begin anew, by seeds that follow."""
+        if not environments:
+            return progress.replace(env_state=own.env_state, carry=own.carry)
+        key = seeding.fold_in(seeding.stream(progress.key, "episodes"), progress.iterations)
+        make_carry = getattr(self.agent, "initial_carry", None)
+        env: Any = self.env
+        env_state = env.reset(key)
+        env.load_kept_state(progress.env_state)
+        return progress.replace(
+            env_state=env_state,
+            carry=make_carry(self.env.num_envs) if make_carry else None,
+        )
 
     def _check_replicas(self, want: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Refuses the environments of another number of replicas or environments."""
@@ -538,40 +563,3 @@ def _of_replicas(progress: Progress) -> dict[str, Nest]:
     """What each replica has of its own."""
     own = {"env_state": progress.env_state, "carry": progress.carry}
     return {name: nest for name, nest in own.items() if nest is not None}
-
-
-def _check_whole(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(
-                name,
-                expected="a whole number of at least 1",
-                got=repr(value),
-                remedy="Usual are rollout_length 128, num_epochs 4, num_minibatches 4.",
-            )
-
-
-def _leaves(spec: Nest) -> dict[str, tuple[Any, ...]]:
-    """What must agree: shapes and dtypes by path. Bounds may differ, by a wrapper for one."""
-    found = struct.paths(spec).items()
-    return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in found}
-
-
-def _check_env(name: str, env: Any) -> Env:
-    """Refuses what is no environment with episodes before anything is compiled."""
-    if not isinstance(env, Env):
-        raise UserError(
-            name,
-            expected="environments as tfrl.make_env gives them",
-            got=type(env).__name__,
-            remedy="Environments on the host, such as Gymnasium's, are not available in this "
-            "version.",
-        )
-    if env.autoreset is None:
-        raise UserError(
-            name,
-            expected="environments with time limit and autoreset",
-            got=f"the bare {type(env).__name__}",
-            remedy="Register it with tfrl.envs.register and make it with tfrl.make_env.",
-        )
-    return env

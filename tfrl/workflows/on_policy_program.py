@@ -13,11 +13,14 @@ from tfrl import seeding, struct
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host import on_host
+from tfrl.envs.host_env import HostEnv
 from tfrl.evaluation.evaluator import compiled
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import Learner
+from tfrl.rollout.acting import policy_for
+from tfrl.rollout.host import blank_trajectory
 from tfrl.types import EnvState, Nest
-from tfrl.workflows.seams import Seam, auto_needs_timing
+from tfrl.workflows.seams import PythonSeam, Seam, auto_needs_timing
 
 # Rows of metrics that one call can return.
 MAX_ITERATIONS = 1024
@@ -73,7 +76,13 @@ class OnPolicyProgram:
         self._workflow = workflow
         self._eval_key = eval_key
         self.replicas = learner.replicas
-        self.rollout = Seam("rollout", workflow.collect)
+        # Environments on the host are stepped in Python, and so is the loop over the seams.
+        self._in_python = isinstance(workflow.env, HostEnv)
+        if self._in_python:
+            self.rollout: Seam = PythonSeam("rollout", self._collect_on_host)
+        else:
+            self.rollout = Seam("rollout", workflow.collect)
+        self._digest = tf.function(counted_apart(workflow.digest), autograph=False)
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla)
@@ -97,6 +106,13 @@ class OnPolicyProgram:
     ) -> dict[str, tf.Tensor]:
         return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
 
+    def _collect_on_host(
+        self, agent_state: Any, env_state: EnvState, carry: Nest, key: tf.Tensor
+    ) -> Any:
+        """`collect` on the host: the steps in Python, the rest compiled."""
+        trajectory, env_state, carry = self._workflow.roll(agent_state, env_state, carry, key)
+        return self._digest(agent_state, trajectory).replace(env_state=env_state, carry=carry)
+
     def acting_state(self) -> Any:
         """Returns the values by which the agent acts, of the replica that this is called on."""
         return struct.values(self._workflow.acting_state(self.learner))
@@ -106,10 +122,12 @@ class OnPolicyProgram:
     def choose(self, progress: Progress) -> dict[str, str]:
         """Settles the mode of every seam, timing those that are "auto" on copies."""
         asked = self._workflow.compile
+        if self._in_python and self.rollout.mode is None:
+            self.rollout.mode = self._choose_acting(progress, asked["rollout"])
         for seam in (self.rollout, self.update):
             if seam.mode is None and asked[seam.name] != "auto":
                 seam.mode = asked[seam.name]
-            elif seam.mode is None and on_host(self._workflow.env):
+            elif seam.mode is None and on_host(self._workflow.env) and not self._in_python:
                 # Its steps are Python's, and cannot be tried on copies.
                 seam.mode = "graph"
             elif seam.mode is None and not auto_needs_timing():
@@ -119,7 +137,9 @@ class OnPolicyProgram:
                 seam.mode = "xla" if seam is self.rollout else "graph"
         if self.rollout.mode is None or self.update.mode is None:
             self._time_seams(progress)
-        if self._loop_mode is None:
+        if self._loop_mode is None and self._in_python:
+            self._loop_mode = "eager"
+        elif self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
             single = self.replicas.num_workers == 1 and not on_host(self._workflow.env)
             if not self._timed and self._loop_mode != "eager" and single:
@@ -130,6 +150,16 @@ class OnPolicyProgram:
             "update": str(self.update.mode),
             "evaluation": self._evaluation_mode(),
         }
+
+    def _choose_acting(self, progress: Progress, asked: str) -> str:
+        """How the policy is called on the host: as asked, or whatever is faster."""
+        workflow = self._workflow
+        policy = policy_for(workflow.env, workflow.agent, workflow.agent.compute_actions)
+        policy.mode = None if asked == "auto" else asked
+        env_state = progress.env_state
+        carry = None if progress.carry is None else policy.fresh_carry()
+        policy.begin(self.acting_state(), progress.key, 4, env_state.obs, carry)
+        return str(policy.mode)
 
     def _choose_loop(self, asked: str) -> str:
         """One program of both seams and the loop over them, where both are XLA and it pays."""
@@ -150,18 +180,21 @@ class OnPolicyProgram:
         if asked != "auto":
             return asked
         if on_host(self._workflow.eval_env):
-            return "graph"
+            return "auto" if self._in_python else "graph"
         return "graph" if auto_needs_timing() else "xla"
 
     def _time_seams(self, progress: Progress) -> None:
-        # The rollout of one replica tells how the others' will do.
-        env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
-        args = (self.acting_state(), env_state, carry, progress.key)
-        if self.rollout.mode is None:
-            self.rollout.choose_by_time(*args)
+        if self._in_python:
+            batch = self._blank_batch(progress)
         else:
-            self.rollout.time_as_chosen(*args)
-        batch = self._roll(progress, progress.key).batch
+            # The rollout of one replica tells how the others' will do.
+            env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
+            args = (self.acting_state(), env_state, carry, progress.key)
+            if self.rollout.mode is None:
+                self.rollout.choose_by_time(*args)
+            else:
+                self.rollout.time_as_chosen(*args)
+            batch = self._roll(progress, progress.key).batch
         before = self.learner.variables()
         before = {path: v.numpy() for path, v in before.items()}
         update_args = (batch, progress.key, progress.env_steps)
@@ -170,6 +203,19 @@ class OnPolicyProgram:
         else:
             self.update.time_as_chosen(*update_args)
         self.learner.assign_variables(before)
+
+    def _blank_batch(self, progress: Progress) -> Nest:
+        """A batch of the right shapes; steps on the host cannot be taken on trial."""
+        workflow, env_state = self._workflow, progress.env_state
+        trajectory = blank_trajectory(
+            workflow.env,
+            workflow.agent,
+            env_state,
+            self.acting_state(),
+            workflow.rollout_length,
+            workflow.rollout_fields(env_state),
+        )
+        return self._digest(self.acting_state(), trajectory).batch
 
     @property
     def fused(self) -> bool:
@@ -410,4 +456,4 @@ def _data(nest: Nest) -> list[tf.Tensor]:
     A control edge from the call of a stateless function is dropped when the function is inlined;
     one from the identity of its result is not.
     """
-    return [tf.identity(x) for x in tf.nest.flatten(nest)]
+    return [] if tf.executing_eagerly() else [tf.identity(x) for x in tf.nest.flatten(nest)]

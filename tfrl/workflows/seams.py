@@ -92,6 +92,14 @@ class Seam:
             self.seconds[self.mode] = _best_seconds(self.compiled(self.mode), args)
 
 
+class PythonSeam(Seam):
+    """A function that is Python's in every mode; the mode says how a policy acts in it."""
+
+    def compiled(self, mode: str) -> Any:
+        """Returns the function as it is."""
+        return self._fn
+
+
 def _best_seconds(fn: Callable[..., Any], args: Any) -> float:
     """The shortest of some calls, the first (which traces and compiles) left out."""
     _wait(fn(*args))
@@ -111,19 +119,30 @@ def _wait(nest: Any) -> None:
             x.numpy()
 
 
-def check_compile(compile: str | Mapping[str, str], seams: tuple[str, ...]) -> dict[str, str]:
+def check_compile(
+    compile: str | Mapping[str, str],
+    seams: tuple[str, ...],
+    more: Mapping[str, tuple[str, ...]] | None = None,
+) -> dict[str, str]:
     """Returns `{seam: mode}` of the argument `compile`, a mode for all seams or for each.
+
+    Args:
+      compile: The argument.
+      seams: The seams that there are.
+      more: Modes that only some seams have.
 
     Raises:
       UserError: For an unknown mode or seam.
     """
+    more = more or {}
     choices = dict(compile) if isinstance(compile, Mapping) else {s: compile for s in seams}
     for seam, mode in choices.items():
-        if seam not in seams or mode not in (*MODES, "auto"):
+        if seam not in seams or mode not in (*MODES, "auto", *more.get(seam, ())):
+            special = "".join(f"; for {s} also {', '.join(m)}" for s, m in more.items())
             raise UserError(
                 "compile",
                 expected=f"one of {', '.join(MODES)}, auto, or a dict of them by "
-                f"{', '.join(seams)}",
+                f"{', '.join(seams)}{special}",
                 got=repr(compile),
                 remedy="'auto' times graph against XLA and keeps the faster.",
             )

@@ -1,4 +1,4 @@
-"""How the rows of an iteration are cut into minibatches."""
+"""How the rows of an iteration are cut into minibatches, and divided among replicas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -67,3 +67,33 @@ def _size(rows: int, words: str, num_minibatches: int, epochs: int, remainder: R
     size = -(-rows // num_minibatches) if remainder != "drop" else rows // num_minibatches
     MinibatchPlan(rows=rows, size=size, epochs=epochs, remainder=remainder)
     return size
+
+
+def check_divided(
+    parts: int, num_envs: Mapping[str, int], minibatch_sizes: Mapping[str, int]
+) -> None:
+    """Raises a UserError unless the replicas divide environments and minibatches.
+
+    Args:
+      parts: How many replicas.
+      num_envs: `{what messages call it: number of environments}`.
+      minibatch_sizes: `{module_id: rows}`, as from `minibatch_sizes`.
+    """
+    for name, number in num_envs.items():
+        if number % parts:
+            near = {n for n in (number // parts * parts, -(-number // parts) * parts)}
+            raise UserError(
+                name,
+                expected=f"a multiple of the {parts} replicas that divide the environments",
+                got=number,
+                remedy=f"The nearest are {' and '.join(str(n) for n in sorted(near) if n)}.",
+            )
+    wrong = [size for size in minibatch_sizes.values() if size % parts]
+    if wrong:
+        raise UserError(
+            "num_minibatches",
+            expected=f"minibatches whose rows the {parts} replicas can divide",
+            got=f"{wrong[0]} rows",
+            remedy="Choose num_minibatches so that the rows of an iteration, divided by it, "
+            f"are a multiple of {parts}.",
+        )

@@ -1,0 +1,184 @@
+"""Environments in processes: what fails is named, ends in time, and leaves nothing behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from absl.testing import absltest
+
+import tfrl
+from tests.envs.adapters import gymnasium_fakes as fakes
+from tfrl.envs.adapters import gymnasium_async
+from tfrl.envs.adapters.gymnasium_async import WorkerError
+
+fakes.register()
+BROKEN = "gymnasium:tfrl_fakes/Broken-v0"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# Without TensorFlow, so that it starts in a second.
+SCRIPT = """
+import time
+import gymnasium
+from gymnasium.vector import AutoresetMode
+from tests.envs.adapters import gymnasium_fakes as fakes
+from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
+
+def make():
+    return fakes.Broken(how="hang", only=1)
+
+if __name__ == "__main__":
+    envs = ProcessVectorEnv("x", [make] * 2, AutoresetMode.NEXT_STEP, 60.0)
+    envs.reset(seed=0)
+    for _ in range(2):
+        envs.step_async(envs.action_space.sample())
+        print(*[p.pid for p in envs.processes], flush=True)
+        if _ == 0:
+            envs.step_wait()
+    {end}
+"""
+
+
+def processes(env):
+    return list(env.backend._vector.processes)
+
+
+def step_twice(env):
+    state = env.reset(0)
+    for _ in range(2):
+        state = env.step(state, np.zeros(env.num_envs, np.int64))
+
+
+def alive(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [p for p in pids if alive(p)]
+
+
+class FailuresTest(absltest.TestCase):
+    def fails(self, how, timeout=60.0, **options):
+        """The error of the second step, after which no process may be left."""
+        made = dict(num_envs=2, vectorization="async", how=how, **options)
+        with tfrl.make_env(BROKEN, **made) as env:
+            children = processes(env)
+            env.backend._vector._timeout = timeout
+            with self.assertRaises(WorkerError) as caught:
+                step_twice(env)
+            self.assertFalse(any(p.is_alive() for p in children))
+        return str(caught.exception)
+
+    def test_one_raises(self):
+        with tfrl.make_env(BROKEN, num_envs=2) as env:  # the seeds that a reset gives
+            state = env.reset(0)
+            seeds = [e.unwrapped._seed for e in env.backend._vector.envs]
+            with tfrl.make_env(BROKEN, only=seeds[1], how="raise", num_envs=2) as sync:
+                with self.assertRaises(fakes.Odd):  # with its own traceback
+                    step_twice(sync)
+        del state
+        text = self.fails("raise", only=seeds[1])
+        self.assertStartsWith(text, f"{BROKEN}: worker 1 raised Odd: boom 3\n\nIts traceback:\n")
+        self.assertIn('raise Odd("boom", code=3)', text)
+
+    def test_all_die(self):
+        self.assertEqual(
+            self.fails("die"),
+            f"{BROKEN}: the process of worker 0 (exit code 9), 1 (exit code 9) ended during step. "
+            "A negative exit code is the number of the signal that killed it.",
+        )
+
+    def test_all_hang(self):
+        with absltest.mock.patch.object(gymnasium_async, "CLEANUP_TIME", 0.3):
+            started = time.monotonic()
+            text = self.fails("hang", timeout=1.0)
+        self.assertEqual(
+            text,
+            f"{BROKEN}: no answer to step from worker 0, 1 within 1 s. Its environment hangs, or "
+            "needs more time: give timeout=(seconds).",
+        )
+        self.assertLess(time.monotonic() - started, 30.0)
+
+    def test_one_cannot_be_made_in_its_process(self):
+        options = dict(how="import", main=os.getpid(), num_envs=2, vectorization="async")
+        with self.assertRaises(WorkerError) as caught:
+            tfrl.make_env(BROKEN, **options)
+        self.assertRegex(
+            str(caught.exception),
+            rf"^{BROKEN}: worker [01] raised ImportError: no such simulator\n\nIts traceback:",
+        )
+
+    def test_killed_from_outside(self):
+        with tfrl.make_env(BROKEN, how="none", num_envs=2, vectorization="async") as env:
+            state, children = env.reset(0), processes(env)
+            os.kill(children[1].pid, signal.SIGKILL)
+            children[1].join()
+            with self.assertRaisesRegex(WorkerError, r"of worker 1 \(exit code -9\) ended during"):
+                env.step(state, np.zeros(2, np.int64))
+            self.assertFalse(any(p.is_alive() for p in children))
+
+
+class EndsTest(absltest.TestCase):
+    def test_no_tensorflow_in_the_processes(self):
+        task = "gymnasium:tfrl_fakes/Scripted-v0"
+        with tfrl.make_env(task, vectorization="async") as env:
+            vector = env.backend._vector
+            self.assertEqual(vector.call("loaded", "tensorflow"), (False,))
+            self.assertEqual(vector.call("loaded", "gymnasium"), (True,))
+
+    def test_closed_while_a_step_is_under_way(self):
+        with tfrl.make_env(BROKEN, how="none", num_envs=2, vectorization="async") as env:
+            children = processes(env)
+            env.send(env.reset(0), np.zeros(2, np.int64))
+        self.assertEqual([p.exitcode for p in children], [0, 0])
+
+    def test_reset_while_a_step_is_under_way(self):
+        with tfrl.make_env(BROKEN, how="none", vectorization="async") as env:
+            first = env.reset(0)
+            env.send(first, np.zeros(1, np.int64))
+            np.testing.assert_array_equal(env.reset(0).obs, first.obs)
+
+    def run_and(self, end, kill=None):
+        """Runs the script, whose second environment hangs; the processes must go with it."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        script = pathlib.Path(folder.name, "script.py")
+        script.write_text(SCRIPT.replace("{end}", end))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as parent:
+            lines = [parent.stdout.readline() for _ in range(2)]
+            pids = [int(p) for p in lines[-1].split()]
+            self.assertLen(pids, 2)
+            if kill is not None:
+                parent.send_signal(kill)
+            parent.wait(30)
+        self.assertEmpty(gone(pids, 10.0))
+
+    def test_the_parent_is_killed(self):
+        self.run_and("time.sleep(600)", signal.SIGKILL)
+
+    def test_the_parent_is_interrupted(self):
+        self.run_and("time.sleep(600)", signal.SIGINT)
+
+    def test_the_parent_just_ends(self):
+        self.run_and("pass")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,127 @@
+"""The suite `envpool`: environments in C++ threads, of the EnvPool package."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfrl import extras
+from tfrl.envs.adapters.envpool_backend import EnvPoolBackend
+from tfrl.envs.core import Autoreset
+from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_wrappers import split_wrappers
+from tfrl.errors import UserError, did_you_mean, nearest
+
+# What the library gives itself, or what would break a batch; each with what to do instead.
+_OWN = {
+    "batch_size": "All environments are stepped together.",
+    "env_seed": "Seeds are given by reset.",
+    "env_type": "It is always gymnasium.",
+    "gym_reset_return_info": "It is always True.",
+    "max_num_players": "Environments with several players are not supported.",
+    "render_mode": "env.copy(render=True) gives environments that can be drawn.",
+    "seed": "Seeds are given by reset.",
+}
+
+
+def make_envpool(
+    task: str,
+    *,
+    num_envs: int,
+    autoreset: Autoreset,
+    max_episode_steps: int | None,
+    wrappers: Sequence[Callable[..., Any]] = (),
+    outer_wrappers: Sequence[Callable[..., Any]] = (),
+    info_fields: Sequence[str] = (),
+    **kwargs: Any,
+) -> HostEnv:
+    """Makes `envpool:<id>`, for example `envpool:Pong-v5`.
+
+    EnvPool seeds environments only when it makes them: `reset` makes them anew, and is reproducible
+    for it. An episode that terminates in the very step in which its time is up is reported as
+    truncated, since EnvPool does not tell the two apart. Frames `[C, H, W]` become `[H, W, C]`.
+
+    Args:
+      task: An id of `envpool.list_all_envs()`.
+      num_envs: How many (B).
+      autoreset: NEXT_STEP (EnvPool's own), SAME_STEP (by resets of single environments), or
+        DISABLED.
+      max_episode_steps: As of `make_env`.
+      wrappers: None: there is no Python around an environment.
+      outer_wrappers: `RewardScale`, `RewardClip` and `RewardNormalize` only.
+      info_fields: Names of numbers in `info` that each state's `info` shall have, float32 `[B]`.
+      **kwargs: EnvPool's own options of the task, for example `num_threads`, `episodic_life`,
+        `reward_clip`, `repeat_action_probability`.
+
+    Raises:
+      UserError: If EnvPool is not installed, for an unknown task or option (with the nearest
+        names), for wrappers, and for a mode that it cannot do.
+    """
+    name = f"envpool:{task}"
+    extras.require("envpool", "envpool")
+    import envpool
+
+    if autoreset is Autoreset.SAME_STEP_CACHED:
+        raise UserError(
+            f"autoreset of {name}",
+            expected="NEXT_STEP, SAME_STEP or DISABLED",
+            got="SAME_STEP_CACHED, which restores a stored start state",
+            remedy="Choose another mode: the state of a host environment cannot be restored.",
+        )
+    rewards, others = split_wrappers(outer_wrappers)
+    if wrappers or others:
+        raise UserError(
+            f"{'wrappers' if wrappers else 'outer_wrappers'} of {name}",
+            expected="none: EnvPool's environments are stepped in C++",
+            got=f"{len(wrappers or others)} of them",
+            remedy="Use EnvPool's own options, or the suite gymnasium.",
+        )
+    known = envpool.list_all_envs()
+    if task not in known:
+        raise UserError(
+            f"environment {name}",
+            expected=f"one of the {len(known)} tasks of envpool.list_all_envs()",
+            got=repr(task),
+            remedy=did_you_mean(task, near) if (near := nearest(task, known)) else "See there.",
+        )
+    _check_options(name, envpool.make_spec(task).config._fields, kwargs, max_episode_steps)
+    mode = Autoreset.SAME_STEP if autoreset is Autoreset.SAME_STEP else Autoreset.NEXT_STEP
+    backend = EnvPoolBackend(
+        task,
+        num_envs,
+        autoreset=mode,
+        max_episode_steps=max_episode_steps,
+        info_fields=tuple(info_fields),
+        options=kwargs,
+    )
+    return HostEnv(backend, autoreset).wrapped(rewards)
+
+
+def _check_options(
+    name: str, fields: Sequence[str], kwargs: dict[str, Any], limit: int | None
+) -> None:
+    """Refuses options that the task does not have, and those that are not the user's."""
+    taken = sorted(set(kwargs) & set(_OWN))
+    if taken:
+        raise UserError(
+            f"make_env({name!r})",
+            expected=f"options of the task; {taken[0]} is not the user's to give",
+            got=f"{taken[0]}={kwargs[taken[0]]!r}",
+            remedy=_OWN[taken[0]],
+        )
+    hidden = {*_OWN, "base_path", "num_envs", "max_episode_steps", "reward_threshold"}
+    own = sorted(set(fields) - hidden)
+    unknown = sorted(set(kwargs) - set(own))
+    if unknown:
+        close = nearest(unknown[0], [*own, "info_fields"])
+        raise UserError(
+            f"make_env({name!r})",
+            expected=f"options of the task ({', '.join(own)}) or info_fields",
+            got=unknown[0],
+            remedy=f"Did you mean {close[0]}?" if close else "Leave it out.",
+        )
+    if limit is not None and "max_episode_steps" not in fields:
+        raise UserError(
+            f"max_episode_steps of {name}",
+            expected="None: the task has no such option",
+            got=limit,
+            remedy="Leave it out.",
+        )

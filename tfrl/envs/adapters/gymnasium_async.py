@@ -1,0 +1,210 @@
+"""Gymnasium's environments in spawned processes, with timeouts, names in errors, and no orphans.
+
+No TensorFlow here: the processes import this module.
+"""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import _async_worker
+
+CLEANUP_TIME = 5.0  # seconds that a process has to close its environment
+_REPORT_TIME = 5.0  # seconds that a report of an error may be under way
+_START = "the start"
+
+
+class WorkerError(RuntimeError):
+    """A process of `vectorization="async"` raised, died, or did not answer in time."""
+
+
+class ProcessVectorEnv(AsyncVectorEnv):
+    """Gymnasium's AsyncVectorEnv, whose failures say which process and why, and end all of them."""
+
+    def __init__(
+        self,
+        name: str,
+        factories: Sequence[Callable[[], gymnasium.Env]],
+        autoreset_mode: AutoresetMode,
+        timeout: float,
+        copy: bool = False,
+    ):
+        """Starts a process an environment.
+
+        Args:
+          name: The environment's id, for messages.
+          factories: One for each environment.
+          autoreset_mode: What happens at an end.
+          timeout: Seconds that a reset, a step or the start may take.
+          copy: Whether observations given out are copies.
+        """
+        self._name = name
+        self._timeout = timeout
+        try:
+            super().__init__(
+                factories,
+                context="spawn",
+                copy=copy,
+                worker=work,  # type: ignore[arg-type]
+                autoreset_mode=autoreset_mode,
+            )
+        except BaseException:
+            self._end()
+            raise
+
+    def _check_spaces(self) -> None:
+        """Waits for the processes before they are asked; upstream waits without an end."""
+        self.call_async("render_mode")
+        self._answered(_START, self.call_wait)
+        super()._check_spaces()
+
+    def step_async(self, actions: Any) -> None:
+        """Sends actions to the processes."""
+        with self._ended_with("step"):
+            super().step_async(actions)
+
+    def step_wait(self, timeout: float | None = None) -> Any:
+        """Returns what the step gave."""
+        return self._answered("step", super().step_wait)
+
+    def reset_async(self, seed: Any = None, options: Any = None) -> None:
+        """Starts a reset in the processes."""
+        with self._ended_with("reset"):
+            super().reset_async(seed=seed, options=options)
+
+    def reset_wait(self, timeout: float | None = None) -> Any:
+        """Returns what the reset gave."""
+        return self._answered("reset", super().reset_wait)
+
+    def _answered(self, what: str, wait: Callable[..., Any]) -> Any:
+        """Waits for the processes."""
+        with self._ended_with(what):
+            return wait(self._timeout)
+
+    @contextlib.contextmanager
+    def _ended_with(self, what: str) -> Any:
+        """Ends all processes if one fails."""
+        try:
+            with self._told(what):
+                yield
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Any:
+        """Says which process is silent or dead."""
+        try:
+            yield
+        except multiprocessing.TimeoutError as error:
+            silent = [i for i, p in enumerate(self.parent_pipes) if p is None or not p.poll(0)]
+            raise WorkerError(
+                f"{self._name}: no answer to {what} from worker {_listed(silent)} within "
+                f"{self._timeout:g} s. Its environment hangs, or needs more time: give timeout="
+                "(seconds)."
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            time.sleep(0.1)  # for the exit codes
+            dead = [f"{i} (exit code {p.exitcode})" for i, p in enumerate(self.processes)
+                    if p.exitcode is not None]  # fmt: skip
+            hint = "A negative exit code is the number of the signal that killed it."
+            if what == _START:
+                hint = "A script must do its work under `if __name__ == '__main__':`, since the "
+                hint += "processes import it."
+            raise WorkerError(
+                f"{self._name}: the process of worker {_listed(dead)} ended during {what}. {hint}"
+            ) from error
+
+    def _raise_if_errors(self, successes: Sequence[bool]) -> None:
+        """Raises what the processes report; upstream would log it, and may wait without an end."""
+        failed = [i for i, success in enumerate(successes) if not success]
+        if not failed:
+            return
+        index, _, text, trace = self.error_queue.get(timeout=_REPORT_TIME)
+        raise WorkerError(f"{self._name}: worker {index} raised {text}\n\nIts traceback:\n{trace}")
+
+    def close_extras(self, *_: Any, **__: Any) -> None:
+        """Closes the environments, and kills the processes that take too long."""
+        deadline = time.monotonic() + CLEANUP_TIME
+        pipes = [p for p in self.parent_pipes if p is not None and not p.closed]
+        for pipe in pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
+        while pipes and time.monotonic() < deadline and any(p.is_alive() for p in self.processes):
+            # An answer that nobody has read would keep its process from ending.
+            ready: Any = multiprocessing.connection.wait(pipes, timeout=0.05)
+            for pipe in ready:
+                try:
+                    pipe.recv()
+                except (EOFError, OSError):
+                    pipes.remove(pipe)
+        self._end(deadline)
+
+    def _end(self, deadline: float = 0.0) -> None:
+        """Joins the processes until a deadline, then kills them."""
+        for process in getattr(self, "processes", ()):
+            if process.pid is None:
+                continue  # it could not be started
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in getattr(self, "parent_pipes", ()):
+            if pipe is not None:
+                pipe.close()
+        self.closed = True
+
+
+def _listed(things: Sequence[Any]) -> str:
+    return ", ".join(str(thing) for thing in things)
+
+
+def work(
+    index: int,
+    factory: Callable[[], gymnasium.Env],
+    pipe: Any,
+    parent_pipe: Any,
+    shared_memory: Any,
+    error_queue: Any,
+    autoreset_mode: AutoresetMode,
+) -> None:
+    """Runs one environment in a process of its own; arguments as of Gymnasium's worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    reports: Any = _Reports(error_queue)
+    try:
+        _async_worker(index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
+    except (EOFError, ConnectionError):
+        return  # the parent is gone
+    except Exception as error:
+        # While the environment is made, upstream reports nothing.
+        reports.put((index, type(error), error, traceback.format_exc()))
+        pipe.send((None, False))
+
+
+class _Reports:
+    """Puts errors into the queue as text: not every exception can be pickled, or made again."""
+
+    def __init__(self, queue: Any):
+        self._queue = queue
+
+    def put(self, report: tuple[int, type[BaseException], Any, str]) -> None:
+        index, kind, value, trace = report
+        self._queue.put((index, RuntimeError, f"{kind.__name__}: {value}", trace))
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has, however that came about."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,247 @@
+"""A vector environment of Gymnasium as the backend of a `HostEnv`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gymnasium.vector import AutoresetMode
+
+from tfrl.envs.action_masks import MASK, join_mask
+from tfrl.envs.adapters import host_spaces
+from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
+from tfrl.envs.adapters.gymnasium_atari import channels_last
+from tfrl.envs.adapters.gymnasium_env import full_mask
+from tfrl.envs.adapters.gymnasium_vector import Source, image, make_vector
+from tfrl.envs.backend import Backend, Step
+from tfrl.envs.core import Autoreset
+from tfrl.envs.host_env import where
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+
+class GymnasiumBackend(Backend):
+    """Steps a vector environment, whatever it is made of and however it resets.
+
+    A vector environment whose mode is DISABLED is reset here, in the same step, by the option
+    `reset_mask`.
+    """
+
+    def __init__(self, source: Source, num_envs: int):
+        """Makes the environments, and resets them once to see what they give.
+
+        Args:
+          source: What makes them.
+          num_envs: How many (B).
+        """
+        self.name, self.num_envs = source.name, num_envs
+        self._source = source
+        made = make_vector(source, num_envs)
+        self._vector, self._native, self._mode = made.vector, made.native, made.mode
+        try:
+            self._describe()
+        except BaseException:
+            self._vector.close()
+            raise
+
+    def _describe(self) -> None:
+        """Reads spaces, and from a first reset what is in the observations and in `info`."""
+        vector, source, name = self._vector, self._source, self.name
+        next_step = self._mode is AutoresetMode.NEXT_STEP
+        self.autoreset = Autoreset.NEXT_STEP if next_step else Autoreset.SAME_STEP
+        self.max_episode_steps = source.limit
+        self.render_fps = float(vector.metadata.get("render_fps") or Backend.render_fps)
+        self.info_spec = {n: tf.TensorSpec([], tf.float32) for n in source.info_fields}
+        self._colours = 0  # of frames that a native vector environment stacks first
+        space = vector.single_observation_space
+        if self._native and source.atari is not None:
+            self._colours, space = (1 if source.atari.grayscale else 3), source.atari.space
+        self._seen_spec = host_spaces.space_spec(name, "observation", space)
+        self.action_spec = host_spaces.space_spec(name, "action", vector.single_action_space)
+        size = self.num_envs
+        self._copy_obs = host_spaces.copier(self._seen_spec, f"observation of {name}", size)
+        self._copy_action = host_spaces.copier(self.action_spec, f"action for {name}", size)
+        self._masks: Callable[[Any], Nest] | None = None
+        self._action: Nest = None
+        self._pending = False
+        obs, infos = self._reset(np.arange(size))
+        self.obs_spec = self._seen_spec
+        if MASK in infos:
+            self._describe_mask()
+        host_spaces.check_dtypes(f"observation of {name}", self._seen_spec, self._picture(obs))
+        self._obs(obs, infos)
+
+    def _describe_mask(self) -> None:
+        """Makes the mask a part of the observation, as the wrapper ActionMask does."""
+        if isinstance(self._seen_spec, Mapping) and MASK in self._seen_spec:
+            raise UserError(
+                f"the observation of {self.name}",
+                expected=f"no item {MASK!r} beside the one of info",
+                got=f"items {sorted(self._seen_spec)}",
+                remedy="Leave one of the two out.",
+            )
+        spec = host_spaces.mask_spec(self.name, self.action_spec)
+        copy = host_spaces.copier(spec, f"info[{MASK!r}] of {self.name}", self.num_envs)
+        self._masks = lambda given: copy(host_spaces.positional(spec, given))
+        self._full = full_mask(self._vector.single_action_space)
+        self.obs_spec = join_mask(self._seen_spec, spec)
+
+    # Steps.
+
+    def reset(self, seeds: np.ndarray) -> Step:
+        """Starts an episode in every environment; a native one has one seed for all of them."""
+        if self._pending:
+            self.receive()
+        obs, infos = self._reset(seeds)
+        none = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        return Step(self._obs(obs, infos), reward, none, none, None, self._info(infos, none))
+
+    def _reset(self, seeds: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        seed: Any = [int(s) for s in seeds]
+        if self._native:
+            seed = np.asarray(seeds) if self._colours else seed[0]
+        return self._vector.reset(seed=seed)
+
+    def send(self, action: Nest) -> None:
+        """Keeps the actions, or sends them to the processes, which go on by themselves."""
+        # A copy: the environments may keep or change what they are given.
+        self._action = self._copy_action(action)
+        if isinstance(self._vector, ProcessVectorEnv):
+            self._vector.step_async(self._action)
+        self._pending = True
+
+    def receive(self) -> Step:
+        """Steps, or waits for the processes."""
+        self._pending = False
+        if isinstance(self._vector, ProcessVectorEnv):
+            obs, reward, termination, truncation, infos = self._vector.step_wait()
+        else:
+            obs, reward, termination, truncation, infos = self._vector.step(self._action)
+        termination, truncation = np.array(termination, bool), np.array(truncation, bool)
+        ended = termination | truncation
+        final = None
+        info = self._info(infos, ended)
+        if self.autoreset is Autoreset.SAME_STEP and ended.any():
+            if self._mode is AutoresetMode.DISABLED:
+                final = self._obs(obs, infos, ended)
+                obs, infos = self._reset_rows(obs, ended)
+            else:
+                final = self._final(obs, infos, ended)
+        return Step(
+            self._obs(obs, infos, None if self.autoreset is Autoreset.SAME_STEP else ended),
+            np.array(reward, np.float32),
+            termination,
+            truncation,
+            final,
+            info,
+        )
+
+    def _reset_rows(self, obs: Any, rows: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Starts episodes in some rows of a vector environment that does not do so itself."""
+        before = self._copy_obs(self._picture(obs))
+        obs, infos = self._vector.reset(options={"reset_mask": rows.copy()})
+        return where(rows, self._copy_obs(self._picture(obs)), before), infos
+
+    # What they answer.
+
+    def _picture(self, obs: Any) -> Any:
+        return channels_last(obs, self._colours) if self._colours else obs
+
+    def _obs(self, obs: Any, infos: Mapping[str, Any], over: np.ndarray | None = None) -> Nest:
+        """Copies observations, with their masks; rows that are `over` need not have one."""
+        seen = self._copy_obs(self._picture(obs))
+        if self._masks is None:
+            return seen
+        given = infos.get(MASK)
+        there = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, given is not None)))
+        missing = ~there
+        if over is not None:
+            missing &= ~over
+        if missing.any():
+            raise UserError(
+                f"infos of {self.name}",
+                expected=f"{MASK!r} of every environment, as after the first reset",
+                got=f"none of environment {', '.join(map(str, np.flatnonzero(missing)))}",
+                remedy="Give the mask whenever the episode goes on.",
+            )
+        return join_mask(seen, self._mask_rows(given, there))
+
+    def _mask_rows(self, given: Any, there: np.ndarray) -> Nest:
+        """Masks `[B, ...]`; all True in the rows that have none."""
+        full = tf.nest.map_structure(lambda m: np.stack([m] * self.num_envs), self._full)
+        if not there.any():
+            return self._masks(full)  # type: ignore[misc]
+        masks = self._masks(given)  # type: ignore[misc]
+        return masks if there.all() else where(there, masks, self._masks(full))  # type: ignore[misc]
+
+    def _final(self, obs: Any, infos: Mapping[str, Any], ended: np.ndarray) -> Nest:
+        """The true successors, where the vector environment has reset rows itself."""
+        if "final_obs" not in infos:
+            raise UserError(
+                f"infos of {self.name}",
+                expected="'final_obs' at an end, as its autoreset mode SAME_STEP asks for",
+                got=f"the items {sorted(k for k in infos if not k.startswith('_'))}",
+                remedy="Let the vector environment give it, or take autoreset='NEXT_STEP'.",
+            )
+        found = infos["final_obs"]
+        final = self._copy_obs(self._picture(obs))
+        if isinstance(found, np.ndarray) and found.dtype == object:
+            for i in np.flatnonzero(ended):  # one observation a row
+                host_spaces.set_row(final, i, found[i])
+        else:  # a batch
+            final = where(ended, self._copy_obs(self._picture(found)), final)
+        if self._masks is None:
+            return final
+        last = infos.get("final_info", {})
+        there = np.asarray(last.get(f"_{MASK}", np.full(self.num_envs, MASK in last))) & ended
+        return join_mask(final, self._mask_rows(last.get(MASK), there))
+
+    def _info(self, infos: Mapping[str, Any], ended: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers asked for; where an episode has ended, of the step that ended it."""
+        if not self._source.info_fields:
+            return {}
+        last: Mapping[str, Any] | None = None
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            last = infos.get("final_info", {})
+        return {name: self._numbers(name, infos, last, ended) for name in self.info_spec}
+
+    def _numbers(
+        self, name: str, infos: Mapping[str, Any], last: Mapping[str, Any] | None, ended: np.ndarray
+    ) -> np.ndarray:
+        zeros = np.zeros(self.num_envs, np.float32)
+        values = np.array(infos.get(name, zeros), np.float32)
+        if last is not None:
+            values = np.where(ended, np.asarray(last.get(name, zeros), np.float32), values)
+        if values.shape != (self.num_envs,):
+            raise UserError(
+                f"infos[{name!r}] of {self.name}",
+                expected=f"numbers [{self.num_envs}]",
+                got=f"shape {list(values.shape)}",
+                remedy="Name numbers only in info_fields.",
+            )
+        return values
+
+    # The rest.
+
+    def copy(self, num_envs: int, render: bool = False) -> "GymnasiumBackend":
+        """Returns other environments of the same task; with `render`, such that can be drawn."""
+        source = self._source
+        if render:
+            source = dataclasses.replace(source, vectorization="sync", render_mode="rgb_array")
+        return GymnasiumBackend(source, num_envs)
+
+    def render(self, index: int) -> np.ndarray:
+        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        if self._vector.render_mode != "rgb_array" or not hasattr(self._vector.unwrapped, "envs"):
+            return super().render(index)
+        picture = image(self._vector, index)
+        if picture is None:
+            return super().render(index)
+        return np.array(picture, np.uint8)
+
+    def close(self) -> None:
+        """Frees the environments; a second call does nothing."""
+        if not self._vector.closed:
+            self._vector.close()

@@ -1,0 +1,207 @@
+"""One Gymnasium environment of a batch: how it is made, in this process or in a worker.
+
+No TensorFlow here: the processes of `vectorization="async"` import this module.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from tfrl.envs.adapters.gymnasium_atari import AtariOptions
+from tfrl.errors import UserError
+
+MASK = "action_mask"
+NO_LIMIT = -1
+
+EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvFactory:
+    """Makes one environment; it can be pickled for another process.
+
+    Attributes:
+      name: The id, `gymnasium:task`, for messages.
+      spec: What Gymnasium's registry has of the task, so that a worker need not have registered it.
+      kwargs: Arguments of the task.
+      max_episode_steps: Steps above all wrappers after which an episode is truncated; None for the
+        task's own limit, -1 for none.
+      wrappers: The user's, from the innermost to the outermost.
+      atari: How frames are preprocessed, or None.
+      info_fields: Names of numbers in `info` that are asked for.
+      whole_info: Whether the rest of `info` is needed too.
+    """
+
+    name: str
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+    max_episode_steps: int | None
+    wrappers: tuple[EnvWrapper, ...] = ()
+    atari: AtariOptions | None = None
+    info_fields: tuple[str, ...] = ()
+    whole_info: bool = False
+
+    def __call__(self) -> gymnasium.Env:
+        """Makes the environment."""
+        limit = None if self.max_episode_steps == NO_LIMIT else self.max_episode_steps
+        own = None if self.max_episode_steps is None else NO_LIMIT
+        kwargs = dict(self.kwargs)
+        if self.atari is not None:
+            kwargs = self.atari.task_kwargs(kwargs, self.max_episode_steps)
+        env = gymnasium.make(self.spec, max_episode_steps=own, **kwargs)
+        if self.atari is not None:
+            env, limit = self.atari.wrap(env, limit), None
+        for wrapper in self.wrappers:
+            env = self._wrapped(wrapper, env)
+        if limit is not None:
+            env = gymnasium.wrappers.TimeLimit(env, limit)
+        return Member(env, self.name, self.info_fields, self.whole_info)
+
+    def _wrapped(self, wrapper: EnvWrapper, env: gymnasium.Env) -> gymnasium.Env:
+        wrapped = wrapper(env)
+        if isinstance(wrapped, gymnasium.Env):
+            return wrapped
+        raise UserError(
+            f"wrappers of {self.name}",
+            expected="functions gymnasium.Env -> gymnasium.Env",
+            got=f"one that returns a {type(wrapped).__name__}",
+            remedy="Return the wrapped environment, for example "
+            "wrappers=(gymnasium.wrappers.ClipAction,).",
+        )
+
+
+class Member(gymnasium.Wrapper):
+    """Gives a batch what it needs of one environment, in a form that can be stacked.
+
+    Gymnasium stacks `info` entry by entry, in Python, with the dtype of whichever environment came
+    first; what nobody has asked for is left out, and numbers are all floats. What belongs to the
+    end of an episode is copied, since an environment may write its next start into the same arrays.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env, name: str, info_fields: tuple[str, ...], whole_info: bool
+    ):
+        """Wraps the environment.
+
+        Args:
+          env: With all other wrappers.
+          name: The id, for messages.
+          info_fields: Names of numbers in `info` to hand on.
+          whole_info: Whether to hand on the rest too.
+        """
+        super().__init__(env)
+        # A vector environment writes its autoreset mode into the dict, which else is the class's.
+        self._metadata = dict(env.metadata)
+        self._name = name
+        self._fields = info_fields
+        self._whole_info = whole_info
+        self._masked = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._masked = self._masked or MASK in info
+        return obs, self._told(info, ended=False)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        answer = self.env.step(action)
+        obs, reward, termination, truncation, info = answer
+        ended = bool(termination or truncation)
+        if not ended and not info and not self._masked:
+            return answer
+        if ended:
+            obs, info = copy.deepcopy((obs, info))
+        return obs, reward, termination, truncation, self._told(info, ended)
+
+    def _told(self, info: Mapping[str, Any], ended: bool) -> dict[str, Any]:
+        told = dict(info) if self._whole_info else {}
+        for name in self._fields:
+            if name in info:
+                told[name] = self._number(name, info[name])
+        if MASK in info:
+            told[MASK] = stacked_mask(self._name, self.action_space, info[MASK])
+        elif self._masked and ended:  # where nothing will be done, many give none
+            told[MASK] = full_mask(self.action_space)
+        elif self._masked:
+            raise UserError(
+                f"info of {self._name}",
+                expected=f"{MASK!r} after every reset and step, as after the first reset",
+                got=f"the items {sorted(info)}",
+                remedy="Give the mask whenever the episode goes on.",
+            )
+        return told
+
+    def _number(self, name: str, value: Any) -> float:
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return float(array.reshape(()))
+        raise UserError(
+            f"info[{name!r}] of {self._name}",
+            expected="a number",
+            got=repr(value),
+            remedy="Name numbers only in info_fields.",
+        )
+
+
+def stacked_mask(name: str, space: gymnasium.Space, mask: Any) -> Any:
+    """Turns the mask of one action, in the forms of `space.sample`, into bool arrays.
+
+    Args:
+      name: The environment's id, for messages.
+      space: The action space.
+      mask: Its mask.
+
+    Returns:
+      Bool `[A]` for Discrete, `[K, max(nvec)]` for MultiDiscrete, `[K]` for MultiBinary; a dict of
+      them for Dict and, by position, for Tuple.
+
+    Raises:
+      UserError: If the mask does not fit.
+    """
+    want: tuple[int, ...]
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {k: stacked_mask(name, s, mask[k]) for k, s in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return {str(i): stacked_mask(name, s, mask[i]) for i, s in enumerate(space.spaces)}
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and isinstance(mask, tuple | list):
+        mask = _padded(space, mask)
+    want = full_mask(space).shape
+    array = np.asarray(mask)
+    if array.dtype.kind in "biu" and array.size == np.prod(want):
+        return array.reshape(want) != 0
+    raise UserError(
+        f"info[{MASK!r}] of {name}",
+        expected=f"bools or integers of shape {list(want)} for {space}",
+        got=f"{array.dtype} of shape {list(array.shape)}",
+        remedy="Give 1 for every valid value of the action, and 0 for the others.",
+    )
+
+
+def full_mask(space: gymnasium.Space) -> Any:
+    """Returns the mask of an action space that allows everything, in the form of `stacked_mask`."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {k: full_mask(s) for k, s in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return {str(i): full_mask(s) for i, s in enumerate(space.spaces)}
+    if isinstance(space, gymnasium.spaces.Discrete):
+        count: Any = space.n
+        return np.ones(int(count), bool)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return np.ones((space.nvec.size, max(space.nvec.ravel().tolist())), bool)
+    return np.ones(int(np.prod(space.shape or ())), bool)
+
+
+def _padded(space: gymnasium.spaces.MultiDiscrete, rows: Any) -> np.ndarray:
+    """Gymnasium's own form, a tuple of rows of different lengths, as one array."""
+    padded = np.zeros((space.nvec.size, max(space.nvec.ravel().tolist())), bool)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = np.asarray(values) != 0
+    return padded

@@ -1,0 +1,270 @@
+"""Makes the vector environment of a Gymnasium task: native, in this process, or in processes."""
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
+from tfrl.envs.adapters.gymnasium_atari import AtariOptions
+from tfrl.envs.adapters.gymnasium_env import NO_LIMIT, EnvFactory
+from tfrl.envs.adapters.gymnasium_ids import explained, load
+from tfrl.envs.core import Autoreset
+from tfrl.errors import UserError
+
+VECTORIZATIONS = ("auto", "native", "sync", "async")
+# While one of their environments is reset, the others stand still: `next_state` is made from the
+# state before the step. Source: gymnasium/envs/functional_jax_env.py of gymnasium 1.3.0.
+_WRONG = "gymnasium.envs.phys2d."
+_HUGE = 2**31 - 1
+
+OuterWrapper = Callable[[VectorEnv], VectorEnv]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """All that it takes to make the environments of a task, any number of them.
+
+    Attributes:
+      name: The id, `gymnasium:task`.
+      spec: The task, of Gymnasium's registry.
+      kwargs: Its arguments.
+      autoreset: NEXT_STEP, SAME_STEP, or DISABLED for whatever is fastest.
+      max_episode_steps: As of `make_env`.
+      wrappers: Around each environment.
+      outer_wrappers: Around the vector environment.
+      vectorization: One of `VECTORIZATIONS`.
+      render_mode: As of `gymnasium.make`.
+      info_fields: Names of numbers in `info`.
+      atari: How frames are preprocessed, or None.
+      timeout: Seconds that processes may take.
+    """
+
+    name: str
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+    autoreset: Autoreset
+    max_episode_steps: int | None
+    wrappers: tuple[Callable[..., Any], ...]
+    outer_wrappers: tuple[OuterWrapper, ...]
+    vectorization: str
+    render_mode: str | None
+    info_fields: tuple[str, ...]
+    atari: AtariOptions | None
+    timeout: float
+
+    @property
+    def limit(self) -> int | None:
+        """Steps after which an episode is truncated, or None."""
+        if self.atari is not None:
+            every = {**self.spec.kwargs, **self.kwargs}
+            return self.atari.max_episode_steps(every, self.max_episode_steps)
+        if self.max_episode_steps is None:
+            return self.spec.max_episode_steps
+        return None if self.max_episode_steps == NO_LIMIT else self.max_episode_steps
+
+
+@dataclasses.dataclass
+class Made:
+    """A vector environment, and what is known of it.
+
+    Attributes:
+      vector: It.
+      mode: Its autoreset mode, as it says itself.
+      native: Whether it steps all environments itself.
+    """
+
+    vector: VectorEnv
+    mode: AutoresetMode
+    native: bool
+
+
+def make_vector(source: Source, num_envs: int) -> Made:
+    """Makes `num_envs` environments together, and puts the outer wrappers on.
+
+    Raises:
+      UserError: If `vectorization="native"` cannot be had, or an outer wrapper does not fit.
+    """
+    made: Made | None = None
+    try:
+        if source.vectorization in ("auto", "native"):
+            found = _native(source, num_envs)
+            made = found if isinstance(found, Made) else None
+            if made is None:
+                _not_native(source, num_envs, str(found))
+        if made is None:
+            made = _of_singles(source, num_envs)
+    except UserError:
+        raise
+    except Exception as error:
+        better = explained(source.name, error, source.kwargs)
+        if better is error:
+            raise
+        raise better from error
+    for wrapper in source.outer_wrappers:
+        made.vector = _wrapped(source, wrapper, made)
+    return made
+
+
+def declared_mode(vector: VectorEnv) -> AutoresetMode | None:
+    """Returns the autoreset mode that a vector environment says it has, or None.
+
+    The attribute goes first: a class without metadata of its own shares VectorEnv's dict, into
+    which other classes write theirs.
+    """
+    base = vector.unwrapped
+    mode = getattr(base, "autoreset_mode", None)
+    if mode is None and base.metadata is not VectorEnv.metadata:
+        mode = base.metadata.get("autoreset_mode")
+    if isinstance(mode, str):
+        members = {name: m for m in AutoresetMode for name in (m.name, m.value)}
+        mode = members.get(mode)
+    return mode if isinstance(mode, AutoresetMode) else None
+
+
+def _native(source: Source, num_envs: int) -> Made | str:
+    """The task's own vector environment, or why it cannot be had."""
+    spec = source.spec
+    if spec.vector_entry_point is None:
+        return "the task has no vector environment of its own"
+    if source.wrappers:
+        return "wrappers go around single environments"
+    if spec.additional_wrappers:
+        return "the task is registered with wrappers around single environments"
+    if str(spec.vector_entry_point).startswith(_WRONG):
+        return "its own vector environment holds the others still while it resets one"
+    make = load(spec.vector_entry_point)
+    kwargs = _native_kwargs(source, make, num_envs)
+    if isinstance(kwargs, str):
+        return kwargs
+    vector = make(num_envs=num_envs, **kwargs)
+    mode = declared_mode(vector)
+    # Where the vector environment resets nothing, the backend does it, in the same step.
+    left = source.autoreset is not Autoreset.NEXT_STEP and mode is AutoresetMode.DISABLED
+    if mode in _modes(source.autoreset) or left:
+        return Made(vector, mode, native=True)  # type: ignore[arg-type]
+    vector.close()
+    asked = source.autoreset.name
+    if mode is None:
+        return "its own vector environment does not tell its autoreset mode"
+    return (
+        f"its own vector environment resets by {mode.name}, not by {asked} (give "
+        f"autoreset={mode.name!r} for it)"
+    )
+
+
+def _native_kwargs(source: Source, make: Callable[..., Any], num_envs: int) -> Any:
+    """Arguments of a vector entry point, or why it cannot do the same as single environments."""
+    parameters = inspect.signature(make).parameters
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    kwargs = {**source.spec.kwargs, **source.kwargs}
+    if source.render_mode is not None:
+        kwargs["render_mode"] = source.render_mode
+    if source.atari is not None:
+        frames = source.atari.vector_kwargs(source.max_episode_steps)
+        if frames is None:
+            return (
+                "ALE's own games treat a lost life otherwise (episodic_life, terminal_on_life_loss)"
+            )
+        if source.info_fields and source.autoreset is Autoreset.SAME_STEP:
+            return "ALE's own games give no info of the step that ends an episode (info_fields)"
+        kwargs.update(frames)
+    elif source.limit is not None:
+        kwargs["max_episode_steps"] = source.limit
+    elif source.spec.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = _HUGE  # a count that is never reached stands for no limit
+    if "autoreset_mode" in parameters:
+        kwargs["autoreset_mode"] = _modes(source.autoreset)[0]
+    unknown = [] if any_name else sorted(set(kwargs) - set(parameters))
+    if unknown:
+        return f"its own vector environment has no argument {', '.join(unknown)}"
+    return kwargs
+
+
+def _modes(asked: Autoreset) -> tuple[AutoresetMode, ...]:
+    """The modes from which an autoreset is made, the best first."""
+    if asked is Autoreset.DISABLED:
+        return AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+    return (AutoresetMode[asked.name],)
+
+
+def _not_native(source: Source, num_envs: int, reason: str) -> None:
+    """Says why the environments are stepped one after another."""
+    if source.vectorization == "native":
+        raise UserError(
+            f"vectorization of {source.name}",
+            expected="a task whose own vector environment can do what is asked",
+            got=f"'native', but {reason}",
+            remedy="Give vectorization='sync', or 'auto' to take the native one where it can.",
+        )
+    logging.getLogger(__name__).info(
+        "%s: %d environments are stepped one after another (vectorization='sync'): %s.",
+        source.name,
+        num_envs,
+        reason,
+    )
+
+
+def _of_singles(source: Source, num_envs: int) -> Made:
+    """Single environments, one after another or each in a process."""
+    kwargs = dict(source.kwargs)
+    if source.render_mode is not None:
+        kwargs["render_mode"] = source.render_mode
+    factory = EnvFactory(
+        name=source.name,
+        spec=source.spec,
+        kwargs=kwargs,
+        max_episode_steps=source.max_episode_steps,
+        wrappers=source.wrappers,
+        atari=source.atari,
+        info_fields=source.info_fields,
+        whole_info=bool(source.outer_wrappers),
+    )
+    mode = _modes(source.autoreset)[0]
+    factories = [factory] * num_envs
+    copy = bool(source.outer_wrappers)  # they may keep what they see; the backend copies itself
+    vector: VectorEnv
+    if source.vectorization == "async":
+        vector = ProcessVectorEnv(source.name, factories, mode, source.timeout, copy)
+    else:
+        vector = SyncVectorEnv(factories, copy=copy, autoreset_mode=mode)
+    return Made(vector, mode, native=False)
+
+
+def _wrapped(source: Source, wrapper: OuterWrapper, made: Made) -> VectorEnv:
+    """Puts an outer wrapper on; whatever goes wrong, the environments are closed."""
+    try:
+        wrapped = wrapper(made.vector)
+    except BaseException as error:
+        made.vector.close()
+        # Gymnasium's own assert the mode, without a word.
+        if not isinstance(error, AssertionError) or made.mode is not AutoresetMode.SAME_STEP:
+            raise
+        raise UserError(
+            f"outer_wrappers of {source.name}",
+            expected="wrappers that know SAME_STEP",
+            got=f"{getattr(wrapper, '__name__', wrapper)!r}, which refuses it",
+            remedy="Give autoreset='NEXT_STEP', or put a wrapper of single environments into "
+            "wrappers.",
+        ) from error
+    if isinstance(wrapped, VectorEnv):
+        return wrapped
+    made.vector.close()
+    raise UserError(
+        f"outer_wrappers of {source.name}",
+        expected="functions gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv",
+        got=f"one that returns a {type(wrapped).__name__}",
+        remedy="Give wrappers of gymnasium.wrappers.vector here, and those of single environments "
+        "as wrappers.",
+    )
+
+
+def image(vector: VectorEnv, index: int) -> Any:
+    """Draws one environment of a SyncVectorEnv."""
+    singles: list[gymnasium.Env] = vector.unwrapped.envs
+    return singles[index].render()

@@ -1,0 +1,173 @@
+"""What environments of other libraries see and take, as specs, and as arrays of our own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import specs
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+# What makes a supported space of one that is not, by its class.
+_REMEDIES = {
+    "Graph": "Give its nodes and edges as Box items of a Dict, padded to fixed sizes",
+    "OneOf": "Give a Dict of all of its spaces and a Discrete item that tells which one holds",
+    "Sequence": "Pad it to a fixed length, as a Box",
+    "Text": "Encode it as a Box or MultiDiscrete of fixed length",
+}
+_WRAPPERS = {"observation": "TransformObservation", "action": "TransformAction"}
+
+
+def space_spec(name: str, kind: str, space: Any) -> Nest:
+    """Turns a gymnasium space into a nest of specs.
+
+    Args:
+      name: The environment's id, for messages.
+      kind: `observation` or `action`, for messages.
+      space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them.
+
+    Raises:
+      UserError: For any other space; the message has the leaf's path and what to wrap it with.
+    """
+    path, leaf = _unsupported(space, "") or (None, None)
+    if path is None:
+        return specs.to_spec(space)
+    what = _REMEDIES.get(type(leaf).__name__, "Turn it into one of these")
+    raise UserError(
+        f"{kind} space {path or '.'} of {name}",
+        expected="Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple",
+        got=f"{type(leaf).__name__} ({leaf!r})",
+        remedy=f"{what}, by a wrapper such as gymnasium.wrappers.{_WRAPPERS[kind]}: "
+        "wrappers=(function,).",
+    )
+
+
+def _unsupported(space: Any, path: str) -> tuple[str, Any] | None:
+    """The first leaf that has no spec, with its path."""
+    from gymnasium import spaces
+
+    items: Any = ()
+    if isinstance(space, spaces.Dict):
+        items = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        items = enumerate(space.spaces)
+    elif not isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
+        return path, space
+    for key, part in items:
+        found = _unsupported(part, f"{path}/{key}" if path else str(key))
+        if found is not None:
+            return found
+    return None
+
+
+def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
+    """Returns a function that copies a batch of values into arrays `[B, ...]` of its own.
+
+    Args:
+      spec: The nest of specs of one value.
+      thing: What the values are, for messages.
+      num_envs: B.
+
+    Returns:
+      `copy(values)`; it raises a UserError where a shape differs from the spec's, and otherwise
+      casts to the spec's dtype.
+    """
+    if isinstance(spec, Mapping):
+        parts = {k: copier(s, f"{thing}/{k}", num_envs) for k, s in spec.items()}
+        return lambda values: {k: copy(values[k]) for k, copy in parts.items()}
+    if isinstance(spec, tuple):
+        each = [copier(s, f"{thing}/{i}", num_envs) for i, s in enumerate(spec)]
+        return lambda values: tuple(copy(values[i]) for i, copy in enumerate(each))
+    dtype, shape = spec.dtype.as_numpy_dtype, (num_envs, *spec.shape.as_list())
+
+    def copy(values: Any) -> np.ndarray:
+        array = np.array(values, dtype)
+        if array.shape != shape:
+            raise UserError(
+                thing,
+                expected=f"shape {list(shape)}, as the space says",
+                got=f"{list(array.shape)}",
+                remedy="Make what the environment gives agree with its space.",
+            )
+        return array
+
+    return copy
+
+
+def set_row(batch: Nest, index: int, value: Any) -> None:
+    """Writes one value into row `index` of a nest of arrays `[B, ...]`."""
+    if isinstance(batch, Mapping):
+        for key, part in batch.items():
+            set_row(part, index, value[key])
+    elif isinstance(batch, tuple):
+        for i, part in enumerate(batch):
+            set_row(part, index, value[i])
+    else:
+        batch[index] = value
+
+
+def mask_spec(name: str, action_spec: Nest) -> Nest:
+    """Returns the nest of specs of the action mask of an action: bool, True for what is valid.
+
+    `[A]` of a Discrete action, `[K, max(nvec)]` of a MultiDiscrete, the shape of a MultiBinary;
+    see `tfrl.distributions.ActionDistribution.build`.
+
+    Args:
+      name: The environment's id, for messages.
+      action_spec: The nest of specs of one action.
+
+    Raises:
+      UserError: If an action is continuous.
+    """
+
+    def one(spec: tf.TensorSpec) -> tf.TensorSpec:
+        if isinstance(spec, specs.DiscreteSpec):
+            return tf.TensorSpec([spec.num_values], tf.bool)
+        if isinstance(spec, specs.MultiDiscreteSpec):
+            return tf.TensorSpec([spec.nvec.size, int(spec.nvec.max())], tf.bool)
+        if isinstance(spec, specs.BinarySpec):
+            return tf.TensorSpec([int(np.prod(spec.shape.as_list()))], tf.bool)
+        raise UserError(
+            f"info['action_mask'] of {name}",
+            expected="a mask of Discrete, MultiDiscrete or MultiBinary actions",
+            got=f"one of {spec!r}",
+            remedy="Leave the mask out of info, for example by a wrapper.",
+        )
+
+    return tf.nest.map_structure(one, action_spec)
+
+
+def positional(spec: Nest, given: Any) -> Any:
+    """Gives the items of Tuple spaces, which `info` can hold only by name, their places back."""
+    if isinstance(spec, Mapping):
+        return {k: positional(s, given[k]) for k, s in spec.items()}
+    if isinstance(spec, tuple):
+        by_name = isinstance(given, Mapping)
+        return tuple(positional(s, given[str(i) if by_name else i]) for i, s in enumerate(spec))
+    return given
+
+
+def check_dtypes(thing: str, spec: Nest, batch: Any) -> None:
+    """Raises a UserError where casting a batch to its spec would lose what is in it.
+
+    Args:
+      thing: What the batch is, for messages.
+      spec: The nest of specs of one value.
+      batch: The nest of arrays `[B, ...]`.
+    """
+    if isinstance(spec, Mapping | tuple):
+        for key, part in spec.items() if isinstance(spec, Mapping) else enumerate(spec):
+            check_dtypes(f"{thing}/{key}", part, batch[key])
+        return
+    have, want = np.asarray(batch).dtype, spec.dtype.as_numpy_dtype
+    if not np.can_cast(have, want, "same_kind"):
+        raise UserError(
+            thing,
+            expected=f"{np.dtype(want).name}, as the space says",
+            got=have.name,
+            remedy="Make what the environment gives agree with its space.",
+        )

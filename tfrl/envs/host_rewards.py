@@ -1,0 +1,118 @@
+"""The reward wrappers of device environments in NumPy, as `HostEnv` pays rewards."""
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from tfrl.envs.wrappers.reward_clip import RewardClip
+from tfrl.envs.wrappers.reward_normalize import RewardNormalize
+from tfrl.envs.wrappers.reward_scale import RewardScale
+from tfrl.errors import UserError
+
+
+class HostReward(abc.ABC):
+    """Maps the rewards of every step; the statistics of episodes count what came before it."""
+
+    @abc.abstractmethod
+    def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Returns what is paid for a step.
+
+        Args:
+          reward: float32 `[B]`; 0 in rows that are no step.
+          valid: bool `[B]`, rows that are a step.
+          ended: bool `[B]`, rows in which an episode ended.
+        """
+
+    def reset(self, num_envs: int) -> None:
+        """Forgets everything."""
+        return
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns what a checkpoint has to hold."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+        return
+
+
+class Scaled(HostReward):
+    """`RewardScale` in NumPy."""
+
+    def __init__(self, scale: float):
+        """Takes the factor."""
+        self._scale = np.float32(scale)
+
+    def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Scales."""
+        return reward * self._scale
+
+
+class Clipped(HostReward):
+    """`RewardClip` in NumPy."""
+
+    def __init__(self, low: float, high: float):
+        """Takes the range."""
+        self._low, self._high = np.float32(low), np.float32(high)
+
+    def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Clips; a row that is no step stays at 0."""
+        return np.where(valid, np.clip(reward, self._low, self._high), reward)
+
+
+class Normalized(HostReward):
+    """`RewardNormalize` in NumPy; see there for the equation."""
+
+    def __init__(self, discount: float, epsilon: float):
+        """Takes the discount of the sum, and what is added to the variance."""
+        self._discount, self._epsilon = np.float32(discount), np.float32(epsilon)
+
+    def reset(self, num_envs: int) -> None:
+        """Begins with 1e-4 rows of mean 0 and variance 1."""
+        self._returns = np.zeros(num_envs, np.float32)
+        self._count, self._mean, self._m2 = 1e-4, 0.0, 1e-4
+
+    def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Divides by the running standard deviation, this step included."""
+        self._returns = self._returns * self._discount + reward
+        seen = self._returns[valid].astype(np.float64)
+        if seen.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
+            mean, total = seen.mean(), self._count + seen.size
+            delta = mean - self._mean
+            self._m2 += ((seen - mean) ** 2).sum()
+            self._m2 += delta**2 * self._count * seen.size / total
+            self._mean += delta * seen.size / total
+            self._count = total
+        variance = np.float32(self._m2 / self._count)
+        self._returns = np.where(ended, np.float32(0), self._returns)
+        return reward / np.sqrt(variance + self._epsilon)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The moments; the sums belong to the running episodes."""
+        return {"moments": np.array([self._count, self._mean, self._m2], np.float64)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes the moments."""
+        self._count, self._mean, self._m2 = (float(x) for x in np.asarray(state["moments"]))
+
+
+def host_reward(wrapper: Any) -> HostReward:
+    """Returns the reward of a device environment's wrapper in NumPy.
+
+    Raises:
+      UserError: For a wrapper that has no such form.
+    """
+    if isinstance(wrapper, RewardScale):
+        return Scaled(wrapper.scale)
+    if isinstance(wrapper, RewardClip):
+        return Clipped(wrapper.low, wrapper.high)
+    if isinstance(wrapper, RewardNormalize):
+        return Normalized(wrapper.discount, wrapper.epsilon)
+    raise UserError(
+        f"outer_wrappers: {type(wrapper).__name__}",
+        expected="RewardScale, RewardClip or RewardNormalize around environments on the host",
+        got="a wrapper that is compiled with the environments it wraps",
+        remedy="Give a wrapper of the environments' own library, such as those of "
+        "gymnasium.wrappers.",
+    )

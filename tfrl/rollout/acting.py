@@ -1,0 +1,186 @@
+"""How an agent acts in host environments: one call a step, of TensorFlow or in NumPy."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.envs.host_env import HostEnv
+from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
+from tfrl.types import Nest
+
+MODES = ("numpy", "graph", "xla", "eager")
+_TRIALS = 30
+_MARGIN = 1.15  # by which NumPy must win
+_TOLERANCE = 1e-4
+
+
+class HostPolicy:
+    """An agent's `action_fn` for observations in NumPy, with the state of one rollout.
+
+    `begin(agent_state, key, length)`, then `act(obs, t, carry)` for t = 0 .. length - 1. Step t
+    draws from `seeding.split(key, length)[t]`, as in a rollout on the device.
+
+    Attributes:
+      mode: "numpy", "graph", "xla" or "eager"; None until it is chosen.
+      seconds: `{mode: seconds}` of one step, of the modes that were timed.
+    """
+
+    def __init__(self, env: HostEnv, agent: Any, action_fn: Callable[..., Any]):
+        """Prepares; nothing is traced yet."""
+        self._env = env
+        self._agent = agent
+        self._action_fn = action_fn
+        self.mode: str | None = None
+        self.seconds: dict[str, float] = {}
+        self.why_not_numpy = ""
+        self._program: NumpyProgram | None = None
+        self._compiled: dict[str, Any] = {}
+        self._form: Nest = None
+        self._published: Nest = None
+        self._keys: Any = None
+
+    # State.
+
+    def fresh_carry(self) -> Nest:
+        """Returns the recurrent state of an episode's start, arrays `[B, ...]`, or None."""
+        initial = getattr(self._agent, "initial_carry", None)
+        carry = None if initial is None else initial(self._env.num_envs)
+        return None if carry is None else tf.nest.map_structure(np.asarray, struct.values(carry))
+
+    def begin(self, agent_state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> None:
+        """Takes the agent's state for the steps to come; chooses how to act when not chosen.
+
+        Args:
+          agent_state: Leaves may be tensors or tf.Variables.
+          key: int32 [2].
+          length: How many steps.
+          obs: The first observation, to try on.
+          carry: The first recurrent state, or None.
+        """
+        values = struct.values(agent_state)
+        keys = seeding.split(key, length)
+        if self.mode is None:
+            self.mode = self._choose(values, keys, obs, carry)
+        self._begin(self.mode, values, keys, carry)
+
+    def _begin(self, mode: str, values: Any, keys: tf.Tensor, carry: Nest) -> None:
+        if mode == "numpy":
+            program = self._program or self._make_program(values, carry)
+            program.begin(values, keys)
+            return
+        self._keys = keys.numpy()
+        if mode == "eager":
+            self._published = values
+        elif self._published is None:
+            # Variables that the compiled function captures: a dozen arguments take their time.
+            self._published = tf.nest.map_structure(
+                lambda x: tf.Variable(x, trainable=False), values
+            )
+        else:
+            tf.nest.map_structure(lambda v, x: v.assign(x), self._published, values)
+
+    def act(self, obs: Nest, t: int, carry: Nest) -> tuple[Nest, Nest, Nest]:
+        """Returns action, next carry and extras for observations `[B, ...]`, in NumPy."""
+        return self._act(str(self.mode), obs, t, carry)
+
+    def _act(self, mode: str, obs: Nest, t: int, carry: Nest) -> tuple[Nest, Nest, Nest]:
+        inputs = [obs, () if carry is None else carry]
+        if mode == "numpy":
+            program: Any = self._program
+            action, after, extras = program.run(t, inputs)
+        else:
+            found = self._function(mode)(self._keys[t], *tf.nest.map_structure(_tensor, inputs))
+            action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), found)
+        return action, (None if carry is None else after), (None if extras == () else extras)
+
+    def _answer(self, state: Any, key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
+        """The agent's answer, with () for what it leaves out."""
+        output = self._action_fn(state, obs, key, None if carry == () else carry)
+        absent = [() if x is None else x for x in (output.carry, output.extras)]
+        return (output.action, *absent)
+
+    def _function(self, mode: str) -> Callable[..., Any]:
+        def call(key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
+            return self._answer(struct.values(self._published), key, obs, carry)
+
+        if mode == "eager":
+            return call
+        if mode not in self._compiled:
+            self._compiled[mode] = tf.function(call, autograph=False, jit_compile=mode == "xla")
+        return self._compiled[mode]
+
+    def _make_program(self, values: Any, carry: Nest) -> NumpyProgram:
+        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), values)
+        batch = self._env.num_envs
+        obs = tf.nest.map_structure(
+            lambda s: tf.TensorSpec([batch, *s.shape], s.dtype), self._env.obs_spec
+        )
+        before = () if carry is None else carry
+        carry_spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), before)
+        self._program = NumpyProgram(self._answer, spec, [obs, carry_spec])
+        return self._program
+
+    # The choice.
+
+    def _choose(self, values: Any, keys: tf.Tensor, obs: Nest, carry: Nest) -> str:
+        """NumPy where it gives the same actions faster than a call of TensorFlow."""
+        try:
+            self._begin("numpy", values, keys, carry)
+            ours = self._act("numpy", obs, 0, carry)
+        except NotInNumpy as error:
+            self.why_not_numpy = f"it has {error}"
+            return "graph"
+        self._begin("graph", values, keys, carry)
+        for t in range(min(len(keys), 4)):
+            ours, theirs = (self._act(mode, obs, t, carry) for mode in ("numpy", "graph"))
+            if not _close(ours, theirs):
+                self.why_not_numpy = "its actions differ"
+                return "graph"
+        for mode in ("graph", "numpy"):
+            self.seconds[mode] = self._time(mode, obs, carry)
+        if self.seconds["numpy"] * _MARGIN < self.seconds["graph"]:
+            return "numpy"
+        self.why_not_numpy = "it is no faster"
+        return "graph"
+
+    def _time(self, mode: str, obs: Nest, carry: Nest) -> float:
+        times = []
+        for _ in range(_TRIALS):
+            start = time.perf_counter()
+            self._act(mode, obs, 0, carry)
+            times.append(time.perf_counter() - start)
+            if sum(times) > 0.5:
+                break
+        return float(np.median(times))
+
+
+def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostPolicy:
+    """Returns how an agent acts in an environment, which keeps it."""
+    known = env.policies
+    if action_fn not in known:
+        known[action_fn] = HostPolicy(env, agent, action_fn)
+    return known[action_fn]
+
+
+def _tensor(x: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(x)
+
+
+def _close(ours: Nest, theirs: Nest) -> bool:
+    """Equal whole numbers, and floats up to rounding."""
+    for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(theirs), strict=True):
+        if a is None and b is None:
+            continue
+        a, b = np.asarray(a), np.asarray(b)
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if a.dtype.kind == "f":
+            if not np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                return False
+        elif not np.array_equal(a, b):
+            return False
+    return True

@@ -1,0 +1,233 @@
+"""Collects experience from host environments, step by step in Python."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.envs.host_env import HostEnv, where
+from tfrl.rollout.acting import HostPolicy, policy_for
+from tfrl.rollout.packing import leaves_of
+from tfrl.rollout.step import SAME_STEP_MODES
+from tfrl.types import EnvState, Nest, Trajectory
+
+
+class HostPlayer:
+    """Steps an agent in a host environment; it begins at a state and keeps the newest.
+
+    Attributes:
+      state: The environments.
+      carry: The agent's recurrent state for the next step, or None.
+    """
+
+    def __init__(
+        self,
+        env: HostEnv,
+        agent: Any,
+        env_state: EnvState,
+        agent_state: Any,
+        key: tf.Tensor,
+        length: int,
+        action_fn: Callable[..., Any],
+        carry: Nest,
+    ):
+        """Takes the agent's state for `length` steps."""
+        self.env = env
+        self.state = env_state
+        self._policy: HostPolicy = policy_for(env, agent, action_fn)
+        self._fresh = self._policy.fresh_carry()
+        if carry is None:
+            carry = self._fresh
+        elif self._fresh is None:
+            self._fresh = tf.nest.map_structure(np.zeros_like, _arrays(carry))
+        self.carry = _arrays(carry)
+        self._restarts = env.autoreset in SAME_STEP_MODES
+        self._policy.begin(agent_state, key, length, env_state.obs, self.carry)
+
+    def step(self, t: int) -> tuple[Nest, Nest]:
+        """Acts and steps; returns the action and the extras."""
+        action, carry, extras = self._policy.act(self.state.obs, t, self.carry)
+        self.state = self.env.step(self.state, action)
+        if carry is not None:
+            self.carry = self._next_carry(carry)
+        return action, extras
+
+    def _next_carry(self, carry: Nest) -> Nest:
+        """The fresh one in rows whose observation starts an episode."""
+        state = self.state
+        starts = state.termination | state.truncation if self._restarts else state.info["autoreset"]
+        frozen = self.env.autoreset.name == "DISABLED"
+        return carry if frozen or not starts.any() else where(starts, self._fresh, carry)
+
+
+class Rows:
+    """Arrays `[T, ...]` of the leaves of a nest, filled step by step."""
+
+    def __init__(self, length: int):
+        """Makes them at the first step."""
+        self._length = length
+        self._form: Nest = None
+        self._arrays: list[np.ndarray] | None = None
+
+    def put(self, t: int, nest: Nest) -> None:
+        """Stores step t."""
+        leaves = leaves_of(nest)
+        if self._arrays is None:
+            self._form = nest
+            kinds = [np.asarray(x) for x in leaves]
+            self._arrays = [np.zeros((self._length, *x.shape), x.dtype) for x in kinds]
+        for array, leaf in zip(self._arrays, leaves, strict=True):
+            array[t] = leaf
+
+    def nest(self) -> Nest:
+        """Returns the nest of arrays."""
+        return tf.nest.pack_sequence_as(self._form, self._arrays)
+
+
+def host_rollout(
+    env: HostEnv,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int,
+    fields: Sequence[str],
+    action_fn: Callable[..., Any],
+    carry: Nest,
+    one_episode: bool = False,
+) -> tuple[Trajectory, EnvState, Nest]:
+    """Is `rollout` on a host environment; see there.
+
+    Args:
+      env: The environments.
+      agent: The agent.
+      env_state: The state to go on from.
+      agent_state: The agent's state.
+      key: int32 [2].
+      length: T.
+      fields: Names of `info` fields to be stored.
+      action_fn: How the agent acts.
+      carry: Recurrent state for the first step, or None.
+      one_episode: Whether it may stop as soon as every environment has ended an episode; the rows
+        after that are invalid zeros.
+    """
+    player = HostPlayer(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    same_step = player.env.autoreset in SAME_STEP_MODES
+    size = env.num_envs
+    rows = Rows(length + 1)  # of observations
+    steps = Rows(length)
+    valid = np.zeros((length, size), bool)
+    ends: list[tuple[int, np.ndarray, Nest]] = []
+    over = np.zeros(size, bool)
+    rows.put(0, env_state.obs)
+    with np.errstate(all="ignore"):
+        for t in range(length):
+            action, extras = player.step(t)
+            state = player.state
+            row = {
+                "action": action,
+                "reward": state.reward,
+                "termination": state.termination,
+                "truncation": state.truncation,
+            }
+            if extras is not None:
+                row["policy_extras"] = extras
+            if fields:
+                row["env_extras"] = {n: state.info[n] for n in fields}
+            steps.put(t, row)
+            rows.put(t + 1, state.obs)
+            valid[t] = ~state.info["autoreset"]
+            ended = state.termination | state.truncation
+            if ended.any():
+                if same_step:
+                    ends.append((t, ended, state.info["final_obs"]))
+                over |= ended
+                if one_episode and over.all():
+                    break
+    found = steps.nest()
+    obs = rows.nest()
+    next_obs = tf.nest.map_structure(lambda x: x[1:], obs)
+    if ends:
+        next_obs = _with_ends(next_obs, ends)
+    trajectory = Trajectory(
+        obs=tf.nest.map_structure(lambda x: x[:-1], obs), next_obs=next_obs, valid=valid, **found
+    )
+    return tf.nest.map_structure(tf.convert_to_tensor, trajectory), player.state, player.carry
+
+
+def blank_trajectory(
+    env: HostEnv,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    length: int,
+    fields: Sequence[str],
+) -> Trajectory:
+    """Returns a trajectory like one of `rollout`, of one step repeated that was never taken."""
+    policy = policy_for(env, agent, agent.compute_actions)
+    key = tf.zeros([2], tf.int32)
+    carry = policy.fresh_carry()
+    policy.begin(agent_state, key, length, env_state.obs, carry)
+    action, _, extras = policy.act(env_state.obs, 0, carry)
+    row = Trajectory(
+        obs=env_state.obs,
+        action=action,
+        reward=env_state.reward,
+        next_obs=env_state.obs,
+        termination=env_state.termination,
+        truncation=env_state.truncation,
+        valid=np.ones(env.num_envs, bool),
+        policy_extras=extras,
+        env_extras={n: env_state.info[n] for n in fields} or None,
+    )
+    return tf.nest.map_structure(lambda x: tf.stack([x] * length), row)
+
+
+def host_episode_totals(
+    env: HostEnv,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int,
+    action_fn: Callable[..., Any],
+    carry: Nest,
+    discount: float | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sums up one episode of every environment; see `fast_eval_rollout_episode`.
+
+    Returns:
+      Returns float32 [B], lengths int32 [B], and discounted returns float32 [B] or None.
+    """
+    player = HostPlayer(env, agent, env_state, agent_state, key, length, action_fn, carry)
+    returns, discounted = np.zeros((2, env.num_envs), np.float32)
+    lengths = np.zeros(env.num_envs, np.int32)
+    running = np.ones(env.num_envs, bool)
+    with np.errstate(all="ignore"):
+        for t in range(length):
+            player.step(t)
+            state = player.state
+            counts = running & ~state.info["autoreset"]
+            returns += np.where(counts, state.reward, 0)
+            if discount is not None:
+                weight = np.float32(discount) ** lengths.astype(np.float32)
+                discounted += np.where(counts, state.reward * weight, 0)
+            lengths += counts
+            running &= ~(state.termination | state.truncation)
+            if not running.any():
+                break
+    return returns, lengths, None if discount is None else discounted
+
+
+def _with_ends(next_obs: Nest, ends: list[tuple[int, np.ndarray, Nest]]) -> Nest:
+    """The successors, with the terminal observation where an episode ended."""
+    leaves = [x.copy() for x in tf.nest.flatten(next_obs)]
+    for t, ended, final in ends:
+        for array, leaf in zip(leaves, tf.nest.flatten(final), strict=True):
+            array[t][ended] = leaf[ended]
+    return tf.nest.pack_sequence_as(next_obs, leaves)
+
+
+def _arrays(nest: Nest) -> Nest:
+    return None if nest is None else tf.nest.map_structure(np.asarray, nest)

@@ -1,0 +1,101 @@
+"""What a workflow checks of its arguments before anything is compiled."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfrl import struct
+from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.multi_agent import MultiAgentEnv
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+
+def check_whole(**sizes: Any) -> None:
+    """Raises a UserError for a size that is no whole number of at least 1."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(
+                name,
+                expected="a whole number of at least 1",
+                got=repr(value),
+                remedy="Usual are rollout_length 128, num_epochs 4, num_minibatches 4.",
+            )
+
+
+def check_episodes(name: str, env: Any) -> Env:
+    """Returns an environment with episodes; what is none is a UserError.
+
+    Args:
+      name: The argument's name, for the message.
+      env: What was given.
+    """
+    if not isinstance(env, Env):
+        raise UserError(
+            name,
+            expected="environments as tfrl.make_env gives them",
+            got=type(env).__name__,
+            remedy="Give its id: tfrl.make_env('gymnasium:CartPole-v1') for one of Gymnasium's.",
+        )
+    if env.autoreset is None:
+        raise UserError(
+            name,
+            expected="environments with time limit and autoreset",
+            got=f"the bare {type(env).__name__}",
+            remedy="Register it with tfrl.envs.register and make it with tfrl.make_env.",
+        )
+    return env
+
+
+def check_resets(env: Env) -> None:
+    """Raises a UserError for training environments that stop after their first episodes."""
+    if env.autoreset is Autoreset.DISABLED:
+        raise UserError(
+            "autoreset of the training environments",
+            expected="NEXT_STEP, SAME_STEP or SAME_STEP_CACHED",
+            got="DISABLED, under which there are no steps after the first episodes",
+            remedy="Keep DISABLED for evaluation.",
+        )
+
+
+def check_ends(env: Env) -> None:
+    """Raises a UserError for evaluation environments whose episodes may never end."""
+    if env.max_episode_steps is None:
+        raise UserError(
+            "max_episode_steps of the evaluation's environments",
+            expected="a number of steps, so that an evaluation ends",
+            got=f"None: {type(env.unwrapped).__name__} has no time limit of its own",
+            remedy="Give make_env max_episode_steps (in gin: make_env.max_episode_steps and "
+            "eval/make_env.max_episode_steps).",
+        )
+
+
+def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
+    """Raises a UserError unless an agent can act in environments.
+
+    Args:
+      agent: The agent.
+      envs: `{argument's name: environments}`; "env" are those of the training.
+    """
+    if isinstance(envs["env"].unwrapped, MultiAgentEnv) and not hasattr(agent, "modules"):
+        raise UserError(
+            "agent",
+            expected="one that acts for several agents, as the environment asks for",
+            got=type(agent).__name__,
+            remedy="Wrap it: agent=functools.partial(MultiAgent, policies={'shared': PPO}).",
+        )
+    for name, env in envs.items():
+        for kind in ("obs_spec", "action_spec"):
+            want, have = _leaves(getattr(agent, kind)), _leaves(getattr(env, kind))
+            if want != have:
+                raise UserError(
+                    f"{kind} of {name}",
+                    expected=f"that of the agent, {want}",
+                    got=str(have),
+                    remedy="Train and evaluate on the same task, with an agent made for it.",
+                )
+
+
+def _leaves(spec: Nest) -> dict[str, tuple[Any, ...]]:
+    """What must agree: shapes and dtypes by path. Bounds may differ, by a wrapper for one."""
+    found = struct.paths(spec).items()
+    return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in found}
