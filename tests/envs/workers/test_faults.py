@@ -1,0 +1,489 @@
+import functools
+import importlib
+import logging
+import time
+
+import gymnasium
+import pytest
+
+from tests.envs.workers import processes
+from tests.envs.workers.driving import (
+    MODES,
+    MOSTLY_FAST_MODES,
+    ended,
+    first_states,
+    make_pool,
+    play,
+    quiet,
+)
+from tests.envs.workers.environments import Chosen, Fault, Faulty, Walk
+from tfrl.envs.workers import NoState, WorkerError, WorkerPool, episode_seed, hosts
+from tfrl.errors import UserError
+
+# An environment without a fault never ends by itself.
+LIMIT = {"max_episode_steps": 5}
+
+
+def chosen(faults):
+    """A factory by the fault that each worker has in its episode 0."""
+    by_seed = {episode_seed(1337, w, 0): fault for w, fault in enumerate(faults)}
+    return functools.partial(Chosen, by_seed)
+
+
+def faults_of(pool, count):
+    """Plays until `count` workers have failed; returns {worker_id: error}, and the states."""
+    errors, states = {}, []
+    deadline = time.monotonic() + 60.0
+    while len(errors) < count:
+        assert time.monotonic() < deadline
+        try:
+            state = pool.get_state(timeout=30.0)
+        except WorkerError as error:
+            assert error.worker_id not in errors
+            errors[error.worker_id] = error
+            continue
+        assert state
+        states.append(state)
+        if not state.last:
+            pool.send_action(state.worker_id, 0)
+    return errors, states
+
+
+SYNC = "Reproduce it in this process with force_sync=True and the same seed."
+ALONE = "Reproduce it with env_factory().reset(seed=...) in this process."
+STEP = "expected step to return obs, reward, terminated, truncated and info"
+RESET = "expected reset to return an observation and an info dict"
+SHAPE = (
+    "obs: expected float32 [2], as the observation space says, got {}. Cast or reshape it in the "
+    "environment or a gymnasium.ObservationWrapper, or correct observation_space."
+)
+NAN = (
+    "obs: expected finite numbers, got nan at [1]. Find the division or the diverging simulation; "
+    "np.nan_to_num or a clip in a gymnasium.ObservationWrapper if it is meant."
+)
+BROKE = "got ZeroDivisionError: the walk broke. "
+# Fault, where it is said to be, the message, and whether a traceback follows.
+REPORTED = [
+    (Fault("raises", "step", 2), "step 3: step()", f": {STEP}, {BROKE}{SYNC}", True),
+    (Fault("raises", "reset"), "step 0: reset()", f": {RESET}, {BROKE}{ALONE}", True),
+    (Fault("exits", "step"), "step 1: step()", f": {STEP}, got SystemExit: 3. {SYNC}", True),
+    (Fault("nan", "step", 1), "step 2: step()", f": {NAN}", False),
+    (Fault("nan", "reset"), "step 0: reset()", f": {NAN}", False),
+    (Fault("shape", "step"), "step 1: step()", ": " + SHAPE.format("float32 [3]"), False),
+    (Fault("dtype", "step", 3), "step 4: step()", ": " + SHAPE.format("float64 [2]"), False),
+    (Fault("dtype", "reset"), "step 0: reset()", ": " + SHAPE.format("float64 [2]"), False),
+]
+WORKS = Fault("none", "nowhere")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_an_environment_does_wrong_reaches_the_caller(mode):
+    broken = len(REPORTED)
+    with make_pool(chosen([*(row[0] for row in REPORTED), WORKS]), broken + 1, mode) as pool:
+        pool.reset()
+        errors, states = faults_of(pool, broken)
+        for worker_id, (_, where, message, has_traceback) in enumerate(REPORTED):
+            error = errors[worker_id]
+            paragraph, _, trace = str(error).partition(f"\n\nIn worker {worker_id}:\n")
+            place = f"environment of worker {worker_id}, episode 0, {where}"
+            assert paragraph == place + message
+            assert isinstance(error, UserError) and not error.__cause__ == (mode == "sync")
+            assert error.worker_traceback == trace
+            assert (trace == "") == (not has_traceback)
+            if has_traceback:
+                assert trace.startswith("Traceback") and "environments.py" in trace
+                assert "    raise ZeroDivisionError" in trace or "    sys.exit(3)" in trace
+        # States up to the fault had been delivered.
+        steps = {w: max((s.step for s in states if s.worker_id == w), default=-1) for w in range(9)}
+        at = [int(where[5:].partition(":")[0]) - 1 for _, where, _, _ in REPORTED]
+        assert [steps[w] for w in range(broken)] == at
+        # The last worker goes on, none of the others was restarted, and none takes an action.
+        assert pool.restarts == 0
+        states = play(pool, lambda s: len(s) == 3)
+        assert {state.worker_id for state in states} == {broken}
+        with pytest.raises(UserError, match="got an action for a worker that awaits none"):
+            pool.send_action(0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_makes_a_new_environment_after_a_fault(mode):
+    with make_pool(chosen([Fault("raises", at=1)]), 1, mode) as pool:
+        pool.reset()
+        with pytest.raises(WorkerError, match="the walk broke"):
+            play(pool, lambda s: len(s) == 3)
+        quiet(pool)
+        # The seed of the episode that failed is passed over.
+        pool.reset()
+        assert (pool.get_state(30.0).episode, pool.restarts) == (1, 0)
+
+
+@pytest.mark.parametrize("mode", MOSTLY_FAST_MODES[1:])
+def test_a_fault_is_not_forgotten_by_a_reset(mode):
+    with make_pool(chosen([Fault("raises")]), 1, mode) as pool:
+        pool.reset()
+        first_states(pool)
+        pool.send_action(0, 0)
+        time.sleep(0.3)
+        # It has happened, and nobody has been told.
+        pool.reset()
+        with pytest.raises(WorkerError, match="the walk broke"):
+            play(pool, lambda s: len(s) == 3)
+        pool.reset()
+        assert first_states(pool)[0].episode == 1
+
+
+def test_a_fault_that_has_arrived_is_told_by_the_reset():
+    with make_pool(chosen([Fault("raises"), Fault("raises")]), 2, "thread") as pool:
+        pool.reset()
+        first_states(pool)
+        for worker_id in range(2):
+            pool.send_action(worker_id, 0)
+        time.sleep(0.3)
+        # The second arrives together with the first.
+        with pytest.raises(WorkerError, match="the walk broke") as first:
+            pool.get_state()
+        with pytest.raises(WorkerError, match="the walk broke") as second:
+            pool.reset()
+        assert {first.value.worker_id, second.value.worker_id} == {0, 1}
+        assert pool.generation == 1
+        pool.reset()
+        assert {s.generation for s in first_states(pool).values()} == {2}
+
+
+@pytest.mark.parametrize("mode", MOSTLY_FAST_MODES)
+def test_faults_of_the_factory(mode):
+    told = "environment of worker 0: env_factory(): expected "
+    cases = [
+        (
+            functools.partial(Faulty, Fault("raises", "factory")),
+            f"{told}the factory to return a gymnasium.Env, got ZeroDivisionError: the walk broke. "
+            "Call the factory once in this process to debug it.",
+        ),
+        (
+            lambda: gymnasium.vector.SyncVectorEnv([Walk]),
+            f"{told}a gymnasium.Env, got the vector environment SyncVectorEnv. Return one "
+            "environment: the pool has a worker for each.",
+        ),
+        (
+            lambda: "CartPole-v1",
+            f"{told}a gymnasium.Env, got str. Derive it from gymnasium.Env (reset(seed=, options=),"
+            " step with 5 values).",
+        ),
+    ]
+    for factory, message in cases:
+        with make_pool(factory, 1, mode) as pool:
+            pool.reset()
+            with pytest.raises(WorkerError) as error:
+                pool.get_state(30.0)
+            assert str(error.value).partition("\n\n")[0] == message
+            quiet(pool)
+    with make_pool(factory, 1, mode) as pool, pytest.raises(WorkerError) as error:
+        pool.observation_space  # noqa: B018
+    assert str(error.value) == message
+
+
+def test_faults_of_the_import(tmp_path, monkeypatch):
+    """A module that is there when the pool is made and broken when the workers import it."""
+    module = tmp_path / "my_walk.py"
+    module.write_text("def make():\n    return None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    my_walk = importlib.import_module("my_walk")
+    module.write_text("import no_such_simulator")
+    with make_pool(my_walk.make, 1, "process") as pool:
+        pool.reset()
+        with pytest.raises(WorkerError) as error:
+            pool.get_state(30.0)
+    paragraph, _, trace = str(error.value).partition("\n\nIn worker 0:\n")
+    assert paragraph == (
+        "environment of worker 0: loading env_factory: expected the environment's factory to load "
+        "in a fresh Python process, got ModuleNotFoundError: No module named 'no_such_simulator'. "
+        "Define the factory in a module that can be imported there, or let it refer to nothing but "
+        "what pickles; its modules must be importable from sys.path."
+    )
+    assert f'File "{module}", line 1' in trace
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_an_info_that_cannot_be_pickled(mode):
+    with make_pool(chosen([Fault("unpicklable", at=1)]), 1, mode) as pool:
+        pool.reset()
+        with pytest.raises(WorkerError) as error:
+            play(pool, lambda s: len(s) == 9)
+    assert str(error.value).startswith(
+        "environment of worker 0, episode 0, step 2: sending the state: expected observation and "
+        "info to be picklable, as they leave the worker's process, got "
+    )
+    assert "Drop what cannot be pickled from info in a gymnasium.Wrapper." in str(error.value)
+
+
+DEATHS = [
+    (Fault("killed", at=2), "died of SIGKILL"),
+    (Fault("dies", "reset"), "died with exit code 7"),
+    (Fault("hangs", at=1), "hung in step for over 2 s (step_timeout)"),
+]
+MORE_DEATHS = [
+    (Fault("dies", at=1), "died with exit code 7"),
+    (Fault("segfaults", at=1), "died of SIGSEGV"),
+    (Fault("hangs", "reset"), "hung in reset for over 3 s (reset_timeout)"),
+    (Fault("holds_the_lock"), "hung in step for over 2 s (step_timeout)"),
+    (Fault("stops"), "hung in step for over 2 s (step_timeout)"),
+]
+
+
+@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.slow)])
+def test_workers_that_die_or_hang_are_replaced(deaths, caplog):
+    caplog.set_level(logging.WARNING, "tfrl.envs.workers")
+    count = len(deaths)
+    timeouts = {"step_timeout": 2.0, "reset_timeout": 3.0}
+    factory = chosen([fault for fault, _ in deaths])
+    with make_pool(factory, count, "process", **LIMIT, **timeouts) as pool:
+        pool.reset()
+        before = set(pool.pids)
+        enough = [1 if fault.where == "reset" else 2 for fault, _ in deaths]
+        states = play(pool, lambda s: all(ended(s, w) >= n for w, n in enumerate(enough)))
+        assert pool.restarts == count
+        assert len(pool.pids) == count and not before & set(pool.pids)
+        assert processes.gone(before)
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert len(told) == count
+    for worker_id, (fault, what) in enumerate(deaths):
+        assert told[worker_id].startswith(f"Environment worker {worker_id}: process ")
+        assert told[worker_id].endswith(f" {what}; restart 1 of at most 10 in 0.1 s.")
+        mine = [s for s in states if s.worker_id == worker_id]
+        if fault.where == "reset":
+            # Nothing was known of the episode that was lost: there is nothing to tell.
+            assert not any(s.lost for s in mine) and mine[0].episode == 1
+            continue
+        # States 0 to `at` came; the action after them has no result.
+        steps = [(s.episode, s.step, s.lost) for s in mine[: fault.at + 3]]
+        known = [(0, step, False) for step in range(fault.at + 1)]
+        assert steps == [*known, (0, fault.at, True), (1, 0, False)]
+        last, lost = mine[fault.at], mine[fault.at + 1]
+        assert (lost.obs == last.obs).all() and lost.info == {} and lost.reward == 0.0
+        assert (lost.terminated, lost.truncated, lost.first, lost.last) == (
+            False,
+            True,
+            False,
+            True,
+        )
+        # The next episode is whole.
+        assert [s.step for s in mine[fault.at + 2 :]][:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_worker_that_is_killed_between_steps(caplog):
+    with make_pool(Walk, 1, "process") as pool:
+        pool.reset()
+        state = first_states(pool)[0]
+        processes.kill(pool.pids)
+        # The caller cannot know: the action goes nowhere, and the loss is told.
+        pool.send_action(0, 0)
+        lost = pool.get_state(20.0)
+        assert (lost.episode, lost.step, lost.lost, lost.truncated) == (0, 0, True, True)
+        assert (lost.obs == state.obs).all()
+        state = pool.get_state(20.0)
+        assert (state.episode, state.step, state.first) == (1, 0, True)
+        # Noticed although no state was under way: its caller is told.
+        processes.kill(pool.pids)
+        time.sleep(0.2)
+        assert pool.get_state(0.0).lost
+        with pytest.raises(UserError, match="awaits none"):
+            pool.send_action(0, 0)
+        assert pool.get_state(20.0).episode == 2
+        # Killed, and reset before anybody noticed: nothing of the lost episode arrives.
+        processes.kill(pool.pids)
+        pool.reset()
+        state = pool.get_state(20.0)
+        assert (state.generation, state.step, state.lost) == (2, 0, False)
+        assert pool.restarts == 3
+
+
+@pytest.mark.slow
+def test_an_action_for_an_episode_that_is_known_to_be_lost_is_dropped():
+    with make_pool(Walk, 2, "process") as pool:
+        pool.reset()
+        firsts = first_states(pool)
+        processes.kill([pool.pids[0]])
+        time.sleep(0.2)
+        pool.send_action(1, 0)
+        # Waiting for worker 1 the pool sees the end of worker 0, whose loss may come first or not.
+        order = [pool.get_state(20.0)]
+        if not order[0].lost:
+            assert pool.send_action(0, 0, firsts[0].generation) is False
+            order.append(pool.get_state(20.0))
+        assert any(state.lost and state.worker_id == 0 for state in order)
+
+
+@pytest.mark.slow
+def test_too_many_deaths_are_an_error():
+    with make_pool(lambda: Faulty(Fault("dies")), 1, "process", max_restarts=2) as pool:
+        pool.reset()
+        with pytest.raises(WorkerError) as error:
+            play(pool, lambda s: False)
+        text = str(error.value)
+        assert text.startswith(
+            "environment worker 0: expected at most max_restarts = 2 deaths or hangs, got 3: "
+            "process "
+        )
+        assert text.count("died with exit code 7") == 3
+        assert text.endswith(
+            "A signal or an exit code points at the environment's native code or at a lack of "
+            "memory, a hang at a too short timeout. Run the environment alone, or raise "
+            "max_restarts."
+        )
+        assert pool.restarts == 2 and pool.pids == []
+        quiet(pool)
+        # Whoever goes on all the same gets a new process.
+        pool.reset()
+        assert first_states(pool)[0].episode == 3
+
+
+def test_a_worker_that_cannot_start_is_given_up():
+    """It dies before it could say anything."""
+    factory = functools.partial(Faulty, Fault("dies", "factory"))
+    with make_pool(factory, 1, "process", max_restarts=1) as pool:
+        with pytest.raises(WorkerError, match="got 2: .*exit code 7; .*exit code 7"):
+            pool.observation_space  # noqa: B018
+        with pytest.raises(UserError) as error:
+            pool.observation_space  # noqa: B018
+        assert str(error.value) == (
+            "environment of worker 0: expected to be made, got a worker that stands still after an "
+            "error. Call reset(), which makes a new environment."
+        )
+    with make_pool(
+        functools.partial(Faulty, Fault("hangs", "factory")),
+        *(1, "process"),
+        max_restarts=0,
+        start_timeout=2.0,
+    ) as pool:
+        pool.reset()
+        with pytest.raises(WorkerError, match=r"hung in start for over 2 s \(start_timeout\)"):
+            pool.get_state()
+
+
+def test_the_others_go_on_while_one_is_replaced():
+    """Neither a hang, nor the wait, nor the new process holds up who is well."""
+    with make_pool(chosen([Fault("hangs"), WORKS]), 2, "process", step_timeout=1.0) as pool:
+        pool.reset()
+        longest, steps, revived = 0.0, 0, None
+        firsts = first_states(pool)
+        assert all(pool.send_action(w, 0) for w in firsts)
+        while revived is None:
+            before = time.monotonic()
+            state = pool.get_state(timeout=5.0)
+            longest = max(longest, time.monotonic() - before)
+            if state.worker_id == 0 and state.first:
+                revived = state
+            elif state.worker_id == 1:
+                steps += 1
+                if not state.last:
+                    pool.send_action(1, 0)
+        assert revived.episode == 1 and pool.restarts == 1
+        # The hang alone took a second.
+        assert steps > 100 and longest < 0.5
+
+
+def test_a_thread_that_hangs_is_replaced():
+    with make_pool(chosen([Fault("hangs", at=1)]), 1, "thread", step_timeout=0.3) as pool:
+        pool.reset()
+        states = play(pool, lambda s: len(s) == 5)
+        assert [(s.episode, s.step, s.lost) for s in states] == [
+            (0, 0, False),
+            (0, 1, False),
+            (0, 1, True),
+            (1, 0, False),
+            (1, 1, False),
+        ]
+        assert (pool.restarts, pool.abandoned_threads, pool.pids) == (1, 1, [])
+    assert pool.abandoned_threads == 1
+
+
+def test_a_caller_that_was_away_finds_what_came_in_time():
+    """The timeouts bound what the environment takes, not what the caller does between."""
+    with make_pool(Walk, 2, "process", step_timeout=0.5, reset_timeout=0.5) as pool:
+        pool.reset()
+        first_states(pool)
+        for worker_id in range(2):
+            pool.send_action(worker_id, 0)
+        time.sleep(1.0)
+        assert {pool.get_state(5.0).step for _ in range(2)} == {1}
+        assert pool.restarts == 0
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_closing_does_not_wait_for_a_hang(mode):
+    with make_pool(
+        chosen([Fault("hangs"), WORKS]), 2, mode, cleanup_time=0.5, step_timeout=100.0
+    ) as pool:
+        pool.reset()
+        first_states(pool)
+        pids = pool.pids
+        for worker_id in range(2):
+            pool.send_action(worker_id, 0)
+        assert pool.get_state(5.0).worker_id == 1
+        assert pool.get_state(0.1) is NoState.TIMED_OUT
+        before = time.monotonic()
+    assert 0.45 < time.monotonic() - before < 2.0
+    assert processes.gone(pids, seconds=0.1)
+    assert pool.abandoned_threads == (mode == "thread")
+
+
+def test_an_environment_that_fails_to_close_is_told_on_standard_error(capfd, caplog):
+    for mode in MODES:
+        with make_pool(functools.partial(Faulty, Fault("raises", "close")), 1, mode) as pool:
+            pool.reset()
+            first_states(pool)
+    error = capfd.readouterr().err
+    assert error.count("env.close() of environment worker 0 raised:\nTraceback") == 2
+    assert error.count("ZeroDivisionError: the walk broke") == 2
+    (record,) = caplog.records
+    assert record.getMessage() == "env.close() of environment worker 0 raised."
+    assert "the walk broke" in str(record.exc_info[1])
+
+
+@pytest.mark.slow
+def test_a_slow_close_is_waited_for(tmp_path):
+    marker = tmp_path / "closed"
+
+    class Slow(Walk):
+        def close(self):
+            time.sleep(0.5)
+            marker.write_text("closed")
+
+    with make_pool(Slow, 1, "process") as pool:
+        pool.reset()
+        first_states(pool)
+    assert marker.read_text() == "closed"
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, caplog):
+    started, tries = hosts.ProcessHost, []
+
+    def second_fails(payload, settings):
+        tries.append(settings.worker_id)
+        if len(tries) == 2:
+            raise OSError("no more processes")
+        return started(payload, settings)
+
+    monkeypatch.setattr(hosts, "ProcessHost", second_fails)
+    with make_pool(chosen([Fault("dies")]), 1, "process", **LIMIT) as pool:
+        pool.reset()
+        states = play(pool, lambda s: ended(s, 0) == 2)
+        assert pool.restarts == 2 and len(tries) == 3
+    assert [(s.episode, s.step) for s in states[:3]] == [(0, 0), (0, 0), (1, 0)]
+    message = "Environment worker 0: could not be started: no more processes; restart 2 of at most "
+    assert caplog.records[1].getMessage() == f"{message}10 in 0.2 s."
+
+
+def test_a_pool_that_cannot_be_made_leaves_nothing(monkeypatch):
+    before, started = processes.children(), hosts.ProcessHost
+
+    def second_fails(payload, settings):
+        if settings.worker_id == 1:
+            raise OSError("no more processes")
+        return started(payload, settings)
+
+    monkeypatch.setattr(hosts, "ProcessHost", second_fails)
+    with pytest.raises(OSError, match="no more processes"):
+        WorkerPool(Walk, 2)
+    assert processes.children() == before

@@ -1,0 +1,302 @@
+"""`AsyncEnvironmentWorker`: an environment in a process or thread of its own, restarted on faults.
+
+Nothing here waits: `service` handles what has arrived, `check_due` what is late. Whoever waits does
+so in the mailbox, for all workers at once, so that a restart holds up nobody else.
+"""
+
+import enum
+import logging
+import time
+from typing import Any
+
+import gymnasium
+
+from tfrl.envs.workers import hosts
+from tfrl.envs.workers.base import EnvironmentWorker
+from tfrl.envs.workers.errors import WorkerError, environment_error
+from tfrl.envs.workers.limits import WorkerLimits
+from tfrl.envs.workers.mailbox import Mailbox
+from tfrl.envs.workers.protocol import (
+    Act,
+    Begin,
+    Failure,
+    Ready,
+    WorkerMode,
+    WorkerState,
+)
+from tfrl.envs.workers.restarts import Restarts
+from tfrl.envs.workers.runner import EnvFactory
+from tfrl.envs.workers.turns import check_generation
+from tfrl.errors import UserError
+
+_LOG = logging.getLogger(__name__)
+# How long a process whose channel has ended may take to have an exit code.
+_EXIT_SECONDS = 0.1
+
+
+class _Status(enum.Enum):
+    RUNNING = "running"  # a process or thread has the environment, or is starting
+    WAITING = "waiting"  # before a restart
+    FAILED = "failed"  # until the next reset
+
+
+class AsyncEnvironmentWorker(EnvironmentWorker):
+    """Runs one environment in a process or a thread, and replaces it when it dies or hangs.
+
+    `reset` begins, `get_state` waits for the next state, `send_action` answers it; see
+    `WorkerState` for what arrives. After an episode's last state the worker resets by itself.
+
+    A process that dies, or an environment that does not answer in time, is killed and replaced
+    after a wait. The episode that was lost so ends in a state with `truncated` and `lost`. A thread
+    cannot be killed: one that hangs is left to itself (it ends when its environment returns, and is
+    counted in `abandoned_threads`), and what kills a thread's environment in native code kills the
+    whole program. An exception of the environment's own is no such fault: it is raised by
+    `get_state`, and the worker stands still until the next `reset`, which makes a new environment.
+    """
+
+    def __init__(
+        self,
+        env_factory: EnvFactory,
+        *,
+        worker_id: int = 0,
+        mode: WorkerMode | str = WorkerMode.PROCESS,
+        seed: int = 1337,
+        max_episode_steps: int | None = None,
+        first_episode: int = 0,
+        limits: WorkerLimits | None = None,
+        mailbox: Mailbox | None = None,
+    ):
+        """Starts the process or thread, which makes the environment.
+
+        Args:
+          env_factory: Returns a gymnasium.Env. It may be a lambda or a local function.
+          worker_id: Part of the seeds.
+          mode: `process` (a fresh Python without TensorFlow, unless the factory's own module
+            imports it) or `thread`.
+          seed: The seed of an episode is `episode_seed(seed, worker_id, episode)`.
+          max_episode_steps: Episodes are truncated there, beside the environment's own limit.
+          first_episode: The number of the first episode; a resumed run's `next_episode`.
+          limits: Timeouts and restarts.
+          mailbox: Where states arrive; its own if None. A pool's workers share one.
+
+        Raises:
+          UserError: For arguments that do not fit, or a factory that cannot be pickled.
+        """
+        self.limits = limits or WorkerLimits()
+        self.abandoned_threads = 0
+        self._mode = WorkerMode.of(mode)
+        common = (env_factory, worker_id, seed, max_episode_steps, first_episode, mailbox)
+        super().__init__(*common, self.limits.cleanup_time)
+        process = self._mode is WorkerMode.PROCESS
+        self._payload = hosts.pickled(env_factory) if process else b""
+        self._restarts = Restarts(worker_id, self.limits)
+        # The episode that the environment runs or begins, and the newest state of it.
+        self._episode = first_episode
+        self._newest: WorkerState | None = None
+        self._ready: Ready | None = None  # of the running process or thread
+        self._owes = False
+        self._allowed = 0.0
+        self.due: float | None = None
+        self._start()
+
+    # What the caller uses.
+
+    def reset(self, generation: int | None = None) -> None:
+        """See the base class; a worker that stands still after an error is started again."""
+        self._mailbox.check_open()
+        self._mailbox.raise_faults()
+        self._turns.begin(check_generation(generation, self.generation))
+        self._newest = None
+        if self._status is _Status.FAILED:
+            # Its environment is being closed since the failure.
+            self._host.join(self.limits.cleanup_time)
+            self._end_host()
+            self._start()
+        elif self._status is _Status.RUNNING:
+            self._begin()
+        self._owes = True
+
+    def send_action(self, action: Any, generation: int | None = None) -> bool:
+        """See the base class."""
+        self._mailbox.check_open()
+        state = self._turns.take(generation)
+        if state is None or state is not self._newest:
+            return False
+        self._owes = True
+        self._expect(self.limits.step_timeout)
+        self._post(Act(self.generation, action))
+        return True
+
+    def close(self) -> None:
+        """Ends the process or thread: within `cleanup_time`, then by force. Twice is harmless."""
+        self.abandoned_threads += self._mailbox.close()
+
+    @property
+    def restarts(self) -> int:
+        """How often the environment was replaced because it died or hung."""
+        return self._restarts.total
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs the environment now; None for a thread, or between processes."""
+        running = self._status is _Status.RUNNING and not self._mailbox.closed
+        return self._host.pid if running else None
+
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """The environment's; waits until it is made."""
+        return self._made().observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """The environment's; waits until it is made."""
+        return self._made().action_space
+
+    # What the mailbox uses.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a state is under way."""
+        return self._owes
+
+    def service(self) -> None:
+        """Handles what the channel can give or take now."""
+        channel = self._host.channel
+        channel.flush()
+        for message in channel.read():
+            self._handle(message)
+        if self._status is _Status.FAILED:
+            self._mailbox.forget(self._host)
+        elif channel.broken:
+            self._host.join(_EXIT_SECONDS)
+            self._lose(None)
+        else:
+            if self.due is not None:
+                # Bytes came, perhaps half of a large message: it is alive.
+                self.due = time.monotonic() + self._allowed
+            self._mailbox.watch(self, self._host)
+
+    def check_due(self, now: float) -> None:
+        """Restarts after the wait, or gives up a worker that is late."""
+        if self.due is None or now < self.due:
+            return
+        if self._status is _Status.RUNNING:
+            what = "start" if self._ready is None else "step" if self._newest else "reset"
+            self._lose(f"hung in {what} for over {self._allowed:g} s ({what}_timeout)")
+            return
+        try:
+            self._start()
+        except OSError as error:
+            self._retry(f"could not be started: {error}")
+
+    # Steps of a worker's life.
+
+    def _start(self) -> None:
+        self._host = hosts.start(self._mode, self._factory, self._payload, self._settings)
+        self._mailbox.hosts.add(self._host)
+        self._status, self._ready = _Status.RUNNING, None
+        self._expect(self.limits.start_timeout)
+        self._mailbox.watch(self, self._host)
+        if self.generation:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Has the next episode begun."""
+        self._episode = self._turns.next_episode
+        if self._ready is not None:
+            limits = self.limits
+            # First it ends what it is busy with for an older generation.
+            more = max(limits.step_timeout, limits.reset_timeout) if self._owes else 0.0
+            self._expect(limits.reset_timeout + more)
+        self._post(Begin(self.generation, self._episode))
+
+    def _post(self, message: Begin | Act) -> None:
+        self._host.channel.post(message)
+        if self._host.channel.unsent:
+            self._mailbox.watch(self, self._host)
+
+    def _expect(self, seconds: float | None) -> None:
+        """Sets how long the next message may take; None if none is awaited."""
+        self._allowed = seconds or 0.0
+        self.due = None if seconds is None else time.monotonic() + seconds
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, WorkerState):
+            if message.generation == self.generation:
+                self._arrived(message)
+        elif isinstance(message, Ready):
+            self._ready = message
+            self._expect(self.limits.reset_timeout if self.generation else None)
+            if message.imported_tensorflow and self._mode is WorkerMode.PROCESS:
+                self._warn_of_tensorflow()
+        elif isinstance(message, Failure):
+            self._turns.failed(message.episode)
+            self._fail(environment_error(message))
+
+    def _arrived(self, state: WorkerState) -> None:
+        self._mailbox.put(self, state)
+        if state.last:
+            # The worker goes on to its next episode by itself.
+            self._newest, self._episode = None, state.episode + 1
+            self._restarts.recovered()
+            self._expect(self.limits.reset_timeout)
+        else:
+            self._newest, self._owes = state, False
+            self._expect(None)
+
+    def _lose(self, hang: str | None) -> None:
+        """Ends a worker that died, or that hangs in `hang`, and its episode."""
+        self._mailbox.forget(self._host)
+        self._end_host()
+        pid = "" if self._host.pid is None else f" {self._host.pid}"
+        if self._newest is not None:
+            lost = self._newest._replace(reward=0.0, truncated=True, info={}, lost=True)
+            self._mailbox.put(self, lost)
+        if self.generation:
+            self._turns.failed(self._episode)
+        self._retry(f"{self._mode.value}{pid} {hang or self._host.end}")
+
+    def _retry(self, reason: str) -> None:
+        """Has the worker started again after a wait, or gives it up."""
+        self._newest = None
+        wait = self._restarts.fault(reason)
+        if isinstance(wait, WorkerError):
+            self._fail(wait)
+            return
+        self._status, self._owes = _Status.WAITING, self.generation > 0
+        self._expect(wait)
+
+    def _fail(self, error: WorkerError) -> None:
+        """Stands still until the next reset, and has the caller told."""
+        self._turns.stop()
+        self._status, self._newest, self._owes = _Status.FAILED, None, False
+        self._expect(None)
+        self._mailbox.put(self, error)
+
+    def _end_host(self) -> None:
+        self._host.kill()
+        if self._host in self._mailbox.hosts:
+            self._mailbox.hosts.remove(self._host)
+            self.abandoned_threads += self._host.leaves_threads
+
+    def _made(self) -> Ready:
+        while self._ready is None:
+            self._mailbox.check_open()
+            self._mailbox.raise_faults()
+            if self._status is _Status.FAILED:
+                raise UserError(
+                    f"environment of worker {self.worker_id}",
+                    expected="to be made",
+                    got="a worker that stands still after an error",
+                    remedy="Call reset(), which makes a new environment.",
+                )
+            self._mailbox.pump(None)
+        return self._ready
+
+    def _warn_of_tensorflow(self) -> None:
+        if self.worker_id == 0 and self.restarts == 0:
+            _LOG.warning(
+                "The processes of the environment workers import TensorFlow, which takes seconds "
+                "and hundreds of MB each: the module that env_factory is defined in imports it. "
+                "Move the environment and its factory into a module of their own."
+            )

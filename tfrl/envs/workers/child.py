@@ -1,0 +1,109 @@
+"""What runs in a worker's process or thread: an environment that follows the pool's messages."""
+
+import faulthandler
+import pickle
+import socket
+import sys
+import traceback
+from typing import Any
+
+from tfrl.envs.workers.channel import ChildChannel
+from tfrl.envs.workers.protocol import Act, Begin, Failure, Load, Phase, Ready, RunnerSettings
+from tfrl.envs.workers.runner import EnvFactory, EnvironmentFailed, EpisodeRunner, Reporting
+from tfrl.envs.workers.watch import die_with_parent
+
+
+def main() -> None:
+    """Runs a worker's process: `main` of the command that `hosts.ProcessHost` starts."""
+    parent, descriptor = map(int, sys.argv[1:])
+    die_with_parent(parent)
+    faulthandler.enable()
+    channel = ChildChannel(socket.socket(fileno=descriptor))
+    try:
+        load: Load = channel.receive()
+    except EOFError:
+        return
+    try:
+        with Reporting(Phase.IMPORT, load.settings.worker_id):
+            factory = pickle.loads(load.factory)
+    except EnvironmentFailed as failed:
+        _send_failure(channel, failed.failure)
+        return
+    serve(channel, factory, load.settings)
+
+
+def serve(channel: ChildChannel, env_factory: EnvFactory, settings: RunnerSettings) -> None:
+    """Runs an environment until the pool's end of the channel closes, or until it fails.
+
+    Args:
+      channel: To the pool; closed at the end.
+      env_factory: Makes the environment.
+      settings: The worker's.
+    """
+    runner = None
+    try:
+        runner = EpisodeRunner(env_factory, settings)
+        _send(channel, _ready(runner), settings, (0, -1, 0))
+        _follow(channel, runner, settings)
+    except EnvironmentFailed as failed:
+        _send_failure(channel, failed.failure)
+    except (EOFError, ConnectionError):
+        pass  # The pool is closed or gone: the usual end.
+    finally:
+        # First the environment: the pool waits for the channel's end or the process's.
+        if runner is not None:
+            _close(runner, settings.worker_id)
+        channel.close()
+
+
+def _ready(runner: EpisodeRunner) -> Ready:
+    env = runner.env
+    return Ready(env.observation_space, env.action_space, "tensorflow" in sys.modules)
+
+
+def _follow(channel: ChildChannel, runner: EpisodeRunner, settings: RunnerSettings) -> None:
+    """Obeys messages; the newest of those that wait makes the others void."""
+    generation = 0
+    while True:
+        message = channel.receive()
+        while channel.waiting():
+            message = channel.receive()
+        if isinstance(message, Begin):
+            generation, episode = message
+            state = runner.reset(generation, episode)
+        elif isinstance(message, Act) and message.generation == generation:
+            state = runner.step(message.action)
+        else:
+            continue
+        _send(channel, state, settings, state[1:4])
+        if state.last and not channel.waiting():
+            state = runner.reset(generation, state.episode + 1)
+            _send(channel, state, settings, state[1:4])
+
+
+def _send(
+    channel: ChildChannel, message: Any, settings: RunnerSettings, place: tuple[int, int, int]
+) -> None:
+    try:
+        with Reporting(Phase.SEND, settings.worker_id, place):
+            channel.send(message)
+    except EnvironmentFailed as failed:
+        if isinstance(failed.__cause__, ConnectionError):
+            raise failed.__cause__ from None
+        raise
+
+
+def _send_failure(channel: ChildChannel, failure: Failure) -> None:
+    try:
+        channel.send(failure)
+    except ConnectionError:
+        pass  # Nobody is left to be told.
+
+
+def _close(runner: EpisodeRunner, worker_id: int) -> None:
+    """Closes the environment; an error then has nobody to go to but standard error."""
+    try:
+        runner.close()
+    except (Exception, SystemExit):
+        text = traceback.format_exc()
+        sys.stderr.write(f"env.close() of environment worker {worker_id} raised:\n{text}")

@@ -1,0 +1,216 @@
+"""A worker's process or thread seen from the pool: started, waited for, killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import cloudpickle
+
+from tfrl.envs.workers.channel import ChildChannel, PoolChannel
+from tfrl.envs.workers.child import serve
+from tfrl.envs.workers.launcher import in_lasting_thread
+from tfrl.envs.workers.protocol import Load, RunnerSettings, WorkerMode
+from tfrl.envs.workers.runner import EnvFactory
+from tfrl.errors import UserError
+
+# A fresh interpreter, not multiprocessing's: that would import the user's main script, and with it
+# most often TensorFlow, into every worker.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from tfrl.envs.workers import child; child.main()"
+)
+# Workers are the parallelism: without this each has a thread per core for its linear algebra.
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# How long a killed process may take to be gone before it is left to the system.
+_KILL_SECONDS = 5.0
+_FIRST_NAP, _LONGEST_NAP = 0.001, 0.02
+
+
+def _exited(pid: int) -> bool:
+    """Tells whether a child has exited, and leaves it to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # Somebody else has reaped it.
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits until a condition holds; returns whether it does."""
+    deadline, nap = time.monotonic() + seconds, _FIRST_NAP
+    while not condition():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(nap, left))
+        nap = min(2 * nap, _LONGEST_NAP)
+    return True
+
+
+class ProcessHost:
+    """A fresh Python process that runs `child.main`, in a session and process group of its own.
+
+    Ctrl-C at the terminal so reaches the pool alone, which closes its workers; and what an
+    environment starts itself is killed together with it.
+    """
+
+    leaves_threads = False
+
+    def __init__(self, pickled_factory: bytes, settings: RunnerSettings):
+        """Starts the process.
+
+        Args:
+          pickled_factory: Of `pickled`.
+          settings: The worker's.
+        """
+        ours, theirs = socket.socketpair()
+        environment = {**dict.fromkeys(_THREAD_COUNTS, "1"), **os.environ}
+        path = [os.getcwd() if entry == "" else entry for entry in sys.path]
+        descriptor = theirs.fileno()
+        arguments = [json.dumps(path), str(os.getpid()), str(descriptor)]
+        command = [sys.executable, "-c", _BOOT, *arguments]
+        try:
+            with theirs:
+                self._process = in_lasting_thread(
+                    lambda: subprocess.Popen(
+                        command,
+                        pass_fds=[descriptor],
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self.channel = PoolChannel(ours)
+        self.channel.post(Load(pickled_factory, settings))
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the process to exit by itself; returns whether it has."""
+        return self._process.returncode is not None or _wait(lambda: _exited(self.pid), seconds)
+
+    def kill(self) -> None:
+        """Kills the process with all of its group, if there still is one, and reaps it."""
+        self.channel.close()
+        if self._process.returncode is not None:
+            return
+        try:
+            # Also after its exit: as long as it is not reaped, its number is nobody else's.
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            # The group is gone; or, on macOS, holds nothing but the exited process.
+            pass
+        if _wait(lambda: _exited(self.pid), _KILL_SECONDS):
+            self._process.wait()
+
+    @property
+    def end(self) -> str:
+        """How the process ended, for messages; after `kill`."""
+        code = self._process.returncode
+        if code is None:
+            return "could not be killed"
+        if code >= 0:
+            return f"died with exit code {code}"
+        names = {s.value: s.name for s in signal.Signals}
+        return f"died of {names.get(-code, f'signal {-code}')}"
+
+
+class ThreadHost:
+    """A daemon thread of this process that runs `child.serve`."""
+
+    pid = None
+
+    def __init__(self, env_factory: EnvFactory, settings: RunnerSettings):
+        """Starts the thread.
+
+        Args:
+          env_factory: Makes the environment.
+          settings: The worker's.
+        """
+        ours, theirs = socket.socketpair()
+        self.channel = PoolChannel(ours)
+        self._thread = threading.Thread(
+            target=serve,
+            args=[ChildChannel(theirs), env_factory, settings],
+            daemon=True,
+            name=f"tfrl-worker-{settings.worker_id}",
+        )
+        self._thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the thread to end; returns whether it has."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """Leaves the thread alone: it ends when what it hangs in returns."""
+        self.channel.close()
+
+    @property
+    def leaves_threads(self) -> bool:
+        """Whether the thread is still there."""
+        return self._thread.is_alive()
+
+    @property
+    def end(self) -> str:
+        """How the thread ended, for messages."""
+        return "left to itself" if self._thread.is_alive() else "ended"
+
+
+Host = ProcessHost | ThreadHost
+
+
+def pickled(env_factory: EnvFactory) -> bytes:
+    """Pickles a factory for processes: lambdas, local functions and the main script's too."""
+    try:
+        return cloudpickle.dumps(env_factory)
+    except Exception as error:
+        raise UserError(
+            "env_factory",
+            expected="something that can be pickled: it is sent to the workers' processes",
+            got=f"{type(error).__name__}: {error}",
+            remedy="Make what cannot be pickled inside of the factory, or use mode='thread'.",
+        ) from error
+
+
+def start(
+    mode: WorkerMode, env_factory: EnvFactory, payload: bytes, settings: RunnerSettings
+) -> Host:
+    """Starts a worker's process or thread; `payload` is the pickled factory of a process."""
+    if mode is WorkerMode.THREAD:
+        return ThreadHost(env_factory, settings)
+    return ProcessHost(payload, settings)
+
+
+def shut(hosts: Iterable[Host], cleanup_time: float, owner: int) -> int:
+    """Ends processes and threads: all at once by closing their channels, then by force.
+
+    Args:
+      hosts: What runs.
+      cleanup_time: Seconds that all together may take to close their environments.
+      owner: The process that started them; a fork of it leaves them alone.
+
+    Returns:
+      How many threads could not be ended.
+    """
+    if os.getpid() != owner:
+        return 0
+    hosts = list(hosts)
+    for host in hosts:
+        host.channel.close()
+    deadline = time.monotonic() + cleanup_time
+    for host in hosts:
+        host.join(deadline - time.monotonic())
+        host.kill()
+    return sum(host.leaves_threads for host in hosts)

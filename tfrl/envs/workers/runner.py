@@ -1,0 +1,133 @@
+"""Episodes of one environment, in whatever process or thread: made, reset, stepped, checked."""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from tfrl.envs.workers import returned
+from tfrl.envs.workers.errors import raised
+from tfrl.envs.workers.protocol import Failure, Phase, RunnerSettings, WorkerState
+from tfrl.envs.workers.seeds import episode_seed
+from tfrl.errors import UserError
+
+EnvFactory = Callable[[], gymnasium.Env]
+
+
+class EnvironmentFailed(Exception):
+    """Carries the record of a failure to whoever tells the caller."""
+
+    def __init__(self, failure: Failure):
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Reporting:
+    """Turns what an environment raises into `EnvironmentFailed`; SystemExit too.
+
+    A KeyboardInterrupt is the user's and passes.
+    """
+
+    def __init__(self, phase: Phase, worker_id: int, place: tuple[int, int, int] = (0, -1, 0)):
+        """Notes where it stands, for the record of a failure."""
+        self._where = (phase, worker_id, place)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception | SystemExit):
+            text = "".join(traceback.format_exception(error))
+            raise EnvironmentFailed(raised(error, text, *self._where)) from error
+
+
+class EpisodeRunner:
+    """Makes an environment and runs its episodes one after another.
+
+    Whatever fails in it raises `EnvironmentFailed`, after which only `close` may be called.
+    """
+
+    def __init__(self, env_factory: EnvFactory, settings: RunnerSettings):
+        """Calls the factory.
+
+        Args:
+          env_factory: Returns a gymnasium.Env.
+          settings: The worker's.
+        """
+        self._settings = settings
+        # Of the running episode: generation, episode, step.
+        self._place = (0, -1, 0)
+        with Reporting(Phase.FACTORY, settings.worker_id):
+            self.env = _checked_env(env_factory())
+            self._check_obs = returned.observation_check(self.env.observation_space)
+
+    def reset(self, generation: int, episode: int) -> WorkerState:
+        """Begins an episode; returns its first state."""
+        settings = self._settings
+        self._place = (generation, episode, 0)
+        seed = episode_seed(settings.seed, settings.worker_id, episode)
+        with Reporting(Phase.RESET, settings.worker_id, self._place):
+            obs, info = returned.check_reset(self.env.reset(seed=seed))
+            obs = self._check_obs(obs, "reset()")
+        return WorkerState(
+            settings.worker_id, *self._place, obs, 0.0, terminated=False, truncated=False, info=info
+        )
+
+    def step(self, action: Any) -> WorkerState:
+        """Takes an action in the running episode; returns the state after it."""
+        generation, episode, step = self._place
+        self._place = (generation, episode, step + 1)
+        worker_id, limit = self._settings.worker_id, self._settings.max_episode_steps
+        with Reporting(Phase.STEP, worker_id, self._place):
+            obs, reward, terminated, truncated, info = returned.check_step(self.env.step(action))
+            obs = self._check_obs(obs, "step()")
+        if limit is not None and step + 1 >= limit and not terminated:
+            truncated = True
+        return WorkerState(worker_id, *self._place, obs, reward, terminated, truncated, info)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+
+def _checked_env(env: Any) -> gymnasium.Env:
+    if isinstance(env, gymnasium.Env):
+        return env
+    vector = isinstance(env, gymnasium.vector.VectorEnv)
+    raise UserError(
+        "env_factory()",
+        expected="a gymnasium.Env",
+        got=f"{'the vector environment ' * vector}{type(env).__name__}",
+        remedy="Return one environment: the pool has a worker for each."
+        if vector
+        else "Derive it from gymnasium.Env (reset(seed=, options=), step with 5 values).",
+    )
+
+
+def check_factory(env_factory: Any) -> EnvFactory:
+    """Returns the factory, or raises a UserError where it is an environment, a name or a class."""
+    if callable(env_factory) and not isinstance(env_factory, gymnasium.Env):
+        return env_factory
+    if isinstance(env_factory, str):
+        remedy = f"Give functools.partial(gymnasium.make, {env_factory!r})."
+    else:
+        remedy = "Give a function that makes the environment: each worker makes its own."
+    raise UserError(
+        "env_factory",
+        expected="a function without arguments that returns a gymnasium.Env",
+        got=f"{env_factory!r} of type {type(env_factory).__name__}",
+        remedy=remedy,
+    )
+
+
+def check_max_episode_steps(limit: Any) -> int | None:
+    """Returns the limit, or raises a UserError where it is not None or a positive integer."""
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
+        return limit
+    raise UserError(
+        "max_episode_steps of the environment workers",
+        expected="a positive integer, or None for no limit beside the environment's own",
+        got=repr(limit),
+        remedy="An episode of that many steps is truncated.",
+    )

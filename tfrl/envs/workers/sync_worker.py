@@ -1,0 +1,164 @@
+"""`SyncEnvironmentWorker`: the same as an asynchronous worker, in the caller's own thread."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from tfrl.envs.workers.base import EnvironmentWorker
+from tfrl.envs.workers.errors import environment_error
+from tfrl.envs.workers.mailbox import Mailbox
+from tfrl.envs.workers.protocol import WorkerState
+from tfrl.envs.workers.runner import (
+    EnvFactory,
+    EnvironmentFailed,
+    EpisodeRunner,
+)
+from tfrl.envs.workers.turns import check_generation
+
+_LOG = logging.getLogger(__name__)
+
+
+def copied(nest: Any) -> Any:
+    """Returns a nest of dicts, tuples and lists with its arrays copied.
+
+    Environments commonly return the buffer that their next step overwrites.
+    """
+    if isinstance(nest, np.ndarray):
+        return nest.copy()
+    if type(nest) is dict:
+        return {key: copied(value) for key, value in nest.items()}
+    if type(nest) in (tuple, list):
+        return type(nest)(copied(value) for value in nest)
+    return nest
+
+
+class SyncEnvironmentWorker(EnvironmentWorker):
+    """Runs one environment inside of `get_state`: for debugging, and for the fastest environments.
+
+    It gives the same states as an `AsyncEnvironmentWorker` with the same seed and actions. There
+    is nothing between the caller and the environment: no timeout holds, and what kills or hangs the
+    environment kills or hangs the caller.
+    """
+
+    restarts = 0
+    abandoned_threads = 0
+    pid = None
+    due = None
+
+    def __init__(
+        self,
+        env_factory: EnvFactory,
+        *,
+        worker_id: int = 0,
+        seed: int = 1337,
+        max_episode_steps: int | None = None,
+        first_episode: int = 0,
+        mailbox: Mailbox | None = None,
+    ):
+        """Makes nothing yet: the environment is made by the first `get_state`.
+
+        Args:
+          env_factory: Returns a gymnasium.Env.
+          worker_id: Part of the seeds.
+          seed: The seed of an episode is `episode_seed(seed, worker_id, episode)`.
+          max_episode_steps: Episodes are truncated there, beside the environment's own limit.
+          first_episode: The number of the first episode; a resumed run's `next_episode`.
+          mailbox: Where states arrive; its own if None. A pool's workers share one.
+
+        Raises:
+          UserError: For arguments that do not fit.
+        """
+        common = (env_factory, worker_id, seed, max_episode_steps, first_episode, mailbox)
+        super().__init__(*common, 0.0)
+        self._runner: EpisodeRunner | None = None
+
+    def reset(self, generation: int | None = None) -> None:
+        """See the base class; the environment is reset by the next `get_state`."""
+        self._mailbox.check_open()
+        self._turns.begin(check_generation(generation, self.generation))
+        self._work(lambda runner: runner.reset(self.generation, self._turns.next_episode))
+
+    def send_action(self, action: Any, generation: int | None = None) -> bool:
+        """See the base class; the environment is stepped by the next `get_state`."""
+        self._mailbox.check_open()
+        if self._turns.take(generation) is None:
+            return False
+        action = copied(action)
+        self._work(lambda runner: runner.step(action))
+        return True
+
+    def close(self) -> None:
+        """Closes the environment; twice is harmless."""
+        self._mailbox.close()
+        self._close_environment()
+
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """The environment's; makes the environment if there is none yet."""
+        return self._made().env.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """The environment's; makes the environment if there is none yet."""
+        return self._made().env.action_space
+
+    # What the mailbox uses.
+
+    @property
+    def busy(self) -> bool:
+        """False: all work lies in the mailbox."""
+        return False
+
+    def delivered(self, state: WorkerState) -> None:
+        """Hears that the caller has been given a state; the next episode follows its end."""
+        super().delivered(state)
+        if state.last:
+            self._work(lambda runner: runner.reset(state.generation, state.episode + 1))
+
+    def service(self) -> None:
+        """There is no channel to serve."""
+
+    def check_due(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def _work(self, run: Callable[[EpisodeRunner], WorkerState]) -> None:
+        generation = self.generation
+
+        def work() -> WorkerState | None:
+            # A reset came between.
+            if generation != self.generation:
+                return None
+            return self._guarded(run)
+
+        self._mailbox.put(self, work)
+
+    def _guarded(self, run: Callable[[EpisodeRunner], WorkerState]) -> WorkerState:
+        runner = self._made()
+        try:
+            state = run(runner)
+        except EnvironmentFailed as failed:
+            self._turns.failed(failed.failure.episode)
+            self._close_environment()
+            raise environment_error(failed.failure) from failed.__cause__
+        return state._replace(obs=copied(state.obs), info=copied(state.info))
+
+    def _made(self) -> EpisodeRunner:
+        if self._runner is None:
+            self._mailbox.check_open()
+            try:
+                self._runner = EpisodeRunner(self._factory, self._settings)
+            except EnvironmentFailed as failed:
+                raise environment_error(failed.failure) from failed.__cause__
+        return self._runner
+
+    def _close_environment(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            try:
+                runner.close()
+            except Exception:
+                message = "env.close() of environment worker %d raised."
+                _LOG.warning(message, self.worker_id, exc_info=True)
