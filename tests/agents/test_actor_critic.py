@@ -163,6 +163,11 @@ class MessagesTest(parameterized.TestCase):
             "PPO.torso: expected its default where policy and value is given, got ",
         ),
         (
+            {"policy": POLICY, "memory": "gru"},
+            "PPO.memory: expected its default where policy is given, got 'gru'. Put the torso into "
+            "the given networks (with memory: RecurrentTorso), or leave these out.",
+        ),
+        (
             {"policy": POLICY, "value": VALUE, "memory": "gru"},
             "PPO.memory: expected its default where policy and value is given, got 'gru'. Put the "
             "torso into the given networks (with memory: RecurrentTorso), or leave these out.",
@@ -223,9 +228,10 @@ class MessagesTest(parameterized.TestCase):
             agent.loss(state.params, state, batch(agent), KEY)
 
     def test_one_network_may_be_given(self):
-        agent = made(policy=POLICY, memory="gru", memory_size=7)
+        agent = made(policy=POLICY)
         self.assertEqual(agent.network.policy, POLICY)
-        self.assertEqual(set(agent.initial_carry(2)), {"value"})
+        agent = made(value=VALUE, memory="gru", memory_size=7)
+        self.assertEqual(set(agent.initial_carry(2)), {"policy"})
         agent = made(value=VALUE, obs_spec=OBS)
         self.assertEqual(agent.value_network, VALUE)
         self.assertEqual(agent.policy_network.torso.body.hidden, (8,))

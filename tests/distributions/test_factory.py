@@ -228,9 +228,10 @@ class ErrorsTest(tf.test.TestCase):
             )
         nested = distributions.make_distribution(NESTED)
         with pytest.raises(
-            UserError, match="action mask: expected a nest like the action spec, of 4"
+            UserError,
+            match="action mask fly: expected a mask of an action, of aim/0, aim/1, keys, move, got",
         ):
-            nested.build(tf.zeros([2, 15]), {}, {"move": None})
+            nested.build(tf.zeros([2, 15]), {}, {"fly": tf.ones([2, 4], tf.bool)})
 
     def test_init_log_std_outside_of_its_clip(self):
         with pytest.raises(UserError, match=r"init_log_std: expected a number in \[-20.0, 2.0\]"):

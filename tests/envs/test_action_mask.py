@@ -8,12 +8,14 @@ from absl.testing import parameterized
 import tfrl
 from tests.envs.multi_agent_fakes import Two
 from tfrl import seeding, specs, struct
+from tfrl.agents import PPO
 from tfrl.envs.core import Autoreset, Env, initial_state
 from tfrl.envs.registry import finish
 from tfrl.envs.testing import Identity
-from tfrl.envs.wrappers import ActionMask, ObservationFlatten
+from tfrl.envs.wrappers import ActionMask, ActionRepeat, ObservationFlatten
 from tfrl.envs.wrappers.action_mask import gives_mask
 from tfrl.errors import UserError
+from tfrl.rollout import rollout
 from tfrl.types import EnvState
 
 KEY = seeding.key(2)
@@ -70,6 +72,21 @@ class OneValid(Env):
             truncation=tf.zeros([self.num_envs], tf.bool),
             info=self.mask(start, t),
         )
+
+
+@struct.logic_dataclass
+class Pair(OneValid):
+    """As `OneValid`, with a pair of actions of which only the first can be masked."""
+
+    @property
+    def action_spec(self):
+        return (specs.DiscreteSpec(5), specs.BoundedTensorSpec([1], tf.float32, -1.0, 1.0))
+
+    def mask(self, start, t):
+        return {"action_mask": (super().mask(start, t)["action_mask"], None)}
+
+    def step(self, state, action):
+        return super().step(state, action[0])
 
 
 def made(mode="SAME_STEP", wrappers=(), limit=None, **options):
@@ -191,3 +208,71 @@ class ActionMaskTest(parameterized.TestCase):
             "masks of several. Make each agent's observation a Dict with the item 'action_mask', "
             "and leave it out of info.",
         )
+
+
+class MendedTest(parameterized.TestCase):
+    @parameterized.parameters(*MODES)
+    def test_info_and_observation_have_the_same_mask(self, mode):
+        env = made(mode)
+        state = env.reset(KEY)
+        for _ in range(7):
+            mask = state.info["action_mask"]
+            np.testing.assert_array_equal(mask, state.obs["action_mask"])
+            state = env.step(state, tf.argmax(mask, -1))
+
+    @parameterized.parameters(False, True)
+    def test_a_mask_of_floats_is_not_normalized(self, as_dict):
+        env = made(mask_dtype=tf.float32, as_dict=as_dict)
+        agent = PPO(obs_spec=env.obs_spec, action_spec=env.action_spec, normalize_obs=True)
+        agent_state, state = agent.init(KEY), env.reset(KEY)
+        for t in range(9):
+            rows, state, _ = rollout(env, agent, state, agent_state, seeding.fold_in(KEY, t), 4)
+            self.assertEqual(float(tf.reduce_min(rows.reward)), 1.0)
+            agent_state = agent.observe(agent_state, rows)
+
+    def test_some_leaves_of_an_action_have_no_mask(self):
+        env = finish(
+            Pair(num_envs=4),
+            autoreset=Autoreset.SAME_STEP,
+            max_episode_steps=None,
+            task_limit=None,
+        )
+        self.assertEqual(set(env.obs_spec["action_mask"]), {"0"})
+        agent = PPO(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        rows, _, _ = rollout(env, agent, env.reset(KEY), agent.init(KEY), KEY, 12)
+        self.assertEqual(float(tf.reduce_min(rows.reward)), 1.0)
+        self.assertGreater(float(tf.math.reduce_std(rows.action[1])), 0.0)
+
+    def test_a_repeated_action_may_become_invalid(self):
+        with self.assertRaisesRegex(
+            UserError, "ActionRepeat: expected an environment without an action mask, got OneVal"
+        ):
+            made(wrappers=(lambda env: ActionRepeat(env=env, repeat=2),))
+
+    @parameterized.parameters(
+        (specs.DiscreteSpec(4), [3], "action mask .: expected shape [4] for"),
+        (specs.DiscreteSpec(4), [1], "got shape [1]. Give one truth value for each choice"),
+        (specs.MultiDiscreteSpec([3, 3]), [3], "expected shape [2, 3] for"),
+        (specs.MultiDiscreteSpec([3, 2]), [5], "expected shape [2, 3] for"),
+        (specs.BinarySpec((2, 2)), [2, 2], "expected shape [4] for"),
+        (
+            {"a": specs.DiscreteSpec(4)},
+            {"b": [4]},
+            "action mask b: expected a mask of an action, of a, got a mask for b",
+        ),
+        (
+            {"a": specs.BoundedTensorSpec([1], tf.float32, -1.0, 1.0)},
+            {"a": [1]},
+            "action mask a: expected None for a continuous action",
+        ),
+    )
+    def test_a_mask_of_another_shape_is_refused(self, action_spec, shape, message):
+        named = isinstance(shape, dict)
+        mask = {n: tf.TensorSpec(s, tf.bool) for n, s in shape.items()} if named else None
+        obs_spec = {
+            "observation": tf.TensorSpec([2], tf.float32),
+            "action_mask": mask or tf.TensorSpec(shape, tf.bool),
+        }
+        with pytest.raises(UserError) as error:
+            PPO(obs_spec=obs_spec, action_spec=action_spec)
+        self.assertIn(message, str(error.value))

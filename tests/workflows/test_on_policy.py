@@ -1,6 +1,7 @@
 """OnPolicyWorkflow: one state, any split into calls, copies, checkpoints, errors, learning."""
 
 import csv
+import functools
 import json
 import tempfile
 
@@ -10,7 +11,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
-from tfrl.agents import PPO, RandomAgent
+from tfrl.agents import A2C, PPO, Impala, RandomAgent, Reinforce
+from tfrl.envs.wrappers import RewardNormalize, RewardScale
 from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP, Callback
 from tfrl.learners import ModuleConfig
@@ -331,6 +333,46 @@ class LearnTest(FilesTest):
         self.assertIn(message, str(error.value))
 
 
+class DefaultsTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_an_evaluation_tells_the_returns_of_the_task(self, given):
+        def make():
+            return tfrl.make_env(
+                "tf:MountainCar-v0",
+                num_envs=2,
+                outer_wrappers=(
+                    lambda env: RewardNormalize(env=env),
+                    lambda env: RewardScale(env=env, scale=0.5),
+                ),
+            )
+
+        w = OnPolicyWorkflow(
+            env=make(),
+            eval_env=make() if given else None,
+            agent=PPO,
+            rollout_length=8,
+            eval_episodes=2,
+            compile="graph",
+        )
+        metrics, _ = w.evaluate(w.setup(0))
+        self.assertEqual(metrics["eval_return_mean"], -200.0)
+
+    @parameterized.parameters((PPO, 4, 4), (A2C, 1, 1), (Reinforce, 1, 1), (Impala, 1, 1))
+    def test_an_agent_says_how_often_it_learns_from_a_rollout(self, agent, epochs, minibatches):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
+        w = OnPolicyWorkflow(env=env, agent=agent, rollout_length=8)
+        rows = w.agent.num_rows(8, 4)
+        self.assertEqual(w.num_epochs, epochs)
+        self.assertEqual(set(w.minibatch_sizes.values()), {rows // minibatches})
+        w = OnPolicyWorkflow(env=env, agent=agent, rollout_length=8, num_epochs=3)
+        self.assertEqual(w.num_epochs, 3)
+
+    def test_a_horizon_that_does_not_divide_is_named_at_once(self):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
+        with self.assertRaisesRegex(UserError, "PPO.gae_horizon: expected a divisor"):
+            OnPolicyWorkflow(env=env, agent=functools.partial(PPO, gae_horizon=5), rollout_length=8)
+
+
 class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_minibatches": 3}, "num_minibatches: expected a divisor of the 32 rows"),
@@ -343,7 +385,11 @@ class ErrorTest(parameterized.TestCase):
         ({"rollout_length": 8.0}, "rollout_length: expected a whole number"),
         ({"eval_episodes": 0}, "eval_episodes: expected a whole number of at least 1, got 0"),
         ({"autoreset": "DISABLED"}, "autoreset of the training environments: expected NEXT_STEP"),
-        ({"env_id": "testing:Identity"}, "max_steps: expected a limit of the episode's steps"),
+        (
+            {"env_id": "testing:Identity"},
+            "max_episode_steps of the evaluation's environments: expected a number of steps, so "
+            "that an evaluation ends, got None: Identity has no time limit of its own.",
+        ),
         (
             {"eval_env": tfrl.make_env("tf:Pendulum-v1")},
             "obs_spec of eval_env: expected that of the agent",

@@ -72,6 +72,9 @@ class Agent(abc.ABC):
     ) -> ActionOutput:
         """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
 
+    # Passes over a rollout and gradient steps of a pass, where a workflow is told nothing else.
+    epochs_and_minibatches = (4, 4)
+
     @property
     def updates(self) -> tuple[Update, ...]:
         """The updates of one learner step, in order; empty for an agent that does not learn."""

@@ -52,6 +52,12 @@ class MultiAgent(Agent):
         )
 
     @property
+    def epochs_and_minibatches(self) -> tuple[int, int]:  # type: ignore[override]
+        """That of the policies if it is the same for all, else an agent's default."""
+        asked = {module.epochs_and_minibatches for module in self.modules.values()}
+        return asked.pop() if len(asked) == 1 else Agent.epochs_and_minibatches
+
+    @property
     def agent_ids(self) -> tuple[str, ...]:
         """The agents, in the order of `obs_spec`."""
         return tuple(self.obs_spec)

@@ -1,5 +1,6 @@
 """From an action spec to the distribution over its actions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -83,6 +84,31 @@ class ActionDistribution(struct.Struct):
             return each[self.heads[0].path]
         return {path: params for path, params in each.items() if params}
 
+    def check_mask(self, mask: Nest) -> list[Any]:
+        """Returns the masks of the leaves, None where there is none, after a check of all shapes.
+
+        Args:
+          mask: As of `build`; or specs of one action's masks.
+
+        Raises:
+          UserError: For a mask that fits no leaf, or does not fit its own.
+        """
+        own = {h.path: h for h in self.heads}
+        found = {} if mask is None else masks_by_path(mask)
+        if self._single and found:
+            found = {self.heads[0].path: found["."]} if set(found) == {"."} else found
+        unknown = sorted(set(found) - set(own))
+        if unknown:
+            raise UserError(
+                f"action mask {unknown[0]}",
+                expected=f"a mask of an action, of {', '.join(own)}",
+                got=f"a mask for {unknown[0]}",
+                remedy="Give a nest like the action's, without the leaves that have no mask.",
+            )
+        for path, leaf in found.items():
+            own[path].check_mask(leaf)
+        return [found.get(path) for path in own]
+
     def build(
         self, outputs: tf.Tensor, params: dict[str, Any] | None = None, mask: Nest = None
     ) -> Distribution:
@@ -93,14 +119,15 @@ class ActionDistribution(struct.Struct):
           params: As from `init_params`; each may have a leading population axis, which `outputs`
             then have too. None where there are none.
           mask: Which actions are valid: bool `[..., A]` for a discrete leaf, `[..., K, max(nvec)]`
-            for MultiDiscrete, `[..., K]` for bits; for a nest of actions a nest like it, None for
-            a leaf without one. None for all valid.
+            for MultiDiscrete, `[..., K]` for bits; for a nest of actions a nest like it, in which
+            a leaf may be None or missing, or a dict of them by path. None for all valid.
 
         Returns:
           The distribution of the leaf, or a `Joint` for a nest.
 
         Raises:
-          UserError: If `outputs` has the wrong size, or a continuous action is masked.
+          UserError: If `outputs` has the wrong size, a mask has another shape, or a continuous
+            action is masked.
         """
         params = params or {}
         if outputs.shape[-1] != self.num_outputs:
@@ -110,18 +137,9 @@ class ActionDistribution(struct.Struct):
                 got=outputs.shape[-1],
                 remedy="Make the last layer of the size ActionDistribution.num_outputs.",
             )
+        masks = self.check_mask(mask)
         if self._single:
-            return self.heads[0].build(outputs, params, mask)
-        masks = [None] * len(self.heads)
-        if mask is not None:
-            masks = tf.nest.flatten(mask)
-        if len(masks) != len(self.heads):
-            raise UserError(
-                "action mask",
-                expected=f"a nest like the action spec, of {len(self.heads)} leaves",
-                got=f"{len(masks)} leaves",
-                remedy="Give None for the leaves without a mask.",
-            )
+            return self.heads[0].build(outputs, params, masks[0])
         sizes = [h.num_outputs for h in self.heads]
         pieces = tf.split(outputs, sizes, axis=-1)
         parts = [
@@ -129,6 +147,21 @@ class ActionDistribution(struct.Struct):
             for h, o, m in zip(self.heads, pieces, masks, strict=True)
         ]
         return Joint(parts=tuple(parts), spec=self.action_spec)
+
+
+def masks_by_path(mask: Nest) -> dict[str, Any]:
+    """Returns `{path: mask}` of a nest of masks, without the leaves that are None."""
+    if isinstance(mask, Mapping):
+        parts = [(str(name), part) for name, part in mask.items()]
+    elif isinstance(mask, tuple | list):
+        parts = [(str(i), part) for i, part in enumerate(mask)]
+    else:
+        return {} if mask is None else {".": mask}
+    return {
+        name if path == "." else f"{name}/{path}": leaf
+        for name, part in parts
+        for path, leaf in masks_by_path(part).items()
+    }
 
 
 def make_distribution(

@@ -1,6 +1,7 @@
 """How a network's outputs become the distribution of one leaf of an action spec."""
 
 import abc
+import math
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,25 @@ class Head(abc.ABC):
     ) -> Distribution:
         """Makes the distribution of outputs `[..., num_outputs]`."""
 
+    @property
+    def mask_shape(self) -> tuple[int, ...] | None:
+        """The shape of one action's mask; None for an action that cannot be masked."""
+        return None
+
+    def check_mask(self, mask: Any) -> None:
+        """Raises a UserError unless a mask, or the spec of one action's mask, fits this leaf."""
+        own = self.mask_shape
+        if own is None:
+            self._no_mask(mask)
+        elif tuple(mask.shape)[-len(own) :] != own:
+            raise UserError(
+                f"action mask {self.path}",
+                expected=f"shape {list(own)} for {self.spec!r}",
+                got=f"shape {list(mask.shape)}",
+                remedy="Give one truth value for each choice: [A] of a Discrete action, "
+                "[K, max(nvec)] of K MultiDiscrete ones, [K] of K bits.",
+            )
+
     def _no_mask(self, mask: Any) -> None:
         if mask is not None:
             raise UserError(
@@ -64,6 +84,11 @@ class CategoricalHead(Head):
     def num_outputs(self) -> int:
         """One logit per value."""
         return specs.num_actions(self.spec)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """One truth value per value."""
+        return (self.num_outputs,)
 
     def build(
         self, outputs: tf.Tensor, params: dict[str, Any], mask: tf.Tensor | None
@@ -84,8 +109,13 @@ class MultiCategoricalHead(Head):
     @property
     def num_outputs(self) -> int:
         """One row of max(nvec) logits per element."""
+        return math.prod(self.mask_shape)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """A row of max(nvec) truth values per element."""
         nvec, _ = self._nvec()
-        return int(nvec.size * nvec.max())
+        return (int(nvec.size), int(nvec.max()))
 
     def build(
         self, outputs: tf.Tensor, params: dict[str, Any], mask: tf.Tensor | None
@@ -106,6 +136,11 @@ class BernoulliHead(Head):
     def num_outputs(self) -> int:
         """One logit per bit."""
         return specs.flat_dim(self.spec)
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """One truth value per bit."""
+        return (self.num_outputs,)
 
     def build(
         self, outputs: tf.Tensor, params: dict[str, Any], mask: tf.Tensor | None

@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.agents.ppo import PPO
+from tfrl.agents import PPO, Impala, Reinforce
 from tfrl.episodes import MultiAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.specs import BoundedTensorSpec
 
 
-def agent():
-    return PPO(
+def agent(kind=PPO, **options):
+    return kind(
         obs_spec=tf.TensorSpec([2], tf.float32),
         action_spec=BoundedTensorSpec([], tf.int32, 0, 1),
         hidden=(4,),
+        **options,
     )
 
 
@@ -58,3 +59,22 @@ def test_agents_of_unknown_modules_are_an_error():
     learner.build()
     with pytest.raises(UserError, match="modules of the learner, \\['left'\\], got .*'right'"):
         learner.update_from_episodes([episode(4, 2)])
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: agent(Impala), "Impala: V-trace learns from the trajectories of rollouts"),
+        (lambda: agent(Reinforce), "Reinforce: REINFORCE learns from the rollouts in which"),
+        (lambda: agent(gae_horizon=4), "PPO: gae_horizon cuts rollouts, not episodes"),
+    ],
+)
+def test_agents_that_need_rollouts_say_so(made, why):
+    learner = Learner({"left": made(), "right": agent()})
+    learner.build()
+    with pytest.raises(UserError) as error:
+        learner.update_from_episodes([episode(4, 2)])
+    assert str(error.value).startswith(
+        "episodes for module 'left': expected an agent that learns from advantages of whole "
+        f"episodes, such as PPO, got {why}"
+    )

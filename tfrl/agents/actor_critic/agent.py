@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import networks, ops, struct
+from tfrl import distributions, networks, ops, struct
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
@@ -17,7 +17,7 @@ from tfrl.agents.actor_critic.networks import (
 )
 from tfrl.agents.actor_critic.numbers import Bound, check_count, check_number
 from tfrl.agents.core import PARAM_UPDATES, Agent, Update
-from tfrl.envs.action_masks import split_mask
+from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.ops.schedules import make_schedule
@@ -105,6 +105,7 @@ class ActorCritic(Agent):
         self._check_networks()
         check_used(type(self).__name__, self._unused())
         self.network = self._make_network()
+        self._check_mask()
         if self.sequence_length is not None and not self.learns_sequences:
             raise UserError(
                 f"{type(self).__name__}.sequence_length",
@@ -156,7 +157,9 @@ class ActorCritic(Agent):
         given = [n for n in ("policy", "value") if getattr(self, n) is not None]
         made = [n for n in ("torso", "memory") if getattr(self, n) is not None]
         made += ["shared_torso"] if self.shared_torso else []
-        if len(given) == 2 and made or given and self.shared_torso:
+        forgets = self.policy is not None and self.memory is not None
+        if len(given) == 2 and made or given and self.shared_torso or forgets:
+            made = ["memory"] if forgets else made
             raise UserError(
                 f"{owner}.{made[0]}",
                 expected=f"its default where {' and '.join(given)} is given",
@@ -173,6 +176,13 @@ class ActorCritic(Agent):
                 remedy="Let the network choose: "
                 "ObservationTorso(obs_spec=..., body=..., obs_key='state').",
             )
+
+    def _check_mask(self) -> None:
+        """Refuses a mask that does not fit the actions; a broadcast would hide it."""
+        mask = split_mask(self.obs_spec)[1]
+        distribution = getattr(self.policy_network, "distribution", None)
+        if mask is not None and isinstance(distribution, distributions.ActionDistribution):
+            distribution.check_mask(mask)
 
     def _unused(self) -> dict[str, tuple[Any, str]]:
         """What would have no effect: `{field: (value, what stands against it)}`."""
@@ -225,7 +235,9 @@ class ActorCritic(Agent):
         """Returns observations as the networks see them, action masks still among them."""
         if not self.normalize_obs:
             return obs
-        return statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+        # A mask of floats must stay what it is.
+        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
 
     # Acting.
 
@@ -325,12 +337,20 @@ class ActorCritic(Agent):
         return (Update(name=self.update_name, groups=self.network.groups, loss=self.loss),)
 
     @property
+    def why_not_episodes(self) -> str | None:
+        """Why whole episodes cannot take the place of rollouts; None where they can."""
+        return None if self.gae_horizon is None else "gae_horizon cuts rollouts, not episodes"
+
+    @property
     def update_name(self) -> str:
         """The name of the one update, by which its optimizer is known."""
         return type(self).__name__.lower()
 
     def num_rows(self, rollout_length: int, num_envs: int) -> int:
         """Returns how many rows `learner_batch` makes of a rollout: steps, or sequences."""
+        if self.gae_horizon is not None:
+            name = f"{type(self).__name__}.gae_horizon"
+            batch_lib.check_length(name, self.gae_horizon, rollout_length)
         if not self.learns_sequences:
             return rollout_length * num_envs
         name = f"{type(self).__name__}.sequence_length"

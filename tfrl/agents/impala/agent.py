@@ -27,6 +27,8 @@ class Impala(ActorCritic):
       clip_pg_rho: Largest importance weight of an advantage.
     """
 
+    epochs_and_minibatches = (1, 1)
+
     gae_lambda: float = 1.0
     normalize_advantage: bool = False
     clip_rho: float = 1.0
@@ -53,6 +55,11 @@ class Impala(ActorCritic):
     def learns_sequences(self) -> bool:
         """True: V-trace goes through time."""
         return True
+
+    @property
+    def why_not_episodes(self) -> str:
+        """V-trace takes rewards and values, not advantages."""
+        return "V-trace learns from the trajectories of rollouts"
 
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory

@@ -37,6 +37,11 @@ class Reinforce(A2C):
                 remedy="A2C bootstraps from the value function.",
             )
 
+    @property
+    def why_not_episodes(self) -> str:
+        """Only `learner_batch` knows which episodes have ended."""
+        return "REINFORCE learns from the rollouts in which episodes end"
+
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:

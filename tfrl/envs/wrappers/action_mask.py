@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import specs, struct
+from tfrl.distributions.factory import masks_by_path
 from tfrl.envs.core import Env, Wrapper
 from tfrl.envs.host import on_host
 from tfrl.envs.multi_agent import agent_ids
@@ -38,7 +39,7 @@ class ActionMask(Wrapper):
     def __post_init__(self) -> None:
         """Looks for the mask, and checks that its name is free."""
         require_bare(self, "Above it the last observation of an episode would have no mask.")
-        found = info_spec(self.env).get(MASK)
+        found = _masks(info_spec(self.env).get(MASK))
         if found is None:
             raise UserError(
                 "ActionMask",
@@ -53,6 +54,14 @@ class ActionMask(Wrapper):
                 got=f"{type(self.env.unwrapped).__name__}, whose info has the masks of several",
                 remedy="Make each agent's observation a Dict with the item 'action_mask', and "
                 "leave it out of info.",
+            )
+        if self.env.action_repeat > 1:
+            raise UserError(
+                "ActionRepeat",
+                expected="an environment without an action mask",
+                got=f"{type(self.env.unwrapped).__name__}, which gives info[{MASK!r}]",
+                remedy="A repeated action may be invalid at the next frame; leave one of the two "
+                "out.",
             )
         if isinstance(self.env.obs_spec, Mapping) and MASK in self.env.obs_spec:
             raise UserError(
@@ -89,7 +98,15 @@ class ActionMask(Wrapper):
         return self._shown(self.env.step(state, action))
 
     def _shown(self, state: EnvState) -> EnvState:
-        return state.replace(obs=self._with(state.obs, state.info[MASK]))
+        mask = _masks(state.info[MASK])
+        return state.replace(obs=self._with(state.obs, mask), info={**state.info, MASK: mask})
+
+
+def _masks(mask: Nest) -> Nest:
+    """A nest of masks; a dict of them by path where some leaves of the action have none."""
+    if mask is None or all(x is not None for x in tf.nest.flatten(mask)):
+        return mask
+    return masks_by_path(mask)
 
 
 def info_spec(env: Env) -> dict[str, Any]:

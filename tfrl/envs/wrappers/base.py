@@ -73,8 +73,8 @@ def require_number(thing: str, value: Any, *, above: float = -np.inf) -> None:
 
 
 def require_count(thing: str, value: Any) -> None:
-    """Raises a UserError unless `value` is a Python int of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """Raises a UserError unless `value` is an int, Python's or NumPy's, of at least 1."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise UserError(
             thing,
             expected="an int of at least 1",

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.envs.core import Autoreset, Wrapper, carrying, where_rows
 from tfrl.envs.host import on_host, reset_rows
 from tfrl.errors import UserError
@@ -174,6 +175,9 @@ def _restart(
     ended = _ended(new)
     inner, obs = where_rows(ended, (fresh.env_state, fresh.obs), (new.env_state, new.obs))
     told = _with_info(new, totals, final_obs=new.obs, autoreset=_false(env.num_envs))
+    mask = split_mask(obs)[1]
+    if MASK in told.info and mask is not None:  # it says what may be done at `obs`
+        told = told.replace(info={**told.info, MASK: mask})
     carried = EpisodeState(
         inner=inner,
         episode_return=_zero_where(ended, totals.episode_return),

@@ -83,6 +83,15 @@ class GeneralAdvantageEstimation(Connector):
         """Raises a UserError that names all that modules lack for this piece."""
         lacks = []
         for module_id, module in modules.items():
+            why = getattr(module, "why_not_episodes", None)
+            if why is not None:
+                raise UserError(
+                    f"episodes for module {module_id!r}",
+                    expected="an agent that learns from advantages of whole episodes, such as PPO",
+                    got=f"{type(module).__name__}: {why}",
+                    remedy="Train it by OnPolicyWorkflow, or give update_from_batch what its "
+                    "learner_batch makes.",
+                )
             if not callable(getattr(module, "compute_values", None)):
                 lacks.append(f"{module_id!r} has no compute_values(state, obs) -> [N]")
             for ours, theirs in ((self.discount, "discount"), (self.lambda_, "gae_lambda")):
