@@ -1,6 +1,7 @@
-"""The snippets, commands and tables of docs/algorithms/ and docs/custom_*.md."""
+"""Snippets, commands and tables of docs/algorithms/ and docs/custom_*.md; names in all pages."""
 
 import json
+import pkgutil
 import re
 import shlex
 import sys
@@ -18,6 +19,7 @@ ENVIRONMENT, NETWORK = (
     (DOCS / f"custom_{name}.md").read_text() for name in ("environment", "network")
 )
 EVERY = {"README": INDEX, **PAGES, "environment": ENVIRONMENT, "network": NETWORK}
+WRITTEN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 # What is appended to the sessions of pages prints one line of JSON.
 ASSEMBLED = """
@@ -26,7 +28,7 @@ from tfrl.launch import settings
 
 def built(file):
     workflow = settings.assemble([file]).workflow
-    return [repr(workflow.env), repr(workflow.agent)]
+    return [repr(part) for part in (workflow.env, workflow.agent, workflow.eval_env)]
 """
 # The checks of a page are long: a few steps of each say the same.
 FEWER_STEPS = """
@@ -109,10 +111,15 @@ print(json.dumps({"said": said, "forage": built("my_forage.gin")}))
 NETWORKS = """
 print(json.dumps({name: built(f"my_{name}.gin") for name in ("networks", "memory")}))
 """
+REWARDS = """
+print(json.dumps(built("my_rewards.gin")))
+"""
 # A page may use its own imports only.
-OTHER_SESSION = """
+OTHER_SESSIONS = """
 import sys
-exec(sys.argv[1], {"__name__": "network"})
+for other in sys.argv[1:3]:
+    exec(other, {"__name__": "page"})
+    print("end of a page")
 """
 # Trains the agents of the algorithms' pages for a moment, and tells the columns of metrics.csv.
 COLUMNS = """
@@ -135,7 +142,7 @@ def columns(agent, env, root_dir):
         return next(csv.reader(file))
 
 found = {}
-for page, code in json.loads(sys.argv[2]).items():
+for page, code in json.loads(sys.argv[3]).items():
     names = {"__name__": page}
     exec(code, names)
     several = page == "ippo_mappo"
@@ -161,17 +168,22 @@ def ran(tmp_path_factory):
     """What the sessions of all pages printed: one process for environments, one for the others."""
     environment, others = (tmp_path_factory.mktemp(name) for name in ("environment", "others"))
     write_files(blocks(ENVIRONMENT), environment)
-    write_files(blocks(NETWORK), others)
+    write_files([*blocks(NETWORK), *blocks(INDEX)], others)
     lines = [FEWER_STEPS, *session(blocks(ENVIRONMENT)), ASSEMBLED, MISTAKES]
     network = "\n".join([*session(blocks(NETWORK)), ASSEMBLED, NETWORKS])
+    index = "\n".join([*session(blocks(INDEX)), ASSEMBLED, REWARDS])
     sessions = {page: "\n".join(session(blocks(text))) for page, text in PAGES.items()}
     with futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(python, "\n".join(lines), environment)
-        arguments = (network, json.dumps(sessions))
-        second = pool.submit(python, "\n".join([OTHER_SESSION, COLUMNS]), others, *arguments)
+        arguments = (network, index, json.dumps(sessions))
+        second = pool.submit(python, "\n".join([OTHER_SESSIONS, COLUMNS]), others, *arguments)
     *printed, columns = second.result()
+    end = printed.index("end of a page")
     return types.SimpleNamespace(
-        environment=first.result(), network=printed, columns=json.loads(columns)
+        environment=first.result(),
+        network=printed[:end],
+        README=printed[end + 1 : -1],
+        columns=json.loads(columns),
     )
 
 
@@ -180,11 +192,11 @@ def test_every_block_is_run_or_is_text():
     assert kinds == {"python", "gin", "bash", "text"}
 
 
-@pytest.mark.parametrize("name", ["environment", "network"])
-def test_a_session_prints_what_its_comments_say(ran, name):
+@pytest.mark.parametrize(("name", "least"), [("environment", 6), ("network", 6), ("README", 2)])
+def test_a_session_prints_what_its_comments_say(ran, name, least):
     code = "\n".join(session(blocks(EVERY[name])))
     comments = re.findall(r"^ *print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
-    assert code.count("print(") == len(comments) > 5
+    assert code.count("print(") == len(comments) >= least
     *printed, _ = getattr(ran, name)
     for line, comment in zip(printed, comments, strict=True):
         start, dots, _ = comment.partition(" ...")
@@ -201,14 +213,19 @@ def test_the_table_has_the_messages_of_check_env(ran):
 
 
 def test_the_gin_files_of_the_pages_build_what_they_say(ran):
-    env, agent = json.loads(ran.environment[-1])["forage"]
+    env, agent, _ = json.loads(ran.environment[-1])["forage"]
     assert "ShowTime" in env and "size=8" in env and agent.startswith("PPO(")
     found = json.loads(ran.network[-1])
-    _, agent = found["networks"]
+    _, agent, _ = found["networks"]
     assert "Residual(size=32" in agent and "hidden=(128, 128)" in agent
     assert "squash=True, state_dependent_std=True" in agent
-    _, agent = found["memory"]
+    _, agent, _ = found["memory"]
     assert "memory='gru'" in agent and "activation='relu'" in agent
+    env, agent, eval_env = json.loads(ran.README[-1])
+    assert env.startswith("RewardClip(") and "low=-10.0, high=10.0" in env
+    for part in ("RewardNormalize(", "discount=0.98"):
+        assert part in env and part not in eval_env
+    assert "discount=0.98" in agent
 
 
 def names_of(page, heading):
@@ -257,6 +274,34 @@ def test_there_are_the_files_that_commands_and_pages_name():
         (file,) = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
         shipped = ROOT / "gin_configs" / file
         assert shipped.is_file() or f"# {file}\n" in EVERY[name], file
+
+
+def inline(path):
+    """The inline code of a page."""
+    text = re.sub(r"```\w*\n.*?```", "", path.read_text(), flags=re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def dotted(path):
+    """The names of tfrl in the inline code of a page, such as tfrl.learners.Learner."""
+    return sorted({name for code in inline(path) for name in re.findall(r"tfrl(?:\.\w+)+", code)})
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_the_names_and_files_of_a_page_exist(path):
+    for name in dotted(path):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError) as error:
+            pytest.fail(f"{name}: {error}")
+    folders = r"\b((?:tfrl|tests|benchmarks|bin|gin_configs)/[\w./]*\w)"
+    for file in {file for code in inline(path) for file in re.findall(folders, code)}:
+        assert (ROOT / file).exists(), file
+
+
+def test_names_are_found_in_inline_code():
+    assert "tfrl.envs.action_masks.split_mask" in dotted(DOCS / "custom_network.md")
+    assert "tfrl.learners.Learner" in dotted(DOCS / "learner.md")
 
 
 def test_the_links_between_pages_lead_somewhere():

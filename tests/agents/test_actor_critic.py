@@ -84,7 +84,7 @@ class SharedTorsoTest(parameterized.TestCase):
 
     @parameterized.parameters(False, True)
     def test_a_torso_is_that_of_both(self, shared):
-        agent = made(torso=TORSO, shared_torso=shared)
+        agent = made(torso=TORSO, shared_torso=shared, hidden=None)
         params = agent.init(KEY).params
         groups = [params["trunk"]] if shared else [params[g]["torso"] for g in ("policy", "value")]
         for torso in groups:
@@ -92,13 +92,13 @@ class SharedTorsoTest(parameterized.TestCase):
         self.assertEqual(params["value"]["head"]["kernel"].shape, [5, 1])
 
     def test_memory_goes_behind_the_torso_that_is_shared(self):
-        agent = made(torso=TORSO, shared_torso=True, memory="gru", memory_size=7)
+        agent = made(torso=TORSO, shared_torso=True, memory="gru", memory_size=7, hidden=None)
         self.assertEqual(set(agent.initial_carry(2)), {"trunk"})
         self.assertEqual(agent.init(KEY).params["policy"]["head"]["kernel"].shape, [7, 4])
 
     def test_images(self):
         spec = specs.BoundedTensorSpec([36, 36, 1], tf.uint8, 0, 255)
-        agent = made(obs_spec=spec, shared_torso=True)
+        agent = made(obs_spec=spec, shared_torso=True, hidden=None)
         self.assertIsInstance(agent.network.trunk.body, networks.NatureCNN)
 
 

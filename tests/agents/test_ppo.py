@@ -278,7 +278,7 @@ class AgentTest(parameterized.TestCase):
     def test_one_item_of_a_dict_observation(self):
         spec = {"image": tf.TensorSpec([84, 84, 4], tf.uint8), "speed": tf.TensorSpec([3])}
         make = lambda **kwargs: PPO(  # noqa: E731
-            obs_spec=spec, action_spec=specs.DiscreteSpec(2), hidden=(8,), **kwargs
+            obs_spec=spec, action_spec=specs.DiscreteSpec(2), **kwargs
         )
         with pytest.raises(UserError, match="Choose one with obs_key='image'"):
             make()

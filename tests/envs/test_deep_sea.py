@@ -48,9 +48,9 @@ def rights(env, state):
     return env.action_mapping[tuple(cells)]
 
 
-@pytest.mark.parametrize(("size", "randomize"), [(2, True), (7, True), (3, False)])
-def test_random_play_agrees_with_the_rules(size, randomize):
-    env = tfrl.make_env("tf:DeepSea", 4, size=size, randomize_actions=randomize)
+@pytest.mark.parametrize(("size", "seed"), [(2, 42), (np.int64(7), np.int64(3)), (3, None)])
+def test_random_play_agrees_with_the_rules(size, seed):
+    env = tfrl.make_env("tf:DeepSea", 4, size=size, mapping_seed=seed)
     mapping = env.unwrapped.action_mapping
     step, state = tf.function(env.step), env.reset(seeding.key(0))
     plain = [PlainDeepSea(mapping) for _ in range(4)]
@@ -162,7 +162,7 @@ def test_the_mapping_is_numpys_draw_from_its_seed():
     np.testing.assert_array_equal(mapping, np.random.RandomState(7).binomial(1, 0.5, [6, 6]))
     assert (mapping != DeepSea(size=6, mapping_seed=8).action_mapping).any()
     assert set(mapping.ravel()) == {0, 1}
-    ones = DeepSea(size=6, randomize_actions=False).action_mapping
+    ones = DeepSea(size=6, mapping_seed=None).action_mapping
     np.testing.assert_array_equal(ones, np.ones([6, 6]))
 
 
@@ -188,7 +188,7 @@ def test_eager_graph_and_xla_agree():
 
 
 def test_the_picture():
-    env = tfrl.make_env("tf:DeepSea", 2, "DISABLED", size=4, randomize_actions=False)
+    env = tfrl.make_env("tf:DeepSea", 2, "DISABLED", size=4, mapping_seed=None)
     state = env.step(env.reset(seeding.key(0)), tf.constant([0, 1]))
     picture = env.render(state, 1)
     assert (picture.shape, picture.dtype) == ((128, 128, 3), np.uint8)
@@ -214,9 +214,9 @@ def test_the_picture():
             "takes 0.01.",
         ),
         (
-            {"mapping_seed": None},
-            "DeepSea.mapping_seed: expected an int from 0 to 2^32 - 1, got None. Give a number "
-            "such as 0.",
+            {"mapping_seed": True},
+            "DeepSea.mapping_seed: expected an int from 0 to 2^32 - 1, or None for action 1 to go "
+            "right in every cell, got True. Give a number such as 0.",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def test_moves_go_astray_with_their_odds(success_prob):
 
 
 def test_the_shortest_way_is_found_in_its_length():
-    env = FourRooms(num_envs=64, success_prob=1.0, random_goal=True)
+    env = FourRooms(num_envs=64, success_prob=1.0, goal=None)
     step, state = tf.function(env.step), env.reset(seeding.key(0))
     goals = CELLS[state.env_state["goal"]]
     starts = CELLS[state.env_state["cell"]]
@@ -138,17 +138,19 @@ def test_starts():
     counts = np.bincount(cell, minlength=NUM_CELLS)
     assert (counts > 0).sum() == 103
     assert np.abs(counts[counts > 0] - expected).max() < 4.5 * np.sqrt(expected)
-    cell, goal = drawn(random_start=False, goal=(7, 9))
-    assert set(cell) == {number((4, 1))} and set(goal) == {number((7, 9))}
-    cell, goal = drawn(random_start=False, random_goal=True)
-    assert set(cell) == {number((4, 1))} and len(set(goal) - set(cell)) == 103
-    cell, goal = drawn(random_goal=True)
+    cell, goal = drawn(goal=(7, 9))
+    assert len(set(cell)) == 103 and set(goal) == {number((7, 9))} and number((7, 9)) not in cell
+    cell, goal = drawn(start=(1, 1))
+    assert set(cell) == {number((1, 1))} and set(goal) == {number((8, 9))}
+    cell, goal = drawn(start=(np.int64(1), np.int32(1)), goal=None)
+    assert set(cell) == {number((1, 1))} and len(set(goal) - set(cell)) == 103
+    cell, goal = drawn(goal=None)
     assert len(set(cell)) == len(set(goal)) == 104 and (cell != goal).all()
     assert abs(np.corrcoef(cell, goal)[0, 1]) < 4 / np.sqrt(8000)
 
 
 def test_the_image_shows_walls_agent_and_goal():
-    env = FourRooms(num_envs=3, image=True, random_goal=True)
+    env = FourRooms(num_envs=3, image=True, goal=None)
     state = env.reset(seeding.key(0))
     assert env.obs_spec == specs.BoundedTensorSpec([13, 13, 3], tf.float32, 0.0, 1.0)
     for i, image in enumerate(state.obs.numpy()):
@@ -167,20 +169,20 @@ def test_specs_and_limit():
 
 @pytest.mark.parametrize(
     ("mode", "kwargs"),
-    [("NEXT_STEP", {"success_prob": 1.0}), ("DISABLED", {"image": True, "random_goal": True})],
+    [("NEXT_STEP", {"success_prob": 1.0}), ("DISABLED", {"image": True, "goal": None})],
 )
 def test_it_follows_the_protocol(mode, kwargs):
     check_env(tfrl.make_env("tf:FourRooms", 3, mode, max_episode_steps=7, **kwargs), steps=20)
 
 
 def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:FourRooms", 4, max_episode_steps=5, random_goal=True)
+    env = tfrl.make_env("tf:FourRooms", 4, max_episode_steps=5, goal=None)
     actions = seeding.randint(seeding.key(1), [8, 4], 0, 4)
     check_ways_agree(env, actions)
 
 
 def test_the_picture():
-    env = tfrl.make_env("tf:FourRooms", 2, random_start=False)
+    env = tfrl.make_env("tf:FourRooms", 2, start=(4, 1))
     picture = env.render(env.reset(seeding.key(0)), 1)
     assert (picture.shape, picture.dtype) == ((13 * 32, 13 * 32, 3), np.uint8)
     np.testing.assert_array_equal(picture[4 * 32 + 16, 32 + 16], grid_picture.AGENT)
@@ -200,15 +202,16 @@ def test_the_picture():
         (
             {"goal": (0, 3)},
             "FourRooms.goal: expected (row, column) of an open cell, counted from the top left, "
-            "got (0, 3), a wall. The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
+            "or None to draw it, got (0, 3), a wall. The hallways are (3, 6), (6, 2), (7, 9) and "
+            "(10, 6).",
         ),
         (
             {"start": (4, 13)},
             "FourRooms.start: expected (row, column) of an open cell, counted from the top left, "
-            "got (4, 13). The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
+            "or None to draw it, got (4, 13). The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
         ),
         (
-            {"start": (8, 9), "random_start": False},
+            {"start": (8, 9)},
             "FourRooms.start: expected another cell than the goal, got (8, 9), the goal. Move one "
             "of them.",
         ),

@@ -155,8 +155,18 @@ def test_action_repeat_adds_rewards_and_stops_at_an_end():
     np.testing.assert_array_equal(state.info["episode_length"], [1, 1])
 
 
-def test_action_repeat_is_as_many_single_steps():
-    env, repeated = CartPole(num_envs=4), ActionRepeat(env=CartPole(num_envs=4), repeat=3)
+@pytest.mark.parametrize("repeat", [2.0, np.float64(2), True, np.True_, 0, np.int64(0)])
+def test_a_count_is_an_int_of_at_least_1(repeat):
+    with pytest.raises(UserError) as error:
+        ActionRepeat(env=CartPole(), repeat=repeat)
+    assert str(error.value) == (
+        f"ActionRepeat.repeat: expected an int of at least 1, got {repeat!r}. Give such a number."
+    )
+
+
+@pytest.mark.parametrize("repeat", [3, np.int64(3), np.uint8(3)])
+def test_action_repeat_is_as_many_single_steps(repeat):
+    env, repeated = CartPole(num_envs=4), ActionRepeat(env=CartPole(num_envs=4), repeat=repeat)
     action = tf.constant([0, 1, 0, 1], tf.int64)
     state = env.reset(seeding.key(0))
     for _ in range(3):

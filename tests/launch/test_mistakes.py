@@ -109,7 +109,7 @@ BINDINGS = {
     ),
     "wrong type in a tuple": (
         "PPO.hidden=(64, 'a')",
-        "Gin binding PPO.hidden: expected tuple[int, ...], got (64, 'a') (tuple).",
+        "Gin binding PPO.hidden: expected tuple[int, ...] or None, got (64, 'a') (tuple).",
     ),
     "unknown environment": (
         "env_id='tf:CartPol-v1'",

@@ -9,6 +9,7 @@ from tfrl import distributions, networks, ops, struct
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
+    check_hidden,
     check_network,
     check_used,
     default_policy,
@@ -51,7 +52,7 @@ class ActorCritic(Agent):
       value: The value network; None for the same.
       torso: The torso of both networks; None for a tanh MLP of `hidden` units (a CNN for images).
       shared_torso: Whether policy and value share the parameters of the torso.
-      hidden: Units of the default torso's layers.
+      hidden: Units of the default torso's layers where it is an MLP; None for 64, 64.
       memory: A recurrent cell behind the torso, "lstm" or "gru"; None for no memory.
       memory_size: Its size.
       sequence_length: Steps through which gradients flow back; None for the whole rollout.
@@ -78,7 +79,7 @@ class ActorCritic(Agent):
     value: networks.ValueNetwork | None = None
     torso: networks.Torso | None = None
     shared_torso: bool = False
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] | None = None
     memory: str | None = None
     memory_size: int = 128
     sequence_length: int | None = None
@@ -104,6 +105,7 @@ class ActorCritic(Agent):
         make_schedule(self.entropy_coef)
         self._check_networks()
         check_used(type(self).__name__, self._unused())
+        self._check_hidden()
         self.network = self._make_network()
         self._check_mask()
         if self.sequence_length is not None and not self.learns_sequences:
@@ -194,11 +196,21 @@ class ActorCritic(Agent):
             found["squash"] = (self.squash, "a policy is")
         return found
 
+    def _check_hidden(self) -> None:
+        """Refuses sizes that no default torso would have."""
+        both = self.policy is not None and self.value is not None
+        given = "policy and value are" if both else "a torso is" if self.torso is not None else None
+        keys = [self.obs_key] if self.policy is None else []
+        if self.value is None:
+            keys.append(self.obs_key if self.value_obs_key is None else self.value_obs_key)
+        seen, _ = split_mask(self.obs_spec)
+        check_hidden(type(self).__name__, self.hidden, given, seen, keys)
+
     def _make_network(self) -> networks.ActorCriticNetwork:
         seen, _ = split_mask(self.obs_spec)
 
         def torso(key: str | None) -> networks.Torso:
-            body = self.torso or default_torso(seen, tuple(self.hidden), key)
+            body = self.torso or default_torso(seen, self.hidden, key)
             return with_memory(body, self.memory, self.memory_size)
 
         value_key = self.obs_key if self.value_obs_key is None else self.value_obs_key

@@ -48,16 +48,15 @@ class DeepSea(Env):
       size: Rows and columns of the square.
       deterministic: Whether every move succeeds and rewards have no noise.
       unscaled_move_cost: What all moves to the right of an episode cost together.
-      randomize_actions: False makes 0 left and 1 right in every cell.
-      mapping_seed: Draws which action is "right" in which cell, as bsuite does from this seed.
+      mapping_seed: Draws which action is "right" in which cell, as bsuite does from this seed; None
+        makes it 1 in every cell, bsuite's `randomize_actions=False`.
     """
 
     num_envs: int = 1
     size: int = 10
     deterministic: bool = True
     unscaled_move_cost: float = 0.01
-    randomize_actions: bool = True
-    mapping_seed: int = 42
+    mapping_seed: int | None = 42
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
@@ -76,14 +75,7 @@ class DeepSea(Env):
                 got=repr(self.unscaled_move_cost),
                 remedy="bsuite takes 0.01.",
             )
-        seed = self.mapping_seed
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-            raise UserError(
-                "DeepSea.mapping_seed",
-                expected="an int from 0 to 2^32 - 1",
-                got=repr(seed),
-                remedy="Give a number such as 0.",
-            )
+        _check_seed(self.mapping_seed)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
@@ -98,7 +90,7 @@ class DeepSea(Env):
     @property
     def action_mapping(self) -> np.ndarray:
         """The action that goes right in each cell, int32 [size, size]."""
-        if not self.randomize_actions:
+        if self.mapping_seed is None:
             return np.ones([self.size, self.size], np.int32)
         return _drawn_mapping(self.size, self.mapping_seed)
 
@@ -162,6 +154,18 @@ class DeepSea(Env):
         if row < self.size:
             colors[row, column] = grid_picture.AGENT
         return grid_picture.draw(colors)
+
+
+def _check_seed(seed: Any) -> None:
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if seed is None or whole and 0 <= seed < 2**32:
+        return
+    raise UserError(
+        "DeepSea.mapping_seed",
+        expected="an int from 0 to 2^32 - 1, or None for action 1 to go right in every cell",
+        got=repr(seed),
+        remedy="Give a number such as 0.",
+    )
 
 
 @functools.cache

@@ -75,19 +75,15 @@ class FourRooms(Env):
     Attributes:
       num_envs: B.
       success_prob: Of going the way that was chosen.
-      random_start: Draw the start at each reset, any open cell but the goal.
-      random_goal: Draw the goal at each reset, any open cell but the start.
-      start: (row, column), where the start is not random.
-      goal: (row, column), where the goal is not random.
+      start: (row, column); None draws it at each reset, any open cell but the goal.
+      goal: (row, column); None draws it at each reset, any open cell but the start.
       image: Observe an image instead of positions.
     """
 
     num_envs: int = 1
     success_prob: float = 2.0 / 3.0
-    random_start: bool = True
-    random_goal: bool = False
-    start: tuple[int, int] = (4, 1)
-    goal: tuple[int, int] = (8, 9)
+    start: tuple[int, int] | None = None
+    goal: tuple[int, int] | None = (8, 9)
     image: bool = False
 
     def __post_init__(self) -> None:
@@ -99,12 +95,13 @@ class FourRooms(Env):
                 got=repr(self.success_prob),
                 remedy="The paper has 2/3; 1 makes every move certain.",
             )
-        start, goal = _number("start", self.start), _number("goal", self.goal)
-        if start == goal and not (self.random_start or self.random_goal):
+        given = {n: p for n, p in (("start", self.start), ("goal", self.goal)) if p is not None}
+        numbers = [_number(name, place) for name, place in given.items()]
+        if len(numbers) == 2 and numbers[0] == numbers[1]:
             raise UserError(
                 "FourRooms.start",
                 expected="another cell than the goal",
-                got=f"{tuple(self.start)}, the goal",
+                got=f"{self.start}, the goal",
                 remedy="Move one of them.",
             )
 
@@ -131,15 +128,20 @@ class FourRooms(Env):
 
     def _places(self, start_key: tf.Tensor, goal_key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Cells of the start and of the goal, int32 [B] each; never the same."""
-        cell = tf.fill([self.num_envs], _number("start", self.start))
-        goal = tf.fill([self.num_envs], _number("goal", self.goal))
-        if self.random_goal and self.random_start:
+        if self.start is not None:
+            cell = self._everywhere("start", self.start)
+            if self.goal is None:
+                return cell, _other_cell(goal_key, cell)
+            return cell, self._everywhere("goal", self.goal)
+        if self.goal is None:
             goal = seeding.randint(goal_key, [self.num_envs], 0, NUM_CELLS)
-        elif self.random_goal:
-            goal = _other_cell(goal_key, cell)
-        if self.random_start:
-            cell = _other_cell(start_key, goal)
-        return cell, goal
+        else:
+            goal = self._everywhere("goal", self.goal)
+        return _other_cell(start_key, goal), goal
+
+    def _everywhere(self, name: str, place: tuple[int, int]) -> tf.Tensor:
+        """The cell `place` in every environment, int32 [B]."""
+        return tf.fill([self.num_envs], _number(name, place))
 
     def step(self, state: EnvState, action: tf.Tensor) -> EnvState:
         """Walks one cell; `action` is an integer [B]."""
@@ -189,11 +191,11 @@ class FourRooms(Env):
 def _number(name: str, place: Any) -> int:
     """The number of the open cell (row, column)."""
     whole = isinstance(place, tuple | list) and len(place) == 2
-    whole = whole and all(isinstance(i, int) and 0 <= i < SIZE for i in place)
+    whole = whole and all(isinstance(i, int | np.integer) and 0 <= i < SIZE for i in place)
     if not whole or WALLS[tuple(place)]:
         raise UserError(
             f"FourRooms.{name}",
-            expected="(row, column) of an open cell, counted from the top left",
+            expected="(row, column) of an open cell, counted from the top left, or None to draw it",
             got=f"{place!r}, a wall" if whole else repr(place),
             remedy="The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
         )
