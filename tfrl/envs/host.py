@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from tfrl import struct
-from tfrl.envs.core import Env
+from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import EnvState
 
@@ -62,4 +62,15 @@ def check_place(thing: str, replicas: int | None = None) -> None:
             expected="one replica: its environments are Python objects of one process",
             got=f"a strategy with {replicas} replicas",
             remedy="Train with --strategy=one_device.",
+        )
+
+
+def refuse_cached(thing: str, autoreset: Autoreset) -> None:
+    """Raises a UserError for the mode that would restore a start state."""
+    if autoreset is Autoreset.SAME_STEP_CACHED:
+        raise UserError(
+            f"autoreset of {thing}",
+            expected="NEXT_STEP, SAME_STEP or DISABLED",
+            got="SAME_STEP_CACHED, which restores a stored start state",
+            remedy="Choose another mode: the state of a host environment cannot be restored.",
         )

@@ -6,6 +6,7 @@ from typing import Any
 from tfrl import extras
 from tfrl.envs.adapters.envpool_backend import EnvPoolBackend
 from tfrl.envs.core import Autoreset
+from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.host_wrappers import split_wrappers
 from tfrl.errors import UserError, did_you_mean, nearest
@@ -59,13 +60,7 @@ def make_envpool(
     extras.require("envpool", "envpool")
     import envpool
 
-    if autoreset is Autoreset.SAME_STEP_CACHED:
-        raise UserError(
-            f"autoreset of {name}",
-            expected="NEXT_STEP, SAME_STEP or DISABLED",
-            got="SAME_STEP_CACHED, which restores a stored start state",
-            remedy="Choose another mode: the state of a host environment cannot be restored.",
-        )
+    refuse_cached(name, autoreset)
     rewards, others = split_wrappers(outer_wrappers)
     if wrappers or others:
         raise UserError(

@@ -9,6 +9,7 @@ from tfrl.envs.adapters.gymnasium_atari import ENTRY_POINT, AtariOptions
 from tfrl.envs.adapters.gymnasium_backend import GymnasiumBackend
 from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, Source
 from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.host_wrappers import split_wrappers
 from tfrl.errors import UserError, did_you_mean
@@ -91,13 +92,7 @@ def _general(options: AtariOptions | None) -> list[str]:
 def _check_options(
     name: str, autoreset: Autoreset, vectorization: str, info_fields: Any, timeout: float
 ) -> None:
-    if autoreset is Autoreset.SAME_STEP_CACHED:
-        raise UserError(
-            f"autoreset of {name}",
-            expected="NEXT_STEP, SAME_STEP or DISABLED",
-            got="SAME_STEP_CACHED, which restores a stored start state",
-            remedy="Choose another mode: the state of a host environment cannot be restored.",
-        )
+    refuse_cached(name, autoreset)
     if vectorization not in VECTORIZATIONS:
         raise UserError(
             f"vectorization of {name}",

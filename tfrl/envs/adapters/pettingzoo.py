@@ -169,13 +169,7 @@ def make_pettingzoo(
             got=f"{task} without one",
             remedy="Give the path of the environment's module, such as mpe2.simple_spread_v3.",
         )
-    if autoreset is Autoreset.SAME_STEP_CACHED:
-        raise UserError(
-            f"autoreset of {name}",
-            expected="NEXT_STEP, SAME_STEP or DISABLED",
-            got="SAME_STEP_CACHED, which restores a stored start state",
-            remedy="Choose another mode: the state of a host environment cannot be restored.",
-        )
+    host.refuse_cached(name, autoreset)
     copies = ParallelCopies(name, make, kwargs, num_envs)
     return finish(
         PettingZoo(copies=copies),
