@@ -156,6 +156,15 @@ class ActorCritic(Agent):
                 got=type(self.torso).__name__,
                 remedy=f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
             )
+        for name in ("obs_key", "value_obs_key"):
+            key = getattr(self, name)
+            if key is not None and not isinstance(key, str):
+                raise UserError(
+                    f"{owner}.{name}",
+                    expected="the name of one item of the observation, or None for all of it",
+                    got=repr(key),
+                    remedy="Give for example 'image', or 'camera/image' for an item in an item.",
+                )
         given = [n for n in ("policy", "value") if getattr(self, n) is not None]
         made = [n for n in ("torso", "memory") if getattr(self, n) is not None]
         made += ["shared_torso"] if self.shared_torso else []
@@ -194,6 +203,10 @@ class ActorCritic(Agent):
             found["obs_key"] = (self.obs_key, "policy and value are" if both else "a torso is")
         if self.squash and self.policy is not None:
             found["squash"] = (self.squash, "a policy is")
+        elif self.squash and not any(
+            s.dtype.is_floating for s in tf.nest.flatten(self.action_spec)
+        ):
+            found["squash"] = (self.squash, "discrete actions only are")
         return found
 
     def _check_hidden(self) -> None:

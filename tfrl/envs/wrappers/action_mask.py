@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import specs, struct
-from tfrl.distributions.factory import masks_by_path
+from tfrl.distributions.factory import make_distribution, masks_by_path
 from tfrl.envs.core import Env, Wrapper
 from tfrl.envs.host import on_host
 from tfrl.envs.multi_agent import agent_ids
@@ -78,6 +78,8 @@ class ActionMask(Wrapper):
             ),
             found,
         )
+
+        make_distribution(self.env.action_spec).check_mask(self.mask_spec)
 
     @property
     def obs_spec(self) -> Nest:
