@@ -42,6 +42,7 @@ _SUBMODULES = (
     "specs",
     "storage",
     "struct",
+    "tasks",
     "types",
     "workflows",
 )

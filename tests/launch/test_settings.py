@@ -11,7 +11,7 @@ from tfrl.distributions import SquashedGaussian
 from tfrl.envs import wrappers
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
-from tfrl.launch import gin_files, gin_registry, settings
+from tfrl.launch import gin_files, gin_registry, settings, train
 from tfrl.ops import schedules
 from tfrl.workflows import OnPolicyWorkflow
 
@@ -38,6 +38,7 @@ def test_shipped_files_build_and_their_operative_configuration_builds_the_same(n
         assert again.workflow.env == made.workflow.env
     assert again.workflow.describe() == made.workflow.describe()
     assert again.replace(workflow=made.workflow) == made
+    train.check_environments(made.workflow, seed=0)
     for workflow in (made.workflow, again.workflow):
         workflow.close()
 

@@ -1,5 +1,6 @@
-"""`check_env`: finds what is wrong with a device environment, and says what to do about it."""
+"""`check_env`: finds what is wrong with an environment, and says what to do about it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 from tfrl import seeding, specs, struct
 from tfrl.envs.contract import Contract
 from tfrl.envs.core import Env, Wrapper, carrying
+from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent_contract import (
     MultiAgentContract,
     check_agent_specs,
@@ -21,17 +23,24 @@ INFO = {"autoreset": tf.bool, "episode_length": tf.int32}
 MAX_STARTS = 32  # among two starts alone, a correct task fails once in 2^32
 
 
-def check_env(env: Env, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
-    """Checks a device environment against the protocol, by running it with random actions.
+def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
+    """Checks an environment against its protocol, by running it with random actions.
 
-    Specs; structure, shapes and dtypes of what reset and step return, which must be the same; end
-    flags; bounds and finiteness of observations and rewards; that a key determines everything and
-    another key something else; that `step` reads `env_state` only; that it compiles; and for an
-    environment with an autoreset mode the whole contract of that mode over `steps` steps. Where
-    there are several agents (`MultiAgentEnv`): their dicts, and who takes part and ends when.
+    Of a device environment: specs; structure, shapes and dtypes of what reset and step return,
+    which must be the same; end flags; bounds and finiteness of observations and rewards; that a key
+    determines everything and another key something else; that `step` reads `env_state` only; that
+    it compiles; and for an environment with an autoreset mode the whole contract of that mode over
+    `steps` steps. Where there are several agents (`MultiAgentEnv`): their dicts, and who takes part
+    and ends when.
+
+    Of one on the host, a `HostEnv`, a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`: spaces,
+    signatures, types, dtypes, bounds, finiteness; that a seed determines the episodes and another
+    one gives others; masks of actions; that observations are not overwritten; and that the declared
+    autoreset mode is what happens. It is left open. Infinite bounds of actions, and other things
+    that are allowed but seldom meant, are logged as warnings.
 
     Args:
-      env: A bare environment, or one with an autoreset mode.
+      env: A bare device environment, one with an autoreset mode, or one on the host.
       steps: How many steps to take.
       seed: Of the keys and the random actions.
       stochastic: False for a task whose episodes do not depend on the key.
@@ -39,12 +48,17 @@ def check_env(env: Env, steps: int = 200, seed: int = 0, stochastic: bool = True
     Raises:
       UserError: For the first thing that is wrong.
     """
+    check_on_host = _check_on_host(env)
+    if check_on_host is not None:
+        check_on_host(env, steps, seed, stochastic)
+        return
     if not isinstance(env, Env):
         raise UserError(
             "check_env",
             expected="a device environment (tfrl.envs.Env)",
             got=type(env).__name__,
-            remedy="Derive it from Env, or give it through a registered suite.",
+            remedy="Derive it from Env, or give it through a registered suite; a gymnasium.Env "
+            "and a gymnasium.vector.VectorEnv can be checked too.",
         )
     key = seeding.key(seed)
     _check_specs(env)
@@ -58,6 +72,27 @@ def check_env(env: Env, steps: int = 200, seed: int = 0, stochastic: bool = True
     _check_keys(env, first, second, action, key, stochastic)
     _check_reads_env_state_only(env, first, second, action)
     _check_steps(env, first, _compiled_step(env, first, action), key, steps, stochastic)
+
+
+def _check_on_host(env: Any) -> Callable[..., None] | None:
+    """The check of a kind of environments on the host, or None."""
+    if isinstance(env, HostEnv):
+        from tfrl.envs.checker_host import check_host
+
+        return check_host
+    if isinstance(env, Env):
+        return None
+    import gymnasium
+
+    if isinstance(env, gymnasium.Env):
+        from tfrl.envs.checker_gymnasium import check_gymnasium
+
+        return check_gymnasium
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        from tfrl.envs.checker_vector import check_vector
+
+        return check_vector
+    return None
 
 
 def _check_specs(env: Env) -> None:

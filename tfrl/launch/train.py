@@ -3,7 +3,11 @@
 import contextlib
 import sys
 import time
+from typing import Any
 
+from absl import flags
+
+from tfrl.errors import UserError
 from tfrl.launch import app
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
@@ -17,6 +21,8 @@ The same command goes on with a run that was stopped. Without --root_dir the fol
 the gin file: runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
+
+flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
 
 
 def main() -> int:
@@ -39,6 +45,8 @@ def main() -> int:
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
+    if flags.FLAGS.check_env:
+        check_environments(assembled.workflow, values.seed)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
         return training.train(
             assembled,
@@ -47,6 +55,21 @@ def main() -> int:
             termination,
             started,
         )
+
+
+def check_environments(workflow: Any, seed: int) -> None:
+    """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
+    from tfrl.envs.checker_host import check_before_training
+
+    try:
+        check_before_training(workflow.env, seed)
+    except UserError as error:
+        raise UserError(
+            f"the environments ({workflow.env.unwrapped!r}), {error.thing}",
+            expected=error.expected,
+            got=error.got,
+            remedy=f"{error.remedy} (--nocheck_env trains without this check.)",
+        ) from error
 
 
 def default_root_dir(files: list[str]) -> str:

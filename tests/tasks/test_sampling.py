@@ -1,0 +1,581 @@
+import functools
+import io
+import itertools
+import logging
+import time
+
+import gymnasium
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+from tests.tasks.scripted import Policy, Scripted, check_total, check_trajectory, choose, make_pool
+from tfrl.envs.workers import WorkerError
+from tfrl.errors import UserError
+from tfrl.experiment.progress import Progress
+from tfrl.tasks import Sampler, SamplingCounts, collect_samples, iter_samples
+
+MODES = ("sync", "thread", "process")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_number_of_every_sample(mode):
+    counts = SamplingCounts()
+    policy = Policy()
+    with make_pool(lambda: Scripted([5, 4]), 2, mode) as pool:
+        found = collect_samples(pool, policy, total_samples=50, counts=counts)
+    check_total(found, 50)
+    whole = [t for t in found if not t.cut]
+    assert {len(t) for t in whole} == {4, 5}
+    for t in whole:  # even lengths terminate, odd ones are truncated
+        assert (t.termination[-1], t.truncation[-1]) == (len(t) == 4, len(t) == 5)
+        assert t.start == 0
+    assert all(t.truncation[-1] for t in found if t.cut) and len(found) - len(whole) <= 2
+    assert policy.optimal == {False} and sum(policy.sizes) == 50
+    assert counts == SamplingCounts(
+        samples=50,
+        trajectories=len(found),
+        episodes=len(whole),
+        batches=len(policy.sizes),
+        states=50,
+    )
+
+
+def test_a_synchronous_pool_by_hand():
+    # Two workers in turn, episodes of 3 steps, 10 samples: 3 + 3, then 2 + 2 that are cut.
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        policy = Policy()
+        found = collect_samples(pool, policy, total_samples=10, optimal=True)
+    check_total(found, 10)
+    assert [(t.worker_id, t.episode, len(t), t.cut) for t in found] == [
+        (0, 0, 3, False),
+        (1, 0, 3, False),
+        (0, 1, 2, True),
+        (1, 1, 2, True),
+    ]
+    assert policy.sizes == [2] * 5 and policy.optimal == {True}
+
+
+@pytest.mark.parametrize("mode", ["sync", "thread"])
+@pytest.mark.parametrize("shortest", [1, 4, 8])
+@pytest.mark.parametrize("total", [8, 9, 35, 64])
+def test_the_total_is_exact_and_no_trajectory_too_short(mode, shortest, total):
+    counts = SamplingCounts()
+    with make_pool(lambda: Scripted([17, 10, 3, 12]), 3, mode) as pool:
+        found = collect_samples(
+            pool,
+            Policy(),
+            total_samples=total,
+            min_trajectory_length=shortest,
+            counts=counts,
+        )
+    check_total(found, total)
+    assert min(map(len, found)) >= shortest
+    assert counts.states == total + counts.discarded_samples + counts.trimmed_samples
+    assert counts.dropped_actions == 0 and counts.samples == total
+
+
+def test_trajectories_are_trimmed_at_their_start_where_the_rest_could_not_be_made_up():
+    # Episodes of 7, none shorter than 5: after two of them 2 of 16 are left, so 3 samples go.
+    counts = SamplingCounts()
+    with make_pool(lambda: Scripted([7]), 1) as pool:
+        found = collect_samples(
+            pool, Policy(), total_samples=16, min_trajectory_length=5, counts=counts
+        )
+    check_total(found, 16)
+    assert [(len(t), t.start, t.cut) for t in found] == [
+        (6, 1, False),
+        (5, 2, False),
+        (5, 0, True),
+    ]
+    assert counts.trimmed_samples == 3 and counts.discarded_samples == 0
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
+    shortest=st.integers(1, 7),
+    pieces=st.integers(1, 9),
+    extra=st.integers(0, 6),
+    workers=st.integers(1, 4),
+)
+def test_whatever_the_episodes_are_the_total_is_exact(lengths, shortest, pieces, extra, workers):
+    # From some episode on all have 2 * shortest samples: so every total can be made up.
+    lengths = [*lengths, 2 * shortest]
+    total = shortest * pieces + extra
+    counts = SamplingCounts()
+    with make_pool(lambda: Scripted(lengths), workers) as pool:
+        stream = iter_samples(
+            pool, Policy(), total_samples=total, clip_length=shortest, counts=counts
+        )
+        found = list(stream)
+    check_total(found, total)
+    assert min(map(len, found)) >= shortest
+    assert counts.states == total + counts.discarded_samples + counts.trimmed_samples
+    assert (counts.samples, counts.trajectories) == (total, len(found))
+
+
+def test_too_short_episodes_are_discarded_counted_and_warned_of(caplog):
+    counts = SamplingCounts()
+    with make_pool(lambda: Scripted([2, 6, 3, 6]), 1) as pool, caplog.at_level(logging.WARNING):
+        found = collect_samples(pool, Policy(), total_samples=12, clip_length=4, counts=counts)
+    check_total(found, 12)
+    assert [t.episode for t in found] == [1, 3]
+    assert (counts.discarded_trajectories, counts.discarded_samples) == (2, 5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Discarded a trajectory of 2 samples of worker 0: min_trajectory_length is 4.",
+        "Discarded 2 trajectories with 5 samples (min_trajectory_length is 4).",
+    ]
+
+
+@pytest.mark.parametrize(
+    "total, shortest, reason, lengths",
+    [
+        (20, 8, "min_trajectory_length is 8", "5 to 5"),
+        (
+            9,
+            4,
+            "the 9 samples that are left cannot be made up of trajectories of 4 samples or more "
+            "beside it",
+            "",
+        ),
+    ],
+)
+def test_there_is_an_end_to_discarding(total, shortest, reason, lengths):
+    with make_pool(lambda: Scripted([5]), 1) as pool:
+        if not lengths:  # 9 = 5 + 4
+            found = collect_samples(
+                pool, Policy(), total_samples=total, min_trajectory_length=shortest
+            )
+            assert [len(t) for t in found] == [5, 4]
+            return
+        with pytest.raises(UserError) as error:
+            collect_samples(pool, Policy(), total_samples=total, min_trajectory_length=shortest)
+    assert str(error.value) == (
+        f"iter_samples: expected trajectories that can be used: {reason}, got 100 in a row of "
+        f"{lengths} samples. Lower the clip length or min_trajectory_length, or make the episodes "
+        "longer."
+    )
+
+
+def test_a_total_that_the_episodes_cannot_make_up_is_told_apart():
+    # 7 samples of at least 4 each are one trajectory of 7, and episodes have 5.
+    with make_pool(lambda: Scripted([5]), 1) as pool, pytest.raises(UserError) as error:
+        collect_samples(pool, Policy(), total_samples=7, min_trajectory_length=4)
+    assert (
+        "the 7 samples that are left cannot be made up of trajectories of 4 samples or more beside "
+        "it, got 100 in a row of 5 to 5 samples."
+    ) in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["sync", "thread"])
+def test_long_episodes_go_on_in_the_next_trajectory(mode):
+    with make_pool(lambda: Scripted([10]), 2, mode) as pool:
+        found = collect_samples(pool, Policy(), total_samples=60, max_trajectory_length=4)
+    check_total(found, 60)
+    whole = [t for t in found if t.episode == 0 and t.worker_id == 0]
+    assert [(t.start, len(t), t.cut) for t in whole] == [(0, 4, True), (4, 4, True), (8, 2, False)]
+    assert whole[0].truncation.tolist() == [False] * 3 + [True] and whole[2].termination[-1]
+
+
+def test_batches_are_at_most_as_large_as_asked_for():
+    with make_pool(lambda: Scripted([5]), 4) as pool:
+        policy = Policy()
+        check_total(collect_samples(pool, policy, total_samples=40, max_batch_size=3), 40)
+        assert max(policy.sizes) == 3
+        policy = Policy()
+        check_total(collect_samples(pool, policy, total_samples=40, max_batch_size=99), 40)
+        assert max(policy.sizes) == 4
+
+
+@pytest.mark.parametrize("waits", [0.05, 0.2])
+def test_a_batch_is_waited_for_no_longer_than_max_wait_time(waits):
+    # Worker 0 takes 2 s a step. The others could fill a batch of 2, but not of 3.
+    slow = functools.partial(Scripted, [1000], {0: 2.0})
+    times = []
+    policy = Policy(lambda n: times.append(time.monotonic()))
+    with make_pool(slow, 3, "thread") as pool:
+        start = time.monotonic()
+        found = collect_samples(
+            pool, policy, total_samples=12, min_batch_size=3, max_wait_time=waits
+        )
+        took = time.monotonic() - start
+    check_total(found, 12)
+    # All three are together at most once; from then on the fast two wait in vain each time.
+    assert policy.sizes.count(3) <= 1 and set(policy.sizes) <= {1, 2, 3}
+    gaps = np.diff(times)
+    assert np.median(gaps) >= 0.9 * waits
+    assert max(gaps) < waits + 0.5
+    # About 6 waits, and never the slow worker.
+    assert took < 1.8
+
+
+def test_a_large_enough_batch_is_not_waited_for():
+    slow = functools.partial(Scripted, [1000], {0: 2.0})
+    with make_pool(slow, 3, "thread") as pool:
+        start = time.monotonic()
+        found = collect_samples(
+            pool, Policy(), total_samples=100, min_batch_size=2, max_wait_time=0.5
+        )
+        took = time.monotonic() - start
+    check_total(found, 100)
+    # The one wait is for the slow worker, at the end.
+    assert took < 1.8
+
+
+def test_states_that_cannot_come_are_not_waited_for():
+    # 4 samples of at least 4: one worker alone may act, so a batch of 2 can never come together.
+    with make_pool(lambda: Scripted([9]), 3, "thread") as pool:
+        policy = Policy()
+        start = time.monotonic()
+        found = collect_samples(
+            pool,
+            policy,
+            total_samples=4,
+            min_trajectory_length=4,
+            min_batch_size=2,
+            max_wait_time=0.2,
+        )
+        took = time.monotonic() - start
+    check_total(found, 4)
+    assert policy.sizes == [1] * 4
+    # While the others' first states are to come it may wait once.
+    assert took < 0.2 + 0.5
+
+
+@pytest.mark.parametrize("shortest", [1, 6])
+def test_a_slow_worker_loses_its_share_to_the_others_at_the_end(shortest):
+    slow = functools.partial(Scripted, [1000], {0: 2.0})
+    counts = SamplingCounts()
+    with make_pool(slow, 4, "thread") as pool:
+        start = time.monotonic()
+        found = collect_samples(
+            pool,
+            Policy(),
+            total_samples=200,
+            min_trajectory_length=shortest,
+            max_wait_time=0.2,
+            counts=counts,
+        )
+        took = time.monotonic() - start
+    check_total(found, 200)
+    assert took < 1.8
+    assert counts.dropped_actions >= 1 and counts.discarded_samples == 0
+    assert {t.worker_id for t in found} == {1, 2, 3}
+
+
+def test_a_worker_that_lost_its_share_begins_again_with_the_state_that_came_late():
+    slow = functools.partial(Scripted, [1000], {0: 0.5})
+    with make_pool(slow, 3, "thread") as pool:
+        sampler = Sampler(pool)
+        first = collect_samples(sampler, Policy(), total_samples=20, max_wait_time=0.05)
+        time.sleep(0.6)
+        options = {"total_samples": 6, "min_batch_size": 3, "max_wait_time": 20.0}
+        later = collect_samples(sampler, Policy(), **options)
+    check_total(first, 20)
+    check_total(later, 6)
+    assert {t.worker_id for t in first} == {1, 2}
+    # Its step 0 had been taken, but is no sample.
+    assert [(t.start, len(t)) for t in later if t.worker_id == 0] == [(1, 2)]
+
+
+def test_an_error_of_the_model_leaves_the_workers_as_they_are():
+    def fail(states, optimal):
+        raise ZeroDivisionError("of the model")
+
+    with make_pool(lambda: Scripted([9]), 2) as pool:
+        sampler = Sampler(pool)
+        first = collect_samples(sampler, Policy(), total_samples=4)
+        with pytest.raises(ZeroDivisionError, match="of the model"):
+            collect_samples(sampler, fail, total_samples=4)
+        second = collect_samples(sampler, Policy(), total_samples=4)
+    check_total(first + second, 8)
+    assert [(t.start, len(t)) for t in second] == [(2, 2), (2, 2)]
+
+
+def test_the_last_worker_is_never_given_up():
+    # All take longer than max_wait_time; none may starve the others for ever.
+    slow = functools.partial(Scripted, [1000], {0: 0.05, 1: 0.05, 2: 0.05})
+    with make_pool(slow, 3, "thread") as pool:
+        found = collect_samples(
+            pool, Policy(), total_samples=13, min_trajectory_length=6, max_wait_time=0.0
+        )
+    check_total(found, 13)
+
+
+def test_a_sampler_goes_on_where_it_stopped():
+    with make_pool(lambda: Scripted([10]), 2) as pool:
+        sampler = Sampler(pool)
+        first = collect_samples(sampler, Policy(), total_samples=6)
+        second = collect_samples(sampler, Policy(), total_samples=14)
+        third = collect_samples(pool, Policy(), total_samples=2)
+    check_total(first + second, 20)
+    assert [(t.worker_id, t.start, len(t), t.cut) for t in first] == [
+        (0, 0, 3, True),
+        (1, 0, 3, True),
+    ]
+    assert [(t.start, len(t), t.cut) for t in second] == [(3, 7, False)] * 2
+    # A pool itself begins new episodes; of episodes 1 the first state had been seen.
+    assert [(t.episode, t.start) for t in third] == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "thread"])
+def test_a_stream_without_an_end_is_stopped_by_its_reader(mode):
+    with make_pool(lambda: Scripted([3]), 2, mode) as pool:
+        sampler = Sampler(pool)
+        stream = iter_samples(sampler, Policy(), total_samples=None)
+        first = list(itertools.islice(stream, 7))
+        stream.close()
+        assert [check_trajectory(t) for t in first] == [3] * 7
+        # What was under way is dropped; its worker goes on from where it is.
+        check_total(collect_samples(sampler, Policy(), total_samples=9), 9)
+
+
+def test_two_readers_of_one_pool_are_found_out():
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        old = iter_samples(pool, Policy(), total_samples=30)
+        next(old)
+        collect_samples(pool, Policy(), total_samples=3)
+        with pytest.raises(UserError, match="to be the only one who uses the pool"):
+            list(old)
+
+
+def test_a_worker_that_dies_ends_its_trajectory_without_the_lost_action(tmp_path):
+    counts = SamplingCounts()
+    env = functools.partial(Scripted, [8], None, 3, str(tmp_path / "mark"))
+    with make_pool(env, 2, "process") as pool:
+        found = collect_samples(pool, Policy(), total_samples=60, max_wait_time=20.0, counts=counts)
+        assert pool.restarts == 1
+    check_total(found, 60)
+    (lost,) = [t for t in found if t.worker_id == 0 and t.episode == 0]
+    assert len(lost) == 3 and lost.cut and lost.truncation.tolist() == [False, False, True]
+    assert counts.dropped_actions == 1
+
+
+class Raising(Scripted):
+    def step(self, action):
+        if self._obs[1] == 3:
+            raise ArithmeticError("no fourth step")
+        return super().step(action)
+
+
+def test_an_error_of_an_environment_reaches_the_reader_and_the_next_call_resets():
+    with make_pool(lambda: Raising([9]), 2, "thread") as pool:
+        sampler = Sampler(pool)
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="ArithmeticError: no fourth step"):
+                collect_samples(sampler, Policy(), total_samples=40)
+        check_total(collect_samples(sampler, Policy(), total_samples=3), 3)
+
+
+class Nested(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "picture": gymnasium.spaces.Box(0, 255, [2, 2], np.uint8),
+            "place": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(9)]),
+        }
+    )
+    action_space = gymnasium.spaces.Dict({"push": gymnasium.spaces.Box(-1, 1, [3], np.float32)})
+
+    def _observation(self):
+        return {"picture": np.full([2, 2], self._t, np.uint8), "place": (self._t,)}
+
+    def reset(self, *, seed=None, options=None):
+        self._t = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self._t += 1
+        return self._observation(), float(action["push"].sum()), self._t == 4, False, {}
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_nests_and_tensors(tensors):
+    def get_actions(states, optimal):
+        assert states["picture"].shape[1:] == (2, 2) and states["picture"].dtype == np.uint8
+        push = np.repeat(states["place"][0][:, None], 3, 1).astype(np.float32) / 10
+        return {"push": tf.constant(push) if tensors else push}
+
+    with make_pool(Nested, 2) as pool:
+        found = collect_samples(pool, get_actions, total_samples=8)
+    assert len(found) == 2
+    for t in found:
+        assert t.obs["picture"][:, 0, 0].tolist() == t.obs["place"][0].tolist() == [0, 1, 2, 3]
+        assert t.last_obs["picture"][0, 0] == t.last_obs["place"][0] == 4
+        np.testing.assert_allclose(t.action["push"][:, 1], [0, 0.1, 0.2, 0.3])
+        np.testing.assert_allclose(t.reward, [0, 0.3, 0.6, 0.9], rtol=1e-6)
+        assert t.extras == {}
+
+
+def test_hooks_are_called_once_a_trajectory_and_once_for_all():
+    seen = []
+
+    def one(trajectory):
+        seen.append(len(trajectory))
+        to_go = np.cumsum(trajectory.reward[::-1])[::-1]
+        return trajectory.replace(extras={**trajectory.extras, "return": to_go})
+
+    def all_of_them(trajectories):
+        assert [len(t) for t in trajectories] == seen
+        return trajectories[:1]
+
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        (only,) = collect_samples(
+            pool,
+            Policy(),
+            total_samples=8,
+            postprocess_trajectory=one,
+            postprocess_trajectories=all_of_them,
+        )
+    # Rewards are 10 * step + action.
+    actions = choose(only.obs)
+    assert seen == [3, 3, 1, 1]
+    assert only.extras["return"].tolist() == [
+        30 + actions.sum(),
+        30 + actions[1:].sum(),
+        20 + actions[2],
+    ]
+
+
+@pytest.mark.parametrize(
+    "hooks, message",
+    [
+        (
+            {"postprocess_trajectory": lambda t: t.newest(2)},
+            "postprocess_trajectory: expected the 3 samples that it was given, got 2. Add to "
+            "extras or change values; the number of samples is a promise.",
+        ),
+        (
+            {"postprocess_trajectory": lambda t: None},
+            "postprocess_trajectory: expected a SampledTrajectory, got NoneType. Return "
+            "trajectory.replace(...).",
+        ),
+        (
+            {"postprocess_trajectories": lambda ts: None},
+            "postprocess_trajectories: expected a list of SampledTrajectory, got NoneType. Return "
+            "the list of trajectories to use.",
+        ),
+        (
+            {"postprocess_trajectories": lambda ts: [3]},
+            "postprocess_trajectories: expected a list of them, got int. Return "
+            "trajectory.replace(...).",
+        ),
+    ],
+)
+def test_hooks_that_return_something_else_are_refused(hooks, message):
+    with make_pool(lambda: Scripted([3]), 1) as pool, pytest.raises(UserError) as error:
+        collect_samples(pool, Policy(), total_samples=6, **hooks)
+    assert str(error.value) == message
+
+
+def test_actions_of_another_number_than_states_are_refused():
+    with make_pool(lambda: Scripted([3]), 2) as pool, pytest.raises(UserError) as error:
+        collect_samples(pool, lambda states, optimal: np.zeros([3], int), total_samples=6)
+    assert str(error.value) == (
+        "action of get_actions: expected arrays [2, ...], a row for each of the states, got "
+        "[3, ...]. Return one action for each state, in their order."
+    )
+
+
+def test_progress_reaches_the_total():
+    stream = io.StringIO()
+    console = rich.console.Console(file=stream)
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        with Progress(20, "samples", console=console, every_seconds=0.0) as progress:
+            collect_samples(pool, Policy(), total_samples=20, progress=progress)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("samples  10% 2/20") and lines[-1].startswith("samples 100% 20/20")
+
+
+def test_progress_makes_its_own_bar(capsys):
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        collect_samples(pool, Policy(), total_samples=20, progress=True)
+    assert "samples 100% 20/20" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "bounds, message",
+    [
+        (
+            {"total_samples": 0},
+            "total_samples: expected an integer of at least 1, got 0. It counts samples.",
+        ),
+        (
+            {"total_samples": 2.5},
+            "total_samples: expected an integer of at least 1, got 2.5. It counts samples.",
+        ),
+        (
+            {"min_trajectory_length": 3, "clip_length": 4},
+            "min_trajectory_length: expected at least "
+            "the clip length, 4, got 3. No clip fits into a shorter trajectory. Leave it out for "
+            "the clip length.",
+        ),
+        (
+            {"min_trajectory_length": 5, "max_trajectory_length": 4},
+            "max_trajectory_length: expected "
+            "at least min_trajectory_length, 5, got 4. Raise it, or lower min_trajectory_length.",
+        ),
+        (
+            {"clip_length": 21},
+            "total_samples: expected at least min_trajectory_length, 21, got 20. "
+            "Not one trajectory would fit: raise it.",
+        ),
+        (
+            {"clip_length": 7, "max_trajectory_length": 8},
+            "total_samples: expected a sum of "
+            "trajectories of 7 to 8 samples, got 20. The nearest are 16 and 21.",
+        ),
+        (
+            {"min_batch_size": 3, "max_batch_size": 2},
+            "min_batch_size: expected at most "
+            "max_batch_size, 2, got 3. Lower it, or raise max_batch_size.",
+        ),
+        (
+            {"min_batch_size": 3},
+            "min_batch_size: expected at most max_batch_size, 2, got 3. Lower "
+            "it, or raise max_batch_size.",
+        ),
+        (
+            {"min_batch_size": 3, "max_batch_size": 8},
+            "min_batch_size: expected at most the number "
+            "of workers, 2, got 3. A worker waits with one state: lower it, or make a larger pool.",
+        ),
+        (
+            {"max_batch_size": 0},
+            "max_batch_size: expected an integer of at least 1, got 0. It counts states.",
+        ),
+        (
+            {"max_wait_time": -1.0},
+            "max_wait_time: expected a finite number of seconds of at least "
+            "0, got -1.0. With 0 no state waits for others.",
+        ),
+        (
+            {"max_wait_time": float("nan")},
+            "max_wait_time: expected a finite number of seconds of at "
+            "least 0, got nan. With 0 no state waits for others.",
+        ),
+        (
+            {"total_samples": None, "progress": True},
+            "progress: expected False for a stream without "
+            "an end, got True. Leave it out, or give total_samples.",
+        ),
+    ],
+)
+def test_contradictory_bounds_are_refused_at_once(bounds, message):
+    with make_pool(lambda: Scripted([3]), 2) as pool:
+        with pytest.raises(ValueError) as error:
+            iter_samples(pool, Policy(), **({"total_samples": 20} | bounds))
+        assert pool.generation == 0
+    assert str(error.value) == message
+
+
+def test_collecting_needs_an_end():
+    with make_pool(lambda: Scripted([3]), 2) as pool, pytest.raises(UserError) as error:
+        collect_samples(pool, Policy(), total_samples=None)
+    assert str(error.value) == (
+        "total_samples: expected an integer of at least 1, got None. A stream without an end is "
+        "only for iter_samples."
+    )

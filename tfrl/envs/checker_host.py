@@ -1,0 +1,320 @@
+"""`check_env` for a `HostEnv`, and the short check before a training run."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import specs, struct
+from tfrl.envs import host
+from tfrl.envs.action_masks import MASK, split_mask
+from tfrl.envs.backend import Backend, Step
+from tfrl.envs.checker import check_env
+from tfrl.envs.checker_actions import check_mask, note_unbounded, sample_actions
+from tfrl.envs.checker_values import LastObs, check_values, described, difference
+from tfrl.envs.contract import Contract
+from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.host_env import HostEnv
+from tfrl.envs.registry import check_num_envs
+from tfrl.errors import UserError
+from tfrl.types import EnvState, Nest
+
+MAX_STARTS = 32
+INFO = {
+    "autoreset": tf.TensorSpec([], tf.bool),
+    "episode_return": tf.TensorSpec([], tf.float32),
+    "episode_length": tf.TensorSpec([], tf.int32),
+}
+SEEN = ("obs", "reward", "termination", "truncation", "info")
+BACKEND = "Mend the backend: see tfrl.envs.backend.Backend."
+
+Played = list[tuple[Nest, EnvState]]
+
+
+def check_before_training(env: Env, seed: int, steps: int = 50, seconds: float = 2.0) -> None:
+    """Checks environments shortly, as it is done before a training run.
+
+    Those on the host are checked in copies, at most two, which are closed again; those on the
+    device as they are. What training can live with is no error here: episodes that do not depend
+    on the seed. PettingZoo's environments are left out: they cannot be stepped twice from a state.
+
+    Args:
+      env: What is to be trained in.
+      seed: As of `check_env`.
+      steps: How many steps to take at most; a tenth of them on a device.
+      seconds: How long the first of two plays on the host may take. It has at least one step.
+
+    Raises:
+      UserError: For the first thing that is wrong.
+    """
+    if isinstance(env, HostEnv):
+        with env.copy(min(2, env.num_envs)) as copy:
+            check_host(copy, steps, seed, stochastic=False, seconds=seconds)
+    elif not host.on_host(env):
+        check_env(env, max(1, steps // 10), seed, stochastic=False)
+
+
+def check_host(
+    env: HostEnv, steps: int, seed: int, stochastic: bool, seconds: float = np.inf
+) -> None:
+    """Checks environments on the host; it leaves them open, in the middle of episodes.
+
+    Args:
+      env: The environments.
+      steps: As of `check_env`.
+      seed: As of `check_env`.
+      stochastic: As of `check_env`.
+      seconds: How long the first of two plays may take.
+
+    Raises:
+      UserError: For the first thing that is wrong.
+    """
+    size = check_num_envs(env.num_envs)
+    for name, spec in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
+        for path, leaf in struct.paths(spec).items():
+            if not specs.is_spec(leaf) or not leaf.shape.is_fully_defined():
+                raise UserError(
+                    f"{name} {path}",
+                    expected="a TensorSpec with a static shape (of one environment)",
+                    got=repr(leaf),
+                    remedy=BACKEND,
+                )
+    note_unbounded(f"action_spec of {env.backend.name}", env.action_spec)
+    with _watched(env) as backend:
+        player = _Player(env, backend)
+        start = player.reset(seed)
+        played = player.play(start, steps, np.random.default_rng(seed), seconds)
+    _same("reset", start, env.reset(seed))
+    state = env.reset(seed)
+    for t, (action, wanted) in enumerate(played, start=1):
+        state = env.step(state, action)
+        _same(f"step {t}", wanted, state)
+    if stochastic:
+        _check_starts(env, start, seed, size)
+
+
+def _same(where: str, a: EnvState, b: EnvState) -> None:
+    found = _difference(_seen(a), _seen(b))
+    if found is not None:
+        raise UserError(
+            f"{where}: {found[0]}",
+            expected="the same from the same seed and actions",
+            got=found[1],
+            remedy="Draw random numbers from generators that the seed of reset seeds, and from no "
+            "others; keep nothing of earlier episodes.",
+        )
+
+
+def _seen(state: EnvState) -> dict[str, Any]:
+    """All but the token, which counts the steps of the process."""
+    return {name: getattr(state, name) for name in SEEN}
+
+
+def _difference(
+    a: dict[str, Any], b: dict[str, Any], exact: bool = False
+) -> tuple[str, str] | None:
+    """As `difference`, in the order of `SEEN`: what the rest follows from goes first."""
+    found = (difference({name: a[name]}, {name: b[name]}, exact) for name in SEEN)
+    return next((f for f in found if f is not None), None)
+
+
+def _check_starts(env: HostEnv, start: EnvState, seed: int, size: int) -> None:
+    """Checks that starts differ between seeds and between rows."""
+    seeds_differ, rows_differ = False, size == 1 or _rows_differ(start.obs)
+    for i in range(1, MAX_STARTS + 1):
+        if seeds_differ and rows_differ:
+            return
+        other = env.reset(seed + i).obs
+        seeds_differ = seeds_differ or difference(start.obs, other, exact=True) is not None
+        rows_differ = rows_differ or _rows_differ(other)
+    if not seeds_differ:
+        raise UserError(
+            "reset",
+            expected="other starts from another seed",
+            got=f"the same from {MAX_STARTS + 1} seeds",
+            remedy="Use the seeds that reset is given; for a task with one start only, call "
+            "check_env(env, stochastic=False).",
+        )
+    if not rows_differ:
+        raise UserError(
+            "reset",
+            expected="different starts in the environments of a batch",
+            got=f"the same row {size} times, from {MAX_STARTS + 1} seeds",
+            remedy="Give each environment its own seed: reset is given distinct ones.",
+        )
+
+
+def _rows_differ(obs: Nest) -> bool:
+    return any(np.any(x != x[:1]) for x in tf.nest.flatten(obs))
+
+
+class _Watched:
+    """Hands everything on to a backend, and keeps its last answer."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self.last: Step | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def receive(self) -> Step:
+        self.last = self._backend.receive()
+        return self.last
+
+
+@contextlib.contextmanager
+def _watched(env: HostEnv) -> Iterator[_Watched]:
+    """Shows what the backend gives, which a HostEnv may correct: rewards of rows that reset."""
+    backend = env.backend
+    watched: Any = _Watched(backend)
+    env.backend = watched
+    try:
+        yield watched
+    finally:
+        env.backend = backend
+
+
+class _Player:
+    """Plays episodes, and checks every answer."""
+
+    def __init__(self, env: HostEnv, backend: _Watched):
+        self.env, self.backend = env, backend
+        self.ended = np.zeros(env.num_envs, bool)  # in the last step
+        self._below = self.ended  # the same of the backend, where frozen rows go on
+        self._given: Any = None  # the last state's arrays themselves
+        self._copy: Any = None  # what was in them
+        self._from = ""
+
+    def reset(self, seed: int) -> EnvState:
+        """Starts episodes, and checks how."""
+        state = self.env.reset(seed)
+        self._check(state, "reset")
+        fresh = {n: getattr(state, n) for n in ("reward", "termination", "truncation")}
+        for name, value in fresh.items():
+            if value.any():
+                raise UserError(
+                    f"reset: {name}",
+                    expected="0 or False in every environment, since no step was taken",
+                    got=str(value.tolist()),
+                    remedy=BACKEND,
+                )
+        return state
+
+    def play(self, state: EnvState, steps: int, rng: np.random.Generator, seconds: float) -> Played:
+        """Takes random steps, as many as fit into the time, at least one."""
+        env, played = self.env, []
+        contract = Contract(env, _tensors(state), tf.zeros([2], tf.int32), stochastic=False)
+        # Rewards are wrapped above the statistics, which are those of the task.
+        contract.counts_reward = not env._rewards
+        until = time.monotonic() + seconds
+        last_obs = LastObs()
+        for t in range(1, steps + 1):
+            mask = self._mask(state, "reset" if t == 1 else f"step {t - 1}")
+            action = sample_actions(env.action_spec, rng, env.num_envs, mask)
+            state = env.step(state, action)
+            self._check_backend(f"step {t}")
+            self._check(state, f"step {t}")
+            contract.check(_tensors(state), t)
+            self.ended = state.termination | state.truncation
+            played.append((action, state))
+            if env.autoreset is Autoreset.SAME_STEP:
+                for i in np.flatnonzero(self.ended):
+                    last_obs.add(_row(state.info["final_obs"], i), _row(state.obs, i))
+            if time.monotonic() > until:
+                break
+        last_obs.check("info/final_obs")
+        return played
+
+    def _mask(self, state: EnvState, where: str) -> Nest:
+        """The masks of the next actions; rows in which nothing will be done allow everything."""
+        mask = split_mask(state.obs)[1]
+        if mask is None:
+            return None
+        ended = self.ended & (self.env.autoreset is not Autoreset.SAME_STEP)
+        check_mask(f"{where}: obs/{MASK}", self.env.action_spec, mask, ~ended)
+        return tf.nest.map_structure(
+            lambda m: m | ended.reshape(ended.shape + (1,) * (m.ndim - 1)), mask
+        )
+
+    def _check(self, state: EnvState, where: str) -> None:
+        """Checks structure, shapes, dtypes and values of a state."""
+        batch = (self.env.num_envs,)
+        check_values(f"{where}: obs", state.obs, self.env.obs_spec, batch, exact=True)
+        reward = tf.TensorSpec([], tf.float32)
+        check_values(f"{where}: reward", state.reward, reward, batch, exact=True)
+        for name in ("termination", "truncation"):
+            flag = getattr(state, name)
+            check_values(f"{where}: {name}", flag, INFO["autoreset"], batch, exact=True)
+        info = {**INFO, "final_obs": self.env.obs_spec, **self.env.backend.info_spec}
+        for name, spec in info.items():
+            if name not in state.info:
+                raise UserError(
+                    f"{where}: info",
+                    expected=f"the items {', '.join(sorted(info))}",
+                    got=f"no {name}",
+                    remedy=BACKEND,
+                )
+            check_values(f"{where}: info/{name}", state.info[name], spec, batch, exact=True)
+        self._check_kept(state, where)
+
+    def _check_kept(self, state: EnvState, where: str) -> None:
+        """Checks that the arrays of the last state are as they were given out."""
+        found = None if self._copy is None else _difference(self._copy, self._given, exact=True)
+        if found is not None:
+            raise UserError(
+                f"{self._from}: {found[0]}",
+                expected="arrays that no later call changes",
+                got=f"{found[1]} after {where}",
+                remedy="Let the backend return copies.",
+            )
+        self._given = _seen(state)
+        self._copy = tf.nest.map_structure(np.array, self._given)
+        self._from = where
+
+    def _check_backend(self, where: str) -> None:
+        """Checks what the backend itself has answered against its autoreset mode."""
+        last, backend = self.backend.last, self.env.backend
+        if last is None:
+            return
+        where = f"{where} of {backend.name} under {backend.autoreset.name}"
+        size = self.env.num_envs
+        for name in ("reward", "termination", "truncation"):
+            if np.shape(getattr(last, name)) != (size,):
+                raise UserError(
+                    f"{where}: {name}",
+                    expected=f"an array [{size}]",
+                    got=described(getattr(last, name)),
+                    remedy=BACKEND,
+                )
+        ended = np.asarray(last.termination, bool) | np.asarray(last.truncation, bool)
+        if backend.autoreset is Autoreset.SAME_STEP:
+            if ended.any() and last.final_obs is None:
+                raise UserError(
+                    f"{where}: final_obs",
+                    expected="the last observations, in the step that ends an episode",
+                    got=f"None, with rows {np.flatnonzero(ended).tolist()} ended",
+                    remedy=BACKEND,
+                )
+            return
+        bad = self._below & ((np.asarray(last.reward) != 0) | ended)
+        self._below = ended
+        if bad.any():
+            raise UserError(
+                where,
+                expected="reward 0 and both flags False in the rows that the step before has ended",
+                got=f"reward {np.asarray(last.reward)[bad].tolist()} and ends "
+                f"{ended[bad].tolist()} in rows {np.flatnonzero(bad).tolist()}",
+                remedy=BACKEND,
+            )
+
+
+def _row(nest: Nest, i: int) -> Nest:
+    return tf.nest.map_structure(lambda x: x[i], nest)
+
+
+def _tensors(state: EnvState) -> EnvState:
+    return tf.nest.map_structure(tf.convert_to_tensor, state)

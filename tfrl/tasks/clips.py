@@ -1,0 +1,290 @@
+"""Stored trajectories of which clips are sampled: of one worker, and of several in one bound."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tfrl.episodes import nests
+from tfrl.errors import UserError
+from tfrl.tasks.gathering import Place, Stored, gather
+from tfrl.tasks.samples import SampledTrajectory, Samples, signature
+
+
+def clip_span(clip_size: int, stride: int = 1) -> int:
+    """Returns how many steps of an episode a clip spans: `(clip_size - 1) * stride + 1`.
+
+    Args:
+      clip_size: Samples of a clip.
+      stride: Steps from one sample of a clip to the next.
+
+    Raises:
+      UserError: For one that is no positive integer.
+    """
+    for name, value in (("clip_size", clip_size), ("stride", stride)):
+        check_positive(
+            name, value, "It counts samples." if name == "clip_size" else "It counts steps."
+        )
+    return (clip_size - 1) * stride + 1
+
+
+def check_positive(name: str, value: Any, remedy: str) -> None:
+    """Raises a UserError for what is no integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(name, expected="an integer of at least 1", got=repr(value), remedy=remedy)
+
+
+class ReplaySamples:
+    """The trajectories of one worker, oldest first. `len` is their samples.
+
+    A clip is `clip_size` samples of one trajectory, `stride` steps apart: none crosses the end of
+    an episode. Trajectories that are too short for a clip are passed over.
+    """
+
+    def __init__(self, trajectories: Iterable[SampledTrajectory] = (), *, rng: np.random.Generator):
+        """Stores trajectories.
+
+        Args:
+          trajectories: Oldest first.
+          rng: Draws the clips; nothing else does, so equal calls give equal clips.
+        """
+        self._rng = check_generator(rng)
+        self._stored: deque[Stored] = deque(map(Stored.of, trajectories))
+        self._lengths: np.ndarray | None = None
+        self._places: dict[int, np.ndarray] = {}
+
+    @property
+    def trajectories(self) -> list[SampledTrajectory]:
+        """What is stored, oldest first."""
+        return [stored.trajectory for stored in self._stored]
+
+    def __len__(self) -> int:
+        return int(self._all_lengths().sum())
+
+    def add(self, trajectory: SampledTrajectory) -> None:
+        """Appends the newest trajectory."""
+        self._stored.append(Stored.of(trajectory))
+        self._forget_lengths()
+
+    def pop_oldest(self) -> SampledTrajectory:
+        """Removes the oldest trajectory and returns it."""
+        self._forget_lengths()
+        return self._stored.popleft().trajectory
+
+    def usable(self, span: int) -> int:
+        """Returns the samples of the trajectories that are long enough for a clip.
+
+        Args:
+          span: See `clip_span`.
+        """
+        lengths = self._all_lengths()
+        return int(lengths[lengths >= span].sum())
+
+    def sample(self, clip_size: int, stride: int = 1, only_last: bool = False) -> Samples:
+        """Draws a clip: every place where one fits is equally likely.
+
+        Args:
+          clip_size: Samples of the clip, n.
+          stride: Steps from one sample to the next. The samples themselves are as stored: rewards
+            of the steps between are not added, and `last_obs` follows one step after the last.
+          only_last: Takes the clip that ends at the newest sample (of the newest trajectory that is
+            long enough) and draws nothing.
+
+        Returns:
+          Samples `[n, ...]`, copied.
+
+        Raises:
+          UserError: For a size or stride that is no positive integer, or no trajectory is long
+            enough.
+        """
+        place = self.place(clip_size, stride, only_last)
+        return nests.take(gather([place], clip_size, stride), 0)
+
+    def place(self, clip_size: int, stride: int, only_last: bool) -> Place:
+        """Draws where the clip that `sample` returns begins; see there."""
+        span = clip_span(clip_size, stride)
+        lengths = self._all_lengths()
+        check_clip_fits(clip_size, stride, lengths)
+        if only_last:
+            chosen = int(np.flatnonzero(lengths >= span)[-1])
+            return Place(self._stored[chosen], int(lengths[chosen]) - span)
+        if span not in self._places:
+            self._places[span] = np.cumsum(np.maximum(0, lengths - span + 1))
+        ends = self._places[span]
+        place = int(self._rng.integers(ends[-1]))
+        chosen = int(np.searchsorted(ends, place, side="right"))
+        return Place(self._stored[chosen], place - (int(ends[chosen - 1]) if chosen else 0))
+
+    def _all_lengths(self) -> np.ndarray:
+        if self._lengths is None:
+            self._lengths = np.array([len(s.trajectory) for s in self._stored], np.int64)
+        return self._lengths
+
+    def _forget_lengths(self) -> None:
+        self._lengths = None
+        self._places.clear()
+
+
+class MultiReplaySamples:
+    """The trajectories of several workers, of which the oldest go first. `len` is their samples.
+
+    A clip is drawn from one worker's `ReplaySamples`, which is chosen with a probability in
+    proportion to its samples (those of trajectories that are long enough).
+    """
+
+    def __init__(
+        self,
+        trajectories: Iterable[SampledTrajectory] = (),
+        *,
+        rng: np.random.Generator,
+        max_samples: int | None = None,
+    ):
+        """Stores trajectories.
+
+        Args:
+          trajectories: Of any workers, oldest first.
+          rng: Draws workers and clips.
+          max_samples: How many samples are kept; None for all.
+
+        Raises:
+          UserError: For a `max_samples` that is no positive integer, or as `add`.
+        """
+        if max_samples is not None:
+            check_positive("max_samples", max_samples, "It counts samples that are kept.")
+        self._rng = check_generator(rng)
+        self._max_samples = max_samples
+        self._workers: dict[int, ReplaySamples] = {}
+        self._order: deque[int] = deque()  # the worker of every trajectory, oldest first
+        self._size = 0
+        self._signature: dict[str, Any] | None = None
+        for trajectory in trajectories:
+            self.add(trajectory)
+
+    @property
+    def workers(self) -> dict[int, ReplaySamples]:
+        """What is stored, by worker."""
+        return {worker_id: self._workers[worker_id] for worker_id in sorted(self._workers)}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, trajectory: SampledTrajectory) -> None:
+        """Stores a trajectory; where there is no room, the oldest ones go.
+
+        Of a trajectory that is larger than all the room, its newest samples are kept.
+
+        Raises:
+          UserError: It has other leaves, shapes or dtypes than those before.
+        """
+        self._check_signature(trajectory)
+        if self._max_samples is not None:
+            if len(trajectory) > self._max_samples:
+                trajectory = trajectory.newest(self._max_samples)
+            while self._size + len(trajectory) > self._max_samples:
+                self._drop_oldest()
+        worker_id = trajectory.worker_id
+        if worker_id not in self._workers:
+            self._workers[worker_id] = ReplaySamples(rng=self._rng)
+        self._workers[worker_id].add(trajectory)
+        self._order.append(worker_id)
+        self._size += len(trajectory)
+
+    def sample(self, clip_size: int, stride: int = 1, only_last: bool = False) -> Samples:
+        """Draws a clip of one worker; see `ReplaySamples.sample`.
+
+        Args:
+          clip_size: Samples of the clip, n.
+          stride: Steps from one sample to the next.
+          only_last: Takes the clip that ends at the newest sample of the worker that is drawn.
+
+        Returns:
+          Samples `[n, ...]`.
+
+        Raises:
+          UserError: As `ReplaySamples.sample`.
+        """
+        return nests.take(self.sample_batch(1, clip_size, stride, only_last), 0)
+
+    def sample_batch(
+        self, batch_size: int, clip_size: int, stride: int = 1, only_last: bool = False
+    ) -> Samples:
+        """Draws clips as of `sample`, one after the other, and stacks them.
+
+        Args:
+          batch_size: How many, N.
+          clip_size: Samples of a clip, n.
+          stride: Steps from one sample to the next.
+          only_last: See `sample`.
+
+        Returns:
+          Samples `[N, n, ...]`; `last_obs` is `[N, ...]`.
+
+        Raises:
+          UserError: As `sample`, or for a `batch_size` that is no positive integer.
+        """
+        check_positive("batch_size", batch_size, "It counts clips.")
+        span = clip_span(clip_size, stride)
+        workers = list(self.workers.values())
+        ends = np.cumsum([worker.usable(span) for worker in workers], dtype=np.int64)
+        if not len(ends) or not ends[-1]:
+            self.check_clip(clip_size, stride)
+        places = []
+        for _ in range(batch_size):
+            sample = int(self._rng.integers(ends[-1]))
+            worker = workers[int(np.searchsorted(ends, sample, side="right"))]
+            places.append(worker.place(clip_size, stride, only_last))
+        return gather(places, clip_size, stride)
+
+    def check_clip(self, clip_size: int, stride: int = 1) -> None:
+        """Raises a UserError where no trajectory is long enough for a clip."""
+        lengths = [len(t) for worker in self._workers.values() for t in worker.trajectories]
+        check_clip_fits(clip_size, stride, np.array(lengths, np.int64))
+
+    def _drop_oldest(self) -> None:
+        worker_id = self._order.popleft()
+        self._size -= len(self._workers[worker_id].pop_oldest())
+        if not len(self._workers[worker_id]):
+            del self._workers[worker_id]
+
+    def _check_signature(self, trajectory: SampledTrajectory) -> None:
+        found = signature(trajectory)
+        known = self._signature = self._signature or found
+        for path in [*known, *found]:
+            if known.get(path) != found.get(path):
+                raise UserError(
+                    f"{path} of a trajectory",
+                    expected=f"{_leaf(known.get(path))}, as in those before",
+                    got=_leaf(found.get(path)),
+                    remedy="Give all trajectories the same leaves, shapes and dtypes, also those "
+                    "that hooks add.",
+                )
+
+
+def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
+    """Raises a UserError where no trajectory is long enough for a clip."""
+    span = clip_span(clip_size, stride)
+    if not len(lengths) or lengths.max() < span:
+        longest = f"the longest has {lengths.max()}" if len(lengths) else "none is stored"
+        raise UserError(
+            f"clip of {clip_size} samples with stride {stride}",
+            expected=f"a trajectory of at least {span} samples",
+            got=longest,
+            remedy=f"Sample with clip_length={span}, or take shorter clips.",
+        )
+
+
+def check_generator(rng: Any) -> np.random.Generator:
+    """Returns the generator, or raises a UserError for anything else, such as a seed."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    raise UserError(
+        "rng of the clips",
+        expected="a numpy.random.Generator",
+        got=repr(rng),
+        remedy="Give numpy.random.default_rng(seed).",
+    )
+
+
+def _leaf(leaf: Any) -> str:
+    return "no such leaf" if leaf is None else f"{leaf[1].name} {list(leaf[0])}"

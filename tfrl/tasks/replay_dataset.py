@@ -1,0 +1,136 @@
+"""`ReplayDataset`: batches of clips of the newest samples, as a tf.data dataset."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.episodes import nests
+from tfrl.errors import UserError
+from tfrl.tasks.clips import MultiReplaySamples, check_positive, clip_span
+from tfrl.tasks.samples import SampledTrajectory, Samples
+
+
+class ReplayDataset:
+    """A bounded store of trajectories whose clips are read as `[batch, clip, ...]`.
+
+    ```python
+    replay = ReplayDataset(batch_size=32, clip_size=8, rng=np.random.default_rng(seed))
+    replay.add(collect_samples(pool, get_actions, total_samples=512, clip_length=8))
+    for clips in replay.as_dataset().take(num_update_steps):
+        update(clips)
+    ```
+
+    Batches are drawn when they are asked for, from what is stored then: so equal calls in equal
+    order give equal batches, and `add` between two batches is seen by the next. With `prefetch`
+    behind it a dataset gives up both, and `add` is not safe while it draws. `len` is the samples
+    that are stored.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        clip_size: int,
+        rng: np.random.Generator,
+        stride: int = 1,
+        only_last: bool = False,
+        replay_buffer_sample_size: int = 10_000,
+    ):
+        """Makes an empty store.
+
+        Args:
+          batch_size: Clips of a batch.
+          clip_size: Samples of a clip.
+          rng: Draws the clips.
+          stride: Steps from one sample of a clip to the next.
+          only_last: Takes clips that end at a worker's newest sample.
+          replay_buffer_sample_size: Environment steps that are kept; the oldest trajectories go.
+
+        Raises:
+          UserError: For a number that is no positive integer, or a clip that spans more than is
+            kept.
+        """
+        check_positive("batch_size", batch_size, "It counts clips.")
+        span = clip_span(clip_size, stride)
+        check_positive("replay_buffer_sample_size", replay_buffer_sample_size, "It counts steps.")
+        if replay_buffer_sample_size < span:
+            raise UserError(
+                "replay_buffer_sample_size",
+                expected=f"at least the {span} steps that a clip of {clip_size} samples with "
+                f"stride {stride} spans",
+                got=str(replay_buffer_sample_size),
+                remedy="Raise it, or take shorter clips.",
+            )
+        self.samples = MultiReplaySamples(rng=rng, max_samples=replay_buffer_sample_size)
+        self._batch_size = batch_size
+        self._clip = (clip_size, stride, only_last)
+        self._spec: Samples | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def add(self, trajectories: SampledTrajectory | Iterable[SampledTrajectory]) -> None:
+        """Stores trajectories, oldest first.
+
+        Args:
+          trajectories: One, or several.
+
+        Raises:
+          UserError: One has other leaves, shapes or dtypes than those before.
+        """
+        if isinstance(trajectories, SampledTrajectory):
+            trajectories = [trajectories]
+        for trajectory in trajectories:
+            self.samples.add(trajectory)
+            if self._spec is None:
+                self._spec = self._batch_spec(trajectory)
+
+    def draw(self) -> Samples:
+        """Returns one batch as NumPy arrays `[batch, clip, ...]`; `last_obs` is `[batch, ...]`.
+
+        Raises:
+          UserError: No stored trajectory is long enough.
+        """
+        return self.samples.sample_batch(self._batch_size, *self._clip)
+
+    def as_dataset(self) -> tf.data.Dataset:
+        """Returns a dataset without an end whose elements are batches as of `draw`, as tensors.
+
+        Raises:
+          UserError: No stored trajectory is long enough. (Where that comes later, the iterator
+            raises tf.errors.InvalidArgumentError with the same words.)
+        """
+        clip_size, stride, _ = self._clip
+        self.samples.check_clip(clip_size, stride)
+        spec = self._spec
+
+        def batches() -> Iterator[tuple[np.ndarray, ...]]:
+            while True:
+                yield tuple(tf.nest.flatten(self.draw()))
+
+        # from_generator packs its elements into tuples and dicts only.
+        leaves = tf.data.Dataset.from_generator(
+            batches, output_signature=tuple(tf.nest.flatten(spec))
+        )
+        batches_of_clips = leaves.map(lambda *leaves: tf.nest.pack_sequence_as(spec, leaves))
+        # tf.data would otherwise draw ahead of `add`, and from a thread of its own.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        return batches_of_clips.with_options(options)
+
+    def __iter__(self) -> Iterator[Samples]:
+        return iter(self.as_dataset())
+
+    def _batch_spec(self, trajectory: SampledTrajectory) -> Samples:
+        clip = trajectory.clip(0, 1)
+        lead = [self._batch_size, self._clip[0]]
+
+        def timed(x: np.ndarray) -> tf.TensorSpec:
+            return tf.TensorSpec([*lead, *x.shape[1:]], x.dtype)
+
+        spec = nests.map_leaves(timed, clip)
+        last = nests.map_leaves(
+            lambda x: tf.TensorSpec([self._batch_size, *np.shape(x)], x.dtype), clip.last_obs
+        )
+        return spec.replace(last_obs=last)

@@ -1,0 +1,226 @@
+"""`iter_samples` and `collect_samples`: trajectories of a model in a pool of environments."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tfrl.envs.workers import WorkerPool
+from tfrl.errors import UserError
+from tfrl.experiment.progress import Progress
+from tfrl.tasks.actions import GetActions
+from tfrl.tasks.bounds import SamplingBounds, checked_bounds
+from tfrl.tasks.counts import SamplingCounts
+from tfrl.tasks.sampler import Sampler, Sampling
+from tfrl.tasks.samples import SampledTrajectory
+
+PostprocessTrajectory = Callable[[SampledTrajectory], SampledTrajectory]
+PostprocessTrajectories = Callable[[list[SampledTrajectory]], Sequence[SampledTrajectory]]
+
+
+def iter_samples(
+    pool: WorkerPool | Sampler,
+    get_actions: GetActions,
+    *,
+    total_samples: int | None,
+    clip_length: int = 1,
+    min_trajectory_length: int | None = None,
+    max_trajectory_length: int | None = None,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    max_wait_time: float = 0.1,
+    optimal: bool = False,
+    postprocess_trajectory: PostprocessTrajectory | None = None,
+    progress: bool | Progress = False,
+    counts: SamplingCounts | None = None,
+) -> Iterator[SampledTrajectory]:
+    """Returns an iterator over trajectories with exactly `total_samples` samples in all.
+
+    A trajectory ends with the episode, at `max_trajectory_length` (the episode then goes on in the
+    next one), when its worker is lost, and when the total is reached. All workers' steps count as
+    they are taken, so short episodes are not preferred. Those shorter than `min_trajectory_length`
+    are discarded, with a warning, and replaced. So that the total comes out exactly all the same,
+    a trajectory may lose samples at its start, never at its end; the last few are held back for
+    that until others have as much to spare.
+
+    The model is called with the states that are there, `min_batch_size` or more of them if so many
+    come within `max_wait_time`. Near the end, workers that do not answer for `max_wait_time` while
+    others could take their share lose it to them. (In a synchronous pool nothing overlaps, and a
+    slow environment does hold up the others.)
+
+    Args:
+      pool: The workers, which are reset: every call begins new episodes. Or a `Sampler` over them,
+        with which episodes go on.
+      get_actions: `get_actions(states [N, ...], optimal)` returns actions `[N, ...]`, or a pair of
+        them and a dict of extras `[N, ...]` to be stored with the samples; nests of NumPy arrays or
+        eager tensors. A pair with a dict is always read so: where an action is itself such a pair,
+        return `(actions, {})`.
+      total_samples: Environment steps to give out; None for a stream without an end.
+      clip_length: Steps that a clip of these samples spans.
+      min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None, and no less.
+      max_trajectory_length: Longer ones are cut; None for no bound.
+      min_batch_size: States to wait for.
+      max_batch_size: States of one call of `get_actions` at most; the size of the pool if None or
+        larger.
+      max_wait_time: Seconds.
+      optimal: Handed on: whether to act as well as possible, without exploring.
+      postprocess_trajectory: Called with every trajectory; returns one of the same length.
+      progress: Whether to show a progress bar, or one to use, which is not closed.
+      counts: What happened is added to it.
+
+    Returns:
+      An iterator of `SampledTrajectory`. Whoever stops early closes it, or drops it.
+
+    Raises:
+      UserError: For bounds that contradict each other, at once; while iterating, for actions of
+        another number than states, for a hook that changes the length, for 100 trajectories in a
+        row that could not be used.
+      WorkerError: While iterating, for a fault of an environment; see `WorkerPool.get_state`.
+    """
+    sampler = pool if isinstance(pool, Sampler) else Sampler(pool)
+    bounds = checked_bounds(
+        len(sampler.pool),
+        total_samples=total_samples,
+        clip_length=clip_length,
+        min_trajectory_length=min_trajectory_length,
+        max_trajectory_length=max_trajectory_length,
+        min_batch_size=min_batch_size,
+        max_batch_size=max_batch_size,
+        max_wait_time=max_wait_time,
+    )
+    _check_progress(progress, total_samples)
+    counted = SamplingCounts() if counts is None else counts
+
+    def run() -> Iterator[SampledTrajectory]:
+        with _shown(progress, bounds) as on_progress:
+            sampling = Sampling(sampler, get_actions, bounds, optimal, counted, on_progress)
+            for trajectory in sampling.run():
+                yield _postprocessed(trajectory, postprocess_trajectory)
+
+    return run()
+
+
+def collect_samples(
+    pool: WorkerPool | Sampler,
+    get_actions: GetActions,
+    *,
+    total_samples: int,
+    clip_length: int = 1,
+    min_trajectory_length: int | None = None,
+    max_trajectory_length: int | None = None,
+    min_batch_size: int = 1,
+    max_batch_size: int | None = None,
+    max_wait_time: float = 0.1,
+    optimal: bool = False,
+    postprocess_trajectory: PostprocessTrajectory | None = None,
+    postprocess_trajectories: PostprocessTrajectories | None = None,
+    progress: bool | Progress = False,
+    counts: SamplingCounts | None = None,
+) -> list[SampledTrajectory]:
+    """Returns trajectories with exactly `total_samples` samples in all; see `iter_samples`.
+
+    Args:
+      pool: The workers, or a `Sampler` over them.
+      get_actions: Observations `[N, ...]` and `optimal` to actions `[N, ...]`, or with extras.
+      total_samples: Environment steps to return.
+      clip_length: Steps that a clip of these samples spans.
+      min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None.
+      max_trajectory_length: Longer ones are cut; None for no bound.
+      min_batch_size: States to wait for.
+      max_batch_size: States of one call of `get_actions` at most; None for the size of the pool.
+      max_wait_time: Seconds.
+      optimal: Handed on.
+      postprocess_trajectory: Called with every trajectory; returns one of the same length.
+      postprocess_trajectories: Called once with the list of all trajectories, after the other hook
+        with each; returns the list to return.
+      progress: Whether to show a progress bar, or one to use.
+      counts: What happened is added to it.
+
+    Raises:
+      UserError: As `iter_samples`, or the hook returns something else than trajectories.
+      WorkerError: As `iter_samples`.
+    """
+    if total_samples is None:
+        raise UserError(
+            "total_samples",
+            expected="an integer of at least 1",
+            got="None",
+            remedy="A stream without an end is only for iter_samples.",
+        )
+    trajectories = list(
+        iter_samples(
+            pool,
+            get_actions,
+            total_samples=total_samples,
+            clip_length=clip_length,
+            min_trajectory_length=min_trajectory_length,
+            max_trajectory_length=max_trajectory_length,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            max_wait_time=max_wait_time,
+            optimal=optimal,
+            postprocess_trajectory=postprocess_trajectory,
+            progress=progress,
+            counts=counts,
+        )
+    )
+    if postprocess_trajectories is None:
+        return trajectories
+    return [_checked(t) for t in _sequence(postprocess_trajectories(trajectories))]
+
+
+def _postprocessed(
+    trajectory: SampledTrajectory, hook: PostprocessTrajectory | None
+) -> SampledTrajectory:
+    if hook is None:
+        return trajectory
+    result = _checked(hook(trajectory), "postprocess_trajectory")
+    if len(result) != len(trajectory):
+        raise UserError(
+            "postprocess_trajectory",
+            expected=f"the {len(trajectory)} samples that it was given",
+            got=str(len(result)),
+            remedy="Add to extras or change values; the number of samples is a promise.",
+        )
+    return result
+
+
+def _checked(result: object, hook: str = "postprocess_trajectories") -> SampledTrajectory:
+    if isinstance(result, SampledTrajectory):
+        return result
+    raise UserError(
+        hook,
+        expected="a SampledTrajectory" if hook == "postprocess_trajectory" else "a list of them",
+        got=type(result).__name__,
+        remedy="Return trajectory.replace(...).",
+    )
+
+
+def _sequence(result: Sequence[SampledTrajectory]) -> Sequence[SampledTrajectory]:
+    if isinstance(result, list | tuple):
+        return result
+    raise UserError(
+        "postprocess_trajectories",
+        expected="a list of SampledTrajectory",
+        got=type(result).__name__,
+        remedy="Return the list of trajectories to use.",
+    )
+
+
+def _check_progress(progress: bool | Progress, total: int | None) -> None:
+    if progress and total is None:
+        raise UserError(
+            "progress",
+            expected="False for a stream without an end",
+            got=repr(progress),
+            remedy="Leave it out, or give total_samples.",
+        )
+
+
+@contextlib.contextmanager
+def _shown(progress: bool | Progress, bounds: SamplingBounds) -> Iterator[Callable[[int], None]]:
+    if isinstance(progress, Progress):
+        yield progress.update
+    elif progress:
+        with Progress(bounds.total_samples, "samples") as bar:
+            yield bar.update
+    else:
+        yield lambda done: None
