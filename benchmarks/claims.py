@@ -15,6 +15,7 @@ class Claim:
       variant: Tells claims of one gin file apart.
       bindings: Gin bindings besides the file.
       note: What else there is to know about the figure.
+      one_seed: What a single seed has to reach where seeds differ much; None for the target.
     """
 
     gin_file: str
@@ -23,6 +24,7 @@ class Claim:
     variant: str = ""
     bindings: tuple[str, ...] = ()
     note: str = ""
+    one_seed: float | None = None
 
     @property
     def name(self) -> str:
@@ -38,6 +40,10 @@ class Claim:
     def holds(self, mean: float) -> bool:
         """Whether a mean reaches the target."""
         return mean <= self.target if self.at_most else mean >= self.target
+
+    def holds_for_one(self, figure: float) -> bool:
+        """Whether the figure of a single seed is one that the mean can be made of."""
+        return self.holds(figure) if self.one_seed is None else figure >= self.one_seed
 
 
 CLAIMS = (
@@ -82,5 +88,6 @@ CLAIMS = (
             "eval/make_env.max_episode_steps = 1000",
         ),
         note="no sticky actions and at most 1000 steps, as in gymnax; for the target see below",
+        one_seed=20,  # of five seeds the lowest ended at 29, the highest at 89
     ),
 )

@@ -14,6 +14,7 @@ from tfrl.errors import UserError
 
 @pytest.fixture(autouse=True)
 def _own_registries(monkeypatch):
+    registry.env_ids()  # what ships is registered once in a process, not in the copies below
     monkeypatch.setattr(registry, "_SUITES", dict(registry._SUITES))
     monkeypatch.setattr(registry, "_TASKS", {s: dict(t) for s, t in registry._TASKS.items()})
 
@@ -78,7 +79,7 @@ def test_missing_suite_suggests_the_id():
         "env_id: expected suite:task, for example tf:CartPole-v1, got 'CartPole-v1'. "
         "Did you mean tf:CartPole-v1?"
     )
-    assert "has the suites pettingzoo, testing, tf" in message("qqqqqq")
+    assert "has the suites envpool, gymnasium, pettingzoo, testing, tf" in message("qqqqqq")
     assert "got 3" in message(3)
 
 
@@ -86,8 +87,8 @@ def test_missing_suite_suggests_the_id():
 def test_a_suite_that_this_version_does_not_have(suite):
     assert message(f"{suite}:Zzz") == (
         f"environment suite '{suite}': expected one of the suites of tfrl {__version__}: "
-        f"pettingzoo, testing, tf, got {suite}:Zzz, which this version does not have. "
-        "Choose one of them."
+        f"envpool, gymnasium, pettingzoo, testing, tf, got {suite}:Zzz, which this version does "
+        "not have. Choose one of them."
     )
 
 

@@ -110,6 +110,7 @@ def test_eager_steps_trace_once():
 
 
 def test_registered_with_make_env(monkeypatch):
+    registry.env_ids()  # what ships is registered once in a process, not in the copies below
     monkeypatch.setattr(registry, "_SUITES", dict(registry._SUITES))
     monkeypatch.setattr(registry, "_TASKS", {s: dict(t) for s, t in registry._TASKS.items()})
     register("mine:Walk", lambda num_envs, noise=0.5: vectorize(Walk(noise=noise), num_envs), 6)

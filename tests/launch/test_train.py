@@ -89,7 +89,7 @@ def test_run_folder(first):
     assert {"versions", "git_hash", "device", "intra_op_threads"} <= set(metadata)
     assert metadata["configuration"]["make_env.env_id"] == "'tf:CartPole-v1'"
     config = (root / "operative_config.gin").read_text()
-    for line in ("train.total_env_steps = 512", "PPO.hidden = (64, 64)", "num_envs = 4"):
+    for line in ("train.total_env_steps = 512", "PPO.hidden = None", "num_envs = 4"):
         assert line in config
 
 

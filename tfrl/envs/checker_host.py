@@ -51,7 +51,7 @@ def check_before_training(env: Env, seed: int, steps: int = 50, seconds: float =
       UserError: For the first thing that is wrong.
     """
     if isinstance(env, HostEnv):
-        with env.copy(min(2, env.num_envs)) as copy:
+        with env.halves[0].copy(min(2, env.num_envs)) as copy:
             check_host(copy, steps, seed, stochastic=False, seconds=seconds)
     elif not host.on_host(env):
         check_env(env, max(1, steps // 10), seed, stochastic=False)
@@ -72,6 +72,10 @@ def check_host(
     Raises:
       UserError: For the first thing that is wrong.
     """
+    if len(env.halves) > 1:
+        for half in env.halves:
+            check_host(half, steps, seed, stochastic, seconds)
+        return
     size = check_num_envs(env.num_envs)
     for name, spec in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
         for path, leaf in struct.paths(spec).items():

@@ -42,6 +42,15 @@ class HostEnv(Env):
 
     on_host = True
 
+    @property
+    def halves(self) -> "tuple[HostEnv, ...]":
+        """The batches that are stepped in turn; here one, see `tfrl.envs.host_halves`."""
+        return (self,)
+
+    def states_of(self, state: EnvState) -> list[EnvState]:
+        """Parts a state into those of `halves`."""
+        return [state]
+
     def __init__(
         self, backend: Backend, autoreset: Autoreset | str, rewards: Sequence[HostReward] = ()
     ):
@@ -172,7 +181,11 @@ class HostEnv(Env):
           key: An int seed, or int32 [2] as for device environments. Environment i begins with a
             seed of its own that follows from it, whatever the number of environments.
         """
-        step = self.backend.reset(row_seeds(key, self.num_envs))
+        return self.begin(row_seeds(key, self.num_envs))
+
+    def begin(self, seeds: np.ndarray) -> EnvState:
+        """Starts an episode in every environment with its seed, int64 `[B]`."""
+        step = self.backend.reset(seeds)
         self._returns[:], self._lengths[:], self._ended[:] = 0, 0, False
         self._frozen = None
         for paid in self._rewards:

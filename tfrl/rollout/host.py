@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl import seeding
 from tfrl.envs.host_env import HostEnv, where
+from tfrl.envs.host_halves import join, split
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.rollout.packing import leaves_of
 from tfrl.rollout.step import SAME_STEP_MODES
@@ -45,13 +47,22 @@ class HostPlayer:
         self._restarts = env.autoreset in SAME_STEP_MODES
         self._policy.begin(agent_state, key, length, env_state.obs, self.carry)
 
-    def step(self, t: int) -> tuple[Nest, Nest]:
-        """Acts and steps; returns the action and the extras."""
-        action, carry, extras = self._policy.act(self.state.obs, t, self.carry)
-        self.state = self.env.step(self.state, action)
-        if carry is not None:
-            self.carry = self._next_carry(carry)
+    def step(self, t: int) -> None:
+        """Acts and steps."""
+        self.send(t)
+        self.receive()
+
+    def send(self, t: int) -> tuple[Nest, Nest]:
+        """Acts and starts step t; returns the action and the extras."""
+        action, self._after, extras = self._policy.act(self.state.obs, t, self.carry)
+        self.env.send(self.state, action)
         return action, extras
+
+    def receive(self) -> None:
+        """Ends the step."""
+        self.state = self.env.receive()
+        if self._after is not None:
+            self.carry = self._next_carry(self._after)
 
     def _next_carry(self, carry: Nest) -> Nest:
         """The fresh one in rows whose observation starts an episode."""
@@ -85,6 +96,64 @@ class Rows:
         return tf.nest.pack_sequence_as(self._form, self._arrays)
 
 
+class _Record:
+    """The experience of a player, and what a rollout makes of it."""
+
+    def __init__(self, player: HostPlayer, length: int, fields: Sequence[str]):
+        self.player = player
+        self._fields = fields
+        self._same_step = player.env.autoreset in SAME_STEP_MODES
+        self._obs = Rows(length + 1)
+        self._sent = Rows(length)
+        self._steps = Rows(length)
+        self._valid = np.zeros((length, player.env.num_envs), bool)
+        self._ends: list[tuple[int, np.ndarray, Nest]] = []
+        self.over = np.zeros(player.env.num_envs, bool)  # where an episode has ended
+        self._obs.put(0, player.state.obs)
+
+    def send(self, t: int) -> None:
+        """Starts step t."""
+        action, extras = self.player.send(t)
+        row = {"action": action}
+        if extras is not None:
+            row["policy_extras"] = extras
+        self._sent.put(t, row)
+
+    def receive(self, t: int) -> None:
+        """Ends step t."""
+        self.player.receive()
+        state = self.player.state
+        row = {
+            "reward": state.reward,
+            "termination": state.termination,
+            "truncation": state.truncation,
+        }
+        if self._fields:
+            row["env_extras"] = {n: state.info[n] for n in self._fields}
+        self._steps.put(t, row)
+        self._obs.put(t + 1, state.obs)
+        self._valid[t] = ~state.info["autoreset"]
+        ended = state.termination | state.truncation
+        if ended.any():
+            self.over |= ended
+            if self._same_step:
+                self._ends.append((t, ended, state.info["final_obs"]))
+
+    def trajectory(self) -> Trajectory:
+        """Returns all steps, in NumPy."""
+        obs = self._obs.nest()
+        next_obs = tf.nest.map_structure(lambda x: x[1:], obs)
+        if self._ends:
+            next_obs = _with_ends(next_obs, self._ends)
+        return Trajectory(
+            obs=tf.nest.map_structure(lambda x: x[:-1], obs),
+            next_obs=next_obs,
+            valid=self._valid,
+            **self._sent.nest(),
+            **self._steps.nest(),
+        )
+
+
 def host_rollout(
     env: HostEnv,
     agent: Any,
@@ -99,6 +168,9 @@ def host_rollout(
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Is `rollout` on a host environment; see there.
 
+    Halves (`tfrl.envs.host_halves`) are stepped in turn: while one steps, the agent acts for the
+    other.
+
     Args:
       env: The environments.
       agent: The agent.
@@ -112,48 +184,58 @@ def host_rollout(
       one_episode: Whether it may stop as soon as every environment has ended an episode; the rows
         after that are invalid zeros.
     """
-    player = HostPlayer(env, agent, env_state, agent_state, key, length, action_fn, carry)
-    same_step = player.env.autoreset in SAME_STEP_MODES
-    size = env.num_envs
-    rows = Rows(length + 1)  # of observations
-    steps = Rows(length)
-    valid = np.zeros((length, size), bool)
-    ends: list[tuple[int, np.ndarray, Nest]] = []
-    over = np.zeros(size, bool)
-    rows.put(0, env_state.obs)
+    halves, states = env.halves, env.states_of(env_state)
+    several = len(halves) > 1
+    carries = [carry] if not several or carry is None else split(carry)
+    records = [
+        _Record(
+            HostPlayer(
+                half,
+                agent,
+                states[i],
+                agent_state,
+                seeding.fold_in(key, i) if several else key,
+                length,
+                action_fn,
+                carries[i] if carry is not None else None,
+            ),
+            length,
+            fields,
+        )
+        for i, half in enumerate(halves)
+    ]
     with np.errstate(all="ignore"):
-        for t in range(length):
-            action, extras = player.step(t)
-            state = player.state
-            row = {
-                "action": action,
-                "reward": state.reward,
-                "termination": state.termination,
-                "truncation": state.truncation,
-            }
-            if extras is not None:
-                row["policy_extras"] = extras
-            if fields:
-                row["env_extras"] = {n: state.info[n] for n in fields}
-            steps.put(t, row)
-            rows.put(t + 1, state.obs)
-            valid[t] = ~state.info["autoreset"]
-            ended = state.termination | state.truncation
-            if ended.any():
-                if same_step:
-                    ends.append((t, ended, state.info["final_obs"]))
-                over |= ended
-                if one_episode and over.all():
-                    break
-    found = steps.nest()
-    obs = rows.nest()
-    next_obs = tf.nest.map_structure(lambda x: x[1:], obs)
-    if ends:
-        next_obs = _with_ends(next_obs, ends)
-    trajectory = Trajectory(
-        obs=tf.nest.map_structure(lambda x: x[:-1], obs), next_obs=next_obs, valid=valid, **found
-    )
-    return tf.nest.map_structure(tf.convert_to_tensor, trajectory), player.state, player.carry
+        _play(records, length, one_episode)
+    players = [record.player for record in records]
+    found = [record.trajectory() for record in records]
+    if not several:
+        trajectory, state, after = found[0], players[0].state, players[0].carry
+    else:
+        state = join([player.state for player in players])
+        trajectory = _beside(found, axis=1)
+        after = None if players[0].carry is None else _beside([p.carry for p in players], axis=0)
+    return tf.nest.map_structure(tf.convert_to_tensor, trajectory), state, after
+
+
+def _play(records: list[_Record], length: int, one_episode: bool) -> None:
+    """Steps all records in turn; a step is received just before the next one is sent."""
+    for record in records:
+        record.send(0)
+    for t in range(1, length + 1):
+        going = []
+        for record in records:
+            record.receive(t - 1)
+            if t < length and not (one_episode and record.over.all()):
+                record.send(t)
+                going.append(record)
+        if not going:
+            return
+        records = going
+
+
+def _beside(nests: list[Nest], axis: int) -> Nest:
+    """Puts the rows of nests beside each other."""
+    return tf.nest.map_structure(lambda *xs: np.concatenate(xs, axis=axis), *nests)
 
 
 def blank_trajectory(

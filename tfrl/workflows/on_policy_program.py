@@ -154,11 +154,15 @@ class OnPolicyProgram:
     def _choose_acting(self, progress: Progress, asked: str) -> str:
         """How the policy is called on the host: as asked, or whatever is faster."""
         workflow = self._workflow
-        policy = policy_for(workflow.env, workflow.agent, workflow.agent.compute_actions)
+        agent = workflow.agent
+        policies = [policy_for(half, agent, agent.compute_actions) for half in workflow.env.halves]
+        policy = policies[0]
         policy.mode = None if asked == "auto" else asked
-        env_state = progress.env_state
+        env_state = workflow.env.states_of(progress.env_state)[0]
         carry = None if progress.carry is None else policy.fresh_carry()
         policy.begin(self.acting_state(), progress.key, 4, env_state.obs, carry)
+        for other in policies:
+            other.mode = policy.mode
         return str(policy.mode)
 
     def _choose_loop(self, asked: str) -> str:

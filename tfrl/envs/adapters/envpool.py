@@ -8,6 +8,7 @@ from tfrl.envs.adapters.envpool_backend import EnvPoolBackend
 from tfrl.envs.core import Autoreset
 from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_halves import buffered
 from tfrl.envs.host_wrappers import split_wrappers
 from tfrl.errors import UserError, did_you_mean, nearest
 
@@ -32,6 +33,7 @@ def make_envpool(
     wrappers: Sequence[Callable[..., Any]] = (),
     outer_wrappers: Sequence[Callable[..., Any]] = (),
     info_fields: Sequence[str] = (),
+    double_buffer: bool = False,
     **kwargs: Any,
 ) -> HostEnv:
     """Makes `envpool:<id>`, for example `envpool:Pong-v5`.
@@ -49,6 +51,8 @@ def make_envpool(
       wrappers: None: there is no Python around an environment.
       outer_wrappers: `RewardScale`, `RewardClip` and `RewardNormalize` only.
       info_fields: Names of numbers in `info` that each state's `info` shall have, float32 `[B]`.
+      double_buffer: Whether two halves of the batch are stepped in turn, one in EnvPool's threads
+        while the policy acts for the other.
       **kwargs: EnvPool's own options of the task, for example `num_threads`, `episodic_life`,
         `reward_clip`, `repeat_action_probability`.
 
@@ -79,15 +83,19 @@ def make_envpool(
         )
     _check_options(name, envpool.make_spec(task).config._fields, kwargs, max_episode_steps)
     mode = Autoreset.SAME_STEP if autoreset is Autoreset.SAME_STEP else Autoreset.NEXT_STEP
-    backend = EnvPoolBackend(
-        task,
-        num_envs,
-        autoreset=mode,
-        max_episode_steps=max_episode_steps,
-        info_fields=tuple(info_fields),
-        options=kwargs,
-    )
-    return HostEnv(backend, autoreset).wrapped(rewards)
+
+    def make(size: int) -> HostEnv:
+        backend = EnvPoolBackend(
+            task,
+            size,
+            autoreset=mode,
+            max_episode_steps=max_episode_steps,
+            info_fields=tuple(info_fields),
+            options=kwargs,
+        )
+        return HostEnv(backend, autoreset)
+
+    return buffered(name, make, num_envs, double_buffer).wrapped(rewards)
 
 
 def _check_options(
@@ -106,7 +114,7 @@ def _check_options(
     own = sorted(set(fields) - hidden)
     unknown = sorted(set(kwargs) - set(own))
     if unknown:
-        close = nearest(unknown[0], [*own, "info_fields"])
+        close = nearest(unknown[0], [*own, "info_fields", "double_buffer"])
         raise UserError(
             f"make_env({name!r})",
             expected=f"options of the task ({', '.join(own)}) or info_fields",

@@ -11,6 +11,7 @@ from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, Source
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_halves import buffered
 from tfrl.envs.host_wrappers import split_wrappers
 from tfrl.errors import UserError, did_you_mean
 
@@ -30,6 +31,7 @@ def make_gymnasium(
     info_fields: Sequence[str] = (),
     atari: bool = True,
     timeout: float = 60.0,
+    double_buffer: bool = False,
     **kwargs: Any,
 ) -> HostEnv:
     """Makes `gymnasium:<id>`, for example `gymnasium:HalfCheetah-v5`.
@@ -52,6 +54,8 @@ def make_gymnasium(
       atari: False to leave the frames of Atari games as they are, else see `AtariOptions`, whose
         fields are further arguments.
       timeout: Seconds that the processes of `async` may take for the start, a reset or a step.
+      double_buffer: Whether two halves of the batch are stepped in turn: with `async` one half
+        steps while the policy acts for the other.
       **kwargs: Arguments of the task.
 
     Raises:
@@ -80,12 +84,14 @@ def make_gymnasium(
         atari=options,
         timeout=timeout,
     )
-    return HostEnv(GymnasiumBackend(source, num_envs), autoreset).wrapped(rewards)
+    return buffered(
+        name, lambda n: HostEnv(GymnasiumBackend(source, n), autoreset), num_envs, double_buffer
+    ).wrapped(rewards)
 
 
 def _general(options: AtariOptions | None) -> list[str]:
     """The names of the suite's own arguments."""
-    names = ["vectorization", "render_mode", "info_fields", "timeout"]
+    names = ["vectorization", "render_mode", "info_fields", "timeout", "double_buffer"]
     return names if options is None else [*names, "atari", *AtariOptions.names()]
 
 
