@@ -85,14 +85,14 @@ class ArgumentsTest(parameterized.TestCase):
         (
             dict(end=1),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or of the suite (double_buffer, info_fields, render_mode, timeout, vectorization), got end. Did you "
-            "mean ends?",
+            "or of the suite (double_buffer, info_fields, render_mode, timeout, vectorization), "
+            "got end. Did you mean ends?",
         ),
         (
             dict(vectorisation="sync"),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or of the suite (double_buffer, info_fields, render_mode, timeout, vectorization), got "
-            "vectorisation. Did you mean vectorization?",
+            "or of the suite (double_buffer, info_fields, render_mode, timeout, vectorization), "
+            "got vectorisation. Did you mean vectorization?",
         ),
         (
             dict(vectorization="asynch"),
