@@ -347,7 +347,7 @@ class OnPolicyProgram:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
         timed = self._timed
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
-        keys = seeding.split(seeding.fold_in(progress.key, progress.iterations), 2)
+        keys = _keys_of(progress.key, progress.iterations)
         with tf.control_dependencies([start]):
             out = self._roll(progress, keys[0])
         with tf.control_dependencies(_data(self.replicas.local(out))):
@@ -452,6 +452,12 @@ class OnPolicyProgram:
         if mode != "eager":
             everywhere = tf.function(counted_apart(everywhere), autograph=False)
         return lambda key: evaluator.result(everywhere(key))
+
+
+@functools.partial(tf.function, autograph=False)
+def _keys_of(key: tf.Tensor, iteration: tf.Tensor) -> tf.Tensor:
+    """The keys [2, 2] of an iteration's rollout and update; a graph, since a loop may be eager."""
+    return seeding.split(seeding.fold_in(key, iteration), 2)
 
 
 def _data(nest: Nest) -> list[tf.Tensor]:
