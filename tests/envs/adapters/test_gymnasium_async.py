@@ -167,7 +167,15 @@ class EndsTest(absltest.TestCase):
             self.assertLen(pids, 2)
             if kill is not None:
                 parent.send_signal(kill)
-            parent.wait(30)
+            try:
+                parent.wait(15)
+            except subprocess.TimeoutExpired:
+                if kill is None:
+                    parent.kill()
+                    raise
+                # Python loses a KeyboardInterrupt that is raised in a finalizer: once more, then.
+                parent.send_signal(kill)
+                parent.wait(30)
         self.assertEmpty(gone(pids, 10.0))
 
     def test_the_parent_is_killed(self):
