@@ -151,7 +151,8 @@ class Evaluator(struct.Struct):
             return compiled(fn, self.compile)
         if self.compile != "auto":
             action_fn = self.action_fn or self.agent.evaluate_actions
-            policy_for(self.env, self.agent, action_fn).mode = self.compile
+            for env in {self.env, *self.env.halves}:
+                policy_for(env, self.agent, action_fn).mode = self.compile
         return fn
 
     def start(self, key: tf.Tensor) -> Any:
