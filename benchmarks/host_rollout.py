@@ -6,7 +6,8 @@
 One JSON line a measurement:
 
 * `train`: whole PPO iterations on Gymnasium's CartPole at 8 and 64 environments; with --peers
-  Stable-Baselines3's right after, in an environment of its own (`make bench-peers` makes it).
+  alternating with Stable-Baselines3's, which has an installation of its own (`make bench-peers`
+  makes it).
 * `collect`: steps of a 2x64 policy alone at 32 environments, alternating with TF-Agents'
   DynamicStepDriver on the same task.
 * `envpool`: steps of a 2x64 policy in EnvPool's HalfCheetah, alternating with EnvPool stepped with
@@ -15,6 +16,7 @@ One JSON line a measurement:
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -150,22 +152,31 @@ def measure_train(args: argparse.Namespace) -> None:
     """Prints the lines of `train`."""
     for num_envs in (8, 64):
         run, choices = trainer(num_envs, args.seconds)
-        figures: dict[str, Any] = {"compile": choices}
-        rate = measure.medians(measure.alternate({"tfrl": run}, args.rounds))["tfrl"]
+        contestants = {"tfrl": run}
         if args.peers:
-            peer = measure.peer("peer_sb3.py", f"--num_envs={num_envs}")
-            if peer is None:
-                raise SystemExit("Stable-Baselines3 is not installed here; run: make bench-peers")
-            figures["sb3_env_steps_per_second"] = peer["env_steps_per_second"]
-            figures["ratio_to_sb3"] = rate / peer["env_steps_per_second"]
+            contestants["sb3"] = functools.partial(sb3, num_envs)
+        rates = measure.medians(measure.alternate(contestants, args.rounds))
+        rate, figures = rates["tfrl"], {}
+        if args.peers:
+            figures["sb3_env_steps_per_second"] = rates["sb3"]
+            figures["ratio_to_sb3"] = rate / rates["sb3"]
         measure.emit(
             benchmark="host_rollout",
             measured="train",
             env=CARTPOLE,
             num_envs=num_envs,
             env_steps_per_second=rate,
+            compile=choices,
             **figures,
         )
+
+
+def sb3(num_envs: int) -> float:
+    """Returns Stable-Baselines3's rate, in a process of its own."""
+    found = measure.peer("peer_sb3.py", f"--num_envs={num_envs}")
+    if found is None:
+        raise SystemExit("Stable-Baselines3 is not installed here; run: make bench-peers")
+    return float(found["env_steps_per_second"])
 
 
 def beside(

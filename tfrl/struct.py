@@ -207,17 +207,25 @@ def _hash(self: Any) -> int:
     return hash(type(self))
 
 
-def _wrap_init(cls: type) -> None:
+def _wrap_init(cls: type, own_init: bool) -> None:
     """Checks static values after `__init__`, and opens derived fields during it."""
     init = cls.__init__  # type: ignore[misc]
+    layout: _Layout = cls._tfrl_layout  # type: ignore[attr-defined]
+    # Where fields are all there is, one update of __dict__ does what the generated function does:
+    # environments on the host make a record at every step.
+    simple = not (own_init or layout.derived or hasattr(cls, "__post_init__"))
+    every = frozenset((*layout.static, *layout.dynamic)) if simple else None
 
     @functools.wraps(init)
     def checked_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        object.__setattr__(self, _BUILDING, True)
-        try:
-            init(self, *args, **kwargs)
-        finally:
-            object.__delattr__(self, _BUILDING)
+        if type(self) is cls and not args and kwargs.keys() == every:
+            self.__dict__.update(kwargs)
+        else:
+            object.__setattr__(self, _BUILDING, True)
+            try:
+                init(self, *args, **kwargs)
+            finally:
+                object.__delattr__(self, _BUILDING)
         layout: _Layout = type(self)._tfrl_layout
         for name in layout.static:
             _check_static(type(self), name, getattr(self, name))
@@ -233,6 +241,7 @@ def _wrap_init(cls: type) -> None:
 
 def _build(cls: type[T], *, static_default: bool) -> type[T]:
     # frozen=True would refuse the derived fields; our own __setattr__ freezes instead.
+    own_init = "__init__" in cls.__dict__
     cls = dataclasses.dataclass(kw_only=True, eq=False)(cls)
     static, dynamic, derived_names = [], [], []
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -253,7 +262,7 @@ def _build(cls: type[T], *, static_default: bool) -> type[T]:
         namespace.__hash__ = _hash
     if "replace" not in cls.__dict__:
         namespace.replace = _replace
-    _wrap_init(cls)
+    _wrap_init(cls, own_init)
     return cls
 
 

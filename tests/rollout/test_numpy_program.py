@@ -111,7 +111,7 @@ def program_of(fn):
     program = NumpyProgram(
         lambda state, key, x: fn(x, state["w"]), {"w": spec}, [tf.TensorSpec([3, 4], tf.float32)]
     )
-    program.begin({"w": w}, seeding.split(seeding.key(0), 2))
+    program.begin({"w": w}, seeding.key(0), 2)
     return program, x, w
 
 
@@ -169,7 +169,7 @@ class DependenceTest(parameterized.TestCase):
 
         program = NumpyProgram(fn, tf.TensorSpec([]), [tf.TensorSpec([3])])
         keys = seeding.split(seeding.key(5), 4)
-        program.begin(np.float32(3), keys)
+        program.begin(np.float32(3), seeding.key(5), 4)
         x = np.arange(3, dtype=np.float32)
         for t in (0, 3, 1):
             want = fn(tf.constant(3.0), keys[t], tf.constant(x))
@@ -185,7 +185,7 @@ class DependenceTest(parameterized.TestCase):
         )
         found = []
         for state, seed in ((0.0, 0), (1.0, 0), (1.0, 1)):
-            program.begin(np.float32(state), seeding.split(seeding.key(seed), 2))
+            program.begin(np.float32(state), seeding.key(seed), 2)
             found.append(program.run(1, [np.float32(2)]))
         np.testing.assert_allclose([f[0] for f in found], [2, 2 * np.e, 2 * np.e], rtol=1e-6)
         self.assertEqual(found[0][1], found[1][1])
@@ -227,7 +227,7 @@ class DependenceTest(parameterized.TestCase):
             before = () if carry is None else carry
             program = NumpyProgram(fn, like(state), [tf.TensorSpec([3, 3]), like(before)])
             keys = seeding.split(seeding.key(1), 3)
-            program.begin(state, keys)
+            program.begin(state, seeding.key(1), 3)
             got = program.run(2, [obs, tf.nest.map_structure(np.asarray, before)])
             want = fn(state, keys[2], tf.constant(obs), before)
             for a, b in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):

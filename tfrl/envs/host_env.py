@@ -242,8 +242,7 @@ class HostEnv(Env):
     def _state(self, step: Step, first: np.ndarray, reward: np.ndarray | None = None) -> EnvState:
         """Makes the state of an answer; `first` are rows that exist because of an autoreset."""
         self._token += 1
-        termination = np.array(step.termination, bool)
-        truncation = np.array(step.truncation, bool)
+        termination, truncation = step.termination, step.truncation
         self._ended = termination | truncation
         if reward is None:
             reward = np.zeros(self.num_envs, np.float32)

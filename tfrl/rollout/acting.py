@@ -62,18 +62,17 @@ class HostPolicy:
           obs: The first observation, to try on.
           carry: The first recurrent state, or None.
         """
-        values = struct.values(agent_state)
-        keys = _split(key, length)
         if self.mode is None:
-            self.mode = self._choose(values, keys, obs, carry)
-        self._begin(self.mode, values, keys, carry)
+            self.mode = self._choose(agent_state, key, length, obs, carry)
+        self._begin(self.mode, agent_state, key, length, carry)
 
-    def _begin(self, mode: str, values: Any, keys: tf.Tensor, carry: Nest) -> None:
+    def _begin(self, mode: str, state: Any, key: tf.Tensor, length: int, carry: Nest) -> None:
         if mode == "numpy":
-            program = self._program or self._make_program(values, carry)
-            program.begin(values, keys)
+            program = self._program or self._make_program(state, carry)
+            program.begin(state, key, length)
             return
-        self._keys = keys.numpy()
+        values = struct.values(state)
+        self._keys = _split(key, length).numpy()
         if mode == "eager":
             self._published = values
         elif self._published is None:
@@ -114,8 +113,8 @@ class HostPolicy:
             self._compiled[mode] = tf.function(call, autograph=False, jit_compile=mode == "xla")
         return self._compiled[mode]
 
-    def _make_program(self, values: Any, carry: Nest) -> NumpyProgram:
-        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), values)
+    def _make_program(self, state: Any, carry: Nest) -> NumpyProgram:
+        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
         batch = self._env.num_envs
         obs = tf.nest.map_structure(
             lambda s: tf.TensorSpec([batch, *s.shape], s.dtype), self._env.obs_spec
@@ -127,16 +126,16 @@ class HostPolicy:
 
     # The choice.
 
-    def _choose(self, values: Any, keys: tf.Tensor, obs: Nest, carry: Nest) -> str:
+    def _choose(self, state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> str:
         """NumPy where it gives the same actions faster than a call of TensorFlow."""
         try:
-            self._begin("numpy", values, keys, carry)
+            self._begin("numpy", state, key, length, carry)
             ours = self._act("numpy", obs, 0, carry)
         except NotInNumpy as error:
             self.why_not_numpy = f"it has {error}"
             return "graph"
-        self._begin("graph", values, keys, carry)
-        for t in range(min(len(keys), 4)):
+        self._begin("graph", state, key, length, carry)
+        for t in range(min(length, 4)):
             ours, theirs = (self._act(mode, obs, t, carry) for mode in ("numpy", "graph"))
             if not _close(ours, theirs):
                 self.why_not_numpy = "its actions differ"

@@ -83,7 +83,7 @@ class Rows:
 
     def put(self, t: int, nest: Nest) -> None:
         """Stores step t."""
-        leaves = leaves_of(nest)
+        leaves = [nest] if type(nest) is np.ndarray else leaves_of(nest)
         if self._arrays is None:
             self._form = nest
             kinds = [np.asarray(x) for x in leaves]
@@ -101,11 +101,14 @@ class _Record:
 
     def __init__(self, player: HostPlayer, length: int, fields: Sequence[str]):
         self.player = player
-        self._fields = fields
         self._same_step = player.env.autoreset in SAME_STEP_MODES
         self._obs = Rows(length + 1)
-        self._sent = Rows(length)
-        self._steps = Rows(length)
+        # One after the other, not as one nest: taking nests apart takes longer than storing them.
+        names = ("action", "reward", "termination", "truncation")
+        self._rows = {name: Rows(length) for name in names}
+        self._extras: Rows | None = None
+        self._more = {name: Rows(length) for name in fields}
+        self._length = length
         self._valid = np.zeros((length, player.env.num_envs), bool)
         self._ends: list[tuple[int, np.ndarray, Nest]] = []
         self.over = np.zeros(player.env.num_envs, bool)  # where an episode has ended
@@ -114,25 +117,23 @@ class _Record:
     def send(self, t: int) -> None:
         """Starts step t."""
         action, extras = self.player.send(t)
-        row = {"action": action}
+        self._rows["action"].put(t, action)
         if extras is not None:
-            row["policy_extras"] = extras
-        self._sent.put(t, row)
+            if self._extras is None:
+                self._extras = Rows(self._length)
+            self._extras.put(t, extras)
 
     def receive(self, t: int) -> None:
         """Ends step t."""
         self.player.receive()
-        state = self.player.state
-        row = {
-            "reward": state.reward,
-            "termination": state.termination,
-            "truncation": state.truncation,
-        }
-        if self._fields:
-            row["env_extras"] = {n: state.info[n] for n in self._fields}
-        self._steps.put(t, row)
+        state, rows = self.player.state, self._rows
+        rows["reward"].put(t, state.reward)
+        rows["termination"].put(t, state.termination)
+        rows["truncation"].put(t, state.truncation)
+        for name, more in self._more.items():
+            more.put(t, state.info[name])
         self._obs.put(t + 1, state.obs)
-        self._valid[t] = ~state.info["autoreset"]
+        np.logical_not(state.info["autoreset"], out=self._valid[t])
         ended = state.termination | state.truncation
         if ended.any():
             self.over |= ended
@@ -149,8 +150,9 @@ class _Record:
             obs=tf.nest.map_structure(lambda x: x[:-1], obs),
             next_obs=next_obs,
             valid=self._valid,
-            **self._sent.nest(),
-            **self._steps.nest(),
+            policy_extras=None if self._extras is None else self._extras.nest(),
+            env_extras={name: more.nest() for name, more in self._more.items()} or None,
+            **{name: rows.nest() for name, rows in self._rows.items()},
         )
 
 

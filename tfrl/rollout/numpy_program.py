@@ -13,12 +13,13 @@ TensorFlow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.rollout.numpy_ops import OPS
+from tfrl import seeding
+from tfrl.rollout.numpy_ops import IN_TUPLES, OPS
 from tfrl.rollout.packing import leaves_of, packer
 from tfrl.types import Nest
 
@@ -33,7 +34,7 @@ class NotInNumpy(Exception):
 class NumpyProgram:
     """`fn(state, key, *inputs)`, run for one key after the other with the same state.
 
-    `begin(state, keys)`, then `run(t, inputs)` gives `fn(state, keys[t], *inputs)`.
+    `begin(state, key, length)`, then `run(t, inputs)` gives `fn(state, keys[t], *inputs)`.
     """
 
     def __init__(self, fn: Callable[..., Nest], state: Nest, inputs: Sequence[Nest]):
@@ -108,15 +109,17 @@ class NumpyProgram:
             self._values[self._slot(ref) :] = [value]
         ops = [op for op in needed if op.type not in _IGNORED]
         drawn = self._drawn(ops, wrapped.outputs)
-        self._calls: dict[int, list[Any]] = {_STATE: [], _STEP: []}
+        calls: dict[int, list[_Call]] = {_STATE: [], _STEP: []}
         for op in ops:
             level = max((self._levels[y.ref()] for y in op.outputs), default=_STATE)
             if level != _KEY:
-                self._calls[level].append(self._call(op))
+                calls[level].append(self._call(op))
+        self._state_calls = calls[_STATE]
         self._state_slots = [self._slot(x.ref()) for x in self._state_in]
-        self._input_slots = [self._slot(x.ref()) for x in self._step_in]
-        self._drawn_slots = [self._slot(x.ref()) for x in drawn]
-        self._output_slots = [self._slot(x.ref()) for x in wrapped.outputs]
+        given = [self._slot(x.ref()) for x in (*self._step_in, *drawn)]
+        results = [self._slot(x.ref()) for x in wrapped.outputs]
+        self._kept, self._step = _straight(calls[_STEP], given, results)
+        self._kept_values: list[Any] = []
         self._draw = self._draw_function(wrapped, drawn)
         self._draws: list[np.ndarray] = []
 
@@ -148,8 +151,9 @@ class NumpyProgram:
             return None
         one = wrapped.prune([self._key_in], drawn)
 
-        def all_keys(keys: tf.Tensor) -> list[tf.Tensor]:
+        def all_keys(key: tf.Tensor, length: int) -> list[tf.Tensor]:
             dtypes = [x.dtype for x in drawn]
+            keys = seeding.split(key, length)
             return tf.map_fn(lambda key: tuple(one(key)), keys, fn_output_signature=tuple(dtypes))
 
         return tf.function(all_keys, autograph=False, jit_compile=True)
@@ -159,7 +163,7 @@ class NumpyProgram:
             self._slots[ref] = len(self._slots)
         return self._slots[ref]
 
-    def _call(self, op: tf.Operation) -> tuple[Callable[..., Any], list[int], list[int]]:
+    def _call(self, op: tf.Operation) -> "_Call":
         if op.type not in OPS:
             raise NotInNumpy(f"the operation {op.type}")
         try:
@@ -167,35 +171,76 @@ class NumpyProgram:
         except NotImplementedError as error:
             raise NotInNumpy(str(error)) from error
         inputs = [self._slot(x.ref()) for x in op.inputs]
-        return fn, inputs, [self._slot(y.ref()) for y in op.outputs]
+        return _Call(fn, inputs, [self._slot(y.ref()) for y in op.outputs], op.type in IN_TUPLES)
 
     # Running.
 
-    def begin(self, state: Nest, keys: tf.Tensor) -> None:
-        """Takes the state and the keys `[T, 2]` of the steps to come."""
-        self._values += [None] * (len(self._slots) - len(self._values))
+    def begin(self, state: Nest, key: tf.Tensor, length: int) -> None:
+        """Takes the state and the key of `length` steps to come.
+
+        Args:
+          state: As the function takes it.
+          key: int32 [2]; step t is given `seeding.split(key, length)[t]`.
+          length: How many steps.
+        """
+        values = self._values
+        values += [None] * (len(self._slots) - len(values))
         for slot, leaf in zip(self._state_slots, tf.nest.flatten(state), strict=True):
-            self._values[slot] = np.asarray(leaf)
-        self._run(self._calls[_STATE])
+            values[slot] = np.asarray(leaf)
+        for fn, inputs, outputs, in_tuple in self._state_calls:
+            result = fn(*[values[i] for i in inputs])
+            for slot, value in zip(outputs, result if in_tuple else [result], strict=True):
+                values[slot] = value
+        self._kept_values = [values[slot] for slot in self._kept]
         if self._draw is not None:
-            self._draws = [x.numpy() for x in self._draw(keys)]
+            self._draws = [x.numpy() for x in self._draw(key, length)]
 
     def run(self, t: int, inputs: Sequence[Nest]) -> Nest:
         """Returns `fn(state, keys[t], *inputs)`, in NumPy."""
-        values = self._values
-        for slot, leaf in zip(self._input_slots, leaves_of(inputs), strict=True):
-            values[slot] = leaf
-        for slot, draws in zip(self._drawn_slots, self._draws, strict=True):
-            values[slot] = draws[t]
-        self._run(self._calls[_STEP])
-        return self._pack([values[slot] for slot in self._output_slots])
+        given = leaves_of(inputs)
+        for draws in self._draws:
+            given.append(draws[t])
+        return self._pack(self._step(self._kept_values, given))
 
-    def _run(self, calls: list[Any]) -> None:
-        values = self._values
-        for fn, inputs, outputs in calls:
-            result = fn(*[values[i] for i in inputs])
-            if len(outputs) == 1 and type(result) is not tuple:
-                values[outputs[0]] = result
-            else:
-                for slot, value in zip(outputs, result, strict=True):
-                    values[slot] = value
+
+class _Call(NamedTuple):
+    """One NumPy call: what it runs, the slots it reads and writes, and whether a tuple comes."""
+
+    fn: Callable[..., Any]
+    inputs: list[int]
+    outputs: list[int]
+    in_tuple: bool
+
+
+def _straight(
+    calls: Sequence[_Call], given: Sequence[int], results: Sequence[int]
+) -> tuple[list[int], Callable[[list[Any], list[Any]], list[Any]]]:
+    """Makes one Python function of calls: local variables in place of lists of slots.
+
+    Looking up slots takes as long as the arithmetic of a small policy.
+
+    Args:
+      calls: In order.
+      given: The slots whose values are new at every step.
+      results: The slots that the function returns.
+
+    Returns:
+      The slots whose values stay the same for many steps, and `step(kept, given)`, which returns
+      the values of `results`; the arguments are lists of the values of those slots.
+    """
+    made = {*given, *(slot for call in calls for slot in call.outputs)}
+    read = [slot for call in calls for slot in call.inputs] + list(results)
+    kept = list(dict.fromkeys(slot for slot in read if slot not in made))
+    lines = []
+    for names, slots in (("kept", kept), ("given", given)):
+        if slots:
+            lines.append(f"[{', '.join(f'v{slot}' for slot in slots)}] = {names}")
+    for i, call in enumerate(calls):
+        left = ", ".join(f"v{slot}" for slot in call.outputs)
+        left = f"[{left}]" if call.in_tuple else left
+        lines.append(f"{left} = f{i}({', '.join(f'v{slot}' for slot in call.inputs)})")
+    lines.append(f"return [{', '.join(f'v{slot}' for slot in results)}]")
+    source = "def step(kept, given):\n" + "\n".join(f"    {line}" for line in lines)
+    scope: dict[str, Any] = {f"f{i}": call.fn for i, call in enumerate(calls)}
+    exec(compile(source, "<tfrl NumpyProgram>", "exec"), scope)  # all of it was written above
+    return kept, scope["step"]

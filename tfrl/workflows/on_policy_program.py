@@ -19,7 +19,7 @@ from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import Learner
 from tfrl.rollout.acting import policy_for
 from tfrl.rollout.host import blank_trajectory
-from tfrl.types import EnvState, Nest
+from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows.seams import PythonSeam, Seam, auto_needs_timing
 
 # Rows of metrics that one call can return.
@@ -79,10 +79,11 @@ class OnPolicyProgram:
         # Environments on the host are stepped in Python, and so is the loop over the seams.
         self._in_python = isinstance(workflow.env, HostEnv)
         if self._in_python:
-            self.rollout: Seam = PythonSeam("rollout", self._collect_on_host)
+            self.rollout: Seam = PythonSeam("rollout", workflow.roll)
         else:
             self.rollout = Seam("rollout", workflow.collect)
         self._digest = tf.function(counted_apart(workflow.digest), autograph=False)
+        self._rest: Any = None
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla)
@@ -105,13 +106,6 @@ class OnPolicyProgram:
         self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False
     ) -> dict[str, tf.Tensor]:
         return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
-
-    def _collect_on_host(
-        self, agent_state: Any, env_state: EnvState, carry: Nest, key: tf.Tensor
-    ) -> Any:
-        """`collect` on the host: the steps in Python, the rest compiled."""
-        trajectory, env_state, carry = self._workflow.roll(agent_state, env_state, carry, key)
-        return self._digest(agent_state, trajectory).replace(env_state=env_state, carry=carry)
 
     def acting_state(self) -> Any:
         """Returns the values by which the agent acts, of the replica that this is called on."""
@@ -307,6 +301,7 @@ class OnPolicyProgram:
         """Modules have come or gone: everything is traced anew, in the modes chosen before."""
         for seam in (self.rollout, self.update):
             seam.forget_traces()
+        self._rest = None
         self._structure, self._evaluations, self._names = self.learner.structure_version, {}, []
 
     def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
@@ -345,16 +340,20 @@ class OnPolicyProgram:
 
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
-        timed = self._timed
-        start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
+        start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
         keys = _keys_of(progress.key, progress.iterations)
         with tf.control_dependencies([start]):
             out = self._roll(progress, keys[0])
+        return self._learn(progress, out, keys[1], start)
+
+    def _learn(self, progress: Progress, out: Any, key: tf.Tensor, start: tf.Tensor) -> Any:
+        """The part of an iteration behind the rollout; returns what `_iterate` returns."""
+        timed = self._timed
         with tf.control_dependencies(_data(self.replicas.local(out))):
             middle = tf.timestamp() if timed else start
         env_steps = progress.env_steps + out.counts["env_steps"]
         with tf.control_dependencies([middle]):
-            metrics = self.update(out.batch, keys[1], progress.env_steps)
+            metrics = self.update(out.batch, key, progress.env_steps)
         if out.normalizer is not None:
             # Only now: the loss must see the statistics that acted.
             with tf.control_dependencies(_data(metrics)):
@@ -409,15 +408,38 @@ class OnPolicyProgram:
         return progress, done, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _run_eagerly(self, progress: Progress, iterations: int, limit: int) -> Any:
+        iterate = self._iterate_on_host if self._in_python else self._iterate
         floats: list[Any] = []
         counters: list[Any] = []
         seconds = np.zeros(2)
         while len(floats) < iterations and int(progress.env_steps) < limit:
-            progress, f, c, s = self._iterate(progress)
+            progress, f, c, s = iterate(progress)
             floats.append(f.numpy())
             counters.append(c.numpy())
             seconds += s.numpy()
         return progress, len(floats), floats, counters, seconds
+
+    def _iterate_on_host(self, progress: Progress) -> Any:
+        """`_iterate` for environments that Python steps; all that follows them is one call."""
+        if self._structure != self.learner.structure_version:
+            self._forget_traces()
+        start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
+        keys = _keys_of(progress.key, progress.iterations)
+        # Variables as they are: reading them into tensors is dear, and nothing changes them.
+        acting = self._workflow.acting_state(self.learner)
+        played, env_state, carry = self.rollout(acting, progress.env_state, progress.carry, keys[0])
+        if self._rest is None:
+            rest = self._behind_the_host
+            eager = self.update.mode == "eager"
+            self._rest = rest if eager else tf.function(counted_apart(rest), autograph=False)
+        counts = progress.replace(env_state=None, carry=None)
+        progress, *found = self._rest(counts, played, keys[1], start)
+        return (progress.replace(env_state=env_state, carry=carry), *found)
+
+    def _behind_the_host(
+        self, progress: Progress, played: Trajectory, key: tf.Tensor, start: tf.Tensor
+    ) -> Any:
+        return self._learn(progress, self._digest(self.acting_state(), played), key, start)
 
     # Evaluation.
 
@@ -455,9 +477,9 @@ class OnPolicyProgram:
 
 
 @functools.partial(tf.function, autograph=False)
-def _keys_of(key: tf.Tensor, iteration: tf.Tensor) -> tf.Tensor:
-    """The keys [2, 2] of an iteration's rollout and update; a graph, since a loop may be eager."""
-    return seeding.split(seeding.fold_in(key, iteration), 2)
+def _keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
+    """The keys of an iteration's rollout and update; a graph, since a loop may be eager."""
+    return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
 
 
 def _data(nest: Nest) -> list[tf.Tensor]:
