@@ -79,7 +79,9 @@ def test_missing_suite_suggests_the_id():
         "env_id: expected suite:task, for example tf:CartPole-v1, got 'CartPole-v1'. "
         "Did you mean tf:CartPole-v1?"
     )
-    assert "has the suites envpool, gymnasium, pettingzoo, testing, tf" in message("qqqqqq")
+    assert "has the suites envpool, gymnasium, pettingzoo, testing, tf, tf_agents" in message(
+        "qqqqqq"
+    )
     assert "got 3" in message(3)
 
 
@@ -87,8 +89,8 @@ def test_missing_suite_suggests_the_id():
 def test_a_suite_that_this_version_does_not_have(suite):
     assert message(f"{suite}:Zzz") == (
         f"environment suite '{suite}': expected one of the suites of tfrl {__version__}: "
-        f"envpool, gymnasium, pettingzoo, testing, tf, got {suite}:Zzz, which this version does "
-        "not have. Choose one of them."
+        f"envpool, gymnasium, pettingzoo, testing, tf, tf_agents, got {suite}:Zzz, which this "
+        "version does not have. Choose one of them."
     )
 
 
