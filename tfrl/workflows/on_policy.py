@@ -35,46 +35,12 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.on_policy_program import MAX_ITERATIONS, OnPolicyProgram, Progress
+from tfrl.workflows.on_policy_state import OnPolicyState, RolloutResult
+from tfrl.workflows.on_policy_values import load_values, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided, minibatch_sizes
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
-
-
-@struct.dataclass
-class OnPolicyState(struct.Struct):
-    """A run of an `OnPolicyWorkflow`: all that a checkpoint must hold.
-
-    Attributes:
-      progress: What one iteration hands to the next: environments, carry, key and counters.
-      program: The learner's variables and the compiled functions over them.
-      version: Which step made this state; an older one was consumed.
-    """
-
-    progress: Progress
-    program: OnPolicyProgram = struct.field(static=True)
-    version: int = struct.field(static=True, default=0)
-
-
-@struct.dataclass
-class RolloutResult(struct.Struct):
-    """What the rollout seam gives to the update.
-
-    Attributes:
-      batch: Rows for the learner.
-      normalizer: The agent's statistics with this experience merged in, or None.
-      metrics: `{name: float32 scalar}` of the rollout.
-      counts: `{name: int64 scalar}`: `env_steps` (valid rows) and `episodes` that ended.
-      env_state: The environments after the rollout.
-      carry: The recurrent state after it, or None.
-    """
-
-    batch: Nest
-    normalizer: Nest
-    metrics: dict[str, tf.Tensor]
-    counts: dict[str, tf.Tensor]
-    env_state: EnvState | None = None
-    carry: Nest = None
 
 
 class OnPolicyWorkflow(Workflow):
@@ -412,7 +378,7 @@ class OnPolicyWorkflow(Workflow):
     def evaluate(self, state: OnPolicyState) -> tuple[dict[str, float], OnPolicyState]:
         """Runs `eval_episodes` greedy episodes; the keys follow from the iteration."""
         self._check_fresh(state)
-        result = state.program.evaluate(state.progress.iterations)
+        result = state.program.evaluations.evaluate(state.progress.iterations)
         return result.metrics(), state
 
     def final_evaluation(
@@ -421,7 +387,7 @@ class OnPolicyWorkflow(Workflow):
         """Runs `num_episodes` greedy episodes."""
         self._check_fresh(state)
         key = None if seed is None else seeding.stream(seeding.key(seed), "final_evaluation")
-        return state.program.evaluate(state.progress.iterations, num_episodes, key)
+        return state.program.evaluations.evaluate(state.progress.iterations, num_episodes, key)
 
     def video_env(self) -> Env:
         """The evaluation's environments, of which a video shows the first."""
@@ -471,95 +437,14 @@ class OnPolicyWorkflow(Workflow):
     def state_values(self, state: OnPolicyState) -> dict[str, Any]:
         """Every value of the run by path."""
         self._check_fresh(state)
-        progress = self._gathered(self._kept(state.progress))
-        values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
-        values.update({f"learner/{p}": v for p, v in state.program.learner.variables().items()})
-        return values
-
-    def _kept(self, progress: Progress) -> Progress:
-        """Progress without what a checkpoint cannot hold: environments on the host."""
-        if not isinstance(self.env, HostEnv):
-            return progress
-        return progress.replace(env_state=self.env.kept_state(), carry=None)
-
-    def _gathered(self, progress: Progress) -> Progress:
-        """Progress with what each replica has of its own stacked on a leading axis [R]."""
-        if not self.replicas.several:
-            return progress
-        own = _of_replicas(progress)
-        if self.replicas.num_workers == 1:
-            stacked = struct.stack(self.replicas.local(own))
-        else:
-            stacked = self.replicas.gathered(own)
-        return progress.replace(**stacked)
-
-    def _scattered(self, progress: Progress) -> Progress:
-        """The inverse of `_gathered`."""
-        if not self.replicas.several:
-            return progress
-
-        def own(stacked: Nest) -> Nest:
-            return tf.nest.map_structure(lambda x: x[self.replicas.index()], stacked)
-
-        return progress.replace(**self.replicas.run_once(own, _of_replicas(progress)))
+        return state_values(self, state)
 
     def load_values(
         self, state: OnPolicyState, values: Mapping[str, Any], *, environments: bool = True
     ) -> OnPolicyState:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
-        gathered = self._gathered(self._kept(state.progress))
-        want = struct.paths(gathered)
-        if not environments:
-            kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
-            values = {**values, **{f"progress/{p}": x for p, x in kept.items()}}
-        self._check_replicas(want, values)
-        leaves = [tf.convert_to_tensor(values[f"progress/{p}"]) for p in want]
-        progress = self._scattered(tf.nest.pack_sequence_as(gathered, leaves))
-        if isinstance(self.env, HostEnv):
-            progress = self._new_episodes(progress, state.progress, environments)
-        prefix = "learner/"
-        state.program.learner.assign_variables(
-            {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
-        )
-        state.program.version += 1
-        return state.replace(progress=progress, version=state.program.version)
-
-    def _new_episodes(self, progress: Progress, own: Progress, environments: bool) -> Progress:
-        """Progress of a checkpoint with environments that begin anew, by seeds that follow."""
-        if not environments:
-            return progress.replace(env_state=own.env_state, carry=own.carry)
-        key = seeding.fold_in(seeding.stream(progress.key, "episodes"), progress.iterations)
-        make_carry = getattr(self.agent, "initial_carry", None)
-        env: Any = self.env
-        env_state = env.reset(key)
-        env.load_kept_state(progress.env_state)
-        return progress.replace(
-            env_state=env_state,
-            carry=make_carry(self.env.num_envs) if make_carry else None,
-        )
-
-    def _check_replicas(self, want: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Refuses the environments of another number of replicas or environments."""
-        wrong = [
-            f"{p} of shape {tuple(values[f'progress/{p}'].shape)} for {tuple(x.shape)}"
-            for p, x in want.items()
-            if tuple(values[f"progress/{p}"].shape) != tuple(x.shape)
-        ]
-        if wrong:
-            raise UserError(
-                "the environments of the checkpoint",
-                expected=f"those of {self.env.num_envs} environments on "
-                f"{self.replicas.num_replicas} replica{'s' * self.replicas.several}",
-                got="; ".join(wrong[:3]),
-                remedy="Go on with the num_envs and the strategy that the run was started with.",
-            )
+        return load_values(self, state, values, environments)
 
     def compile_choices(self, state: OnPolicyState) -> dict[str, str]:
         """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
         return state.program.choose(state.progress)
-
-
-def _of_replicas(progress: Progress) -> dict[str, Nest]:
-    """What each replica has of its own."""
-    own = {"env_state": progress.env_state, "carry": progress.carry}
-    return {name: nest for name, nest in own.items() if nest is not None}

@@ -14,12 +14,11 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
-from tfrl.evaluation.evaluator import compiled
-from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import Learner
 from tfrl.rollout.acting import policy_for
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.workflows.on_policy_evaluation import Evaluations
 from tfrl.workflows.seams import PythonSeam, Seam, auto_needs_timing
 
 # Rows of metrics that one call can return.
@@ -74,7 +73,7 @@ class OnPolicyProgram:
         self.learner = learner
         self.version = 0
         self._workflow = workflow
-        self._eval_key = eval_key
+        self.evaluations = Evaluations(workflow, learner, eval_key)
         self.replicas = learner.replicas
         # Environments on the host are stepped in Python, and so is the loop over the seams.
         self._in_python = isinstance(workflow.env, HostEnv)
@@ -88,14 +87,13 @@ class OnPolicyProgram:
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla)
         self._structure = learner.structure_version
-        self._evaluations: dict[int, Any] = {}
         self._loop: Any = None
         self._names: list[str] = []
         self._loop_mode: str | None = None
 
     def clone(self) -> "OnPolicyProgram":
         """Returns a program over a copy of the learner, with the same compile choices."""
-        other = OnPolicyProgram(self._workflow, self.learner.clone(), self._eval_key)
+        other = OnPolicyProgram(self._workflow, self.learner.clone(), self.evaluations.key)
         other.rollout.mode, other.update.mode = self.rollout.mode, self.update.mode
         other._loop_mode = self._loop_mode
         other.rollout.seconds = dict(self.rollout.seconds)
@@ -142,7 +140,7 @@ class OnPolicyProgram:
             "loop": self._loop_mode,
             "rollout": str(self.rollout.mode),
             "update": str(self.update.mode),
-            "evaluation": self._evaluation_mode(),
+            "evaluation": self.evaluations.mode,
         }
 
     def _choose_acting(self, progress: Progress, asked: str) -> str:
@@ -171,15 +169,6 @@ class OnPolicyProgram:
         known = sum(t for t in seconds if t is not None)
         slow = None not in seconds and known > _FUSE_BELOW_SECONDS
         return "graph" if asked == "auto" and slow else "xla"
-
-    def _evaluation_mode(self) -> str:
-        """Graph on a CPU, where an episode's loop ends early, unless told otherwise."""
-        asked = self._workflow.compile["evaluation"]
-        if asked != "auto":
-            return asked
-        if on_host(self._workflow.eval_env):
-            return "auto" if self._in_python else "graph"
-        return "graph" if auto_needs_timing() else "xla"
 
     def _time_seams(self, progress: Progress) -> None:
         if self._in_python:
@@ -302,7 +291,8 @@ class OnPolicyProgram:
         for seam in (self.rollout, self.update):
             seam.forget_traces()
         self._rest = None
-        self._structure, self._evaluations, self._names = self.learner.structure_version, {}, []
+        self.evaluations.forget()
+        self._structure, self._names = self.learner.structure_version, []
 
     def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
         """The rollout on every replica; statistics, counts and metrics are those of all."""
@@ -440,40 +430,6 @@ class OnPolicyProgram:
         self, progress: Progress, played: Trajectory, key: tf.Tensor, start: tf.Tensor
     ) -> Any:
         return self._learn(progress, self._digest(self.acting_state(), played), key, start)
-
-    # Evaluation.
-
-    def evaluate(
-        self, iterations: tf.Tensor, num_episodes: int | None = None, key: tf.Tensor | None = None
-    ) -> EvaluationResult:
-        """Evaluates the learner's agent; the key follows from the iteration unless given."""
-        n = num_episodes or self._workflow.eval_episodes
-        if key is None:
-            key = seeding.fold_in(self._eval_key, iterations)
-        if n not in self._evaluations:
-            self._evaluations[n] = self._make_evaluation(n)
-        return self._evaluations[n](key)
-
-    def _make_evaluation(self, n: int) -> Callable[[tf.Tensor], EvaluationResult]:
-        """Returns a function of a key that evaluates n episodes, divided among the replicas."""
-        mode = self._evaluation_mode()
-        if not self.replicas.several:
-            evaluator = self._workflow.make_evaluator(n, mode)
-            return lambda key: evaluator.evaluate(self.acting_state(), key)
-        evaluator = self._workflow.make_evaluator(-(-n // self.replicas.num_replicas), mode)
-        play = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
-
-        def own(key: tf.Tensor) -> Nest:
-            found = play(self.acting_state(), seeding.fold_in(key, self.replicas.index()))
-            return self.replicas.gather(found)  # [R, episodes]
-
-        def everywhere(key: tf.Tensor) -> Nest:
-            found = self.replicas.first(self.replicas.run(own, key))
-            return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]])[:n], found)
-
-        if mode != "eager":
-            everywhere = tf.function(counted_apart(everywhere), autograph=False)
-        return lambda key: evaluator.result(everywhere(key))
 
 
 @functools.partial(tf.function, autograph=False)
