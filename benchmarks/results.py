@@ -12,6 +12,7 @@ line a claim.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -19,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +31,7 @@ PAGE = measure.ROOT / "docs" / "results.md"
 RECORDS = measure.ROOT / "docs" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 FILES = ("summary", "metadata")  # of a run's folder
+_stopped = threading.Event()  # by SIGTERM
 
 
 def config_digest(claim: Claim) -> str:
@@ -110,7 +113,11 @@ def _call(command: Sequence[str], log: pathlib.Path) -> int:
     """Runs a command with its output in a file; whatever ends this process ends the command."""
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            return process.wait()
+            # An exception of the handler could come before this block; a flag is not missed.
+            while not _stopped.is_set():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=0.2)
+            sys.exit(143)
         except BaseException:
             process.terminate()  # it saves, and goes on from there at its next start
             process.wait()
@@ -207,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write_docs", action="store_true", help="renders docs/results.md")
     args = parser.parse_args(argv)
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: _stopped.set())
     root = pathlib.Path(args.records)
     claims = choose(args.only)
     for claim in claims:

@@ -220,7 +220,7 @@ class MaskedTest(parameterized.TestCase):
             action_spec=env.action_spec,
             hidden=(4,),
             memory=memory,
-            memory_size=4,
+            **({"memory_size": 4} if memory else {}),
         )
         state = agent.init(KEY)
 

@@ -211,8 +211,8 @@ class AgentTest(parameterized.TestCase):
             obs_spec=env.obs_spec,
             action_spec=env.action_spec,
             hidden=(8,),
-            memory_size=6,
             discount=GAMMA,
+            **({"memory_size": 6} if options.get("memory") else {}),
             **options,
         )
         state = agent.init(KEY)

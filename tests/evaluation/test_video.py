@@ -14,7 +14,9 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.envs.registry import finish
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator, fallback_renderer, record_video
+from tfrl.evaluation.video import check_drawable
 from tfrl.evaluation.video_file import write_video
+from tfrl.evaluation.video_summary import Preview
 from tfrl.types import ActionOutput
 
 KEY = seeding.key(5)
@@ -228,3 +230,61 @@ def test_bare_environment(tmp_path):
     env = fakes.Rendered(lengths=((4,),), mode=None)
     with pytest.raises(UserError, match="tfrl.make_env"):
         record_video(env, fakes.PlainAgent(), {}, KEY, tmp_path / "a.mp4")
+
+
+def test_preview_sees_the_same_frames(tmp_path):
+    preview = Preview()
+    args = (episodes_env("SAME_STEP"), fakes.PlainAgent(), {}, KEY, tmp_path / "a.mp4")
+    video = record_video(*args, preview=preview)
+    assert video.fps == 10 and video.frames == 5
+    # Not encoded: the ages 0 to 4 to the bit.
+    assert preview.frames[:, 0, 0, 0].tolist() == [0, 20, 40, 60, 80]
+
+
+@struct.logic_dataclass
+class NoScreen(fakes.Rendered):
+    def render(self, state, index=0):
+        raise RuntimeError("no OpenGL context.\nsecond line")
+
+
+def test_a_renderer_that_fails_is_named(tmp_path):
+    env = finish(
+        NoScreen(lengths=((4,),), mode=None, step_reward=(1.0,)),
+        autoreset=Autoreset.SAME_STEP, max_episode_steps=None, task_limit=8,
+    )  # fmt: skip
+    expected = (
+        "the pictures of NoScreen: expected a renderer that works here, got RuntimeError: no "
+        "OpenGL context. Without a screen, MuJoCo draws with MUJOCO_GL=egl or osmesa in the "
+        "environment."
+    )
+    for call in (
+        lambda: check_drawable(env),
+        lambda: record_video(env, fakes.PlainAgent(), {}, KEY, tmp_path / "a.mp4"),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert str(caught.value) == expected
+    assert not list(tmp_path.iterdir())
+
+
+def test_check_drawable(monkeypatch):
+    assert check_drawable(episodes_env("SAME_STEP")) is None
+    env = HostEnv(Scripted((4, 3)), "SAME_STEP")
+    env.reset(0)
+    assert check_drawable(env) is None
+    assert env.backend.taken == [] and env.backend.closed == 0
+    assert env.backend.copies[0].closed == 1
+    bare = finish(
+        fakes.Scripted(lengths=((4,),), mode=None), autoreset=Autoreset.SAME_STEP,
+        max_episode_steps=None, task_limit=8,
+    )  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        check_drawable(bare)
+    assert str(caught.value) == (
+        "the pictures of Scripted: expected a renderer that works here, got NotImplementedError: "
+        "Scripted has no renderer. A video of observation bars needs no renderer: leave "
+        "video_interval out."
+    )
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(UserError, match=r"pip install 'tfrl\[video\]'"):
+        check_drawable(episodes_env("SAME_STEP"))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import gymnasium
@@ -10,6 +11,8 @@ import numpy as np
 from tfrl.envs.workers import WorkerPool, episode_seed
 
 SEED = 11
+# No test waits so long, however slow the machine is; what hangs ends all the same.
+PATIENCE = 120.0
 EPISODES = 400
 
 
@@ -27,6 +30,20 @@ def worker_of(seed):
     raise ValueError(seed)
 
 
+class Gate(threading.Event):
+    """Holds a worker of a pool of threads up until it is set, or its `with` block ends.
+
+    The block stands within the pool's: a thread that hangs could not be closed. So a slow worker is
+    one that certainly does not answer, and no test relies on one being faster than another.
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.set()
+
+
 class Scripted(gymnasium.Env):
     """Episode e of a process lasts `lengths[e]` steps (the last of them for all that follow).
 
@@ -37,7 +54,7 @@ class Scripted(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, [2], np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, lengths=(5,), delays=None, die_at=None, mark=None):
+    def __init__(self, lengths=(5,), delays=None, die_at=None, mark=None, gates=None):
         """Makes it.
 
         Args:
@@ -45,9 +62,11 @@ class Scripted(gymnasium.Env):
           delays: {worker: seconds of a step}.
           die_at: A step at which the process of worker 0 kills itself, once.
           mark: A file that says that it has.
+          gates: {worker: what its steps wait for}.
         """
         self._lengths = lengths
         self._delays = delays or {}
+        self._gates = gates or {}
         self._die_at = die_at
         self._mark = mark
         self._obs = np.zeros([2], np.float32)
@@ -56,13 +75,15 @@ class Scripted(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         self._episode += 1
-        if self._worker is None and (self._delays or self._mark):
+        if self._worker is None and (self._delays or self._mark or self._gates):
             self._worker = worker_of(seed)
         self._obs[:] = seed % 2**20, 0
         return self._obs, {}
 
     def step(self, action):
         time.sleep(self._delays.get(self._worker, 0.0))
+        if self._worker in self._gates:
+            self._gates[self._worker].wait(PATIENCE)
         if self._die_at == self._obs[1] and self._worker == 0 and not os.path.exists(self._mark):
             open(self._mark, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +118,8 @@ class Policy:
 
 def make_pool(env_factory, num_workers, mode="sync", **options):
     """A pool of a mode, `sync` included, with timeouts that end a broken test."""
-    options = {"reset_timeout": 20.0, "step_timeout": 20.0, "start_timeout": 30.0} | options
+    bounds = ("reset_timeout", "step_timeout", "start_timeout")
+    options = dict.fromkeys(bounds, PATIENCE) | options
     if mode == "sync":
         return WorkerPool(env_factory, num_workers, force_sync=True, seed=SEED, **options)
     return WorkerPool(env_factory, num_workers, mode=mode, seed=SEED, **options)

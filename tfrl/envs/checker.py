@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
+from tfrl.envs.checker_masks import MaskContract, check_static
 from tfrl.envs.contract import Contract
 from tfrl.envs.core import Env, Wrapper, carrying
 from tfrl.envs.host_env import HostEnv
@@ -29,9 +30,9 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
     Of a device environment: specs; structure, shapes and dtypes of what reset and step return,
     which must be the same; end flags; bounds and finiteness of observations and rewards; that a key
     determines everything and another key something else; that `step` reads `env_state` only; that
-    it compiles; and for an environment with an autoreset mode the whole contract of that mode over
-    `steps` steps. Where there are several agents (`MultiAgentEnv`): their dicts, and who takes part
-    and ends when.
+    it compiles; masks of actions, which the random ones keep to; and for an environment with an
+    autoreset mode the whole contract of that mode over `steps` steps. Where there are several
+    agents (`MultiAgentEnv`): their dicts, and who takes part and ends when.
 
     Of one on the host, a `HostEnv`, a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`: spaces,
     signatures, types, dtypes, bounds, finiteness; that a seed determines the episodes and another
@@ -65,13 +66,17 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
     first = env.reset(seeding.stream(key, "reset"))
     _check_state(env, first, "reset")
     _check_fresh(first)
-    action = specs.sample(env.action_spec, seeding.stream(key, "action"), [env.num_envs])
+    masks = MaskContract(env)
+    masks.check(first, "reset")
+    action = masks.sample(first, seeding.stream(key, "action"))
     second = env.step(first, action)
     _check_state(env, second, "step")
     _check_same_structure(first, second)
     _check_keys(env, first, second, action, key, stochastic)
     _check_reads_env_state_only(env, first, second, action)
-    _check_steps(env, first, _compiled_step(env, first, action), key, steps, stochastic)
+    step = _compiled_step(env, first, action)
+    check_static(env, first, step, action)
+    _check_steps(env, first, step, key, steps, stochastic)
 
 
 def _check_on_host(env: Any) -> Callable[..., None] | None:
@@ -337,11 +342,13 @@ def _check_steps(
     _check_values(env, state, "reset")
     contract = None if env.autoreset is None else Contract(env, state, key, stochastic)
     agents = MultiAgentContract(env, state)
+    masks = MaskContract(env)
+    masks.check(state, "reset")
     stream = seeding.stream(key, "actions")
     for t in range(steps):
-        action = specs.sample(env.action_spec, seeding.fold_in(stream, t), [env.num_envs])
-        state = step(state, action)
+        state = step(state, masks.sample(state, seeding.fold_in(stream, t)))
         _check_values(env, state, f"step {t + 1}")
+        masks.check(state, f"step {t + 1}")
         agents.check(state, f"step {t + 1}")
         if contract is not None:
             contract.check(state, t + 1)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tfrl import specs, struct
+from tfrl.envs.action_masks import real_choices
 from tfrl.envs.checker_values import MAX_LISTED, note
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -35,6 +36,7 @@ def sample_actions(spec: Nest, rng: np.random.Generator, size: int, mask: Nest =
         drawn = rng.random(np.shape(mask))
         if isinstance(spec, specs.BinarySpec):
             return ((drawn < 0.5) & mask).reshape(shape).astype(dtype)
+        mask = real_choices(spec, mask)
         return np.argmax(np.where(mask, drawn, -1.0), -1).reshape(shape).astype(dtype) + low
     if spec.dtype.is_bool:
         return rng.random(shape) < 0.5
@@ -65,7 +67,7 @@ def check_mask(thing: str, spec: Nest, mask: Nest, rows: Any = True) -> None:
         for i, part in enumerate(spec):
             check_mask(f"{thing}/{i}", part, mask[i], rows)
     elif not isinstance(spec, specs.BinarySpec):
-        none = ~np.any(mask, -1)
+        none = ~np.any(real_choices(spec, mask), -1)
         none &= np.reshape(rows, np.shape(rows) + (1,) * (none.ndim - np.ndim(rows)))
         if none.any():
             raise UserError(

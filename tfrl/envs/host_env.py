@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs
-from tfrl.envs.action_masks import MASK
+from tfrl.envs.action_masks import MASK, first_valid
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host_rewards import HostReward, host_reward
@@ -216,11 +215,7 @@ class HostEnv(Env):
         if frozen is None or not isinstance(below, Mapping) or MASK not in below:
             return action
         over = frozen.termination | frozen.truncation
-        if not specs.is_spec(self.action_spec) or self.action_spec.shape.rank or not over.any():
-            return action
-        start = int(self.action_spec.minimum)
-        first = np.argmax(below[MASK], -1).astype(self.action_spec.dtype.as_numpy_dtype) + start
-        return np.where(over, first, np.asarray(action))
+        return first_valid(self.action_spec, below[MASK], action, over) if over.any() else action
 
     def receive(self) -> EnvState:
         """Returns the state after the step that `send` began."""

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import extras, seeding, struct
 from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation import fallback_renderer
 from tfrl.evaluation.video_file import check_path, write_video
+from tfrl.evaluation.video_summary import Preview
 from tfrl.rollout.host import HostPlayer
 from tfrl.rollout.step import SAME_STEP_MODES, ActionFn, Loop, Stepper, autoreset_mode
 from tfrl.types import EnvState
@@ -33,12 +35,14 @@ class Video:
       episode_returns: Undiscounted return of each recorded episode (of several agents, the sum over
         them), as far as it was recorded.
       episode_lengths: Its length in agent steps.
+      fps: Frames per second.
     """
 
     path: pathlib.Path
     frames: int
     episode_returns: tuple[float, ...]
     episode_lengths: tuple[int, ...]
+    fps: float = DEFAULT_FPS
 
 
 def record_video(
@@ -51,6 +55,7 @@ def record_video(
     max_frames: int = 10_000,
     fps: float | None = None,
     action_fn: ActionFn | None = None,
+    preview: Preview | None = None,
 ) -> Video:
     """Plays episodes in the first environment of the batch and writes what it looks like.
 
@@ -71,12 +76,14 @@ def record_video(
       max_frames: The recording stops after so many frames.
       fps: Frames per second; the environment's `render_fps` (30 without one) if None.
       action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
+      preview: Takes the frames too, for TensorBoard.
 
     Returns:
       The file, its number of frames, returns and lengths.
 
     Raises:
-      UserError: For another ending of the file name, a count below 1, or a bare environment.
+      UserError: For another ending of the file name, a count below 1, a bare environment, or a
+        renderer that fails.
     """
     path = check_path(path)
     for name, count in (("episodes", episodes), ("max_frames", max_frames)):
@@ -91,11 +98,71 @@ def record_video(
     env = _without_autoreset(env)
     try:
         player = _Player(env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames)
-        frames = write_video(path, player.play(key, episodes), fps)
+        frames = write_video(path, _shown(player.play(key, episodes), preview), fps)
     finally:
         if isinstance(env, HostEnv):
             env.close()
-    return Video(path, frames, tuple(player.returns), tuple(player.lengths))
+    return Video(path, frames, tuple(player.returns), tuple(player.lengths), fps)
+
+
+def check_drawable(env: Env) -> None:
+    """Checks that an environment can be drawn and that its video can be encoded, by drawing once.
+
+    `record_video` draws observation bars instead, so that it is for those who want pictures only.
+
+    Args:
+      env: An environment with an autoreset mode. It is left alone where it is on the host.
+
+    Raises:
+      UserError: It has no renderer, or drawing or the extra `video` fails.
+    """
+    for module in ("imageio_ffmpeg", "PIL.Image"):
+        extras.require(module, "video")
+    try:
+        drawn = env.copy(1, render=True) if isinstance(env, HostEnv) else apart(env)
+        try:
+            drawn.render(drawn.reset(seeding.key(0)), 0)
+        finally:
+            if isinstance(drawn, HostEnv):
+                drawn.close()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a renderer raises without a screen or a package
+        raise _not_drawn(env, error) from error
+
+
+def apart(env: Env) -> Env:
+    """Returns environments that may be played while others of this object are trained in.
+
+    Args:
+      env: An environment. On the device it is returned, as it holds no state.
+    """
+    return env.with_num_envs(1) if on_host(env) and not isinstance(env, HostEnv) else env
+
+
+def _not_drawn(env: Env, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+    remedy = "A video of observation bars needs no renderer: leave video_interval out."
+    if not isinstance(error, NotImplementedError):
+        remedy = "Without a screen, MuJoCo draws with MUJOCO_GL=egl or osmesa in the environment."
+    return UserError(
+        f"the pictures of {_name(env)}",
+        expected="a renderer that works here",
+        got=f"{type(error).__name__}: {reason}",
+        remedy=remedy,
+    )
+
+
+def _name(env: Env) -> str:
+    return env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+
+
+def _shown(frames: Iterator[np.ndarray], preview: Preview | None) -> Iterator[np.ndarray]:
+    """Passes frames on, also to a preview."""
+    for frame in frames:
+        if preview is not None:
+            preview.add(frame)
+        yield frame
 
 
 def _without_autoreset(env: Env) -> Env:
@@ -211,6 +278,10 @@ class _Player:
             self.env.render(state, 0)
         except NotImplementedError:
             return self._draw_bars, True
+        except UserError:
+            raise
+        except Exception as error:  # whatever a renderer raises without a screen or a package
+            raise _not_drawn(self.env, error) from error
         shows_end = autoreset_mode(self.env, state) not in SAME_STEP_MODES
         return lambda s: self.env.render(s, 0), shows_end
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tfrl.errors import UserError
 from tfrl.storage import files
 
 
-def _names(nest: Any, base: str) -> dict[str, str]:
-    """`{path: name}` of a nest's leaves: `base` alone, or `base_<path>` with `/` as `_`."""
+def leaf_names(nest: Any, base: str) -> dict[str, str]:
+    """Returns `{path: name}` of a nest's leaves: `base`, or `base_<path>` with `/` as `_`."""
     names = {
         path: base if path == "." else f"{base}_{path.replace('/', '_')}"
         for path in struct.paths(nest)
@@ -42,7 +42,7 @@ class _Policy(tf.Module):
         }
         self._paths = tuple(struct.paths(agent_state))
         self._carry = initial_carry(agent, 1)
-        self._carry_names = {} if self._carry is None else _names(self._carry, "state")
+        self._carry_names = {} if self._carry is None else leaf_names(self._carry, "state")
         self.action = self._action_function(agent, agent_state)
         if self._carry is not None:
             self.initial_state = self._initial_state_function(agent)
@@ -59,8 +59,8 @@ class _Policy(tf.Module):
         )
 
     def _action_function(self, agent: Any, agent_state: Any) -> Any:
-        obs_names = _names(agent.obs_spec, "observation")
-        action_names = tuple(_names(agent.action_spec, "action").values())
+        obs_names = leaf_names(agent.obs_spec, "observation")
+        action_names = tuple(leaf_names(agent.action_spec, "action").values())
         num_obs = len(obs_names)
         # Structure only; the tensors must not be captured as constants.
         structure = tf.nest.map_structure(lambda leaf: None if leaf is None else 0, agent_state)
@@ -153,21 +153,40 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
     Raises:
       UserError: The folder cannot be written, or names collide.
     """
-    directory = pathlib.Path(directory)
     module = _Policy(agent, agent_state)
+    signature = module.action.get_concrete_function()
+    signatures = {"action": signature, "serving_default": signature}
+    if initial_carry(agent, 1) is not None:
+        signatures["initial_state"] = module.initial_state.get_concrete_function()
+    return save_module(module, signatures, directory)
+
+
+def save_module(
+    module: tf.Module, signatures: Mapping[str, Any], directory: str | pathlib.Path
+) -> pathlib.Path:
+    """Writes a module as a SavedModel, whole or not at all.
+
+    Args:
+      module: What holds the variables.
+      signatures: `{name: concrete function}`.
+      directory: The folder. One that is there is replaced when the new one is whole.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: The folder cannot be written.
+    """
+    directory = pathlib.Path(directory)
     temporary = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         temporary = files.temporary_name(directory.parent)
-        signature = module.action.get_concrete_function()
-        signatures = {"action": signature, "serving_default": signature}
-        if initial_carry(agent, 1) is not None:
-            signatures["initial_state"] = module.initial_state.get_concrete_function()
         with _quiet():
             tf.saved_model.save(
                 module,
                 str(temporary),
-                signatures=signatures,
+                signatures=dict(signatures),
             )
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)

@@ -13,8 +13,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from tfrl import extras
 from tfrl.errors import UserError
+from tfrl.evaluation.video_summary import video_summary
 from tfrl.experiment.recorder_base import Recorder, cell
 from tfrl.storage import files
 
@@ -69,20 +69,11 @@ class TensorBoardRecorder(Recorder):
           step: The step that it belongs to.
           fps: Frames per second; GIF keeps hundredths of a second.
         """
-        frames = np.asarray(frames)
-        if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not len(frames):
-            raise ValueError(
-                f"video {tag!r}: expected uint8 frames [T, H, W, 3], "
-                f"got {frames.dtype} {list(frames.shape)}"
-            )
-        image = summary_pb2.Summary.Image(
-            height=frames.shape[1],
-            width=frames.shape[2],
-            colorspace=3,
-            encoded_image_string=_gif(frames, fps),
-        )
-        value = summary_pb2.Summary.Value(tag=tag, image=image)
-        self._add(step, summary=summary_pb2.Summary(value=[value]))
+        try:
+            summary = video_summary(tag, frames, fps)
+        except ValueError as error:
+            raise ValueError(f"video {tag!r}: {error}") from error
+        self._add(step, summary=summary)
 
     def truncate(self, step: int) -> None:
         """Drops the points whose step is greater from the files of earlier sessions."""
@@ -126,19 +117,3 @@ def _float32(value: float | int) -> float:
     limit = float(np.finfo(np.float32).max)
     number = float(value)
     return math.copysign(math.inf, number) if abs(number) > limit else number
-
-
-def _gif(frames: np.ndarray, fps: float) -> bytes:
-    """Encodes frames `[T, H, W, 3]` as an endless animated GIF."""
-    image_module = extras.require("PIL.Image", "video")
-    images = [image_module.fromarray(frame) for frame in frames]
-    stream = io.BytesIO()
-    images[0].save(
-        stream,
-        format="GIF",
-        save_all=True,
-        append_images=images[1:],
-        duration=max(20, round(1000 / fps)),
-        loop=0,
-    )
-    return stream.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 import gin
 import gymnasium.wrappers
 
-from tfrl import agents, distributions, learners, networks, workflows
+from tfrl import agents, distributions, learners, networks, tasks, workflows
 from tfrl.agents.core import Agent
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
@@ -187,6 +187,8 @@ def _register() -> None:
         gin.external_configurable(thing, module=module)
     # The flags choose the strategy.
     gin.external_configurable(workflows.OnPolicyWorkflow, module="workflows", denylist=["strategy"])
+    gin.external_configurable(tasks.TaskWorkflow, module="tasks")
+    gin.external_configurable(tasks.RLTaskConfig, module="tasks")
     specs = ["obs_spec", "action_spec"]
     for agent in (agents.A2C, agents.Impala, agents.PPO, agents.Reinforce):
         made = _with_network_factories(agent)

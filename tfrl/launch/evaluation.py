@@ -3,9 +3,7 @@
 import pathlib
 from typing import Any
 
-from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.evaluation import video as video_lib
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import together
@@ -54,13 +52,7 @@ def evaluate(
         "checkpoint": restored.path.name,
     }
     if video is not None and leads:
-        recorded = video_lib.record_video(
-            workflow.video_env(),
-            workflow.agent,
-            workflow.agent_state(state),
-            seeding.stream(seeding.key(seed), "video"),
-            pathlib.Path(video),
-        )
+        recorded = workflow.record_video(state, pathlib.Path(video), seed)
         figures["video"] = str(recorded.path)
     if agreement is not None:
         agreement.barrier("the end")  # who leaves earlier looks lost to the others

@@ -3,11 +3,8 @@
 import time
 from typing import Any
 
-from tfrl import seeding
 from tfrl.errors import UserError
-from tfrl.evaluation import video as video_lib
 from tfrl.experiment.digest import params_digest
-from tfrl.experiment.export import export_policy
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
@@ -43,8 +40,8 @@ def finish(
     workflow = settings.workflow
     agent_state = workflow.agent_state(state)
     result = workflow.final_evaluation(state, settings.final_eval_episodes)
-    export_policy(workflow.agent, agent_state, folder.policy)
-    path = _record_video(folder, workflow, agent_state, seed) if settings.video else None
+    workflow.export_policy(state, folder.policy)
+    path = _record_video(folder, workflow, state, seed) if settings.video else None
     steps, run_time = workflow.env_steps(state), workflow.run_time
     wall_seconds = run_time.wall_seconds + time.monotonic() - started
     folder.write_summary(
@@ -70,15 +67,9 @@ def _params(agent_state: Any) -> Any:
     return agent_state.params
 
 
-def _record_video(folder: RunFolder, workflow: Any, agent_state: Any, seed: int) -> Any:
+def _record_video(folder: RunFolder, workflow: Any, state: Any, seed: int) -> Any:
     try:
-        recorded = video_lib.record_video(
-            workflow.video_env(),
-            workflow.agent,
-            agent_state,
-            seeding.stream(seeding.key(seed), "video"),
-            folder.videos / "final.mp4",
-        )
+        recorded = workflow.record_video(state, folder.videos / "final.mp4", seed)
     except UserError as error:
         # The video is an extra: without its encoder the run is whole.
         say(f"Note: no video. {error}")
@@ -103,7 +94,7 @@ def show(folder: RunFolder, seconds: float) -> None:
         "Speed": f"{summary['env_steps_per_second']:,.0f} env steps/s in training",
         "This command": f"{seconds:.1f} s",
         "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
-        "Policy": f"{folder.policy} (SavedModel)",
+        "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
         "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
     }
     for name, value in rows.items():

@@ -13,7 +13,7 @@ from tfrl.launch import (
 from tfrl.workflows import RunOptions, Workflow
 
 
-@gin.configurable("train", module="tfrl", denylist=["root_dir"])
+@gin.configurable("train", module="tfrl", denylist=["root_dir", "video_seed"])
 @struct.logic_dataclass
 class Settings(RunOptions):
     """The bindings `train.*`: the options of a run, what trains, and how it is finished.

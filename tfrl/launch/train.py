@@ -23,6 +23,13 @@ the gin file: runs/ppo_tf_cartpole."""
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
 flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
+flags.DEFINE_integer(
+    "video_interval",
+    None,
+    "Env steps between videos of the policy in training, as train.video_interval; 0 for the last "
+    "one only.",
+    lower_bound=0,
+)
 
 
 def main() -> int:
@@ -44,8 +51,13 @@ def main() -> int:
     from tfrl.launch import settings, training
 
     assembled = settings.assemble(files, values.gin_bindings)
+    if flags.FLAGS.video_interval is not None:
+        assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     assembled.workflow.use_strategy(strategy)
-    if flags.FLAGS.check_env:
+    if assembled.video_interval:
+        # Here already, so that a run that cannot be filmed leaves no folder.
+        assembled.workflow.check_video()
+    if flags.FLAGS.check_env and assembled.workflow.env is not None:
         check_environments(assembled.workflow, values.seed)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
         return training.train(

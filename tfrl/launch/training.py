@@ -34,7 +34,9 @@ MAY_CHANGE = (
     "train.progress",
     "train.final_eval_episodes",
     "train.video",
+    "train.video_interval",
     "OnPolicyWorkflow.iterations_per_call",
+    "TaskWorkflow.iterations_per_call",
 )
 
 # Flags on which the bits of a run may depend.
@@ -59,7 +61,7 @@ def train(
     Raises:
       UserError: For what a user got wrong, a non-finite loss among it.
     """
-    settings = settings.replace(root_dir=root_dir)
+    settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
     agreement = settings.workflow.agreement
     if agreement is not None and not agreement.is_chief:
         return _follow(settings, flags, termination)

@@ -1,20 +1,28 @@
-"""For people who bring an environment and a model: sampling with workers, replay, clips."""
+"""For people who bring an environment and a model: sampling, replay, clips, training."""
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
+from tfrl.tasks.config import RLTaskConfig
 from tfrl.tasks.counts import SamplingCounts
 from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
+from tfrl.tasks.task import RLTask
+from tfrl.tasks.task_state import TaskState
+from tfrl.tasks.workflow import TaskWorkflow
 
 __all__ = [
     "MultiReplaySamples",
+    "RLTask",
+    "RLTaskConfig",
     "ReplayDataset",
     "ReplaySamples",
     "SampledTrajectory",
     "Sampler",
     "Samples",
     "SamplingCounts",
+    "TaskState",
+    "TaskWorkflow",
     "clip_span",
     "collect_samples",
     "iter_samples",

@@ -190,6 +190,17 @@ class MultiReplaySamples:
         self._order.append(worker_id)
         self._size += len(trajectory)
 
+    def clear(self) -> None:
+        """Removes all trajectories; what is added later must still have the same leaves."""
+        self._workers.clear()
+        self._order.clear()
+        self._size = 0
+
+    def in_order(self) -> list[SampledTrajectory]:
+        """Returns what is stored, of all workers, oldest first."""
+        rest = {worker_id: iter(w.trajectories) for worker_id, w in self._workers.items()}
+        return [next(rest[worker_id]) for worker_id in self._order]
+
     def sample(self, clip_size: int, stride: int = 1, only_last: bool = False) -> Samples:
         """Draws a clip of one worker; see `ReplaySamples.sample`.
 

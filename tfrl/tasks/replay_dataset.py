@@ -86,6 +86,10 @@ class ReplayDataset:
             if self._spec is None:
                 self._spec = self._batch_spec(trajectory)
 
+    def clear(self) -> None:
+        """Removes all trajectories."""
+        self.samples.clear()
+
     def draw(self) -> Samples:
         """Returns one batch as NumPy arrays `[batch, clip, ...]`; `last_obs` is `[batch, ...]`.
 

@@ -7,13 +7,17 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfrl import struct
+from tfrl import seeding, struct
 from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
+from tfrl.evaluation.video import Video, apart, check_drawable, record_video
+from tfrl.evaluation.video_summary import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
-from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
+from tfrl.experiment.export import export_policy
+from tfrl.workflows.loop import TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
+from tfrl.workflows.run_report import RunReport, RunTime
 
 State = Any
 
@@ -57,6 +61,8 @@ class Workflow(abc.ABC):
             )
         self.iterations_per_call = iterations_per_call
         self.agent: Any = None
+        # What `check_env` looks at before a training; None where the workflow does it itself.
+        self.env: Any = None
         self.replicas = Replicas()
         self.report: RunReport | None = None
         # Over all starts of a run; checkpoints carry it.
@@ -100,6 +106,52 @@ class Workflow(abc.ABC):
     @abc.abstractmethod
     def video_env(self) -> Any:
         """Returns environments to record a video in."""
+
+    def check_video(self) -> None:
+        """Checks that `record_video` can draw the environments of `video_env`.
+
+        Raises:
+          UserError: It cannot; it would show observation bars.
+        """
+        check_drawable(self.video_env())
+
+    def record_video(
+        self, state: State, path: str | pathlib.Path, seed: int, preview: Preview | None = None
+    ) -> Video:
+        """Records one episode of the greedy policy in environments of its own.
+
+        Args:
+          state: The newest state of a run, which stays as it is.
+          path: A file name ending in .mp4 or .gif.
+          seed: Of the episode.
+          preview: Takes the frames too, for TensorBoard.
+
+        Returns:
+          The file, its return and length.
+
+        Raises:
+          UserError: The file cannot be written, or the extra `video` is not installed.
+        """
+        return record_video(
+            apart(self.video_env()),  # the training's episodes go on undisturbed
+            self.agent,
+            self.agent_state(state),
+            seeding.stream(seeding.key(seed), "video"),
+            path,
+            preview=preview,
+        )
+
+    def export_policy(self, state: State, directory: str | pathlib.Path) -> pathlib.Path | None:
+        """Writes the greedy policy as a SavedModel, see `tfrl.experiment.export.export_policy`.
+
+        Args:
+          state: The newest state of a run.
+          directory: The SavedModel's folder.
+
+        Returns:
+          The folder, or None for a policy that TensorFlow cannot save.
+        """
+        return export_policy(self.agent, self.agent_state(state), directory)
 
     @abc.abstractmethod
     def describe(self) -> str:

@@ -1,9 +1,8 @@
 """The training loop: the only one, whatever the algorithm."""
 
-import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfrl.errors import UserError
@@ -19,55 +18,12 @@ from tfrl.experiment.recorders import (
     WandbRecorder,
 )
 from tfrl.experiment.run_folder import RunFolder
+from tfrl.workflows.filming import Filming, check_filming, drop_later_videos
 from tfrl.workflows.options import RunOptions
+from tfrl.workflows.run_report import RunReport, RunTime
 
 _CALL_SECONDS = 0.5
 _EVAL_RETURN = "eval_return_mean"
-
-
-@dataclasses.dataclass
-class RunReport:
-    """How a run of `Workflow.learn` ended.
-
-    Attributes:
-      stopped_by: "budget", "target_return", "callback", or "worker" for a callback of another
-        process of the strategy.
-      env_steps: Env steps at the end, over all continuations.
-      seconds: Wall seconds of this call of `learn`.
-      env_steps_per_second: Env steps of this call per second of training, compilation and
-        evaluation left out; per wall second when there was one compiled call only.
-    """
-
-    stopped_by: str
-    env_steps: int
-    seconds: float
-    env_steps_per_second: float
-
-
-@dataclasses.dataclass
-class RunTime:
-    """Time that a run has taken over all its starts.
-
-    Attributes:
-      wall_seconds: In `learn`.
-      train_seconds: In compiled calls, the first of every start (which compiles) left out.
-      train_steps: Env steps of these calls.
-    """
-
-    wall_seconds: float = 0.0
-    train_seconds: float = 0.0
-    train_steps: int = 0
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "RunTime":
-        """Reads it from the manifest of a checkpoint, which may lack it."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: manifest[name] for name in names if name in manifest})
-
-    @property
-    def env_steps_per_second(self) -> float | None:
-        """The speed of training, or None when there was no call beyond the compiling ones."""
-        return self.train_steps / self.train_seconds if self.train_seconds > 0 else None
 
 
 class TrainingLoop:
@@ -81,6 +37,7 @@ class TrainingLoop:
         self.report: RunReport | None = None
         self.manager: CheckpointManager | None = None
         self.progress: Progress | None = None
+        self._filming: Filming | None = None
         self._agreement = workflow.agreement
         # Of several processes one keeps the files and shows the progress.
         self._leads = self._agreement is None or self._agreement.is_chief
@@ -117,6 +74,10 @@ class TrainingLoop:
         self.recorder = RecorderGroup(recorders)
         # Rows after the checkpoint that is gone on from will be written again.
         self.recorder.truncate(env_steps)
+        if folder is not None:
+            drop_later_videos(folder, env_steps)
+            if options.video_interval:
+                self._filming = Filming(self.workflow, folder, options.video_seed, log=self._log)
         self.progress = (
             Progress(options.total_env_steps, done=env_steps)
             if options.progress and self._leads
@@ -153,6 +114,8 @@ class TrainingLoop:
     def run(self, state: Any) -> Any:
         """Trains; returns the last state."""
         start = self._counted_at = time.monotonic()
+        if self.options.video_interval:
+            check_filming(self.workflow, self.options.root_dir)
         env_steps = start_steps = self.workflow.env_steps(state)
         self._open(state, env_steps)
         if not env_steps:
@@ -164,6 +127,7 @@ class TrainingLoop:
             while env_steps < self.options.total_env_steps and not self._stops():
                 state, env_steps, row = self._call(state, env_steps)
                 evaluated = self._evaluate_if_due(state, row, env_steps)
+                self._film_if_due(state, row, env_steps)
                 # Rows first: a checkpoint promises that all before it is on disk.
                 self._record(row)
                 saved = self._checkpoint_if_due(state, env_steps, evaluated)
@@ -204,7 +168,9 @@ class TrainingLoop:
         options = self.options
         self._eval_due = self._next(options.eval_interval, env_steps)
         self._save_due = self._next(options.checkpoint_interval, env_steps)
-        until = int(min(options.total_env_steps, self._eval_due, self._save_due))
+        self._film_due = self._next(options.video_interval or None, env_steps)
+        due = (self._eval_due, self._save_due, self._film_due)
+        until = int(min(options.total_env_steps, *due))
         self._iterations = self._chief_says(self._iterations)
         done = self.workflow.advance(state, self._iterations, until)
         rows = [dict(r) for r in done.rows]
@@ -260,10 +226,19 @@ class TrainingLoop:
             self._note(STOP, "target_return")
         return self._last_eval
 
+    def _film_if_due(self, state: Any, rows: list[dict[str, Any]], env_steps: int) -> None:
+        """Records a video when its multiple is reached."""
+        if self._filming is not None and env_steps >= self._film_due:
+            start = time.monotonic()
+            self._filming.record(state, env_steps)
+            rows[-1]["time/video"] = time.monotonic() - start
+
     def _record(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.recorder.write(int(row["env_steps"]), row)
         self.recorder.flush()
+        if self._filming is not None:
+            self._filming.show(self.recorder)
 
     def _checkpoint_if_due(self, state: Any, env_steps: int, evaluated: float | None) -> int | None:
         """Saves by steps, by time, and at an evaluation that is the best so far."""

@@ -25,6 +25,9 @@ class RunOptions(struct.Struct):
       max_to_keep: How many of the newest checkpoints stay; the best by return stays besides.
       recorders: Who gets the metrics rows: of console, csv, jsonl, tensorboard, wandb.
       progress: Whether to show progress (a bar on a terminal, plain lines elsewhere).
+      video_interval: Env steps between videos of an episode of the greedy policy, which go to
+        `videos/step_<env_steps>.mp4` and to TensorBoard; None or 0 for none in training.
+      video_seed: Of the recorded episodes, which all start alike.
     """
 
     total_env_steps: int
@@ -36,6 +39,8 @@ class RunOptions(struct.Struct):
     max_to_keep: int = 3
     recorders: tuple[str, ...] = ("csv", "jsonl", "tensorboard")
     progress: bool = True
+    video_interval: int | None = None
+    video_seed: int = 0
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -52,6 +57,16 @@ class RunOptions(struct.Struct):
                     if name != "max_to_keep"
                     else "Keep at least one checkpoint.",
                 )
+        interval: Any = self.video_interval
+        if interval is not None and (
+            isinstance(interval, bool) or not isinstance(interval, int) or interval < 0
+        ):
+            raise UserError(
+                "video_interval",
+                expected="a whole number of at least 0, or None",
+                got=repr(interval),
+                remedy="Give env steps between videos; 0 records none in training.",
+            )
         if self.checkpoint_seconds is not None and not self.checkpoint_seconds > 0:
             raise UserError(
                 "checkpoint_seconds",

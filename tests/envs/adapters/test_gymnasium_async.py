@@ -168,21 +168,19 @@ class EndsTest(absltest.TestCase):
             if kill is not None:
                 parent.send_signal(kill)
             try:
-                parent.wait(15)
-            except subprocess.TimeoutExpired:
-                if kill is None:
-                    parent.kill()
-                    raise
-                # Python loses a KeyboardInterrupt that is raised in a finalizer: once more, then.
-                parent.send_signal(kill)
                 parent.wait(30)
+            except subprocess.TimeoutExpired:
+                parent.kill()
+                raise
         self.assertEmpty(gone(pids, 10.0))
 
     def test_the_parent_is_killed(self):
         self.run_and("time.sleep(600)", signal.SIGKILL)
 
     def test_the_parent_is_interrupted(self):
-        self.run_and("time.sleep(600)", signal.SIGINT)
+        # In naps: Python itself misses a signal that comes between its last look for one and the
+        # start of a sleep, until that sleep is over.
+        self.run_and("while True: time.sleep(0.1)", signal.SIGINT)
 
     def test_the_parent_just_ends(self):
         self.run_and("pass")

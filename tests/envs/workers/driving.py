@@ -1,10 +1,14 @@
 """Plays episodes through pools, and without them for comparison."""
 
+import select
+
 import numpy as np
 import pytest
 
 from tfrl.envs.workers import NoState, WorkerPool, episode_seed
 
+# Seconds that nothing takes however slow the machine is; what hangs ends all the same.
+PATIENCE = 120.0
 MODES = ("sync", "thread", "process")
 # For what does not depend on how states travel: a process takes a third of a second to start.
 MOSTLY_FAST_MODES = ("sync", "thread", pytest.param("process", marks=pytest.mark.slow))
@@ -12,7 +16,8 @@ MOSTLY_FAST_MODES = ("sync", "thread", pytest.param("process", marks=pytest.mark
 
 def make_pool(env_factory, num_workers, mode, **options):
     """Returns a pool of a mode, `sync` included, with timeouts that end a broken test."""
-    options = {"reset_timeout": 20.0, "step_timeout": 20.0, "start_timeout": 30.0} | options
+    bounds = ("reset_timeout", "step_timeout", "start_timeout")
+    options = dict.fromkeys(bounds, PATIENCE) | options
     if mode == "sync":
         return WorkerPool(env_factory, num_workers, force_sync=True, **options)
     return WorkerPool(env_factory, num_workers, mode=mode, **options)
@@ -27,7 +32,7 @@ def play(pool, enough, choose=act):
     """Plays until `enough(states)`; returns all states in the order of their arrival."""
     states = []
     while not enough(states):
-        state = pool.get_state(timeout=30.0)
+        state = pool.get_state(timeout=PATIENCE)
         assert state, f"{state} after {len(states)} states"
         states.append(state)
         if not state.last:
@@ -53,7 +58,7 @@ def first_states(pool):
     """Returns the first state of every worker, as {worker_id: state}."""
     found = {}
     while len(found) < len(pool):
-        state = pool.get_state(timeout=30.0)
+        state = pool.get_state(timeout=PATIENCE)
         assert state.first and state.worker_id not in found
         found[state.worker_id] = state
     return found
@@ -82,4 +87,10 @@ def assert_episode(states, rows):
 
 def quiet(pool):
     """Asserts that no state is under way."""
-    assert pool.get_state(timeout=5.0) is NoState.IDLE
+    assert pool.get_state(timeout=PATIENCE) is NoState.IDLE
+
+
+def arrived(pool, *worker_ids):
+    """Waits until something of each of some workers can be read, an end included; reads nothing."""
+    for worker_id in worker_ids:
+        assert select.select([pool._workers[worker_id]._host.channel], [], [], PATIENCE)[0]

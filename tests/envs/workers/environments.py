@@ -47,12 +47,14 @@ class Fault:
       where: `factory`, `reset`, `step` or `close`.
       at: The step at which it goes wrong; for resets, the episode of the process.
       once: A file that marks that it has happened; None: always.
+      until: A file that `waits` waits for.
     """
 
     kind: str
     where: str = "step"
     at: int = 0
     once: str | None = None
+    until: str | None = None
 
     def due(self, where, at):
         if where != self.where or at != self.at:
@@ -132,8 +134,9 @@ class Faulty(Walk):
     def _hangs(self, _):
         time.sleep(1000)
 
-    def _slow(self, returned):
-        time.sleep(0.6)
+    def _waits(self, returned):
+        while not os.path.exists(self._fault.until):
+            time.sleep(0.01)
         return returned
 
     def _holds_the_lock(self, _):

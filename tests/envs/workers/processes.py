@@ -38,7 +38,7 @@ def resident_mb(pid=None):
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=60.0):
     """Waits until a condition holds; returns whether it does."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -48,7 +48,7 @@ def wait_for(condition, seconds=10.0):
     return True
 
 
-def gone(pids, seconds=10.0):
+def gone(pids, seconds=60.0):
     """Waits for processes to be gone; returns whether they are."""
     return wait_for(lambda: all(parent(pid) is None for pid in pids), seconds)
 

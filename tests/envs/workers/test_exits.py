@@ -30,9 +30,9 @@ PROGRAM = """
         pool.reset()
     if fault.where == "step":
         for _ in range(2):
-            pool.send_action(pool.get_state(30.0).worker_id, 0)
+            pool.send_action(pool.get_state(120.0).worker_id, 0)
         if fault.kind == "none":
-            pool.get_state(30.0), pool.get_state(30.0)
+            pool.get_state(120.0), pool.get_state(120.0)
     # So that the workers are where they shall be.
     time.sleep(0.3 if fault.where == "step" else 1.5)
     print(*pool.pids, flush=True)
@@ -70,7 +70,7 @@ def run_to_the_end(fault, end):
     """Runs a program; returns its workers' process ids, its exit code and its standard error."""
     program = start(PROGRAM.format(fault=fault, end=end))
     try:
-        out, error = program.communicate(timeout=60)
+        out, error = program.communicate(timeout=300)
     finally:
         program.kill()
     pids = [int(word) for word in out.split()]
@@ -91,7 +91,7 @@ CASES = [
 def test_no_process_outlives_its_program(doing, end):
     pids, code, error = run_to_the_end(DOING[doing], ENDS[end])
     assert code == CODES[end], error
-    assert processes.gone(pids, seconds=2.0)
+    assert processes.gone(pids)
 
 
 def test_a_program_that_is_killed_while_its_workers_start_leaves_none():
@@ -104,11 +104,11 @@ def test_a_program_that_is_killed_while_its_workers_start_leaves_none():
         print(*pool.pids, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    out, error = start(code).communicate(timeout=60)
+    out, error = start(code).communicate(timeout=300)
     pids = list(map(int, out.split()))
     assert len(pids) == 2, error
     # They look as soon as they have imported what they need.
-    assert processes.gone(pids, seconds=10.0)
+    assert processes.gone(pids)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_workers_started_by_a_thread_live_on_when_it_ends():
         thread.join()
         with pools[0] as pool:
             pool.reset()
-            state = pool.get_state(30.0)
+            state = pool.get_state(120.0)
             processes.kill(pool.pids)
             assert processes.wait_for(lambda: pool.get_state(0.0))
             thread = threading.Thread(target=pool.get_state)  # restarts it
@@ -134,11 +134,11 @@ def test_workers_started_by_a_thread_live_on_when_it_ends():
             thread.join()
             pids = pool.pids
             pool.send_action(0, 0)
-            assert pool.get_state(30.0).step == 1
+            assert pool.get_state(120.0).step == 1
             print(pool.restarts, pids == pool.pids)
     """
     program = start(code)
-    out, error = program.communicate(timeout=60)
+    out, error = program.communicate(timeout=300)
     assert (program.returncode, out) == (0, "1 True\n"), error
 
 
@@ -156,12 +156,12 @@ def test_what_an_environment_starts_is_killed_with_it():
 
         with WorkerPool(Simulator, 1) as pool:
             pool.reset()
-            print(pool.get_state(30.0).info["pid"], *pool.pids)
+            print(pool.get_state(120.0).info["pid"], *pool.pids)
     """
     program = start(code)
-    out, error = program.communicate(timeout=60)
+    out, error = program.communicate(timeout=300)
     assert program.returncode == 0, error
-    assert len(out.split()) == 2 and processes.gone(map(int, out.split()), seconds=2.0)
+    assert len(out.split()) == 2 and processes.gone(map(int, out.split()))
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_ctrl_c_reaches_the_program_alone():
     code = PROGRAM.format(fault=DOING["waiting"], end=ENDS["interrupted"])
     code = code.replace("os.kill(os.getpid(), signal.SIGINT)", "os.killpg(0, signal.SIGINT)")
     program = start(code, start_new_session=True)
-    out, error = program.communicate(timeout=60)
+    out, error = program.communicate(timeout=300)
     pids = list(map(int, out.split()))
-    assert len(pids) == 2 and processes.gone(pids, seconds=2.0)
+    assert len(pids) == 2 and processes.gone(pids)
     assert error.count("Traceback") == 1 and error.count("KeyboardInterrupt") == 1
 
 
@@ -192,9 +192,9 @@ def test_without_the_kernels_help_the_watch_finds_a_dead_parent(tmp_path):
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         print(child.stdout.readline(), flush=True)
         """)
-    out, error = program.communicate(timeout=60)
+    out, error = program.communicate(timeout=300)
     assert program.returncode == 0 and int(out) > 0, error
-    assert processes.gone([int(out)], seconds=5.0)
+    assert processes.gone([int(out)])
 
 
 @pytest.mark.slow
@@ -206,20 +206,20 @@ def test_a_fork_of_the_program_leaves_the_workers_alone():
 
         pool = WorkerPool(Walk, 1)
         pool.reset()
-        state = pool.get_state(30.0)
+        state = pool.get_state(120.0)
         if os.fork() == 0:
             # Its exit handlers run, and a pool of its own works.
             with WorkerPool(Walk, 1) as mine:
                 mine.reset()
-                assert mine.get_state(30.0).first
+                assert mine.get_state(120.0).first
             pool.close()
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
         pool.send_action(0, 0)
-        print(pool.get_state(30.0).step, pool.restarts)
+        print(pool.get_state(120.0).step, pool.restarts)
         pool.close()
     """
     program = start(code)
-    out, error = program.communicate(timeout=60)
+    out, error = program.communicate(timeout=300)
     assert (program.returncode, out) == (0, "1 0\n"), error
     assert not os.path.exists(f"/proc/{program.pid}")

@@ -2,6 +2,7 @@ import functools
 import importlib
 import logging
 import time
+import types
 
 import gymnasium
 import pytest
@@ -10,6 +11,8 @@ from tests.envs.workers import processes
 from tests.envs.workers.driving import (
     MODES,
     MOSTLY_FAST_MODES,
+    PATIENCE,
+    arrived,
     ended,
     first_states,
     make_pool,
@@ -17,7 +20,15 @@ from tests.envs.workers.driving import (
     quiet,
 )
 from tests.envs.workers.environments import Chosen, Fault, Faulty, Walk
-from tfrl.envs.workers import NoState, WorkerError, WorkerPool, episode_seed, hosts
+from tfrl.envs.workers import (
+    NoState,
+    WorkerError,
+    WorkerPool,
+    async_worker,
+    episode_seed,
+    hosts,
+    mailbox,
+)
 from tfrl.errors import UserError
 
 # An environment without a fault never ends by itself.
@@ -33,11 +44,9 @@ def chosen(faults):
 def faults_of(pool, count):
     """Plays until `count` workers have failed; returns {worker_id: error}, and the states."""
     errors, states = {}, []
-    deadline = time.monotonic() + 60.0
     while len(errors) < count:
-        assert time.monotonic() < deadline
         try:
-            state = pool.get_state(timeout=30.0)
+            state = pool.get_state(PATIENCE)
         except WorkerError as error:
             assert error.worker_id not in errors
             errors[error.worker_id] = error
@@ -114,7 +123,7 @@ def test_a_reset_makes_a_new_environment_after_a_fault(mode):
         quiet(pool)
         # The seed of the episode that failed is passed over.
         pool.reset()
-        assert (pool.get_state(30.0).episode, pool.restarts) == (1, 0)
+        assert (pool.get_state(PATIENCE).episode, pool.restarts) == (1, 0)
 
 
 @pytest.mark.parametrize("mode", MOSTLY_FAST_MODES[1:])
@@ -123,7 +132,7 @@ def test_a_fault_is_not_forgotten_by_a_reset(mode):
         pool.reset()
         first_states(pool)
         pool.send_action(0, 0)
-        time.sleep(0.3)
+        arrived(pool, 0)
         # It has happened, and nobody has been told.
         pool.reset()
         with pytest.raises(WorkerError, match="the walk broke"):
@@ -138,7 +147,7 @@ def test_a_fault_that_has_arrived_is_told_by_the_reset():
         first_states(pool)
         for worker_id in range(2):
             pool.send_action(worker_id, 0)
-        time.sleep(0.3)
+        arrived(pool, 0, 1)
         # The second arrives together with the first.
         with pytest.raises(WorkerError, match="the walk broke") as first:
             pool.get_state()
@@ -174,7 +183,7 @@ def test_faults_of_the_factory(mode):
         with make_pool(factory, 1, mode) as pool:
             pool.reset()
             with pytest.raises(WorkerError) as error:
-                pool.get_state(30.0)
+                pool.get_state(PATIENCE)
             assert str(error.value).partition("\n\n")[0] == message
             quiet(pool)
     with make_pool(factory, 1, mode) as pool, pytest.raises(WorkerError) as error:
@@ -192,7 +201,7 @@ def test_faults_of_the_import(tmp_path, monkeypatch):
     with make_pool(my_walk.make, 1, "process") as pool:
         pool.reset()
         with pytest.raises(WorkerError) as error:
-            pool.get_state(30.0)
+            pool.get_state(PATIENCE)
     paragraph, _, trace = str(error.value).partition("\n\nIn worker 0:\n")
     assert paragraph == (
         "environment of worker 0: loading env_factory: expected the environment's factory to load "
@@ -219,14 +228,15 @@ def test_an_info_that_cannot_be_pickled(mode):
 DEATHS = [
     (Fault("killed", at=2), "died of SIGKILL"),
     (Fault("dies", "reset"), "died with exit code 7"),
-    (Fault("hangs", at=1), "hung in step for over 2 s (step_timeout)"),
 ]
+# Hangs are waited for as long as no loaded machine takes for a step that does not hang.
 MORE_DEATHS = [
+    (Fault("hangs", at=1), "hung in step for over 20 s (step_timeout)"),
     (Fault("dies", at=1), "died with exit code 7"),
     (Fault("segfaults", at=1), "died of SIGSEGV"),
-    (Fault("hangs", "reset"), "hung in reset for over 3 s (reset_timeout)"),
-    (Fault("holds_the_lock"), "hung in step for over 2 s (step_timeout)"),
-    (Fault("stops"), "hung in step for over 2 s (step_timeout)"),
+    (Fault("hangs", "reset"), "hung in reset for over 25 s (reset_timeout)"),
+    (Fault("holds_the_lock"), "hung in step for over 20 s (step_timeout)"),
+    (Fault("stops"), "hung in step for over 20 s (step_timeout)"),
 ]
 
 
@@ -234,7 +244,7 @@ MORE_DEATHS = [
 def test_workers_that_die_or_hang_are_replaced(deaths, caplog):
     caplog.set_level(logging.WARNING, "tfrl.envs.workers")
     count = len(deaths)
-    timeouts = {"step_timeout": 2.0, "reset_timeout": 3.0}
+    timeouts = {"step_timeout": 20.0, "reset_timeout": 25.0}
     factory = chosen([fault for fault, _ in deaths])
     with make_pool(factory, count, "process", **LIMIT, **timeouts) as pool:
         pool.reset()
@@ -277,22 +287,22 @@ def test_a_worker_that_is_killed_between_steps(caplog):
         processes.kill(pool.pids)
         # The caller cannot know: the action goes nowhere, and the loss is told.
         pool.send_action(0, 0)
-        lost = pool.get_state(20.0)
+        lost = pool.get_state(PATIENCE)
         assert (lost.episode, lost.step, lost.lost, lost.truncated) == (0, 0, True, True)
         assert (lost.obs == state.obs).all()
-        state = pool.get_state(20.0)
+        state = pool.get_state(PATIENCE)
         assert (state.episode, state.step, state.first) == (1, 0, True)
         # Noticed although no state was under way: its caller is told.
         processes.kill(pool.pids)
-        time.sleep(0.2)
+        arrived(pool, 0)
         assert pool.get_state(0.0).lost
         with pytest.raises(UserError, match="awaits none"):
             pool.send_action(0, 0)
-        assert pool.get_state(20.0).episode == 2
+        assert pool.get_state(PATIENCE).episode == 2
         # Killed, and reset before anybody noticed: nothing of the lost episode arrives.
         processes.kill(pool.pids)
         pool.reset()
-        state = pool.get_state(20.0)
+        state = pool.get_state(PATIENCE)
         assert (state.generation, state.step, state.lost) == (2, 0, False)
         assert pool.restarts == 3
 
@@ -303,13 +313,13 @@ def test_an_action_for_an_episode_that_is_known_to_be_lost_is_dropped():
         pool.reset()
         firsts = first_states(pool)
         processes.kill([pool.pids[0]])
-        time.sleep(0.2)
+        arrived(pool, 0)
         pool.send_action(1, 0)
         # Waiting for worker 1 the pool sees the end of worker 0, whose loss may come first or not.
-        order = [pool.get_state(20.0)]
+        order = [pool.get_state(PATIENCE)]
         if not order[0].lost:
             assert pool.send_action(0, 0, firsts[0].generation) is False
-            order.append(pool.get_state(20.0))
+            order.append(pool.get_state(PATIENCE))
         assert any(state.lost and state.worker_id == 0 for state in order)
 
 
@@ -360,17 +370,16 @@ def test_a_worker_that_cannot_start_is_given_up():
             pool.get_state()
 
 
+@pytest.mark.slow
 def test_the_others_go_on_while_one_is_replaced():
     """Neither a hang, nor the wait, nor the new process holds up who is well."""
-    with make_pool(chosen([Fault("hangs"), WORKS]), 2, "process", step_timeout=1.0) as pool:
+    with make_pool(chosen([Fault("hangs"), WORKS]), 2, "process", step_timeout=20.0) as pool:
         pool.reset()
-        longest, steps, revived = 0.0, 0, None
+        steps, revived = 0, None
         firsts = first_states(pool)
         assert all(pool.send_action(w, 0) for w in firsts)
         while revived is None:
-            before = time.monotonic()
-            state = pool.get_state(timeout=5.0)
-            longest = max(longest, time.monotonic() - before)
+            state = pool.get_state(PATIENCE)
             if state.worker_id == 0 and state.first:
                 revived = state
             elif state.worker_id == 1:
@@ -378,12 +387,13 @@ def test_the_others_go_on_while_one_is_replaced():
                 if not state.last:
                     pool.send_action(1, 0)
         assert revived.episode == 1 and pool.restarts == 1
-        # The hang alone took a second.
-        assert steps > 100 and longest < 0.5
+        # The hang alone took twenty seconds.
+        assert steps > 20
 
 
+@pytest.mark.slow
 def test_a_thread_that_hangs_is_replaced():
-    with make_pool(chosen([Fault("hangs", at=1)]), 1, "thread", step_timeout=0.3) as pool:
+    with make_pool(chosen([Fault("hangs", at=1)]), 1, "thread", step_timeout=20.0) as pool:
         pool.reset()
         states = play(pool, lambda s: len(s) == 5)
         assert [(s.episode, s.step, s.lost) for s in states] == [
@@ -397,15 +407,18 @@ def test_a_thread_that_hangs_is_replaced():
     assert pool.abandoned_threads == 1
 
 
-def test_a_caller_that_was_away_finds_what_came_in_time():
+def test_a_caller_that_was_away_finds_what_came_in_time(monkeypatch):
     """The timeouts bound what the environment takes, not what the caller does between."""
-    with make_pool(Walk, 2, "process", step_timeout=0.5, reset_timeout=0.5) as pool:
+    with make_pool(Walk, 2, "process") as pool:
         pool.reset()
         first_states(pool)
         for worker_id in range(2):
             pool.send_action(worker_id, 0)
-        time.sleep(1.0)
-        assert {pool.get_state(5.0).step for _ in range(2)} == {1}
+        arrived(pool, 0, 1)
+        away = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * PATIENCE)
+        monkeypatch.setattr(mailbox, "time", away)
+        monkeypatch.setattr(async_worker, "time", away)
+        assert {pool.get_state(PATIENCE).step for _ in range(2)} == {1}
         assert pool.restarts == 0
 
 
@@ -419,17 +432,19 @@ def test_closing_does_not_wait_for_a_hang(mode):
         pids = pool.pids
         for worker_id in range(2):
             pool.send_action(worker_id, 0)
-        assert pool.get_state(5.0).worker_id == 1
+        assert pool.get_state(PATIENCE).worker_id == 1
         assert pool.get_state(0.1) is NoState.TIMED_OUT
         before = time.monotonic()
-    assert 0.45 < time.monotonic() - before < 2.0
-    assert processes.gone(pids, seconds=0.1)
+    # The hang itself lasts a thousand seconds.
+    assert 0.45 < time.monotonic() - before < 100.0
+    assert processes.gone(pids)
     assert pool.abandoned_threads == (mode == "thread")
 
 
 def test_an_environment_that_fails_to_close_is_told_on_standard_error(capfd, caplog):
     for mode in MODES:
-        with make_pool(functools.partial(Faulty, Fault("raises", "close")), 1, mode) as pool:
+        factory = functools.partial(Faulty, Fault("raises", "close"))
+        with make_pool(factory, 1, mode, cleanup_time=PATIENCE) as pool:
             pool.reset()
             first_states(pool)
     error = capfd.readouterr().err
@@ -449,7 +464,7 @@ def test_a_slow_close_is_waited_for(tmp_path):
             time.sleep(0.5)
             marker.write_text("closed")
 
-    with make_pool(Slow, 1, "process") as pool:
+    with make_pool(Slow, 1, "process", cleanup_time=PATIENCE) as pool:
         pool.reset()
         first_states(pool)
     assert marker.read_text() == "closed"

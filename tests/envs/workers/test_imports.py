@@ -29,7 +29,7 @@ def fixture_run(tmp_path, monkeypatch):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr, noted.read_text().split()
@@ -69,7 +69,7 @@ SCRIPT = """
     # No guard of the main module: workers do not run it.
     with WorkerPool(make, 1) as pool:
         pool.reset()
-        info = pool.get_state(60.0).info
+        info = pool.get_state(120.0).info
         print(info["tensorflow"], info["pid"] == pool.pids[0] != os.getpid())
 """
 
@@ -90,7 +90,7 @@ def test_a_factory_whose_module_imports_tensorflow_is_told(run):
 
         with WorkerPool(my_environment.make, 1) as pool:
             pool.reset()
-            assert pool.get_state(60.0).first
+            assert pool.get_state(120.0).first
         """,
         my_environment="""
         import gymnasium

@@ -26,6 +26,7 @@ from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 # The name under which the recurrent state before a step is stored with the step.
 STATE_IN = "state_in"
+_MEMORY_SIZE = 128
 _TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
 
 
@@ -54,7 +55,7 @@ class ActorCritic(Agent):
       shared_torso: Whether policy and value share the parameters of the torso.
       hidden: Units of the default torso's layers where it is an MLP; None for 64, 64.
       memory: A recurrent cell behind the torso, "lstm" or "gru"; None for no memory.
-      memory_size: Its size.
+      memory_size: Its size; only with `memory`.
       sequence_length: Steps through which gradients flow back; None for the whole rollout.
       squash: Whether continuous actions are squashed with tanh into their bounds.
       obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
@@ -81,7 +82,7 @@ class ActorCritic(Agent):
     shared_torso: bool = False
     hidden: tuple[int, ...] | None = None
     memory: str | None = None
-    memory_size: int = 128
+    memory_size: int = _MEMORY_SIZE
     sequence_length: int | None = None
     squash: bool = False
     discount: float = 0.99
@@ -210,7 +211,15 @@ class ActorCritic(Agent):
         return found
 
     def _check_hidden(self) -> None:
-        """Refuses sizes that no default torso would have."""
+        """Refuses sizes that no memory and no default torso would have."""
+        if self.memory is None and self.memory_size != _MEMORY_SIZE:
+            raise UserError(
+                f"{type(self).__name__}.memory_size",
+                expected=f"its default, {_MEMORY_SIZE}, where memory is None",
+                got=repr(self.memory_size),
+                remedy="It would have no effect; give memory='lstm' or memory='gru', or leave it "
+                "out.",
+            )
         both = self.policy is not None and self.value is not None
         given = "policy and value are" if both else "a torso is" if self.torso is not None else None
         keys = [self.obs_key] if self.policy is None else []

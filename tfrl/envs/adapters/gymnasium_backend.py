@@ -196,7 +196,10 @@ class GymnasiumBackend(Backend):
             return final
         last = infos.get("final_info", {})
         there = np.asarray(last.get(f"_{MASK}", np.full(self.num_envs, MASK in last))) & ended
-        return join_mask(final, self._mask_rows(last.get(MASK), there))
+        masks = self._mask_rows(last.get(MASK), there)
+        # Rows that go on: their successor is what they see, so their mask is that of now.
+        now = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, MASK in infos)))
+        return join_mask(final, where(ended, masks, self._mask_rows(infos.get(MASK), now)))
 
     def _info(self, infos: Mapping[str, Any], ended: np.ndarray) -> dict[str, np.ndarray]:
         """The numbers asked for; where an episode has ended, of the step that ended it."""

@@ -1,0 +1,125 @@
+import dataclasses
+
+import pytest
+
+from tests.tasks.small_tasks import ScriptedTask, config
+from tfrl.errors import UserError
+from tfrl.tasks import RLTaskConfig
+
+
+def test_names_and_defaults():
+    found = RLTaskConfig(num_update_steps=7)
+    values = [(f.name, getattr(found, f.name)) for f in dataclasses.fields(found)]
+    assert values[:9] == [
+        ("num_env_workers", 1),
+        ("env_worker_mode", "process"),
+        ("env_seed", 1337),
+        ("env_cleanup_time", 5.0),
+        ("max_steps", 1000),
+        ("num_samples", 1),
+        ("num_update_steps", 7),
+        ("stride", 1),
+        ("replay_buffer_sample_size", 10_000),
+    ]
+    assert values[9:] == [
+        ("batch_size", 32),
+        ("num_collect_steps", 1000),
+        ("on_policy", False),
+        ("max_trajectory_length", None),
+        ("max_episode_steps", None),
+        ("min_action_batch_size", 1),
+        ("max_wait_time", 0.1),
+        ("force_sync", False),
+        ("save_replay_buffer", True),
+    ]
+
+
+def test_the_updates_have_no_default():
+    with pytest.raises(TypeError, match="num_update_steps"):
+        RLTaskConfig()
+
+
+def test_the_span_of_a_clip():
+    # Samples 0, 3, 6, 9.
+    assert config(num_samples=4, stride=3).clip_span == 10
+    assert (config().num_pool_workers, config(num_env_workers=3).num_pool_workers) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"num_update_steps": 0},
+            "num_update_steps of RLTaskConfig: expected an integer of at least 1, got 0. It counts "
+            "updates between two collections.",
+        ),
+        (
+            {"num_samples": True},
+            "num_samples of RLTaskConfig: expected an integer of at least 1, got True. It counts "
+            "the samples of a clip.",
+        ),
+        (
+            {"max_episode_steps": 2.0},
+            "max_episode_steps of RLTaskConfig: expected an integer of at least 1, got 2.0. It "
+            "counts env steps; None for the environment's own limit alone.",
+        ),
+        (
+            {"num_env_workers": -1},
+            "num_env_workers of RLTaskConfig: expected an integer of at least 0, got -1. With 0 "
+            "one runs in turn.",
+        ),
+        (
+            {"env_seed": -1},
+            "env_seed of RLTaskConfig: expected an integer of at least 0, got -1. The seeds of all "
+            "episodes follow from it.",
+        ),
+        (
+            {"env_cleanup_time": float("inf")},
+            "env_cleanup_time of RLTaskConfig: expected a finite number of seconds of at least 0, "
+            "got inf. It bounds a wait.",
+        ),
+        (
+            {"env_worker_mode": "proces"},
+            "mode of the environment workers: expected 'process' or 'thread', got 'proces'. Did "
+            "you mean process?",
+        ),
+        (
+            {"num_samples": 4, "stride": 4},
+            "num_collect_steps of RLTaskConfig: expected at least the 13 env steps that a clip "
+            "spans (num_samples 4, stride 4), got 10. Raise it, or take shorter clips.",
+        ),
+        (
+            {"num_samples": 3, "max_episode_steps": 2},
+            "max_episode_steps of RLTaskConfig: expected at least the 3 env steps that a clip "
+            "spans (num_samples 3, stride 1), got 2. Raise it, or take shorter clips.",
+        ),
+        (
+            {"num_samples": 3, "max_trajectory_length": 2},
+            "max_trajectory_length of RLTaskConfig: expected at least the 3 env steps that a clip "
+            "spans (num_samples 3, stride 1), got 2. Raise it, or take shorter clips.",
+        ),
+        (
+            {"replay_buffer_sample_size": 9},
+            "replay_buffer_sample_size of RLTaskConfig: expected at least num_collect_steps, 10, "
+            "got 9. Raise it: samples would go before any update sees them.",
+        ),
+        (
+            {"num_env_workers": 2, "min_action_batch_size": 3},
+            "min_action_batch_size of RLTaskConfig: expected at most the 2 workers, got 3. A "
+            "worker waits with one state: lower it, or raise num_env_workers.",
+        ),
+    ],
+)
+def test_messages(changes, message):
+    with pytest.raises(ValueError) as error:
+        config(**changes)
+    assert isinstance(error.value, UserError) and str(error.value) == message
+
+
+def test_a_task_wants_a_config():
+    with pytest.raises(UserError) as error:
+        ScriptedTask({"num_update_steps": 3})
+    assert str(error.value) == (
+        "config of ScriptedTask: expected an RLTaskConfig, got {'num_update_steps': 3} of type "
+        "dict. Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+    )

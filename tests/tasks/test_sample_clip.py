@@ -1,0 +1,259 @@
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing import event_file_loader
+
+from tests.tasks.scripted import Scripted, check_trajectory
+from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, config
+from tfrl.episodes import nests
+from tfrl.errors import UserError
+from tfrl.tasks import collect_samples
+from tfrl.tasks.frames import FrameStandard
+from tfrl.tasks.task_evaluation import make_pool
+
+
+def play(env=Drawn, numbers=None, **options):
+    """A clip of a task, and the task."""
+    env_options = {k: options.pop(k) for k in ("lengths", "shape", "info") if k in options}
+    task = ScriptedTask(config(**(numbers or {})), env, **env_options)
+    return task.sample_clip(task.get_model(), **options), task
+
+
+def test_frames_begin_with_the_initial_state_and_end_with_the_last():
+    images, task = play(return_images=True)
+    # 5 steps: steps 0 to 5 are drawn, each as ten times its number; 3 rows become 4.
+    assert images.shape == (6, 4, 4, 3) and images.dtype == np.uint8
+    assert images[:, 0, 0, 0].tolist() == images[:, 3, 3, 2].tolist() == [0, 10, 20, 30, 40, 50]
+    assert task.optimal == {True} and len(task.envs) == 1
+
+
+@pytest.mark.parametrize("lengths", [[4], [5], [100]])
+def test_states_and_actions_are_those_of_iter_samples(lengths):
+    (images, states), task = play(return_images=True, return_states=True, lengths=lengths)
+    count = min(lengths[0], 9)
+    with make_pool(task, num_workers=0, seed=task.config.env_seed) as pool:
+        model = task.get_model()
+        (expected,) = collect_samples(
+            pool, lambda s, optimal: task.get_actions(model, s, optimal), total_samples=count
+        )
+    assert len(images) == count + 1
+    for name in ("worker_id", "episode", "start", "cut"):
+        assert getattr(states, name) == getattr(expected, name)
+    assert states.cut == (lengths[0] > 9)
+    found, want = tf.nest.flatten(states), tf.nest.flatten(expected)
+    for x, y in zip(found, want, strict=True):
+        np.testing.assert_array_equal(x, y)
+        assert x.dtype == y.dtype
+    # Frame t shows what action t was chosen from, the last frame what came last.
+    steps = [*states.obs[:, 1], states.last_obs[1]]
+    np.testing.assert_array_equal(images[:, 0, 0, 0], 10 * np.array(steps))
+
+
+def test_states_alone_are_not_drawn():
+    states, _ = play(Scripted, return_states=True, lengths=[4], seed=11)
+    assert check_trajectory(states) == 4
+    assert states.termination.tolist() == [False, False, False, True]
+
+
+def test_max_steps_and_seed():
+    states, task = play(return_states=True, lengths=[100], max_steps=3)
+    assert len(states) == 3 and states.cut and states.truncation.tolist() == [False, False, True]
+    other = task.sample_clip(task.get_model(), return_states=True, seed=5, max_steps=3)
+    again = task.sample_clip(task.get_model(), return_states=True, seed=5, max_steps=3)
+    assert nests.equal(other.obs, again.obs) and not nests.equal(other.obs, states.obs)
+
+
+def test_without_a_model_actions_are_random():
+    task = ScriptedTask(config(max_steps=200), lengths=[200])
+    states = task.sample_clip(return_states=True)
+    # 200 fair coins: the standard deviation is 7.
+    assert 60 < states.action.sum() < 140 and states.extras == {} and not task.optimal
+    assert nests.equal(states.action, task.sample_clip(return_states=True).action)
+    others = task.sample_clip(return_states=True, seed=3)
+    assert not nests.equal(states.action, others.action)
+
+
+class Continuous(gymnasium.Wrapper):
+    def __init__(self, **options):
+        super().__init__(Drawn(**options))
+        spaces = gymnasium.spaces
+        self.action_space = spaces.Dict(a=spaces.Box(-1, 1, [2], np.float32), b=spaces.Discrete(3))
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.env.step(action["b"] % 2)
+
+
+def test_random_actions_of_a_nest():
+    states = ScriptedTask(config(), Continuous).sample_clip(return_states=True)
+    assert states.action["a"].shape == (5, 2) and states.action["b"].shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "shape, value", [((3, 4), 10), ((3, 4, 1), 10), ((3, 4, 3), 10), ((3, 4, 4), 10)]
+)
+def test_grey_and_rgba_become_rgb(shape, value):
+    images, _ = play(return_images=True, shape=shape, max_steps=1)
+    assert images.shape == (2, 4, 4, 3)
+    assert images[1].tolist() == np.full([4, 4, 3], value).tolist()
+
+
+def test_alpha_is_dropped_and_grey_repeated_by_hand():
+    rgba = np.arange(16, dtype=np.uint8).reshape(2, 2, 4)
+    assert FrameStandard()(rgba).tolist() == [[[0, 1, 2], [4, 5, 6]], [[8, 9, 10], [12, 13, 14]]]
+    grey = np.uint8([[1, 2], [3, 4]])
+    assert FrameStandard()(grey).tolist() == [[[1] * 3, [2] * 3], [[3] * 3, [4] * 3]]
+
+
+def test_sizes_are_even_and_those_of_the_first_frame():
+    standard = FrameStandard()
+    row = np.uint8([[[1, 1, 1], [2, 2, 2], [3, 3, 3]]])
+    # One row of three: both are repeated at their end.
+    assert standard(row)[..., 0].tolist() == [[1, 2, 3, 3], [1, 2, 3, 3]]
+    larger = np.arange(1, 13, dtype=np.uint8).reshape(2, 2, 3)
+    # Cropped to one row, filled up in black to three columns, then made even.
+    assert standard(larger)[..., 0].tolist() == [[1, 4, 0, 0], [1, 4, 0, 0]]
+
+
+def test_frames_as_they_are():
+    images, _ = play(return_images=True, standardize_images=False, shape=(3, 5))
+    assert isinstance(images, list) and len(images) == 6
+    assert all(image.shape == (3, 5) for image in images) and images[2].max() == 20
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_files_have_the_environments_fps(tmp_path, suffix):
+    import imageio_ffmpeg
+
+    path = tmp_path / "new" / f"clip.{suffix}"
+    # 12 frames a second; of GIF's hundredths of a second the nearest is 8.
+    result, _ = play(save_path=path, shape=(33, 47, 3))
+    assert result is None
+    assert [p.name for p in path.parent.iterdir()] == [f"clip.{suffix}"]
+    reader = imageio_ffmpeg.read_frames(str(path))
+    about = next(reader)
+    assert about["size"] == (48, 34)
+    assert about["fps"] == pytest.approx(12.0 if suffix == "mp4" else 12.5)
+    assert imageio_ffmpeg.count_frames_and_secs(str(path))[0] == 6
+
+
+def test_files_and_images_at_once(tmp_path):
+    images, task = play(save_path=str(tmp_path / "clip.gif"), return_images=True)
+    assert len(images) == 6 and (tmp_path / "clip.gif").stat().st_size > 100
+    assert task.envs[0].renders == 6
+
+
+def test_tensorboard_shows_the_clip(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    play(writer=writer, step=7, tag="my_clip")
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    found = [
+        (event.step, value.tag, tf.make_ndarray(value.tensor))
+        for event in event_file_loader.EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
+    ((step, tag, (width, height, image)),) = found
+    assert (step, tag, width, height) == (7, "my_clip", b"4", b"4")
+    assert image[:6] == b"GIF89a"
+
+
+class Closing(Drawn):
+    closed = 0
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_the_environment_is_closed_also_after_an_error():
+    Closing.closed = 0
+    play(Closing, return_images=True)
+    assert Closing.closed >= 1
+    Closing.closed = 0
+    with pytest.raises(UserError):
+        play(Closing, return_images=True, shape=(3, 4, 2))
+    assert Closing.closed >= 1
+
+
+class Silent(Drawn):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.render_mode = None
+
+
+ASKED = "sample_clip: expected one or more of save_path, return_images, return_states and writer, "
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, ASKED + "got none of them. Give save_path='clip.mp4' for a file."),
+        (
+            {"return_states": True, "standardize_images": False},
+            "standardize_images: expected True, unless return_images asks for frames, got False "
+            "without return_images. Files and TensorBoard take standardised frames only: leave it "
+            "out, or give return_images=True.",
+        ),
+        (
+            {"save_path": "clip.avi"},
+            "path: expected a name that ends in .gif or .mp4, got clip.avi. The ending chooses the "
+            "format.",
+        ),
+        (
+            {"writer": "logs"},
+            "writer of sample_clip: expected a tf.summary writer, got 'logs' of type str. Make it "
+            "with tf.summary.create_file_writer(folder).",
+        ),
+        (
+            {"return_states": True, "max_steps": 0},
+            "max_steps: expected an integer of at least 1, got 0. It counts the env steps of a "
+            "clip.",
+        ),
+        (
+            {"return_images": True, "env": Silent},
+            "get_environment() for a clip: expected an environment with render_mode 'rgb_array', "
+            "got render_mode None of ['rgb_array']. Make it with gymnasium.make(..., "
+            "render_mode='rgb_array'): frames are drawn only for clips. Or ask for return_states "
+            "alone.",
+        ),
+        (
+            {"return_images": True, "shape": (3, 4, 2)},
+            "env.render() for a clip: expected a picture, uint8 [H, W], [H, W, 1], [H, W, 3] or "
+            "[H, W, 4], got uint8 [3, 4, 2]. Correct the render method of the environment.",
+        ),
+        (
+            {"return_states": True, "info": {"terminated": np.bool_(True)}},
+            "the initial state of the clip: expected one in which an action can be taken, got "
+            "info['terminated'] is true at reset: the episode is over before its first step. Let "
+            "reset begin where the episode goes on, or choose another seed.",
+        ),
+    ],
+)
+def test_messages(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        play(**options)
+    assert isinstance(error.value, UserError) and str(error.value) == message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_start_leaves_no_file(tmp_path):
+    with pytest.raises(UserError, match="initial state of the clip"):
+        play(save_path=tmp_path / "clip.gif", info={"truncated": True})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frame_of_nothing_is_told():
+    class Nothing(Drawn):
+        def render(self):
+            return None
+
+    with pytest.raises(UserError, match="got NoneType. Correct the render method"):
+        play(Nothing, return_images=True)
+
+
+def test_a_clip_of_cartpole():
+    task = KerasTask(config(max_steps=3))
+    images, states = task.sample_clip(task.get_model(), return_images=True, return_states=True)
+    assert images.shape == (4, 400, 600, 3) and states.obs.shape == (3, 4)

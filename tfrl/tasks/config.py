@@ -1,0 +1,153 @@
+"""`RLTaskConfig`: the numbers of an `RLTask`."""
+
+import math
+import numbers
+from typing import Any
+
+from tfrl import struct
+from tfrl.envs.workers import WorkerMode
+from tfrl.errors import UserError
+from tfrl.tasks.clips import clip_span
+
+_COUNTS = {
+    "max_steps": "It counts the env steps of a clip.",
+    "num_samples": "It counts the samples of a clip.",
+    "num_update_steps": "It counts updates between two collections.",
+    "stride": "It counts env steps from one sample of a clip to the next.",
+    "replay_buffer_sample_size": "It counts env steps that are kept.",
+    "batch_size": "It counts the clips of an update.",
+    "num_collect_steps": "It counts the env steps of a collection.",
+    "min_action_batch_size": "It counts workers that are waited for.",
+}
+_COUNTS_OR_NONE = {
+    "max_trajectory_length": "It counts samples; None for no bound.",
+    "max_episode_steps": "It counts env steps; None for the environment's own limit alone.",
+}
+
+
+@struct.logic_dataclass
+class RLTaskConfig(struct.Struct):
+    """How an `RLTask` samples and learns. A fresh collection comes before every epoch of updates.
+
+    Attributes:
+      num_env_workers: Environments. 0: one, which runs inside of this process, in turn with the
+        model.
+      env_worker_mode: "process" or "thread".
+      env_seed: Worker w resets its episode e with `episode_seed(env_seed, w, e)`.
+      env_cleanup_time: Seconds for all environments to close; then they are killed.
+      max_steps: The longest clip that `sample_clip` plays, in env steps.
+      num_samples: Samples of a training clip, n: batches are `[batch_size, n, ...]`.
+      num_update_steps: Updates between two collections.
+      stride: Env steps from one sample of a training clip to the next.
+      replay_buffer_sample_size: Env steps that are kept; the oldest trajectories go.
+      batch_size: Training clips of an update.
+      num_collect_steps: Env steps of a collection, over all workers.
+      on_policy: Whether the replay buffer is emptied before each collection is added, so that
+        updates see the newest policy's samples only.
+      max_trajectory_length: Longer trajectories are cut there; None for no bound.
+      max_episode_steps: Episodes are truncated there, beside the environment's own limit; None for
+        that alone.
+      min_action_batch_size: How many workers' states `get_actions` is called with, if so many come
+        within `max_wait_time`.
+      max_wait_time: Seconds that a state waits for others at most.
+      force_sync: Runs all environments inside of this process, in turn: for debugging, and where
+        a step takes less than about 0.2 ms.
+      save_replay_buffer: Whether checkpoints hold the replay buffer (never that of `on_policy`
+        tasks, which is emptied anyway). Without it a resumed run begins with an empty one.
+    """
+
+    num_env_workers: int = 1
+    env_worker_mode: str = "process"
+    env_seed: int = 1337
+    env_cleanup_time: float = 5.0
+    max_steps: int = 1000
+    num_samples: int = 1
+    num_update_steps: int
+    stride: int = 1
+    replay_buffer_sample_size: int = 10_000
+    batch_size: int = 32
+    num_collect_steps: int = 1000
+    on_policy: bool = False
+    max_trajectory_length: int | None = None
+    max_episode_steps: int | None = None
+    min_action_batch_size: int = 1
+    max_wait_time: float = 0.1
+    force_sync: bool = False
+    save_replay_buffer: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks every number, and that they agree.
+
+        Raises:
+          UserError: For one that does not fit.
+        """
+        for name, remedy in _COUNTS.items():
+            _check_count(name, getattr(self, name), remedy)
+        for name, remedy in _COUNTS_OR_NONE.items():
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), remedy)
+        _check_count("num_env_workers", self.num_env_workers, "With 0 one runs in turn.", 0)
+        _check_count("env_seed", self.env_seed, "The seeds of all episodes follow from it.", 0)
+        _check_seconds("env_cleanup_time", self.env_cleanup_time)
+        _check_seconds("max_wait_time", self.max_wait_time)
+        WorkerMode.of(self.env_worker_mode)
+        self._check_clips()
+        if self.min_action_batch_size > self.num_pool_workers:
+            raise UserError(
+                "min_action_batch_size of RLTaskConfig",
+                expected=f"at most the {self.num_pool_workers} workers",
+                got=str(self.min_action_batch_size),
+                remedy="A worker waits with one state: lower it, or raise num_env_workers.",
+            )
+
+    @property
+    def clip_span(self) -> int:
+        """Env steps that a training clip spans: `(num_samples - 1) * stride + 1`."""
+        return clip_span(self.num_samples, self.stride)
+
+    @property
+    def num_pool_workers(self) -> int:
+        """Environments that there are."""
+        return max(1, self.num_env_workers)
+
+    def _check_clips(self) -> None:
+        """Checks that a training clip fits into all that bounds it."""
+        span = f"the {self.clip_span} env steps that a clip spans"
+        clip = f"(num_samples {self.num_samples}, stride {self.stride})"
+        for name in (*_COUNTS_OR_NONE, "num_collect_steps", "replay_buffer_sample_size"):
+            value = getattr(self, name)
+            if value is not None and value < self.clip_span:
+                raise UserError(
+                    f"{name} of RLTaskConfig",
+                    expected=f"at least {span} {clip}",
+                    got=str(value),
+                    remedy="Raise it, or take shorter clips.",
+                )
+        if self.replay_buffer_sample_size < self.num_collect_steps:
+            raise UserError(
+                "replay_buffer_sample_size of RLTaskConfig",
+                expected=f"at least num_collect_steps, {self.num_collect_steps}",
+                got=str(self.replay_buffer_sample_size),
+                remedy="Raise it: samples would go before any update sees them.",
+            )
+
+
+def _check_count(name: str, value: Any, remedy: str, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise UserError(
+            f"{name} of RLTaskConfig",
+            expected=f"an integer of at least {least}",
+            got=repr(value),
+            remedy=remedy,
+        )
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise UserError(
+            f"{name} of RLTaskConfig",
+            expected="a finite number of seconds of at least 0",
+            got=repr(value),
+            remedy="It bounds a wait.",
+        )
