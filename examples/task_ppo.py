@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
-import tfrl  # noqa: F401  (before tensorflow, whose start-up messages then stay off the screen)
 from tfrl.tasks import RLTask, RLTaskConfig, TaskWorkflow
 
 DISCOUNT, GAE_LAMBDA = 0.99, 0.95

@@ -64,9 +64,9 @@ class Scripted(Backend):
         reward = np.where(first, 0.0, reward)
         return Step(obs, reward, termination, ended & ~termination, final, info)
 
-    def copy(self, num_envs, render=False):
+    def copy(self, num_envs, render=False, autoreset=None):
         lengths = np.resize(self.lengths, num_envs)
-        mode = Autoreset.NEXT_STEP if render else self.autoreset
+        mode = autoreset or (Autoreset.NEXT_STEP if render else self.autoreset)
         self.copies.append(Scripted(lengths, mode, self.max_episode_steps))
         return self.copies[-1]
 

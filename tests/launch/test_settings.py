@@ -1,5 +1,7 @@
 """What gin can reach, and that every shipped gin file stands."""
 
+import pickle
+
 import gin
 import gymnasium
 import pytest
@@ -69,6 +71,37 @@ def test_every_wrapper_can_be_named():
     assert len(names) >= 10
     with pytest.raises(UserError, match="a parameter of ActionRepeat, got 'env'"):
         gin_files.parse([], ["ActionRepeat.env=3"])
+
+
+def test_one_wrapper_without_brackets_is_told():
+    with pytest.raises(UserError) as error:
+        settings.assemble(["ppo/tf_cartpole.gin"], ["make_env.wrappers=@ActionRepeat"])
+    assert str(error.value).startswith(
+        "make_env.wrappers: expected a tuple of wrappers, the innermost first, got "
+    )
+    assert "Write (@ClipAction,): one of them needs brackets and a comma too." in str(error.value)
+
+
+def test_wrappers_of_gin_can_go_to_processes():
+    made = settings.assemble(
+        ["ppo/gymnasium_pendulum.gin"],
+        ["make_env.num_envs=2", "make_env.wrappers=(@RescaleAction, @ClipAction)"]
+        + ["RescaleAction.min_action=-1", "RescaleAction.max_action=1"],
+    )
+    sent = pickle.loads(pickle.dumps(made.workflow.env.backend._source.wrappers))
+    made.workflow.close()
+    assert [wrap.func for wrap in sent] == [
+        gymnasium.wrappers.RescaleAction,
+        gymnasium.wrappers.ClipAction,
+    ]
+    assert sent[0].keywords == {"min_action": -1, "max_action": 1}
+
+
+def test_games_are_evaluated_whole():
+    made = settings.assemble(["ppo/envpool_breakout.gin"], ["eval/make_env.num_envs=2"])
+    found = [env.backend._given[2] for env in (made.workflow.env, made.workflow.eval_env)]
+    made.workflow.close()
+    assert found == [{"episodic_life": True, "reward_clip": True}, {}]
 
 
 def test_wrappers_are_put_around_the_environment():

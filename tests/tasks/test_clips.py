@@ -131,23 +131,39 @@ def test_clips_do_not_share_memory_with_the_store():
     added=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12),
     bound=st.integers(1, 25),
 )
-def test_the_oldest_trajectories_go_first(added, bound):
+def test_the_oldest_samples_go_first(added, bound):
     replay = MultiReplaySamples(rng=rng(), max_samples=bound)
     stored = []
     for i, (length, worker_id) in enumerate(added):
         replay.add(trajectory(length, worker_id, i))
-        # A plain list as the oracle.
-        stored.append((worker_id, i, min(length, bound)))
-        while sum(n for _, _, n in stored) > bound:
-            stored.pop(0)
-        assert len(replay) == sum(n for _, _, n in stored) <= bound
-        kept = [
-            (t.worker_id, t.episode, len(t))
-            for r in replay.workers.values()
-            for t in r.trajectories
-        ]
-        assert sorted(kept) == sorted(stored)
+        # A plain list of samples as the oracle.
+        stored = [*stored, *((worker_id, i, t) for t in range(length))][-bound:]
+        assert len(replay) == len(stored) <= bound
+        assert [
+            (t.worker_id, t.episode, t.start + step)
+            for t in replay.in_order()
+            for step in range(len(t))
+        ] == stored
+        for t in replay.in_order():
+            np.testing.assert_array_equal(t.obs["x"][:, 1], t.start + np.arange(len(t)))
+            assert t.last_obs["x"][1] == t.start + len(t) and t.termination[-1]
         assert all(list(r.trajectories) and len(r) for r in replay.workers.values())
+        assert sum(map(len, replay.workers.values())) == len(replay)
+
+
+def test_exactly_the_bound_is_kept():
+    replay = ReplayDataset(batch_size=2, clip_size=3, rng=rng(), replay_buffer_sample_size=10)
+    sizes = []
+    for i, length in enumerate([21, 2, 4, 1]):
+        replay.add(trajectory(length, i % 2, i))
+        sizes.append([len(t) for t in replay.samples.in_order()])
+    # Of 21 samples the newest 10, of which 2, 4 and 1 take the places of the oldest.
+    assert sizes == [[10], [8, 2], [4, 2, 4], [3, 2, 4, 1]] and len(replay) == 10
+    oldest = replay.samples.in_order()[0]
+    assert oldest.start == 18 and oldest.obs["x"][:, 1].tolist() == [18, 19, 20]
+    # Clips are drawn of what is left: of 3 samples there is one place, of 4 there are two.
+    found = {tuple(clip) for _ in range(50) for clip in replay.draw().obs["x"][..., 1].tolist()}
+    assert found == {(18, 19, 20), (0, 1, 2), (1, 2, 3)}
 
 
 def test_of_too_long_a_trajectory_the_newest_samples_stay():
@@ -244,6 +260,21 @@ def test_messages(call, message):
     assert str(error.value) == message
 
 
+def test_a_generator_is_optional():
+    stored = [trajectory(30)]
+    for replay in (ReplaySamples(stored), MultiReplaySamples(stored)):
+        # 20 of 28 places each: that they all agree does not happen.
+        assert len({replay.sample(3).obs["x"][0, 1] for _ in range(20)}) > 1
+    dataset = ReplayDataset(batch_size=20, clip_size=3)
+    dataset.add(stored)
+    assert len(set(dataset.draw().obs["x"][:, 0, 1])) > 1
+
+
+@pytest.mark.parametrize("size", [np.int64(2), np.uint8(2)])
+def test_integers_of_numpy_are_counts(size):
+    assert len(ReplaySamples([trajectory(6)], rng=rng()).sample(size, stride=size)) == 2
+
+
 def test_the_dataset_gives_batches_of_the_current_store():
     def make():
         return ReplayDataset(
@@ -272,7 +303,8 @@ def test_the_dataset_gives_batches_of_the_current_store():
                 check_clip(clip, stored, 4, 2)
         for each in (replay, same):
             each.add(second[0])
-    assert len(replay) == 25
+    # Of those before, 5 samples are left: too few for a clip, which spans 7.
+    assert len(replay) == 30
 
 
 def test_the_dataset_goes_through_a_compiled_update():

@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 
-from tests.tasks.small_tasks import ScriptedTask, config
+from tests.tasks.scripted import Scripted
+from tests.tasks.small_tasks import ScriptedTask, Weight, config
 from tfrl.errors import UserError
-from tfrl.tasks import RLTaskConfig
+from tfrl.tasks import RLTask, RLTaskConfig, TaskWorkflow
 
 
 def test_names_and_defaults():
@@ -123,3 +124,45 @@ def test_a_task_wants_a_config():
         "config of ScriptedTask: expected an RLTaskConfig, got {'num_update_steps': 3} of type "
         "dict. Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
     )
+
+
+class OnlyPlays(RLTask):
+    get_environment = Scripted
+
+
+def test_a_task_needs_no_more_than_its_environment_for_random_clips():
+    states = OnlyPlays(config()).sample_clip(return_states=True)
+    assert len(states) == 5
+
+
+def without(name):
+    """ScriptedTask with the base class's method of this name."""
+    return type("Small", (ScriptedTask,), {name: getattr(RLTask, name)})(config())
+
+
+@pytest.mark.parametrize(
+    "name, result",
+    [
+        ("get_model", "the model, a built tf.keras.Model"),
+        ("get_actions", "actions [N, ...] for the states of N workers"),
+        ("compute_loss", "the loss of a batch of clips"),
+    ],
+)
+def test_what_a_task_lacks_is_told_before_it_is_trained(name, result):
+    task = without(name)
+    message = (
+        f"{name} of Small: expected a method that returns {result}, got none, for the task does "
+        f"not define it. Define {name}, see tfrl.tasks.RLTask.{name}."
+    )
+    with pytest.raises(UserError) as error:
+        TaskWorkflow(task).setup(seed=0)
+    assert str(error.value) == message and task.envs == []
+    with pytest.raises(UserError) as error:
+        getattr(task, name)(*[None] * {"get_model": 0, "get_actions": 3, "compute_loss": 2}[name])
+    assert str(error.value) == message
+
+
+def test_methods_may_be_attributes_of_the_object():
+    task = without("get_model")
+    task.get_model = Weight
+    assert TaskWorkflow(task).setup(seed=0).program.training.model.w.shape == []

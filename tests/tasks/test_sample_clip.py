@@ -6,11 +6,13 @@ from tensorboard.backend.event_processing import event_file_loader
 
 from tests.tasks.scripted import Scripted, check_trajectory
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, config
+from tfrl.envs.workers import WorkerError
 from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.tasks import collect_samples
 from tfrl.tasks.frames import FrameStandard
 from tfrl.tasks.task_evaluation import make_pool
+from tfrl.tasks.task_video import record_video
 
 
 def play(env=Drawn, numbers=None, **options):
@@ -166,14 +168,68 @@ class Closing(Drawn):
         type(self).closed += 1
 
 
-def test_the_environment_is_closed_also_after_an_error():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shape": (3, 4, 2)},
+        {"info": {"truncated": True}},
+        {"max_steps": 2},
+        {"save_path": "/proc/none/clip.mp4"},
+    ],
+    ids=lambda options: next(iter(options), "good"),
+)
+def test_the_environment_is_closed_once_also_after_an_error(options):
     Closing.closed = 0
-    play(Closing, return_images=True)
-    assert Closing.closed >= 1
-    Closing.closed = 0
+    if options.keys() & {"shape", "info", "save_path"}:
+        with pytest.raises(UserError):
+            play(Closing, return_images=True, **options)
+    else:
+        play(Closing, return_images=True, **options)
+    assert Closing.closed == 1
+
+
+class Breaking(Closing):
+    def step(self, action):
+        raise ValueError("broken")
+
+
+def test_the_environment_is_closed_once_where_a_step_fails():
+    Closing.closed = Breaking.closed = 0
+    with pytest.raises(WorkerError, match="broken"):
+        play(Breaking, return_states=True)
+    assert Breaking.closed == 1
+
+
+def test_an_environment_that_cannot_be_drawn_is_closed():
+    class Dark(Closing):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.render_mode = None
+
+    Dark.closed = 0
+    with pytest.raises(UserError, match="render_mode None"):
+        play(Dark, return_images=True)
+    assert Dark.closed == 1
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"max_steps": 0}, {"save_path": "clip.avi"}])
+def test_nothing_is_made_for_wrong_arguments(wrong):
+    task = ScriptedTask(config())
     with pytest.raises(UserError):
-        play(Closing, return_images=True, shape=(3, 4, 2))
-    assert Closing.closed >= 1
+        task.sample_clip(return_states=True, **wrong)
+    assert task.envs == []
+
+
+def test_a_clip_ends_where_training_ends_its_episodes(tmp_path):
+    numbers = {"max_episode_steps": 4}
+    (images, states), task = play(
+        return_images=True, return_states=True, lengths=[100], numbers=numbers
+    )
+    assert len(images) == 5 and len(states) == 4
+    assert not states.cut and states.truncation.tolist() == [False, False, False, True]
+    video = record_video(task, task.get_model(), tmp_path / "clip.gif", 3, None)
+    assert (video.frames, video.episode_lengths) == (5, (4,))
 
 
 class Silent(Drawn):
@@ -209,6 +265,16 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
             {"return_states": True, "max_steps": 0},
             "max_steps: expected an integer of at least 1, got 0. It counts the env steps of a "
             "clip.",
+        ),
+        (
+            {"return_states": True, "seed": -1},
+            "seed of the environment workers: expected an integer of at least 0, got -1. The seed "
+            "of every episode follows from it, its worker and its number.",
+        ),
+        (
+            {"return_states": True, "env": lambda: 3},
+            "get_environment(): expected a gymnasium.Env, got int. Derive it from gymnasium.Env "
+            "(reset(seed=, options=), step with 5 values).",
         ),
         (
             {"return_images": True, "env": Silent},

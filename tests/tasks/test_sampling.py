@@ -1,12 +1,9 @@
 import functools
 import io
 import itertools
-import logging
 import time
 
 import gymnasium
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import rich.console
@@ -68,119 +65,6 @@ def test_a_synchronous_pool_by_hand():
         (1, 1, 2, True),
     ]
     assert policy.sizes == [2] * 5 and policy.optimal == {True}
-
-
-@pytest.mark.parametrize("mode", ["sync", "thread"])
-@pytest.mark.parametrize("shortest", [1, 4, 8])
-@pytest.mark.parametrize("total", [8, 9, 35, 64])
-def test_the_total_is_exact_and_no_trajectory_too_short(mode, shortest, total):
-    counts = SamplingCounts()
-    with make_pool(lambda: Scripted([17, 10, 3, 12]), 3, mode) as pool:
-        found = collect_samples(
-            pool,
-            Policy(),
-            total_samples=total,
-            min_trajectory_length=shortest,
-            max_wait_time=PATIENCE,
-            counts=counts,
-        )
-    check_total(found, total)
-    assert min(map(len, found)) >= shortest
-    assert counts.states == total + counts.discarded_samples + counts.trimmed_samples
-    assert counts.dropped_actions == 0 and counts.samples == total
-
-
-def test_trajectories_are_trimmed_at_their_start_where_the_rest_could_not_be_made_up():
-    # Episodes of 7, none shorter than 5: after two of them 2 of 16 are left, so 3 samples go.
-    counts = SamplingCounts()
-    with make_pool(lambda: Scripted([7]), 1) as pool:
-        found = collect_samples(
-            pool, Policy(), total_samples=16, min_trajectory_length=5, counts=counts
-        )
-    check_total(found, 16)
-    assert [(len(t), t.start, t.cut) for t in found] == [
-        (6, 1, False),
-        (5, 2, False),
-        (5, 0, True),
-    ]
-    assert counts.trimmed_samples == 3 and counts.discarded_samples == 0
-
-
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(
-    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
-    shortest=st.integers(1, 7),
-    pieces=st.integers(1, 9),
-    extra=st.integers(0, 6),
-    workers=st.integers(1, 4),
-)
-def test_whatever_the_episodes_are_the_total_is_exact(lengths, shortest, pieces, extra, workers):
-    # From some episode on all have 2 * shortest samples: so every total can be made up.
-    lengths = [*lengths, 2 * shortest]
-    total = shortest * pieces + extra
-    counts = SamplingCounts()
-    with make_pool(lambda: Scripted(lengths), workers) as pool:
-        stream = iter_samples(
-            pool, Policy(), total_samples=total, clip_length=shortest, counts=counts
-        )
-        found = list(stream)
-    check_total(found, total)
-    assert min(map(len, found)) >= shortest
-    assert counts.states == total + counts.discarded_samples + counts.trimmed_samples
-    assert (counts.samples, counts.trajectories) == (total, len(found))
-
-
-def test_too_short_episodes_are_discarded_counted_and_warned_of(caplog):
-    counts = SamplingCounts()
-    with make_pool(lambda: Scripted([2, 6, 3, 6]), 1) as pool, caplog.at_level(logging.WARNING):
-        found = collect_samples(pool, Policy(), total_samples=12, clip_length=4, counts=counts)
-    check_total(found, 12)
-    assert [t.episode for t in found] == [1, 3]
-    assert (counts.discarded_trajectories, counts.discarded_samples) == (2, 5)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Discarded a trajectory of 2 samples of worker 0: min_trajectory_length is 4.",
-        "Discarded 2 trajectories with 5 samples (min_trajectory_length is 4).",
-    ]
-
-
-@pytest.mark.parametrize(
-    "total, shortest, reason, lengths",
-    [
-        (20, 8, "min_trajectory_length is 8", "5 to 5"),
-        (
-            9,
-            4,
-            "the 9 samples that are left cannot be made up of trajectories of 4 samples or more "
-            "beside it",
-            "",
-        ),
-    ],
-)
-def test_there_is_an_end_to_discarding(total, shortest, reason, lengths):
-    with make_pool(lambda: Scripted([5]), 1) as pool:
-        if not lengths:  # 9 = 5 + 4
-            found = collect_samples(
-                pool, Policy(), total_samples=total, min_trajectory_length=shortest
-            )
-            assert [len(t) for t in found] == [5, 4]
-            return
-        with pytest.raises(UserError) as error:
-            collect_samples(pool, Policy(), total_samples=total, min_trajectory_length=shortest)
-    assert str(error.value) == (
-        f"iter_samples: expected trajectories that can be used: {reason}, got 100 in a row of "
-        f"{lengths} samples. Lower the clip length or min_trajectory_length, or make the episodes "
-        "longer."
-    )
-
-
-def test_a_total_that_the_episodes_cannot_make_up_is_told_apart():
-    # 7 samples of at least 4 each are one trajectory of 7, and episodes have 5.
-    with make_pool(lambda: Scripted([5]), 1) as pool, pytest.raises(UserError) as error:
-        collect_samples(pool, Policy(), total_samples=7, min_trajectory_length=4)
-    assert (
-        "the 7 samples that are left cannot be made up of trajectories of 4 samples or more beside "
-        "it, got 100 in a row of 5 to 5 samples."
-    ) in str(error.value)
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
@@ -617,6 +501,10 @@ def test_progress_makes_its_own_bar(capsys):
         (
             {"max_batch_size": 0},
             "max_batch_size: expected an integer of at least 1, got 0. It counts states.",
+        ),
+        (
+            {"max_discarded_in_a_row": 0},
+            "max_discarded_in_a_row: expected an integer of at least 1, got 0. It counts samples.",
         ),
         (
             {"max_wait_time": -1.0},

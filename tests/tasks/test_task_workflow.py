@@ -8,6 +8,7 @@ from tests.tasks.scripted import check_total, tag
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, Weight, config
 from tfrl.errors import UserError
 from tfrl.evaluation.video_summary import Preview
+from tfrl.launch import train
 from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import RunOptions
 
@@ -439,6 +440,32 @@ def test_wrong_arguments(arguments, message):
     with pytest.raises(UserError) as error:
         TaskWorkflow(**{"task": ScriptedTask(config()), **arguments})
     assert str(error.value) == message
+
+
+class Broken(Drawn):
+    """Its second step gives another dtype; it says how often it is closed."""
+
+    closed = 0
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return (obs.astype(np.float64) if obs[1] == 2 else obs, *rest)
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_the_check_before_training():
+    task = ScriptedTask(config(), lengths=[4])
+    train.check_environments(TaskWorkflow(task), seed=0)
+    # It draws nothing: that is left to check_video.
+    assert len(task.envs) == 1 and task.envs[0].renders == 0
+    Broken.closed = 0
+    with pytest.raises(UserError) as error:
+        train.check_environments(TaskWorkflow(ScriptedTask(config(), Broken)), seed=0)
+    message = str(error.value)
+    assert message.startswith("the environments (of ScriptedTask), ") and "float64" in message
+    assert message.endswith("(--nocheck_env trains without this check.)") and Broken.closed == 1
 
 
 def test_one_replica_only():

@@ -47,6 +47,7 @@ class Backend(abc.ABC):
       max_episode_steps: Steps after which it truncates an episode, or None.
       info_spec: `{name: spec of one}` of what `Step.info` holds at every step.
       render_fps: Frames per second of its pictures.
+      stepped: How they are stepped, in a word or two, for the line that tells of a run; or "".
     """
 
     name: str
@@ -57,6 +58,7 @@ class Backend(abc.ABC):
     max_episode_steps: int | None = None
     info_spec: dict[str, Any]
     render_fps: float = 30.0
+    stepped: str = ""
 
     @abc.abstractmethod
     def reset(self, seeds: np.ndarray) -> Step:
@@ -71,10 +73,17 @@ class Backend(abc.ABC):
         """Returns what the last `send` led to."""
 
     @abc.abstractmethod
-    def copy(self, num_envs: int, render: bool = False) -> "Backend":
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "Backend":
         """Returns other environments of the same task; with `render`, such that can be drawn.
 
         Those to be drawn reset by NEXT_STEP where they can, so that an episode's end can be seen.
+
+        Args:
+          num_envs: How many.
+          render: Whether they can be drawn.
+          autoreset: NEXT_STEP or SAME_STEP; None for that of these.
         """
 
     @abc.abstractmethod

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl.envs.action_masks import MASK, first_valid
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.host_actions import check_action
 from tfrl.envs.host_rewards import HostReward, host_reward
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
@@ -137,7 +138,9 @@ class HostEnv(Env):
           render: Whether they can be drawn.
           autoreset: Their mode; that of these if None and such can be had.
         """
-        backend = self.backend.copy(num_envs or self.num_envs, render)
+        asked = None if autoreset is None else Autoreset.parse(autoreset)
+        own = None if asked is Autoreset.DISABLED else asked
+        backend = self.backend.copy(num_envs or self.num_envs, render, own)
         if autoreset is None:
             fits = backend.autoreset in _FOLLOWS[self._mode]
             autoreset = self._mode if fits else backend.autoreset
@@ -184,6 +187,7 @@ class HostEnv(Env):
 
     def begin(self, seeds: np.ndarray) -> EnvState:
         """Starts an episode in every environment with its seed, int64 `[B]`."""
+        self._check_open()
         step = self.backend.reset(seeds)
         self._returns[:], self._lengths[:], self._ended[:] = 0, 0, False
         self._frozen = None
@@ -192,7 +196,13 @@ class HostEnv(Env):
         return self._state(step, np.zeros(self.num_envs, bool))
 
     def step(self, state: EnvState, action: Nest) -> EnvState:
-        """Takes one step in every environment."""
+        """Takes one step in every environment.
+
+        Raises:
+          UserError: For an action out of its spec, a state that is not the newest, or after
+            `close`.
+        """
+        check_action(self.backend.name, self.action_spec, action, self.num_envs)
         self.send(state, action)
         return self.receive()
 
@@ -200,6 +210,7 @@ class HostEnv(Env):
         """Starts a step, which `receive` ends; meanwhile the caller may do something else."""
         token = state.env_state["token"]
         if int(token) != self._token:
+            self._check_open()
             raise UserError(
                 self.backend.name,
                 expected="a step from the state that it returned last",
@@ -312,9 +323,19 @@ class HostEnv(Env):
         """Draws environment `index` as it is now; made by `copy(render=True)` only."""
         return self.backend.render(index)
 
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise UserError(
+                self.backend.name,
+                expected="environments that are open",
+                got="a reset or a step after close()",
+                remedy="Make others with make_env, or env.copy().",
+            )
+
     def close(self) -> None:
         """Frees the environments; a second call does nothing."""
         self.policies.clear()
+        self._token += 1  # no state is the newest any more
         self._finalizer()
 
     def __enter__(self) -> "HostEnv":

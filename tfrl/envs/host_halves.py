@@ -95,6 +95,11 @@ class Halves(HostEnv):
         rows = split(state.replace(env_state=None))
         return [own.replace(env_state={"token": t}) for own, t in zip(rows, tokens, strict=True)]
 
+    def close(self) -> None:
+        """Frees both halves; a second call does nothing."""
+        self.policies.clear()
+        self._finalizer()
+
     def kept_state(self) -> dict[str, Any]:
         """Returns what a checkpoint has to hold of the environments: statistics of rewards."""
         states = {str(i): part.kept_state() for i, part in enumerate(self.parts)}

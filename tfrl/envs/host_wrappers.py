@@ -29,7 +29,9 @@ class _Nothing(Backend):
     def receive(self) -> Step:
         raise NotImplementedError
 
-    def copy(self, num_envs: int, render: bool = False) -> Backend:
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> Backend:
         raise NotImplementedError
 
     def close(self) -> None:

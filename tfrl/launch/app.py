@@ -83,6 +83,10 @@ def fail(error: UserError) -> NoReturn:
     sys.stdout.flush()
     # gin appends the calls that the error passed through; the parts alone are the paragraph.
     paragraph = UserError(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
+    # Where an environment failed in its process is in that process' traceback alone.
+    there = getattr(error, "worker_traceback", "")
+    if there:
+        print(there.rstrip(), file=sys.stderr)
     print(f"Error: {paragraph}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 

@@ -5,6 +5,7 @@ Gin configures factories, workflows and mains, never ops. The library itself doe
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
 from tfrl.envs.action_masks import split_mask
 from tfrl.envs.core import Wrapper
+from tfrl.errors import UserError
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.networks.core import Torso
 from tfrl.ops import schedules
@@ -54,8 +56,8 @@ def make_env(
         num_envs=num_envs,
         autoreset=autoreset,
         max_episode_steps=max_episode_steps,
-        wrappers=[_wrapping(wrapper) for wrapper in wrappers],
-        outer_wrappers=[_wrapping(wrapper) for wrapper in outer_wrappers],
+        wrappers=_wrappings("wrappers", wrappers),
+        outer_wrappers=_wrappings("outer_wrappers", outer_wrappers),
         **(env_kwargs or {}),
     )
 
@@ -67,11 +69,49 @@ def _wrapping(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
     """
     if isinstance(wrapper, type) and issubclass(wrapper, Wrapper):
         return functools.partial(_wrap, wrapper)
-    try:
-        bindings = gin.get_bindings(wrapper)
-    except ValueError:  # a function that gin does not know
-        return wrapper
-    return functools.partial(wrapper, **bindings)
+    plain = _importable(wrapper)
+    for known in (wrapper, plain):  # a reference of a file is neither the one nor the other
+        try:
+            return _Sendable(wrapper, plain, gin.get_bindings(known))
+        except ValueError:
+            continue
+    return wrapper  # a function that gin does not know
+
+
+class _Sendable:
+    """A wrapper as gin gave it, so that gin notes its use; in a process, the plain one, bound."""
+
+    def __init__(
+        self, wrapper: Callable[..., Any], plain: Callable[..., Any], bindings: dict[str, Any]
+    ):
+        self._wrapper = wrapper  # gin gives it what is bound, and notes that it was read
+        self._plain = functools.partial(plain, **bindings)
+        self.__name__ = getattr(plain, "__name__", type(plain).__name__)
+
+    def __call__(self, env: Any) -> Any:
+        return self._wrapper(env)
+
+    def __reduce__(self) -> Any:
+        return self._plain.__reduce__()
+
+
+def _importable(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """What a wrapper's module has under its name; gin's own form cannot go to a process."""
+    found: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
+    for name in getattr(wrapper, "__qualname__", "<lambda>").split("."):
+        found = getattr(found, name, None)
+    return found if callable(found) else wrapper
+
+
+def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:
+    if not isinstance(wrappers, tuple | list):
+        raise UserError(
+            f"make_env.{name}",
+            expected="a tuple of wrappers, the innermost first",
+            got=repr(wrappers),
+            remedy="Write (@ClipAction,): one of them needs brackets and a comma too.",
+        )
+    return [_wrapping(wrapper) for wrapper in wrappers]
 
 
 def _wrap(wrapper: Callable[..., Any], env: Any) -> Any:

@@ -9,6 +9,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
+import numpy as np
+
 _SEQUENCES: tuple[type, ...] = (
     list,
     tuple,
@@ -75,10 +77,13 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _fits_class(value: Any, kind: type, args: tuple[Any, ...]) -> bool:
-    if kind is float:
+    # A gin file has no NumPy: Python's numbers stand for NumPy's, and nested lists for arrays.
+    if kind is float or issubclass(kind, np.floating):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
+    if kind is int or issubclass(kind, np.integer):
         return isinstance(value, int) and not isinstance(value, bool)
+    if kind is np.ndarray:
+        return isinstance(value, (int, float, list, tuple))
     if kind in _SEQUENCES:
         return isinstance(value, (list, tuple)) and _fit_items(value, kind, args)
     if kind in _MAPPINGS:

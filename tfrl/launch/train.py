@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
@@ -57,7 +58,7 @@ def main() -> int:
     if assembled.video_interval:
         # Here already, so that a run that cannot be filmed leaves no folder.
         assembled.workflow.check_video()
-    if flags.FLAGS.check_env and assembled.workflow.env is not None:
+    if flags.FLAGS.check_env:
         check_environments(assembled.workflow, values.seed)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
         return training.train(
@@ -71,13 +72,27 @@ def main() -> int:
 
 def check_environments(workflow: Any, seed: int) -> None:
     """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
-    from tfrl.envs.checker_host import check_before_training
+    if workflow.env is not None:
+        from tfrl.envs.checker_host import check_before_training
 
+        with _named(repr(workflow.env.unwrapped)):
+            check_before_training(workflow.env, seed)
+        return
+    from tfrl.tasks import TaskWorkflow
+    from tfrl.tasks.environment_check import check_environment
+
+    if isinstance(workflow, TaskWorkflow):
+        with _named(f"of {type(workflow.task).__name__}"):
+            check_environment(workflow.task, seed)
+
+
+@contextlib.contextmanager
+def _named(environments: str) -> Iterator[None]:
     try:
-        check_before_training(workflow.env, seed)
+        yield
     except UserError as error:
         raise UserError(
-            f"the environments ({workflow.env.unwrapped!r}), {error.thing}",
+            f"the environments ({environments}), {error.thing}",
             expected=error.expected,
             got=error.got,
             remedy=f"{error.remedy} (--nocheck_env trains without this check.)",

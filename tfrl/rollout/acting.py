@@ -17,6 +17,7 @@ MODES = ("numpy", "graph", "xla", "eager")
 _TRIALS = 30
 _MARGIN = 1.15  # by which NumPy must win
 _TOLERANCE = 1e-4
+_MOST_POLICIES = 16  # that an environment keeps
 
 
 class HostPolicy:
@@ -91,7 +92,8 @@ class HostPolicy:
         inputs = [obs, () if carry is None else carry]
         if mode == "numpy":
             program: Any = self._program
-            action, after, extras = program.run(t, inputs)
+            with np.errstate(all="ignore"):  # TensorFlow says nothing of a division by zero
+                action, after, extras = program.run(t, inputs)
         else:
             found = self._function(mode)(self._keys[t], *tf.nest.map_structure(_tensor, inputs))
             action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), found)
@@ -162,6 +164,8 @@ def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostP
     """Returns how an agent acts in an environment, which keeps it."""
     known = env.policies
     if action_fn not in known:
+        if len(known) >= _MOST_POLICIES:  # functions made anew for every rollout
+            del known[next(iter(known))]
         known[action_fn] = HostPolicy(env, agent, action_fn)
     return known[action_fn]
 

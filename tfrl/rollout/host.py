@@ -206,8 +206,7 @@ def host_rollout(
         )
         for i, half in enumerate(halves)
     ]
-    with np.errstate(all="ignore"):
-        _play(records, length, one_episode)
+    _play(records, length, one_episode)
     players = [record.player for record in records]
     found = [record.trajectory() for record in records]
     if not several:
@@ -288,19 +287,18 @@ def host_episode_totals(
     returns, discounted = np.zeros((2, env.num_envs), np.float32)
     lengths = np.zeros(env.num_envs, np.int32)
     running = np.ones(env.num_envs, bool)
-    with np.errstate(all="ignore"):
-        for t in range(length):
-            player.step(t)
-            state = player.state
-            counts = running & ~state.info["autoreset"]
-            returns += np.where(counts, state.reward, 0)
-            if discount is not None:
-                weight = np.float32(discount) ** lengths.astype(np.float32)
-                discounted += np.where(counts, state.reward * weight, 0)
-            lengths += counts
-            running &= ~(state.termination | state.truncation)
-            if not running.any():
-                break
+    for t in range(length):
+        player.step(t)
+        state = player.state
+        counts = running & ~state.info["autoreset"]
+        returns += np.where(counts, state.reward, 0)
+        if discount is not None:
+            weight = np.float32(discount) ** lengths.astype(np.float32)
+            discounted += np.where(counts, state.reward * weight, 0)
+        lengths += counts
+        running &= ~(state.termination | state.truncation)
+        if not running.any():
+            break
     return returns, lengths, None if discount is None else discounted
 
 

@@ -1,6 +1,7 @@
 """For people who bring an environment and a model: sampling, replay, clips, training."""
 
-from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
+from tfrl.tasks.clip_checks import clip_span
+from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples
 from tfrl.tasks.config import RLTaskConfig
 from tfrl.tasks.counts import SamplingCounts
 from tfrl.tasks.replay_dataset import ReplayDataset

@@ -20,6 +20,8 @@ class SamplingBounds:
       min_batch_size: States that a batch is waited for.
       max_batch_size: States of the largest batch; at most the workers.
       max_wait_time: Seconds that a state is kept waiting for others at most.
+      max_discarded_in_a_row: Samples that may be discarded without a trajectory that can be used;
+        None for no bound.
     """
 
     total_samples: int
@@ -28,6 +30,7 @@ class SamplingBounds:
     min_batch_size: int
     max_batch_size: int
     max_wait_time: float
+    max_discarded_in_a_row: int | None
 
 
 def checked_bounds(
@@ -40,6 +43,7 @@ def checked_bounds(
     min_batch_size: int,
     max_batch_size: int | None,
     max_wait_time: float,
+    max_discarded_in_a_row: int | None,
 ) -> SamplingBounds:
     """Returns the bounds with what was left open filled in; see `iter_samples`.
 
@@ -61,13 +65,31 @@ def checked_bounds(
         at_most = _positive("max_batch_size", max_batch_size)
     _check_batches(at_least, at_most, num_workers)
     wait = _seconds(max_wait_time)
-    return SamplingBounds(total, shortest, longest, at_least, min(at_most, num_workers), wait)
+    discards = max_discarded_in_a_row
+    if discards is not None:
+        discards = _positive("max_discarded_in_a_row", discards)
+    at_most = min(at_most, num_workers)
+    return SamplingBounds(total, shortest, longest, at_least, at_most, wait, discards)
 
 
 def splittable(samples: int, shortest: int, longest: int) -> bool:
     """Whether so many samples are a sum of trajectories of `shortest` to `longest` samples."""
     # As many as possible leave the most room: k of them make every number from k shortest up.
     return shortest * (samples // shortest) <= samples <= longest * (samples // shortest)
+
+
+def next_splittable(samples: int, shortest: int, longest: int | None) -> int:
+    """Returns the least number from `samples` up that such trajectories, or none, add up to.
+
+    It is at most `shortest - 1` more.
+    """
+    if samples <= 0:
+        return 0
+    if longest is None:
+        return max(samples, shortest)
+    if splittable(samples, shortest, longest):
+        return samples
+    return shortest * (samples // shortest + 1)
 
 
 def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) -> None:
@@ -92,7 +114,8 @@ def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) ->
             got=str(total),
             remedy="Not one trajectory would fit: raise it.",
         )
-    if longest is not None and not splittable(total, shortest, longest):
+    endless = total == sys.maxsize
+    if not endless and longest is not None and not splittable(total, shortest, longest):
         count = total // shortest
         raise UserError(
             "total_samples",

@@ -5,9 +5,10 @@ import os
 import pathlib
 from typing import Any
 
+from tfrl.envs.workers.seeds import check_seed
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import check_path
-from tfrl.tasks.clips import check_positive
+from tfrl.tasks.clip_checks import check_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,7 @@ class ClipOptions:
     writer: Any
     standardize_images: bool
     max_steps: int
+    seed: int
 
     @property
     def renders(self) -> bool:
@@ -34,6 +36,7 @@ def checked(
     writer: Any,
     standardize_images: bool,
     max_steps: Any,
+    seed: Any,
 ) -> ClipOptions:
     """Returns the options of a clip.
 
@@ -69,4 +72,5 @@ def checked(
         writer=writer,
         standardize_images=standardize_images,
         max_steps=int(max_steps),
+        seed=check_seed(seed),
     )

@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 
 from tfrl.envs.workers import WorkerPool, WorkerState
+from tfrl.envs.workers.runner import checked_env
 from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.evaluation import video_file, video_summary
@@ -34,36 +35,47 @@ class ClipPlayer:
         *,
         optimal: bool,
         max_steps: int,
+        max_episode_steps: int | None,
         seed: int,
         renders: bool,
     ):
-        """Makes the environment.
+        """Makes the environment, which `close` closes.
 
         Args:
           get_environment: Makes it.
           get_actions: States and `optimal` to actions; None for random ones.
           optimal: Handed on.
-          max_steps: Env steps at most.
+          max_steps: Env steps at most; the episode then goes on unseen.
+          max_episode_steps: The episode is truncated there, as in training.
           seed: As of a pool, whose worker 0 plays its episode 0; and of random actions.
           renders: Whether frames are drawn.
 
         Raises:
-          UserError: It shall be drawn and has another render mode than "rgb_array".
+          UserError: It is no environment, or shall be drawn and has another render mode than
+            "rgb_array".
         """
-        self._env = get_environment()
+        self._env = checked_env(get_environment(), "get_environment()")
+        self._open = True
         self._get_actions = get_actions or self._random
         self._optimal = optimal
         self._max_steps = max_steps
+        self._max_episode_steps = max_episode_steps
         self._seed = seed
         self._renders = renders
-        self.fps = float((self._env.metadata or {}).get("render_fps") or DEFAULT_FPS)
         self.trajectory: SampledTrajectory | None = None
-        if renders:
-            try:
+        try:
+            self.fps = float((self._env.metadata or {}).get("render_fps") or DEFAULT_FPS)
+            if renders:
                 check_drawable(self._env)
-            except UserError:
-                self._env.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the environment, once: not every one can be closed twice."""
+        if self._open:
+            self._open = False
+            self._env.close()
 
     def frames(self) -> Iterator[Any]:
         """Plays; yields what `env.render()` gives for every state, the initial one included.
@@ -72,11 +84,13 @@ class ClipPlayer:
           UserError: The initial state is terminal.
         """
         # The pool checks what the environment returns; in this process, so that it can be drawn.
-        with WorkerPool(lambda: self._env, 0, seed=self._seed) as pool:
-            try:
-                yield from self._play(pool)
-            finally:
-                self._env.close()
+        with WorkerPool(
+            lambda: _KeptOpen(self._env),
+            0,
+            seed=self._seed,
+            max_episode_steps=self._max_episode_steps,
+        ) as pool:
+            yield from self._play(pool)
 
     def _play(self, pool: WorkerPool) -> Iterator[Any]:
         pool.reset()
@@ -105,6 +119,13 @@ class ClipPlayer:
         return nests.stack([action])
 
 
+class _KeptOpen(gymnasium.Wrapper):
+    """An environment that the pool does not close."""
+
+    def close(self) -> None:
+        """Leaves it to the `ClipPlayer`."""
+
+
 def check_drawable(env: gymnasium.Env) -> None:
     """Raises a UserError for an environment that gives no pictures."""
     if env.render_mode != "rgb_array":
@@ -126,10 +147,10 @@ def record(
     tag: str,
     preview: video_summary.Preview | None = None,
 ) -> list[Any]:
-    """Plays a clip to wherever the options say.
+    """Plays a clip to wherever the options say, and closes its environment.
 
     Args:
-      clip: What plays.
+      clip: What plays; this once.
       options: Of `sample_clip`.
       step: Of the summary.
       tag: Name of the summary.
@@ -154,11 +175,14 @@ def record(
                 preview.add(picture)
             yield picture
 
-    if options.save_path is not None:
-        video_file.write_video(options.save_path, shown(), clip.fps)
-    else:
-        for _ in shown():
-            pass
+    try:
+        if options.save_path is not None:
+            video_file.write_video(options.save_path, shown(), clip.fps)
+        else:
+            for _ in shown():
+                pass
+    finally:
+        clip.close()
     if options.writer is not None and preview is not None:
         fps = clip.fps / preview.every
         video_summary.write_video(options.writer, tag, preview.frames, step, fps)

@@ -8,31 +8,9 @@ import numpy as np
 
 from tfrl.episodes import nests
 from tfrl.errors import UserError
+from tfrl.tasks.clip_checks import check_clip_fits, check_generator, check_positive, clip_span
 from tfrl.tasks.gathering import Place, Stored, gather
 from tfrl.tasks.samples import SampledTrajectory, Samples, signature
-
-
-def clip_span(clip_size: int, stride: int = 1) -> int:
-    """Returns how many steps of an episode a clip spans: `(clip_size - 1) * stride + 1`.
-
-    Args:
-      clip_size: Samples of a clip.
-      stride: Steps from one sample of a clip to the next.
-
-    Raises:
-      UserError: For one that is no positive integer.
-    """
-    for name, value in (("clip_size", clip_size), ("stride", stride)):
-        check_positive(
-            name, value, "It counts samples." if name == "clip_size" else "It counts steps."
-        )
-    return (clip_size - 1) * stride + 1
-
-
-def check_positive(name: str, value: Any, remedy: str) -> None:
-    """Raises a UserError for what is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise UserError(name, expected="an integer of at least 1", got=repr(value), remedy=remedy)
 
 
 class ReplaySamples:
@@ -42,12 +20,18 @@ class ReplaySamples:
     an episode. Trajectories that are too short for a clip are passed over.
     """
 
-    def __init__(self, trajectories: Iterable[SampledTrajectory] = (), *, rng: np.random.Generator):
+    def __init__(
+        self,
+        trajectories: Iterable[SampledTrajectory] = (),
+        *,
+        rng: np.random.Generator | None = None,
+    ):
         """Stores trajectories.
 
         Args:
           trajectories: Oldest first.
-          rng: Draws the clips; nothing else does, so equal calls give equal clips.
+          rng: Draws the clips; nothing else does, so equal calls give equal clips. A fresh one,
+            with a seed of the operating system, if None.
         """
         self._rng = check_generator(rng)
         self._stored: deque[Stored] = deque(map(Stored.of, trajectories))
@@ -58,6 +42,11 @@ class ReplaySamples:
     def trajectories(self) -> list[SampledTrajectory]:
         """What is stored, oldest first."""
         return [stored.trajectory for stored in self._stored]
+
+    @property
+    def oldest(self) -> SampledTrajectory:
+        """The trajectory that was stored first."""
+        return self._stored[0].trajectory
 
     def __len__(self) -> int:
         return int(self._all_lengths().sum())
@@ -71,6 +60,11 @@ class ReplaySamples:
         """Removes the oldest trajectory and returns it."""
         self._forget_lengths()
         return self._stored.popleft().trajectory
+
+    def shorten_oldest(self, samples: int) -> None:
+        """Removes the oldest samples of the oldest trajectory, which has more than so many."""
+        self._forget_lengths()
+        self._stored[0] = Stored.of(self.oldest.newest(len(self.oldest) - samples))
 
     def usable(self, span: int) -> int:
         """Returns the samples of the trajectories that are long enough for a clip.
@@ -127,7 +121,7 @@ class ReplaySamples:
 
 
 class MultiReplaySamples:
-    """The trajectories of several workers, of which the oldest go first. `len` is their samples.
+    """The trajectories of several workers, whose oldest samples go first. `len` is their samples.
 
     A clip is drawn from one worker's `ReplaySamples`, which is chosen with a probability in
     proportion to its samples (those of trajectories that are long enough).
@@ -137,14 +131,14 @@ class MultiReplaySamples:
         self,
         trajectories: Iterable[SampledTrajectory] = (),
         *,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         max_samples: int | None = None,
     ):
         """Stores trajectories.
 
         Args:
           trajectories: Of any workers, oldest first.
-          rng: Draws workers and clips.
+          rng: Draws workers and clips; a fresh one if None.
           max_samples: How many samples are kept; None for all.
 
         Raises:
@@ -170,9 +164,9 @@ class MultiReplaySamples:
         return self._size
 
     def add(self, trajectory: SampledTrajectory) -> None:
-        """Stores a trajectory; where there is no room, the oldest ones go.
+        """Stores a trajectory; where there is no room, the oldest samples go.
 
-        Of a trajectory that is larger than all the room, its newest samples are kept.
+        A trajectory of which some are left is a shorter one, with its end as it was.
 
         Raises:
           UserError: It has other leaves, shapes or dtypes than those before.
@@ -181,8 +175,7 @@ class MultiReplaySamples:
         if self._max_samples is not None:
             if len(trajectory) > self._max_samples:
                 trajectory = trajectory.newest(self._max_samples)
-            while self._size + len(trajectory) > self._max_samples:
-                self._drop_oldest()
+            self._drop_oldest(self._size + len(trajectory) - self._max_samples)
         worker_id = trajectory.worker_id
         if worker_id not in self._workers:
             self._workers[worker_id] = ReplaySamples(rng=self._rng)
@@ -252,11 +245,21 @@ class MultiReplaySamples:
         lengths = [len(t) for worker in self._workers.values() for t in worker.trajectories]
         check_clip_fits(clip_size, stride, np.array(lengths, np.int64))
 
-    def _drop_oldest(self) -> None:
-        worker_id = self._order.popleft()
-        self._size -= len(self._workers[worker_id].pop_oldest())
-        if not len(self._workers[worker_id]):
-            del self._workers[worker_id]
+    def _drop_oldest(self, excess: int) -> None:
+        while excess > 0:
+            worker_id = self._order[0]
+            worker = self._workers[worker_id]
+            length = len(worker.oldest)
+            if length > excess:
+                worker.shorten_oldest(excess)
+                self._size -= excess
+                return
+            self._order.popleft()
+            worker.pop_oldest()
+            self._size -= length
+            excess -= length
+            if not len(worker):
+                del self._workers[worker_id]
 
     def _check_signature(self, trajectory: SampledTrajectory) -> None:
         found = signature(trajectory)
@@ -270,31 +273,6 @@ class MultiReplaySamples:
                     remedy="Give all trajectories the same leaves, shapes and dtypes, also those "
                     "that hooks add.",
                 )
-
-
-def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
-    """Raises a UserError where no trajectory is long enough for a clip."""
-    span = clip_span(clip_size, stride)
-    if not len(lengths) or lengths.max() < span:
-        longest = f"the longest has {lengths.max()}" if len(lengths) else "none is stored"
-        raise UserError(
-            f"clip of {clip_size} samples with stride {stride}",
-            expected=f"a trajectory of at least {span} samples",
-            got=longest,
-            remedy=f"Sample with clip_length={span}, or take shorter clips.",
-        )
-
-
-def check_generator(rng: Any) -> np.random.Generator:
-    """Returns the generator, or raises a UserError for anything else, such as a seed."""
-    if isinstance(rng, np.random.Generator):
-        return rng
-    raise UserError(
-        "rng of the clips",
-        expected="a numpy.random.Generator",
-        got=repr(rng),
-        remedy="Give numpy.random.default_rng(seed).",
-    )
 
 
 def _leaf(leaf: Any) -> str:

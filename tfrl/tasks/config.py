@@ -7,7 +7,7 @@ from typing import Any
 from tfrl import struct
 from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
-from tfrl.tasks.clips import clip_span
+from tfrl.tasks.clip_checks import clip_span
 
 _COUNTS = {
     "max_steps": "It counts the env steps of a clip.",
@@ -39,7 +39,7 @@ class RLTaskConfig(struct.Struct):
       num_samples: Samples of a training clip, n: batches are `[batch_size, n, ...]`.
       num_update_steps: Updates between two collections.
       stride: Env steps from one sample of a training clip to the next.
-      replay_buffer_sample_size: Env steps that are kept; the oldest trajectories go.
+      replay_buffer_sample_size: Env steps that are kept; the oldest go.
       batch_size: Training clips of an update.
       num_collect_steps: Env steps of a collection, over all workers.
       on_policy: Whether the replay buffer is emptied before each collection is added, so that

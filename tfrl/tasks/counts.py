@@ -7,8 +7,6 @@ from tfrl.errors import UserError
 from tfrl.tasks.samples import SampledTrajectory
 
 _LOG = logging.getLogger(__name__)
-# Environments whose episodes are all too short would otherwise be sampled for ever.
-_MOST_DISCARDED_IN_A_ROW = 100
 
 
 @dataclasses.dataclass
@@ -21,7 +19,7 @@ class SamplingCounts:
       samples: Given out.
       trajectories: Given out.
       episodes: Trajectories given out that end where the environment ended its episode.
-      discarded_trajectories: Too short to be given out.
+      discarded_trajectories: Too short to be given out, or of no use for the exact total.
       discarded_samples: In them.
       trimmed_samples: Left out at the start of trajectories so that the total comes out exactly.
       dropped_actions: Actions without a sample: their worker was lost, or the others waited for it
@@ -42,23 +40,26 @@ class SamplingCounts:
 
 
 class Discards:
-    """Warns of the first trajectory that is discarded and, at the end, of how many there were."""
+    """Counts trajectories that are discarded, and warns of the first, the 10th, the 100th, ..."""
 
-    def __init__(self, counts: SamplingCounts, shortest: int):
+    def __init__(self, counts: SamplingCounts, shortest: int, most_in_a_row: int | None):
         """Begins a call.
 
         Args:
           counts: Added to.
           shortest: min_trajectory_length.
+          most_in_a_row: Samples that may be discarded without one trajectory that can be used.
         """
         self._counts = counts
         self._shortest = shortest
-        self._before = counts.discarded_trajectories, counts.discarded_samples
-        self._in_a_row: list[int] = []
+        self._most_in_a_row = most_in_a_row
+        self._trajectories = self._samples = self._longest = 0
+        self._in_a_row = 0
+        self._next_warning = 1
 
     def accepted(self) -> None:
         """Hears that a trajectory was not discarded."""
-        self._in_a_row.clear()
+        self._in_a_row = 0
 
     def add(self, trajectory: SampledTrajectory, remaining: int) -> None:
         """Counts a trajectory that is discarded.
@@ -68,31 +69,47 @@ class Discards:
           remaining: Samples of the total that are left.
 
         Raises:
-          UserError: When a hundred are discarded in a row: there may be no end to it.
+          UserError: More samples than `most_in_a_row` were discarded since the last trajectory
+            that could be used: there may be no end to it.
         """
-        counts, row, length = self._counts, self._in_a_row, len(trajectory)
-        if counts.discarded_trajectories == self._before[0]:
-            message = "Discarded a trajectory of %d samples of worker %d: %s."
-            _LOG.warning(message, length, trajectory.worker_id, self._reason(length, remaining))
-        counts.discarded_trajectories += 1
-        counts.discarded_samples += length
-        row.append(length)
-        if len(row) >= _MOST_DISCARDED_IN_A_ROW:
+        length = len(trajectory)
+        self._counts.discarded_trajectories += 1
+        self._counts.discarded_samples += length
+        self._trajectories += 1
+        self._samples += length
+        self._longest = max(self._longest, length)
+        self._in_a_row += length
+        if self._trajectories == self._next_warning:
+            self._next_warning *= 10
+            self._warn(trajectory, self._reason(length, remaining))
+        if self._most_in_a_row is not None and self._in_a_row >= self._most_in_a_row:
             raise UserError(
                 "iter_samples",
-                expected=f"trajectories that can be used: {self._reason(max(row), remaining)}",
-                got=f"{len(row)} in a row of {min(row)} to {max(row)} samples",
-                remedy="Lower the clip length or min_trajectory_length, or make the episodes "
-                "longer.",
+                expected=f"trajectories that can be used: {self._reason(length, remaining)}",
+                got=f"none in the last {self._in_a_row} env steps; the longest of all that were "
+                f"discarded had {self._longest} samples",
+                remedy="Lower the clip length or min_trajectory_length, make the episodes longer, "
+                "or raise max_discarded_in_a_row (None: go on for ever).",
             )
 
     def close(self) -> None:
         """Warns of the sum, where there was more than the first."""
-        trajectories = self._counts.discarded_trajectories - self._before[0]
-        if trajectories > 1:
-            samples = self._counts.discarded_samples - self._before[1]
+        if self._trajectories > 1:
             message = "Discarded %d trajectories with %d samples (min_trajectory_length is %d)."
-            _LOG.warning(message, trajectories, samples, self._shortest)
+            _LOG.warning(message, self._trajectories, self._samples, self._shortest)
+
+    def _warn(self, trajectory: SampledTrajectory, reason: str) -> None:
+        length, worker_id = len(trajectory), trajectory.worker_id
+        if self._trajectories == 1:
+            message = "Discarded a trajectory of %d samples of worker %d: %s."
+            _LOG.warning(message, length, worker_id, reason)
+        else:
+            message = (
+                "Discarded %d trajectories with %d samples so far, the longest of %d; %d samples "
+                "since the last one that could be used. The newest has %d samples of worker %d: %s."
+            )
+            numbers = (self._trajectories, self._samples, self._longest, self._in_a_row)
+            _LOG.warning(message, *numbers, length, worker_id, reason)
 
     def _reason(self, length: int, remaining: int) -> str:
         if length < self._shortest:

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.clips import MultiReplaySamples, check_positive, clip_span
+from tfrl.tasks.clip_checks import check_positive, clip_span
+from tfrl.tasks.clips import MultiReplaySamples
 from tfrl.tasks.samples import SampledTrajectory, Samples
 
 
@@ -32,7 +33,7 @@ class ReplayDataset:
         *,
         batch_size: int,
         clip_size: int,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         stride: int = 1,
         only_last: bool = False,
         replay_buffer_sample_size: int = 10_000,
@@ -42,10 +43,10 @@ class ReplayDataset:
         Args:
           batch_size: Clips of a batch.
           clip_size: Samples of a clip.
-          rng: Draws the clips.
+          rng: Draws the clips; a fresh one, with a seed of the operating system, if None.
           stride: Steps from one sample of a clip to the next.
           only_last: Takes clips that end at a worker's newest sample.
-          replay_buffer_sample_size: Environment steps that are kept; the oldest trajectories go.
+          replay_buffer_sample_size: Environment steps that are kept; the oldest go.
 
         Raises:
           UserError: For a number that is no positive integer, or a clip that spans more than is

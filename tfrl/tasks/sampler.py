@@ -88,7 +88,9 @@ class Sampling:
         self._counts = counts
         self._on_progress = on_progress
         self._budget = Budget(bounds)
-        self._discards = Discards(counts, bounds.min_trajectory_length)
+        self._discards = Discards(
+            counts, bounds.min_trajectory_length, bounds.max_discarded_in_a_row
+        )
 
     def run(self) -> Iterator[SampledTrajectory]:
         """Yields trajectories as the budget releases them."""
@@ -142,7 +144,7 @@ class Sampling:
     def _waiting(self) -> tuple[list[Track], list[Track]]:
         """Workers that wait for an action, oldest first: who may have one, and who may not."""
         budget = self._budget
-        free = budget.remaining - sum(budget.reserved(track.size) for track in self._tracks)
+        free = budget.remaining - self._reserved()
         ready: list[Track] = []
         blocked: list[Track] = []
         waiting = [t for t in self._tracks if t.waiting is not None and not t.retired]
@@ -151,6 +153,10 @@ class Sampling:
             (ready if cost <= free else blocked).append(track)
             free -= cost if cost <= free else 0
         return ready, blocked
+
+    def _reserved(self) -> int:
+        """What the trajectories under way hold of the rest."""
+        return sum(self._budget.reserved(track.size) for track in self._tracks)
 
     def _wanted(self, ready: int) -> int:
         """How many states are worth waiting for: no more than can come."""
@@ -199,19 +205,21 @@ class Sampling:
         if not track.size:
             return
         trajectory = track.close(last_obs, cut)
-        trimmed = self._budget.accept(trajectory)
-        if trimmed is None:
-            self._discards.add(trajectory, self._budget.remaining)
-            return
-        self._discards.accepted()
-        self._counts.trimmed_samples += trimmed
+        thrown_away = self._budget.accept(trajectory, self._reserved())
+        if thrown_away is None:
+            self._discards.accepted()
+        else:
+            self._discards.add(thrown_away, self._budget.remaining)
 
     def _report(self) -> None:
         left = self._budget.remaining - sum(track.size for track in self._tracks)
         self._on_progress(self._bounds.total_samples - left)
 
     def _released(self) -> Iterator[SampledTrajectory]:
-        for trajectory in self._budget.release():
+        trimmed = self._budget.trimmed
+        released = self._budget.release()
+        self._counts.trimmed_samples += self._budget.trimmed - trimmed
+        for trajectory in released:
             self._counts.samples += len(trajectory)
             self._counts.trajectories += 1
             self._counts.episodes += not trajectory.cut

@@ -27,6 +27,7 @@ def iter_samples(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     max_wait_time: float = 0.1,
+    max_discarded_in_a_row: int | None = 100_000,
     optimal: bool = False,
     postprocess_trajectory: PostprocessTrajectory | None = None,
     progress: bool | Progress = False,
@@ -37,9 +38,10 @@ def iter_samples(
     A trajectory ends with the episode, at `max_trajectory_length` (the episode then goes on in the
     next one), when its worker is lost, and when the total is reached. All workers' steps count as
     they are taken, so short episodes are not preferred. Those shorter than `min_trajectory_length`
-    are discarded, with a warning, and replaced. So that the total comes out exactly all the same,
-    a trajectory may lose samples at its start, never at its end; the last few are held back for
-    that until others have as much to spare.
+    are discarded, counted, warned of (the first, the 10th, the 100th, ...), and replaced. So that
+    the total comes out exactly all the same, a trajectory may lose samples at its start, never at
+    its end, and one that is too short for that may be replaced by a longer one; the last few are
+    held back for that until others have as much to spare.
 
     The model is called with the states that are there, `min_batch_size` or more of them if so many
     come within `max_wait_time`. Near the end, workers that do not answer for `max_wait_time` while
@@ -61,6 +63,8 @@ def iter_samples(
       max_batch_size: States of one call of `get_actions` at most; the size of the pool if None or
         larger.
       max_wait_time: Seconds.
+      max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
+        can be used; then it is an error, since there may be no end to it. None: no bound.
       optimal: Handed on: whether to act as well as possible, without exploring.
       postprocess_trajectory: Called with every trajectory; returns one of the same length.
       progress: Whether to show a progress bar, or one to use, which is not closed.
@@ -85,6 +89,7 @@ def iter_samples(
         min_batch_size=min_batch_size,
         max_batch_size=max_batch_size,
         max_wait_time=max_wait_time,
+        max_discarded_in_a_row=max_discarded_in_a_row,
     )
     _check_progress(progress, total_samples)
     counted = SamplingCounts() if counts is None else counts
@@ -109,6 +114,7 @@ def collect_samples(
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     max_wait_time: float = 0.1,
+    max_discarded_in_a_row: int | None = 100_000,
     optimal: bool = False,
     postprocess_trajectory: PostprocessTrajectory | None = None,
     postprocess_trajectories: PostprocessTrajectories | None = None,
@@ -127,6 +133,8 @@ def collect_samples(
       min_batch_size: States to wait for.
       max_batch_size: States of one call of `get_actions` at most; None for the size of the pool.
       max_wait_time: Seconds.
+      max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
+        can be used; then it is an error, since there may be no end to it. None: no bound.
       optimal: Handed on.
       postprocess_trajectory: Called with every trajectory; returns one of the same length.
       postprocess_trajectories: Called once with the list of all trajectories, after the other hook
@@ -156,6 +164,7 @@ def collect_samples(
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
             max_wait_time=max_wait_time,
+            max_discarded_in_a_row=max_discarded_in_a_row,
             optimal=optimal,
             postprocess_trajectory=postprocess_trajectory,
             progress=progress,

@@ -17,6 +17,12 @@ from tfrl.tasks.samples import SampledTrajectory, Samples
 
 Nest = Any
 Metrics = dict[str, Any]
+# What a task needs beside its environment to be trained.
+TRAINED_BY = {
+    "get_model": "the model, a built tf.keras.Model",
+    "get_actions": "actions [N, ...] for the states of N workers",
+    "compute_loss": "the loss of a batch of clips",
+}
 
 
 class RLTask(abc.ABC):
@@ -53,7 +59,7 @@ class RLTask(abc.ABC):
             )
         self.config = config
 
-    # What every task defines.
+    # What a task defines: the first one always, the others for what needs them.
 
     @abc.abstractmethod
     def get_environment(self) -> gymnasium.Env:
@@ -65,14 +71,13 @@ class RLTask(abc.ABC):
         `render_mode="rgb_array"` for clips: frames are drawn only when one is recorded.
         """
 
-    @abc.abstractmethod
     def get_model(self) -> tf.keras.Model:
         """Makes the model: a built `tf.keras.Model`, or any tf.Module with variables.
 
         Called once for a run, after `tf.keras.utils.set_random_seed`.
         """
+        raise _undefined(self, "get_model")
 
-    @abc.abstractmethod
     def get_actions(self, model: Any, states: Nest, optimal: bool) -> Any:
         """Chooses actions.
 
@@ -85,8 +90,8 @@ class RLTask(abc.ABC):
           Actions `[N, ...]`, or a pair of them and a dict of extras `[N, ...]` that are stored with
           the samples; nests of NumPy arrays or tensors.
         """
+        raise _undefined(self, "get_actions")
 
-    @abc.abstractmethod
     def compute_loss(self, outputs: Any, batch: Samples) -> Any:
         """Computes the loss of a batch of clips; traced.
 
@@ -97,6 +102,7 @@ class RLTask(abc.ABC):
         Returns:
           The scalar loss, or a pair of it and `{name: scalar}` to be logged.
         """
+        raise _undefined(self, "compute_loss")
 
     # What a task may change.
 
@@ -190,7 +196,7 @@ class RLTask(abc.ABC):
           model: Acts by `get_actions`; None for random actions.
           save_path: A file name ending in .mp4 or .gif, written with the environment's fps
             (`metadata["render_fps"]`, 30 without one).
-          return_images: Whether to return the frames.
+          return_images: Whether to return the frames, also of a clip that is saved.
           return_states: Whether to return the samples, as those of `iter_samples`.
           writer: Of `tf.summary.create_file_writer`: shows the clip in TensorBoard, shrunk and
             thinned out to at most 150 frames of 256 pixels.
@@ -198,7 +204,8 @@ class RLTask(abc.ABC):
             even and those of the first frame, as they always are in files. False returns the list
             of what `env.render()` gave.
           optimal: Handed to `get_actions`.
-          max_steps: Env steps at most; the config's if None.
+          max_steps: Env steps at most; the config's if None. The config's `max_episode_steps`
+            truncates the episode, as in training.
           seed: The episode is that of worker 0, episode 0 of a pool with this seed; the config's
             `env_seed` if None. Random actions follow from it too.
           step: Of the summary.
@@ -219,13 +226,15 @@ class RLTask(abc.ABC):
             writer=writer,
             standardize_images=standardize_images,
             max_steps=self.config.max_steps if max_steps is None else max_steps,
+            seed=self.config.env_seed if seed is None else seed,
         )
         clip = clip_recording.ClipPlayer(
             self.get_environment,
             None if model is None else lambda states, best: self.get_actions(model, states, best),
             optimal=optimal,
             max_steps=wanted.max_steps,
-            seed=self.config.env_seed if seed is None else seed,
+            max_episode_steps=self.config.max_episode_steps,
+            seed=wanted.seed,
             renders=wanted.renders,
         )
         images = clip_recording.record(clip, wanted, step=step, tag=tag)
@@ -237,3 +246,19 @@ class RLTask(abc.ABC):
         if len(results) == 2:
             return tuple(results)
         return results[0] if results else None
+
+
+def check_trainable(task: RLTask) -> None:
+    """Raises a UserError for a task that lacks one of the methods that training calls."""
+    for name in TRAINED_BY:
+        if name not in vars(task) and getattr(type(task), name) is getattr(RLTask, name):
+            raise _undefined(task, name)
+
+
+def _undefined(task: RLTask, name: str) -> UserError:
+    return UserError(
+        f"{name} of {type(task).__name__}",
+        expected=f"a method that returns {TRAINED_BY[name]}",
+        got="none, for the task does not define it",
+        remedy=f"Define {name}, see tfrl.tasks.RLTask.{name}.",
+    )

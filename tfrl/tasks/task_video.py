@@ -63,13 +63,15 @@ def record_video(
         writer=None,
         standardize_images=True,
         max_steps=task.config.max_steps,
+        seed=seed,
     )
     clip = clip_recording.ClipPlayer(
         task.get_environment,
         lambda states, optimal: task.get_actions(model, states, optimal),
         optimal=True,
         max_steps=wanted.max_steps,
-        seed=seed,
+        max_episode_steps=task.config.max_episode_steps,
+        seed=wanted.seed,
         renders=True,
     )
     clip_recording.record(clip, wanted, step=0, tag="clip", preview=preview)

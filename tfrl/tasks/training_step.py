@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import OptimizerEntry
 from tfrl.tasks.samples import Samples
-from tfrl.tasks.task import RLTask
+from tfrl.tasks.task import RLTask, check_trainable
 
 OWN_METRICS = ("loss", "gradient_norm", "finite")
 
@@ -28,8 +28,10 @@ class TrainingStep:
           compile: "graph", "xla" or "eager".
 
         Raises:
-          UserError: For what is no built model, or no fresh optimizer.
+          UserError: For a task without a model, actions or a loss, for what is no built model, or
+            no fresh optimizer.
         """
+        check_trainable(task)
         self._task = task
         self.model = _checked_model(task)
         self._trained = list(self.model.trainable_variables)

@@ -47,8 +47,8 @@ class TaskWorkflow(Workflow):
 
     def __init__(
         self,
-        *,
         task: RLTask,
+        *,
         eval_episodes: int = 32,
         compile: str = "graph",
         iterations_per_call: int | None = None,

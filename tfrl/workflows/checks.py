@@ -60,10 +60,11 @@ def check_resets(env: Env) -> None:
 def check_ends(env: Env) -> None:
     """Raises a UserError for evaluation environments whose episodes may never end."""
     if env.max_episode_steps is None:
+        name = getattr(getattr(env, "backend", None), "name", type(env.unwrapped).__name__)
         raise UserError(
             "max_episode_steps of the evaluation's environments",
             expected="a number of steps, so that an evaluation ends",
-            got=f"None: {type(env.unwrapped).__name__} has no time limit of its own",
+            got=f"None: {name} has no time limit of its own",
             remedy="Give make_env max_episode_steps (in gin: make_env.max_episode_steps and "
             "eval/make_env.max_episode_steps).",
         )

@@ -397,9 +397,10 @@ class OnPolicyWorkflow(Workflow):
         """Names the agent, the task and the sizes."""
         env = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+        how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
         return (
             f"{type(self.agent).__name__} on {task}, "
-            f"{self.env.num_envs} environments x "
+            f"{self.env.num_envs} environments{f' ({how})' if how else ''} x "
             f"{self.rollout_length} steps, minibatches of "
             + ", ".join(str(n) for n in dict.fromkeys(self.minibatch_sizes.values()))
         )

@@ -326,6 +326,25 @@ class RoundTripTest(parameterized.TestCase):
         for name in ("episode_return", "episode_length"):
             _close(state.info[name][i], other.info[name][0])
 
+    @parameterized.product(
+        env_id=["gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "envpool:CartPole-v1"],
+        mode=["SAME_STEP", "DISABLED"],
+    )
+    def test_a_batch_on_the_host_of_another_mode_is_made_anew(self, env_id, mode):
+        given = make(env_id, 3, mode, max_episode_steps=7)
+        with compat.as_py_environment(given, seed=5) as env:
+            utils.validate_py_environment(env, episodes=2)
+            want = compat.as_py_environment(make(env_id, 3, max_episode_steps=7), seed=5)
+            rng = np.random.default_rng(0)
+            env.seed(5)
+            steps = [env.reset(), want.reset()]
+            for _ in range(20):
+                tf.nest.map_structure(_close, *steps)
+                spec = env.action_spec()
+                action = rng.integers(0, 2, (3, *spec.shape)).astype(spec.dtype)
+                steps = [env.step(action), want.step(action)]
+            want.close()
+
     @parameterized.parameters("tf:CartPole-v1", "gymnasium:CartPole-v1", "tf:Masked")
     def test_a_whole_batch(self, env_id):
         # A batch begins anew by itself: all episodes are the same.
@@ -369,12 +388,6 @@ def _random(spec, rng):
 
 class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
-        (
-            lambda: compat.as_py_environment(make("gymnasium:CartPole-v1", 2, "SAME_STEP")),
-            "autoreset of gymnasium:CartPole-v1: expected NEXT_STEP: TF-Agents shows the first "
-            "observation in a step of its own, while the other environments go on, got SAME_STEP. "
-            "Give make_env autoreset='NEXT_STEP'.",
-        ),
         (
             lambda: compat.as_py_environment(make("tf:CartPole-v1", 2), batched=False),
             "as_py_environment: batched: expected True for several environments, got False for 2. "

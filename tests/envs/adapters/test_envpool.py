@@ -204,8 +204,8 @@ class MistakesTest(parameterized.TestCase):
         (
             CARTPOLE,
             {},
-            "action for envpool:CartPole-v1: expected numbers from 0 to 1, got [7]. Act within "
-            "action_spec.",
+            "action for envpool:CartPole-v1: expected whole numbers from 0 to 1, got 7 at [0]. Act "
+            "within env.action_spec.",
         ),
     )
     def test_messages(self, env_id, options, want):

@@ -146,6 +146,15 @@ def test_the_step_limit_truncates(mode):
     assert [s.episode for s in states] == [0] * 5 + [1] * 5
 
 
+def test_integers_of_numpy_are_counts():
+    counts = {"max_episode_steps": np.int64(2), "first_episodes": np.int32(3)}
+    with WorkerPool(ENDLESS, np.int64(2), force_sync=True, **counts) as pool:
+        pool.reset()
+        states = play(pool, lambda s: len(s) == 6)
+        assert not pool.send_action(np.int64(0), 0, generation=0)
+    assert [s.episode for s in states] == [3] * 6 and states[-1].truncated
+
+
 def test_an_end_at_the_step_limit_is_no_truncation():
     env = Walk(0.3)
     length = len(expected_episode(env, 1337, 0, 0)) - 1
@@ -266,11 +275,11 @@ def test_one_action_for_each_state(mode):
         assert str(error.value) == message
         # None of that disturbed the worker.
         assert pool.get_state(PATIENCE).first
-        for worker_id in (1, -1):
+        for worker_id in (1, -1, "a", None, 0.5, False):
             with pytest.raises(UserError) as error:
                 pool.send_action(worker_id, 0)
             assert str(error.value) == (
-                f"worker_id of send_action: expected 0 to 0, got {worker_id}. Send an action to "
+                f"worker_id of send_action: expected 0 to 0, got {worker_id!r}. Send an action to "
                 "the worker_id of the state that it is for."
             )
 
@@ -330,6 +339,16 @@ WRONG = [
         "first_episodes of a WorkerPool: expected an integer of at least 0, or 2 of them, one a "
         "worker, got [1, 2, 3]. Give the next_episodes of the run that is resumed, with as many "
         "workers.",
+    ),
+    (
+        {"first_episodes": 1.5},
+        "first_episodes of a WorkerPool: expected an integer of at least 0, or 2 of them, one a "
+        "worker, got 1.5. Give the next_episodes of the run that is resumed, with as many workers.",
+    ),
+    (
+        {"max_episode_steps": True},
+        "max_episode_steps of the environment workers: expected a positive integer, or None for no "
+        "limit beside the environment's own, got True. An episode of that many steps is truncated.",
     ),
     (
         {"max_episode_steps": 0},

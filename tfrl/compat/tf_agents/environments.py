@@ -26,8 +26,8 @@ def as_py_environment(
     seed too. `close` closes environments on the host.
 
     Args:
-      env: What `make_env` returns. On the host it needs autoreset NEXT_STEP, or be one environment;
-        on the device any mode will do.
+      env: What `make_env` returns, of any autoreset mode. Several environments on the host of
+        another mode than NEXT_STEP are closed, and made anew with it.
       seed: What the first reset is made from; later `seed(...)` sets another.
       discount: Of steps that do not terminate; above 0. It is a part of the task: agents multiply
         it by their own gamma.
@@ -92,15 +92,12 @@ def _checked(env: Any, discount: float) -> Env:
             remedy="Leave it out; agents have a gamma of their own.",
         )
     if isinstance(env, HostEnv):
-        if env.num_envs > 1 and env.autoreset is not Autoreset.NEXT_STEP:
-            raise UserError(
-                f"autoreset of {env.backend.name}",
-                expected="NEXT_STEP: TF-Agents shows the first observation in a step of its own, "
-                "while the other environments go on",
-                got=env.autoreset.name,
-                remedy="Give make_env autoreset='NEXT_STEP'.",
-            )
-        return env
+        if env.num_envs == 1 or env.autoreset is Autoreset.NEXT_STEP:
+            return env
+        # TF-Agents shows the first observation in a step of its own, while the others go on.
+        other = env.copy(autoreset=Autoreset.NEXT_STEP)
+        env.close()
+        return other
     if on_host(env):
         raise UserError(
             f"{type(env.unwrapped).__name__} for TF-Agents",

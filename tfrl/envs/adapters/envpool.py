@@ -1,5 +1,7 @@
 """The suite `envpool`: environments in C++ threads, of the EnvPool package."""
 
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,7 +83,9 @@ def make_envpool(
             got=repr(task),
             remedy=did_you_mean(task, near) if (near := nearest(task, known)) else "See there.",
         )
-    _check_options(name, envpool.make_spec(task).config._fields, kwargs, max_episode_steps)
+    config = envpool.make_spec(task).config
+    _check_options(name, config._fields, kwargs, max_episode_steps)
+    _check_values(name, config, kwargs)
     mode = Autoreset.SAME_STEP if autoreset is Autoreset.SAME_STEP else Autoreset.NEXT_STEP
 
     def make(size: int) -> HostEnv:
@@ -96,6 +100,35 @@ def make_envpool(
         return HostEnv(backend, autoreset)
 
     return buffered(name, make, num_envs, double_buffer).wrapped(rewards)
+
+
+def _check_values(name: str, config: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses values that would end in C++, where a mistake may kill the process."""
+    at_least_one = ("frame_skip", "img_height", "img_width", "stack_num", "max_episode_steps")
+    for option, value in kwargs.items():
+        usual = getattr(config, option)
+        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if isinstance(usual, bool):
+            fits, expected = isinstance(value, bool), "True or False"
+        elif isinstance(usual, int):
+            low = 1 if option in at_least_one else -1 if usual < 0 else 0
+            fits, expected = integral and value >= low, f"a whole number of at least {low}"
+        elif isinstance(usual, float):
+            real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            fits, expected = real and math.isfinite(value), "a finite number"
+        elif isinstance(usual, str):
+            fits, expected = isinstance(value, str), "a string"
+        else:
+            continue
+        if option == "repeat_action_probability" and fits:
+            fits, expected = 0 <= value <= 1, "a probability from 0 to 1"
+        if not fits:
+            raise UserError(
+                f"make_env({name!r}): {option}",
+                expected=expected,
+                got=repr(value),
+                remedy=f"EnvPool's default is {usual!r}.",
+            )
 
 
 def _check_options(

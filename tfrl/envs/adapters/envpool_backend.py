@@ -171,13 +171,15 @@ class EnvPoolBackend(Backend):
             found[name] = value.astype(np.float32)
         return found
 
-    def copy(self, num_envs: int, render: bool = False) -> "EnvPoolBackend":
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "EnvPoolBackend":
         """Returns other environments of the same task; with `render`, such that can be drawn."""
         limit, info_fields, options = self._given
         return EnvPoolBackend(
             self._task,
             num_envs,
-            autoreset=self.autoreset,
+            autoreset=autoreset or self.autoreset,
             max_episode_steps=limit,
             info_fields=info_fields,
             options=options,

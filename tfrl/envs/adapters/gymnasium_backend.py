@@ -39,6 +39,7 @@ class GymnasiumBackend(Backend):
         self._source = source
         made = make_vector(source, num_envs)
         self._vector, self._native, self._mode = made.vector, made.native, made.mode
+        self.stepped = made.stepped
         try:
             self._describe()
         except BaseException:
@@ -228,9 +229,13 @@ class GymnasiumBackend(Backend):
 
     # The rest.
 
-    def copy(self, num_envs: int, render: bool = False) -> "GymnasiumBackend":
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "GymnasiumBackend":
         """Returns other environments of the same task; with `render`, such that can be drawn."""
         source = self._source
+        if autoreset is not None:
+            source = dataclasses.replace(source, autoreset=autoreset)
         if render:
             source = dataclasses.replace(source, vectorization="sync", render_mode="rgb_array")
         return GymnasiumBackend(source, num_envs)

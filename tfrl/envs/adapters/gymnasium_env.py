@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from tfrl.envs.adapters.gymnasium_atari import AtariOptions
+from tfrl.envs.adapters.gymnasium_returns import STEP, bad_step, check_layout, observation_fits
 from tfrl.errors import UserError
 
 MASK = "action_mask"
@@ -101,19 +102,31 @@ class Member(gymnasium.Wrapper):
         self._fields = info_fields
         self._whole_info = whole_info
         self._masked = False
+        self._check = observation_fits(env.observation_space, f"observation of {name}")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode."""
-        obs, info = self.env.reset(seed=seed, options=options)
+        answer = self.env.reset(seed=seed, options=options)
+        check_layout(self._name, "reset", answer, ("observation", "info dict"))
+        obs, info = answer
+        self._check(obs)
         self._masked = self._masked or MASK in info
         return obs, self._told(info, ended=False)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes a step."""
-        answer = self.env.step(action)
+        try:
+            answer = self.env.step(action)
+        except ValueError as error:
+            if "values to unpack" in str(error):  # by Gymnasium's own wrappers, in between
+                raise bad_step(self._name, str(error)) from error
+            raise
+        if len(answer) != len(STEP):  # anything else Gymnasium's own wrappers find out
+            check_layout(self._name, "step", answer, STEP)
         obs, reward, termination, truncation, info = answer
+        self._check(obs)
         ended = bool(termination or truncation)
         if not ended and not info and not self._masked:
             return answer

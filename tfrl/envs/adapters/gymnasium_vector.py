@@ -77,11 +77,13 @@ class Made:
       vector: It.
       mode: Its autoreset mode, as it says itself.
       native: Whether it steps all environments itself.
+      stepped: "native", "sync" or "async", and why not native where that was to be found out.
     """
 
     vector: VectorEnv
     mode: AutoresetMode
     native: bool
+    stepped: str = "native"
 
 
 def make_vector(source: Source, num_envs: int) -> Made:
@@ -91,14 +93,17 @@ def make_vector(source: Source, num_envs: int) -> Made:
       UserError: If `vectorization="native"` cannot be had, or an outer wrapper does not fit.
     """
     made: Made | None = None
+    why = ""
     try:
         if source.vectorization in ("auto", "native"):
             found = _native(source, num_envs)
             made = found if isinstance(found, Made) else None
             if made is None:
                 _not_native(source, num_envs, str(found))
+                why = f": {found}" if num_envs > 1 else ""
         if made is None:
             made = _of_singles(source, num_envs)
+            made.stepped += why
     except UserError:
         raise
     except Exception as error:
@@ -233,7 +238,8 @@ def _of_singles(source: Source, num_envs: int) -> Made:
         vector = ProcessVectorEnv(source.name, factories, mode, source.timeout, copy)
     else:
         vector = SyncVectorEnv(factories, copy=copy, autoreset_mode=mode)
-    return Made(vector, mode, native=False)
+    stepped = "async" if source.vectorization == "async" else "sync"
+    return Made(vector, mode, native=False, stepped=stepped)
 
 
 def _wrapped(source: Source, wrapper: OuterWrapper, made: Made) -> VectorEnv:

@@ -279,9 +279,11 @@ class TFAgentsBackend(Backend):
 
     # The rest.
 
-    def copy(self, num_envs: int, render: bool = False) -> "TFAgentsBackend":
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "TFAgentsBackend":
         """Returns other environments of the same task."""
-        mode = Autoreset.NEXT_STEP if render else self.autoreset
+        mode = autoreset or (Autoreset.NEXT_STEP if render else self.autoreset)
         if render and not any(name in os.environ for name in _SCREENS):
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # gym opens a window even for arrays
         return TFAgentsBackend(self._source, num_envs, mode)

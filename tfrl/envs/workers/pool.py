@@ -1,7 +1,7 @@
 """`WorkerPool`: several environments at once; their states arrive as they become ready."""
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -153,11 +153,11 @@ class WorkerPool:
         Raises:
           UserError: There is no such worker, or it awaits no action, or the pool is closed.
         """
-        if not 0 <= worker_id < len(self._workers):
+        if not _whole(worker_id) or worker_id >= len(self._workers):
             raise UserError(
                 "worker_id of send_action",
                 expected=f"0 to {len(self._workers) - 1}",
-                got=str(worker_id),
+                got=repr(worker_id),
                 remedy="Send an action to the worker_id of the state that it is for.",
             )
         return self._workers[worker_id].send_action(action, generation)
@@ -230,7 +230,8 @@ def _checked_count(num_workers: Any) -> int:
 
 
 def _checked_episodes(first: Any, count: int) -> list[int]:
-    episodes = [first] * count if isinstance(first, numbers.Integral) else list(first)
+    several = isinstance(first, Iterable)
+    episodes = list(first) if several else [first] * count
     if len(episodes) != count or not all(map(_whole, episodes)):
         raise UserError(
             "first_episodes of a WorkerPool",

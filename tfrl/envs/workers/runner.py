@@ -1,5 +1,6 @@
 """Episodes of one environment, in whatever process or thread: made, reset, stepped, checked."""
 
+import numbers
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,7 @@ class EpisodeRunner:
         # Of the running episode: generation, episode, step.
         self._place = (0, -1, 0)
         with Reporting(Phase.FACTORY, settings.worker_id):
-            self.env = _checked_env(env_factory())
+            self.env = checked_env(env_factory(), "env_factory()")
             self._check_obs = returned.observation_check(self.env.observation_space)
 
     def reset(self, generation: int, episode: int) -> WorkerState:
@@ -91,12 +92,13 @@ class EpisodeRunner:
         self.env.close()
 
 
-def _checked_env(env: Any) -> gymnasium.Env:
+def checked_env(env: Any, thing: str) -> gymnasium.Env:
+    """Returns what a factory made, or raises a UserError where that is no `gymnasium.Env`."""
     if isinstance(env, gymnasium.Env):
         return env
     vector = isinstance(env, gymnasium.vector.VectorEnv)
     raise UserError(
-        "env_factory()",
+        thing,
         expected="a gymnasium.Env",
         got=f"{'the vector environment ' * vector}{type(env).__name__}",
         remedy="Return one environment: the pool has a worker for each."
@@ -123,8 +125,10 @@ def check_factory(env_factory: Any) -> EnvFactory:
 
 def check_max_episode_steps(limit: Any) -> int | None:
     """Returns the limit, or raises a UserError where it is not None or a positive integer."""
-    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
-        return limit
+    if limit is None:
+        return None
+    if isinstance(limit, numbers.Integral) and not isinstance(limit, bool) and int(limit) > 0:
+        return int(limit)
     raise UserError(
         "max_episode_steps of the environment workers",
         expected="a positive integer, or None for no limit beside the environment's own",

@@ -1,0 +1,125 @@
+"""Whether what one environment returns fits its space, before a batch is made of it.
+
+A vector environment writes observations into arrays of the space's dtype: what does not fit would
+be cast without a word (in processes), or end in an error of NumPy's. No TensorFlow here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from tfrl.errors import UserError
+
+Check = Callable[[Any], None]
+
+STEP = ("observation", "reward", "terminated", "truncated", "info dict")
+
+
+def observation_fits(space: gymnasium.Space, thing: str) -> Check:
+    """Makes a check of observations, cheap enough for every step.
+
+    Another dtype passes if it can be cast within its kind, as float64 to float32; many
+    environments return such. `tfrl.envs.check_env` is stricter, and looks at bounds too.
+
+    Args:
+      space: The observation space; of others than the common ones nothing is checked.
+      thing: What messages call an observation.
+
+    Returns:
+      A function that raises a UserError, which names the leaf by its path.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        parts = {k: observation_fits(s, f"{thing}/{k}") for k, s in space.spaces.items()}
+        return lambda obs: _check_dict(obs, thing, parts)
+    if isinstance(space, gymnasium.spaces.Tuple):
+        items = [observation_fits(s, f"{thing}/{i}") for i, s in enumerate(space.spaces)]
+        return lambda obs: _check_tuple(obs, thing, items)
+    kinds = (
+        gymnasium.spaces.Box,
+        gymnasium.spaces.Discrete,
+        gymnasium.spaces.MultiDiscrete,
+        gymnasium.spaces.MultiBinary,
+    )
+    if not isinstance(space, kinds) or space.dtype is None or space.shape is None:
+        return lambda obs: None
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+
+    def check(obs: Any) -> None:
+        array = obs if isinstance(obs, np.ndarray) else _array(obs)
+        same = array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
+        if array.shape != shape or not same:
+            raise UserError(
+                thing,
+                expected=f"{dtype.name} {list(shape)}, as the observation space says",
+                got=f"{array.dtype.name} {list(array.shape)}",
+                remedy="Cast or reshape it in the environment or a gymnasium.ObservationWrapper, "
+                "or correct observation_space.",
+            )
+
+    return check
+
+
+def _array(obs: Any) -> np.ndarray:
+    try:
+        return np.asarray(obs)
+    except ValueError:  # rows of several lengths
+        return np.asarray(None, object)
+
+
+def _check_dict(obs: Any, thing: str, parts: Mapping[str, Check]) -> None:
+    if not isinstance(obs, Mapping) or not parts.keys() <= obs.keys():
+        raise UserError(
+            thing,
+            expected=f"a dict with the keys {sorted(map(str, parts))}, as the observation space "
+            "says",
+            got=str(sorted(map(str, obs))) if isinstance(obs, Mapping) else type(obs).__name__,
+            remedy="Make the observation and observation_space the same nest.",
+        )
+    for key, check in parts.items():
+        check(obs[key])
+
+
+def _check_tuple(obs: Any, thing: str, items: list[Check]) -> None:
+    if not isinstance(obs, tuple | list) or len(obs) != len(items):
+        raise UserError(
+            thing,
+            expected=f"a tuple of {len(items)}, as the observation space says",
+            got=f"{len(obs)} items" if isinstance(obs, tuple | list) else type(obs).__name__,
+            remedy="Make the observation and observation_space the same nest.",
+        )
+    for check, item in zip(items, obs, strict=True):
+        check(item)
+
+
+def check_layout(name: str, method: str, answer: Any, parts: tuple[str, ...]) -> None:
+    """Raises a UserError unless an answer is a tuple of the right length that ends in a dict.
+
+    Args:
+      name: The environment's id.
+      method: "reset" or "step".
+      answer: What it returned.
+      parts: What the tuple should hold.
+    """
+    if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], dict):
+        return
+    got = type(answer).__name__
+    if isinstance(answer, tuple):
+        got = f"a tuple of {len(answer)}: {', '.join(type(x).__name__ for x in answer)}"
+    raise _bad(f"{method}() of {name}", parts, got)
+
+
+def bad_step(name: str, got: str) -> UserError:
+    """Returns the error of a step of another layout, which a wrapper could not take apart."""
+    return _bad(f"step() of {name}", STEP, got)
+
+
+def _bad(thing: str, parts: tuple[str, ...], got: str) -> UserError:
+    return UserError(
+        thing,
+        expected=f"a tuple ({', '.join(parts)})",
+        got=got,
+        remedy="Return what Gymnasium's API since 0.26 says: reset an observation and an info "
+        "dict, step both end flags too.",
+    )
