@@ -15,10 +15,12 @@ from tests.docs_helpers import ROOT, blocks, run, session, write_files
 DOCS = ROOT / "docs"
 PAGES = {p.stem: p.read_text() for p in sorted((DOCS / "algorithms").glob("*.md"))}
 INDEX = PAGES.pop("README")
+# Agents whose workflow has no commands yet: tests/agents/test_off_policy_pages.py has their tables.
+WAITING = {name: PAGES.pop(name) for name in ("dqn", "sac", "td3")}
 ENVIRONMENT, NETWORK = (
     (DOCS / f"custom_{name}.md").read_text() for name in ("environment", "network")
 )
-EVERY = {"README": INDEX, **PAGES, "environment": ENVIRONMENT, "network": NETWORK}
+EVERY = {"README": INDEX, **PAGES, **WAITING, "environment": ENVIRONMENT, "network": NETWORK}
 WRITTEN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 # What is appended to the sessions of pages prints one line of JSON.

@@ -90,3 +90,50 @@ class AgentState(struct.Struct):
     target_params: Nest = None
     normalizer: Nest = None
     extra: Nest = None
+
+
+@struct.dataclass
+class Transition(struct.Struct):
+    """Items of a replay buffer to bootstrap from after k <= n steps; leaves `[N, ...]`.
+
+    The target of a value is `reward + discount * V(next_obs)`, whatever ended the item.
+
+    Attributes:
+      obs: o_t, a nest.
+      action: a_t, a nest.
+      reward: float32 `[N]`, the sum of gamma^j r_{t+j} over j < k.
+      next_obs: o_{t+k}, the true successor: the terminal observation, never the reset one.
+      discount: float32 `[N]`, gamma^k; 0 where the last of the k steps terminated (and not where it
+        was truncated).
+      extras: A dict of the stored `policy_extras` and `env_extras` of step t, or None.
+      weight: float32 `[N]`, importance weights of prioritised sampling; None for uniform.
+      index: int64 `[N]`, the item's number in its buffer, for `update_priorities`; or None.
+    """
+
+    obs: Nest
+    action: Nest
+    reward: tf.Tensor
+    next_obs: Nest
+    discount: tf.Tensor
+    extras: Nest = None
+    weight: tf.Tensor | None = None
+    index: tf.Tensor | None = None
+
+
+@struct.dataclass
+class Sequences(struct.Struct):
+    """Items of a replay buffer that are consecutive steps of one episode each.
+
+    Attributes:
+      steps: Leaves `[N, L, ...]`, batch-major. Rows behind an episode's end are not valid: rewards,
+        actions, flags and extras are zeros there, observations repeat the episode's last frame. The
+        last step of an episode that was left unfinished is truncated.
+      state_in: The recurrent state stored with the first step, leaves `[N, ...]`, or None.
+      weight: float32 `[N]`, importance weights of prioritised sampling; None for uniform.
+      index: int64 `[N]`, the item's number in its buffer, for `update_priorities`; or None.
+    """
+
+    steps: Trajectory
+    state_in: Nest = None
+    weight: tf.Tensor | None = None
+    index: tf.Tensor | None = None

@@ -56,7 +56,5 @@ def test_closed_environments_say_so():
     env.close()
     env.close()
     for use in (lambda: env.reset(0), lambda: env.step(state, np.zeros(2, np.int64))):
-        with pytest.raises(
-            UserError, match="expected environments that are open"
-        ):
+        with pytest.raises(UserError, match="expected environments that are open"):
             use()

@@ -16,6 +16,7 @@ from tfrl.networks.keras_adapter import KerasNetwork
 from tfrl.networks.mlp import MLP, Linear
 from tfrl.networks.observations import ObservationTorso
 from tfrl.networks.recurrent import RecurrentTorso
+from tfrl.networks.state_action import StateActionTorso
 
 __all__ = [
     "MLP",
@@ -31,6 +32,7 @@ __all__ = [
     "PolicyNetwork",
     "QNetwork",
     "RecurrentTorso",
+    "StateActionTorso",
     "Torso",
     "ValueNetwork",
     "init_population",

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError, did_you_mean
-from tfrl.networks.core import Nest, Network, Params, Torso
-from tfrl.networks.heads import ValueNetwork
+from tfrl.networks.core import Nest, Network, Params, Torso, split_leaves
+from tfrl.networks.heads import QNetwork, ValueNetwork
 
 _RULES = ("auto", "batched", "unstacked")
 
@@ -25,15 +25,19 @@ def resolve_rule(rule: str) -> str:
 
 
 @struct.logic_dataclass
-class CriticEnsemble(Network):
+class CriticEnsemble(Network, struct.Struct):
     """n independent Q(o, a), float32 `[n, ...]`, with parameters stacked `[n, ...]`.
+
+    With `num_actions` they are n independent Q(o, .), float32 `[n, ..., num_actions]`.
 
     With a population, parameters are `[P, n, ...]`, inputs `[P, ...]` and values `[P, n, ...]`.
 
     Attributes:
-      torso: Takes the tuple (observation, action); an MLP concatenates vectors, make_torso with
-        the tuple of specs takes all else.
+      torso: Takes the tuple (observation, action), or with `num_actions` the observation; an MLP
+        concatenates vectors, make_torso with the tuple of specs takes all else.
       num_critics: n.
+      num_actions: How many discrete actions each critic has a value of; None for critics that take
+        the action.
       head_scale: The gain of the heads' orthogonal kernels.
       apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
         give the same values up to rounding, or "auto" (the faster on the device).
@@ -41,6 +45,7 @@ class CriticEnsemble(Network):
 
     torso: Torso
     num_critics: int = 2
+    num_actions: int | None = None
     head_scale: float = 1.0
     apply_rule: str = "auto"
 
@@ -55,16 +60,19 @@ class CriticEnsemble(Network):
             )
 
     @property
-    def member(self) -> ValueNetwork:
+    def member(self) -> ValueNetwork | QNetwork:
         """The network of one critic."""
-        return ValueNetwork(torso=self.torso, head_scale=self.head_scale)
+        if self.num_actions is None:
+            return ValueNetwork(torso=self.torso, head_scale=self.head_scale)
+        return QNetwork(torso=self.torso, num_actions=self.num_actions, head_scale=self.head_scale)
 
     def init(self, key: tf.Tensor, spec: Nest) -> Params:
         """Makes stacked parameters, critic i from `fold_in(key, i)`.
 
         Args:
           key: int32 [2].
-          spec: The tuple (observation spec, action spec).
+          spec: What the torso takes: the tuple (observation spec, action spec), or with
+            `num_actions` the observation spec.
         """
         keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
         return struct.stack([self.member.init(k, spec) for k in keys])
@@ -84,24 +92,44 @@ class CriticEnsemble(Network):
             return tf.stack([self.member.apply(p, x) for p in members], axis=axis)
         return self._batched(params, x, axis)
 
-    def _batched(self, params: Params, x: Nest, axis: int) -> tf.Tensor:
-        n = self.num_critics
+    def apply_training(
+        self, params: Params, x: Nest, key: tf.Tensor, action: Nest = None
+    ) -> tuple[tf.Tensor, Params]:
+        """Returns values with the torsos in training mode, and the parameters after the call.
+
+        Not for populations. Critic i draws from `fold_in(key, i)`.
+        """
+        x = x if action is None else (x, action)
+        if resolve_rule(self.apply_rule) == "batched":
+            return self.member.apply_training(params, self._copies(x, 0), key)
+        keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
+        members = zip(_unstack(params, 0, self.num_critics), keys, strict=True)
+        found = [self.member.apply_training(p, x, k) for p, k in members]
+        values = tf.stack([y for y, _ in found])
+        # What only gradients train is as it was.
+        return values, struct.stack([p for _, p in found]) if split_leaves(params)[1] else params
+
+    def _copies(self, x: Nest, axis: int) -> Nest:
+        """The inputs of n critics, `[n, ...]`, or for a population `[P * n, ...]`."""
 
         def copies(leaf: Any) -> tf.Tensor:
-            """`[n, ...]`, or for a population `[P * n, ...]`."""
             leaf = tf.convert_to_tensor(leaf)
             shape = tf.shape(leaf)
             many = tf.broadcast_to(
-                tf.expand_dims(leaf, axis), tf.concat([shape[:axis], [n], shape[axis:]], 0)
+                tf.expand_dims(leaf, axis),
+                tf.concat([shape[:axis], [self.num_critics], shape[axis:]], 0),
             )
             return tf.reshape(many, tf.concat([[-1], shape[axis:]], 0)) if axis else many
 
-        x = tf.nest.map_structure(copies, x)
+        return tf.nest.map_structure(copies, x)
+
+    def _batched(self, params: Params, x: Nest, axis: int) -> tf.Tensor:
+        x = self._copies(x, axis)
         if not axis:
             return self.member.apply(params, x)
         merged = tf.nest.map_structure(lambda p: tf.reshape(p, [-1, *p.shape[2:]]), params)
         value = self.member.apply(merged, x)  # [P * n, ...]
-        return tf.reshape(value, tf.concat([[-1, n], tf.shape(value)[1:]], 0))
+        return tf.reshape(value, tf.concat([[-1, self.num_critics], tf.shape(value)[1:]], 0))
 
 
 def _unstack(params: Params, axis: int, num: int) -> list[Params]:

@@ -1,5 +1,6 @@
 """Pure tensor mathematics of reinforcement learning, time-major and mask-aware."""
 
+from tfrl.ops._rows import take_action
 from tfrl.ops.divergence import kl_k1, kl_k2, kl_k3, log_ratio
 from tfrl.ops.multistep import discounted_returns, gae, lambda_returns, n_step_returns
 from tfrl.ops.permutation import permutation
@@ -9,7 +10,12 @@ from tfrl.ops.policy_losses import (
     policy_gradient_loss,
     ppo_clip_loss,
 )
-from tfrl.ops.q_losses import double_q_learning_loss, expected_sarsa_loss, q_learning_loss
+from tfrl.ops.q_losses import (
+    double_q_learning_loss,
+    expected_sarsa_loss,
+    mask_action_values,
+    q_learning_loss,
+)
 from tfrl.ops.ranking import centered_ranks
 from tfrl.ops.reduce import (
     explained_variance,
@@ -59,6 +65,7 @@ __all__ = [
     "lambda_returns",
     "log_ratio",
     "make_schedule",
+    "mask_action_values",
     "masked_mean",
     "masked_mean_std",
     "masked_sum",
@@ -69,6 +76,7 @@ __all__ = [
     "ppo_clip_loss",
     "q_learning_loss",
     "retrace",
+    "take_action",
     "td_loss",
     "valid_count",
     "value_loss",

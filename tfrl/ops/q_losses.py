@@ -14,6 +14,10 @@ from tfrl.ops import _rows
 from tfrl.ops._rows import take_action
 from tfrl.ops.value_losses import TDExtra, td_loss
 
+# The value of an action that cannot be taken: less than any real one, and finite, so that a product
+# with a discount of 0 is 0.
+_INVALID = -1e30
+
 
 def q_learning_loss(
     *,
@@ -172,6 +176,31 @@ def expected_sarsa_loss(
         huber_delta=huber_delta,
         denominator=denominator,
     )
+
+
+def mask_action_values(values: Any, mask: Any) -> tf.Tensor:
+    """Puts a very small value in place of those of invalid actions, for a maximum over actions.
+
+    A row without any valid action keeps its values: such a row is of no consequence, and its
+    maximum stays finite and of the size of the others.
+
+    Args:
+      values: float32 [..., A].
+      mask: bool (or numbers) [..., A], True for the valid actions; None for all.
+
+    Returns:
+      float32 [..., A]; no gradient flows through the values that were replaced.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    values = _rows.floats("values", values)
+    if mask is None:
+        return values
+    valid = tf.cast(tf.convert_to_tensor(mask), tf.bool)
+    checks.same_shape(("values", "mask"), (values, valid))
+    valid = valid | ~tf.reduce_any(valid, axis=-1, keepdims=True)
+    return tf.where(valid, values, tf.constant(_INVALID))
 
 
 def _action_values(**tensors: Any) -> list[tf.Tensor]:

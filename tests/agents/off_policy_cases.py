@@ -1,0 +1,114 @@
+"""What the tests of the off-policy agents share: transitions, learners, loops of updates."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import networks, seeding, specs, struct
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.learners.executor import compute_update
+from tfrl.types import Transition
+
+KEY = seeding.key(23)
+OBS = tf.TensorSpec([3])
+BOX = specs.BoundedTensorSpec([2], tf.float32, [-2, 0], [2, 10])
+UNIT = specs.BoundedTensorSpec([1], tf.float32, -1, 1)
+# What a Q-network of one linear layer over one-hot states is: a table.
+TABLE = networks.MLP(hidden=())
+MODES = ("eager", "graph", "xla")
+
+
+def transitions(agent, rows=16, seed=0, **changes):
+    """Random transitions for an agent; a quarter of them end by a termination."""
+    keys = [seeding.fold_in(KEY, 10 * seed + i) for i in range(4)]
+    discount = np.full([rows], 0.9, np.float32)
+    discount[::4] = 0.0
+    batch = Transition(
+        obs=specs.sample(agent.obs_spec, keys[0], [rows]),
+        action=specs.sample(agent.action_spec, keys[1], [rows]),
+        reward=seeding.normal(keys[2], [rows]),
+        next_obs=specs.sample(agent.obs_spec, keys[3], [rows]),
+        discount=tf.constant(discount),
+    )
+    return batch.replace(**changes)
+
+
+def prepared(agent, state, batch):
+    return agent.prepare_minibatch(state, batch, lambda x: x)
+
+
+def learner(agent, lr=0.1, sgd=False, **options):
+    """A built learner; with plain SGD what it does can be computed by hand."""
+    if sgd:
+        options["optimizer_fn"] = lambda config: tf.keras.optimizers.legacy.SGD(0.0)
+    made = Learner(agent, config=ModuleConfig(lr=lr), **options)
+    made.build(KEY)
+    return made
+
+
+def train(made, batch, steps):
+    """Takes learner steps on one batch in one compiled call."""
+
+    @tf.function(autograph=False)
+    def run():
+        def step(i):
+            now = made.env_steps + 1
+            made.update(batch, key=seeding.fold_in(KEY, i), timesteps=now, shuffle=False)
+            return (i + 1,)
+
+        return tf.while_loop(lambda i: i < steps, step, (0,))
+
+    run()
+    return struct.values(made.state)
+
+
+def snapshot(made):
+    """All values of a learner's module by path."""
+    return {path: v.numpy().copy() for path, v in struct.paths(made.state).items()}
+
+
+def gradients(agent, name, state, batch, key=KEY):
+    """The gradients of one update, `{group: nest}`."""
+    (update,) = [u for u in agent.updates if u.name == name]
+    batch = prepared(agent, state, batch)
+    return compute_update(update, state.params, state, batch, key)
+
+
+def reached(loss, params):
+    """The groups that a gradient of `loss(params)` reaches, whatever its update trains."""
+    leaves = struct.paths(params)
+    with tf.GradientTape() as tape:
+        tape.watch(list(leaves.values()))
+        value = loss(params)
+    found = tape.gradient(value, leaves)
+    return {path.split("/")[0] for path, g in found.items() if g is not None and np.any(g)}
+
+
+def assert_same_in_all_modes(test, agent, steps=2):
+    """Learner steps give the same parameters eagerly, in a graph and by XLA."""
+    results = []
+    for mode in MODES:
+        made = learner(agent, lr=1e-3)
+        for i in range(steps):
+            batch = transitions(agent, seed=i)
+            made.update_from_batch(batch, key=seeding.fold_in(KEY, i), compile=mode, shuffle=False)
+        results.append(snapshot(made))
+    for other in results[1:]:
+        test.assertEqual(list(other), list(results[0]))
+        for path, value in results[0].items():
+            np.testing.assert_allclose(other[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def assert_goes_on_after_a_restore(test, agent):
+    """A learner that was saved and restored takes the same steps, to the bit."""
+    first, second = learner(agent), learner(agent)
+    batch = transitions(agent)
+    for i in range(2):
+        first.update_from_batch(batch, key=seeding.fold_in(KEY, i), timesteps=10 * i)
+    second.set_state(first.get_state())
+    for i in range(2, 4):
+        for made in (first, second):
+            made.update_from_batch(batch, key=seeding.fold_in(KEY, i), timesteps=10 * i)
+    one, other = snapshot(first), snapshot(second)
+    test.assertEqual(list(one), list(other))
+    for path, value in one.items():
+        np.testing.assert_array_equal(other[path], value, err_msg=path)

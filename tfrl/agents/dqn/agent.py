@@ -1,0 +1,211 @@
+"""DQN: the plan of its one update, and epsilon-greedy acting."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import distributions, networks, ops, seeding, specs, struct
+from tfrl.agents.actor_critic.networks import check_hidden
+from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.agents.core import PARAM_UPDATES, Update
+from tfrl.agents.dqn.losses import dqn_loss
+from tfrl.agents.dqn.networks import check_network, default_network
+from tfrl.agents.off_policy.agent import OffPolicy
+from tfrl.agents.off_policy.checks import check_count, check_torso, check_unused
+from tfrl.distributions.categorical import Categorical
+from tfrl.envs.action_masks import split_mask
+from tfrl.errors import UserError
+from tfrl.ops import TDExtra
+from tfrl.ops.schedules import make_schedule
+from tfrl.types import ActionOutput, AgentState, Nest
+
+
+@struct.logic_dataclass
+class DQN(OffPolicy):
+    """Deep Q-network: Q-learning from replayed transitions, for one Discrete action.
+
+    Double, dueling, n-step and prioritised learning are arguments each; importance weights come
+    with the rows (`Transition.weight`), priorities from `td_errors`. Where the observation has an
+    item `action_mask`, no invalid action is ever taken nor bootstrapped from, and the network sees
+    the rest.
+
+    Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236; van Hasselt et al. 2016,
+    https://arxiv.org/abs/1509.06461; Wang et al. 2016, https://arxiv.org/abs/1511.06581; Schaul et
+    al. 2016, https://arxiv.org/abs/1511.05952.
+
+    Attributes:
+      q: The Q-network; None for one over `torso`.
+      torso: Its torso; None for a ReLU MLP of `hidden` units (the Nature-CNN for an image).
+      double: Whether the network that learns chooses the action that the target network judges.
+      dueling: Whether the head has one stream for the value and one for the advantages.
+      huber_delta: Where the loss becomes linear in the error; None for half the squared error.
+      epsilon: The share of random actions in `compute_actions`: a number, or a schedule over env
+        steps.
+      tau: The share of the way that the target network goes when it moves; 1 for a copy.
+      target_every: Learner steps between its moves; 1 with a small `tau` for a soft target.
+    """
+
+    q: networks.Network | None = None
+    torso: networks.Torso | None = None
+    double: bool = True
+    dueling: bool = False
+    huber_delta: float | None = 1.0
+    epsilon: Any = ((0, 1.0), (10_000, 0.05))
+    tau: float = 1.0
+    target_every: int = 500
+    network: networks.Network = struct.derived()
+    num_actions: int = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Checks the settings and fills in the default network."""
+        super().__post_init__()
+        owner = type(self).__name__
+        check_count(owner, "target_every", self.target_every)
+        make_schedule(self.epsilon)
+        self.num_actions = _num_actions(owner, self.action_spec)
+        seen, mask = split_mask(self.obs_spec)
+        distributions.make_distribution(self.action_spec).check_mask(mask)
+        check_torso(owner, "torso", self.torso, "make_torso(env.obs_spec)")
+        if self.q is not None:
+            check_network(owner, self.q, self.num_actions)
+            unused: dict[str, Any] = {"torso": self.torso, "dueling": self.dueling}
+            unused |= {"hidden": self.hidden, "obs_key": self.obs_key}
+            check_unused(owner, "a Q-network is", unused)
+        elif self.torso is not None:
+            check_unused(owner, "a torso is", {"hidden": self.hidden, "obs_key": self.obs_key})
+        else:
+            check_hidden(owner, self.hidden, None, seen, [self.obs_key])
+        self.network = self.q or default_network(
+            self.torso,
+            seen,
+            self.num_actions,
+            dueling=self.dueling,
+            hidden=self.hidden,
+            obs_key=self.obs_key,
+        )
+
+    def bounds(self) -> dict[str, Bound]:
+        """Returns the bounds of every number."""
+        return {**super().bounds(), "huber_delta": Bound(0, closed=False, optional=True)}
+
+    # State.
+
+    @property
+    def target_period(self) -> int:
+        """`target_every`."""
+        return self.target_every
+
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Makes fresh parameters, the group `q`, and a target network like it."""
+        seen, _ = split_mask(self.obs_spec)
+        epsilon = make_schedule(self.epsilon)(tf.constant(0, tf.int64))
+        params = {"q": self.network.init(seeding.stream(key, "q"), seen)}
+        return self.made_state(params, ("q",), {"epsilon": epsilon})
+
+    def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """Sets the epsilon of the actions that follow."""
+        epsilon = make_schedule(self.epsilon)(timesteps)
+        return state.replace(extra={**state.extra, "epsilon": epsilon})
+
+    # Acting.
+
+    def action_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
+        """Returns Q(o, .), float32 `[..., A]`, very small where an action is invalid."""
+        seen, mask = split_mask(self.normalized(state, obs))
+        return ops.mask_action_values(self.network.apply(state.params["q"], seen), mask)
+
+    def _chosen(self, logits: tf.Tensor, mask: Nest = None) -> Categorical:
+        start, dtype = int(self.action_spec.minimum), self.action_spec.dtype
+        return Categorical.from_logits(logits, mask, start=start, dtype=dtype)
+
+    def compute_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Takes the best action, or with probability epsilon any valid one."""
+        values = self.action_values(state, obs)
+        keys = seeding.streams(key, ("whether", "which"))
+        uniform = self._chosen(tf.zeros_like(values), split_mask(obs)[1])
+        explores = seeding.uniform(keys["whether"], tf.shape(values)[:-1]) < state.extra["epsilon"]
+        action = tf.where(explores, uniform.sample(keys["which"]), self._best(values))
+        return ActionOutput(action=action, carry=carry)
+
+    def evaluate_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Takes the best action, the first of equals."""
+        return ActionOutput(action=self._best(self.action_values(state, obs)), carry=carry)
+
+    def _best(self, values: tf.Tensor) -> tf.Tensor:
+        action = tf.cast(tf.argmax(values, axis=-1), self.action_spec.dtype)
+        return action + tf.cast(int(self.action_spec.minimum), self.action_spec.dtype)
+
+    # Learning.
+
+    @property
+    def updates(self) -> tuple[Update, ...]:
+        """One update of the Q-network."""
+        return (Update(name="dqn", groups=("q",), loss=self.loss),)
+
+    def network_action(self, action: Nest) -> tf.Tensor:
+        """Returns the index of the action, int32 `[N]`."""
+        action = tf.convert_to_tensor(action)
+        return tf.cast(action - tf.cast(int(self.action_spec.minimum), action.dtype), tf.int32)
+
+    def loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The loss of `losses.dqn_loss`, the learning network in training mode.
+
+        Args:
+          params: Values that gradients flow to.
+          state: The agent's state, values.
+          batch: Transitions from `prepare_minibatch`.
+          key: int32 [2], for layers that draw random numbers.
+        """
+        loss, extra, after = self._loss(params, state, batch, key)
+        mask = getattr(batch, "mask", None)
+        metrics: dict[str, Any] = {
+            "q_mean": ops.masked_mean(extra.target - extra.td_error, mask),
+            "td_error": ops.masked_mean(tf.abs(extra.td_error), mask),
+            "epsilon": state.extra["epsilon"],
+        }
+        if networks.split_leaves(after)[1]:
+            metrics[PARAM_UPDATES] = {"q": after}
+        return loss, metrics
+
+    def _loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, TDExtra, Nest]:
+        seen, _ = split_mask(batch.obs)
+        next_seen, next_mask = split_mask(batch.next_obs)
+        q, after = self.network.apply_training(params["q"], seen, key)
+        selector = self.network.apply(params["q"], next_seen) if self.double else None
+        loss, extra = dqn_loss(
+            q,
+            self.network.apply(state.target_params["q"], next_seen),
+            batch,
+            next_q_selector=selector,
+            next_mask=next_mask,
+            huber_delta=self.huber_delta,
+        )
+        return loss, extra, after
+
+    def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns |target - Q(o, a)|, float32 `[N]`; see `OffPolicy.td_errors`."""
+        _, extra, _ = self._loss(state.params, state, self._prepared(state, batch), key)
+        return tf.abs(extra.td_error)
+
+
+def _num_actions(owner: str, spec: Nest) -> int:
+    if specs.is_spec(spec) and specs.is_discrete(spec) and spec.shape.rank == 0:
+        return specs.num_actions(spec)
+    floats = all(specs.is_spec(s) and s.dtype.is_floating for s in tf.nest.flatten(spec))
+    raise UserError(
+        f"{owner}.action_spec",
+        expected="one Discrete action",
+        got=repr(spec),
+        remedy="SAC, TD3 and PPO take continuous actions."
+        if floats
+        else "PPO and A2C take MultiDiscrete and composite actions; or number the combinations "
+        "with a wrapper.",
+    )

@@ -1,0 +1,6 @@
+"""What the agents that learn from replayed transitions share."""
+
+from tfrl.agents.off_policy.agent import OffPolicy
+from tfrl.agents.off_policy.unit_actions import UnitActions
+
+__all__ = ["OffPolicy", "UnitActions"]

@@ -1,0 +1,186 @@
+"""What the off-policy agents share: statistics, target networks, random play, checks."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.agents.core import Agent
+from tfrl.agents.off_policy.checks import check_count, check_number
+from tfrl.agents.off_policy.targets import copied, follow
+from tfrl.agents.random import RandomAgent
+from tfrl.envs.action_masks import MASK, split_mask
+from tfrl.ops import statistics
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+# Where a state counts its learner steps, if target networks move in some of them only.
+LEARNER_STEPS = "learner_steps"
+
+
+@struct.logic_dataclass
+class OffPolicy(Agent):
+    """An agent that learns from replayed transitions; subclasses say what.
+
+    Its losses take a `tfrl.types.Transition` of rows `[N, ...]` that `prepare_minibatch` has made
+    ready. The target of a row is
+
+      reward + discount * bootstrap(next_obs)
+
+    where the reward is the sum of `n_step` discounted rewards and the row's discount is gamma^k, 0
+    where the item ends by a termination. So no loss knows n or gamma: the replay buffer is told
+    `n_step` and `discount`.
+
+    A call of the Learner is one learner step: target networks move once after it.
+
+    Attributes:
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      hidden: Units of the default networks' layers; None for 256, 256 (DQN: 64, 64).
+      obs_key: The item of a Dict observation that the default networks take ("a/b" for a nested
+        one); None for all of it.
+      discount: gamma, for the replay buffer.
+      n_step: Steps of an item, for the replay buffer.
+      tau: The share of the way that target networks go when they move; 1 for a copy.
+      normalize_obs: Whether observations are normalised by running statistics, replayed ones by
+        those of the moment.
+      obs_clip: Bound of a normalised observation.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    hidden: tuple[int, ...] | None = None
+    obs_key: str | None = None
+    discount: float = 0.99
+    n_step: int = 1
+    tau: float = 0.005
+    normalize_obs: bool = False
+    obs_clip: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name, bound in self.bounds().items():
+            check_number(type(self).__name__, name, getattr(self, name), bound)
+        check_count(type(self).__name__, "n_step", self.n_step)
+
+    def bounds(self) -> dict[str, Bound]:
+        """Returns the bounds of every number."""
+        return {
+            "discount": Bound(0, 1),
+            "tau": Bound(0, 1, closed=False),
+            "obs_clip": Bound(0, closed=False),
+        }
+
+    # State.
+
+    @property
+    @abc.abstractmethod
+    def target_period(self) -> int:
+        """Target networks move once in so many learner steps."""
+
+    def targets_due(self, learner_steps: tf.Tensor) -> tf.Tensor:
+        """Whether they move after the learner step that so many steps came before; a bool."""
+        return tf.equal((learner_steps + 1) % self.target_period, 0)
+
+    def made_state(
+        self,
+        params: dict[str, Any],
+        target_groups: tuple[str, ...],
+        extra: dict[str, tf.Tensor] | None = None,
+    ) -> AgentState:
+        """Returns the state of fresh parameters.
+
+        Args:
+          params: The groups.
+          target_groups: Those that have target networks.
+          extra: What else the state carries.
+        """
+        extra = dict(extra or {})
+        if self.target_period > 1:
+            extra[LEARNER_STEPS] = tf.constant(0, tf.int64)
+        return AgentState(
+            params=params,
+            target_params={g: copied(params[g]) for g in target_groups},
+            normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
+            extra=extra or None,
+        )
+
+    def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """Moves the target networks, if it is time."""
+        params = {g: state.params[g] for g in state.target_params}
+
+        def moved() -> Nest:
+            return follow(state.target_params, params, self.tau)
+
+        if self.target_period == 1:
+            return state.replace(target_params=moved())
+        steps = state.extra[LEARNER_STEPS]
+        # Not a select: to read and write every parameter in every step would cost more.
+        targets = tf.cond(self.targets_due(steps), moved, lambda: state.target_params)
+        return state.replace(target_params=targets, extra={**state.extra, LEARNER_STEPS: steps + 1})
+
+    # Observations.
+
+    def normalized(self, state: AgentState, obs: Nest) -> Nest:
+        """Returns observations as the networks see them, action masks still among them."""
+        if not self.normalize_obs:
+            return obs
+        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+        # A mask of floats must stay what it is.
+        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
+
+    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+        """Merges the observations of new experience into the statistics."""
+        if not self.normalize_obs:
+            return state
+        merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
+        return state.replace(normalizer=merged)
+
+    def prepare_minibatch(
+        self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
+    ) -> Nest:
+        """Returns transitions as the losses take them, made once for all updates of a step.
+
+        Observations are normalised by the statistics of the moment, and actions are as the
+        networks see them, see `network_action`.
+        """
+        return batch.replace(
+            obs=self.normalized(state, batch.obs),
+            next_obs=self.normalized(state, batch.next_obs),
+            action=self.network_action(batch.action),
+        )
+
+    @abc.abstractmethod
+    def network_action(self, action: Nest) -> tf.Tensor:
+        """Returns actions of the action spec as the losses take them."""
+
+    # Acting and priorities.
+
+    def random_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Draws actions uniformly among the valid ones, to fill a replay buffer with.
+
+        The arguments are those of `compute_actions`, so that a rollout takes it as `action_fn`.
+        """
+        random = RandomAgent(obs_spec=self.obs_spec, action_spec=self.action_spec)
+        return random.compute_actions(state, obs, key, carry)
+
+    @abc.abstractmethod
+    def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns |target - Q(o, a)| of every row, from which priorities are made.
+
+        Args:
+          state: The state before the update, values.
+          batch: A `Transition` as the replay buffer gives it, rows `[N, ...]`.
+          key: int32 [2]; with the key of the first loss, the numbers of that loss.
+
+        Returns:
+          float32 `[N]`, without a gradient.
+        """
+
+    def _prepared(self, state: AgentState, batch: Nest) -> Nest:
+        """As the losses take it, outside of the Learner."""
+        return self.prepare_minibatch(state, batch, lambda x: x)

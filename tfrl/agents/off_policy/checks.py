@@ -1,0 +1,105 @@
+"""Checks of the settings of agents that learn from replayed transitions."""
+
+import math
+import numbers
+from typing import Any
+
+from tfrl import networks
+from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.errors import UserError
+
+_TYPICAL = "Typical: discount 0.99, tau 0.005 (1 for a copy), obs_clip 10."
+
+
+def check_number(owner: str, name: str, number: Any, bound: Bound) -> None:
+    """Raises a UserError for a field `owner.name` that is no finite number within its bounds."""
+    if number is None and bound.optional:
+        return
+    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    if real and math.isfinite(number) and bound.low <= number <= bound.high:
+        if bound.closed or number > bound.low:
+            return
+    above = "a number of at least" if bound.closed else "a number above"
+    limits = [f"{above} {bound.low}"] if math.isfinite(bound.low) else ["a finite number"]
+    limits += [f"at most {bound.high}"] if math.isfinite(bound.high) else []
+    raise UserError(
+        f"{owner}.{name}",
+        expected=" and ".join(limits) + (" or None" if bound.optional else ""),
+        got=repr(number),
+        remedy=f"Give one finite number. {_TYPICAL}",
+    )
+
+
+def check_count(owner: str, name: str, number: Any, high: int | None = None) -> None:
+    """Raises a UserError for a field `owner.name` that is no whole number from 1 to `high`."""
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    if whole and number >= 1 and (high is None or number <= high):
+        return
+    raise UserError(
+        f"{owner}.{name}",
+        expected="a whole number of at least 1" + ("" if high is None else f" and at most {high}"),
+        got=repr(number),
+        remedy="Give for example 1.",
+    )
+
+
+def check_unused(owner: str, given: str, unused: dict[str, Any]) -> None:
+    """Raises a UserError for the first of `{field: value}` whose value is not None or False.
+
+    Args:
+      owner: The name of the agent's class.
+      given: What stands against the fields, with its verb: "a torso is".
+      unused: Fields that would have no effect.
+    """
+    for name, value in unused.items():
+        if value is not None and value is not False:
+            raise UserError(
+                f"{owner}.{name}",
+                expected=f"its default where {given} given",
+                got=repr(value),
+                remedy="It would have no effect; put it into what is given, or leave it out.",
+            )
+
+
+def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
+    """Raises a UserError unless a field `owner.name` is None or a torso.
+
+    Args:
+      owner: The name of the agent's class.
+      name: The field.
+      torso: What was given.
+      example: A torso that fits, as code.
+    """
+    if torso is None or isinstance(torso, networks.Torso):
+        return
+    raise UserError(
+        f"{owner}.{name}",
+        expected="a tfrl.networks torso, or None",
+        got=type(torso).__name__,
+        remedy=f"Give for example {example}.",
+    )
+
+
+def check_torsos(agent: Any) -> None:
+    """Raises a UserError unless the torsos of an actor and of critics fit their settings.
+
+    Args:
+      agent: An agent with `actor_torso`, `critic_torso`, `hidden` and `obs_key`.
+    """
+    owner = type(agent).__name__
+    example = "make_torso(env.obs_spec, hidden=(256, 256))"
+    check_torso(owner, "actor_torso", agent.actor_torso, example)
+    example = f"StateActionTorso(encoder={example}, body=MLP(hidden=(256,)))"
+    check_torso(owner, "critic_torso", agent.critic_torso, example)
+    if agent.actor_torso is not None and agent.critic_torso is not None:
+        unused = {"hidden": agent.hidden, "obs_key": agent.obs_key}
+        check_unused(owner, "a torso for the actor and one for the critics are", unused)
+    hidden = agent.hidden
+    whole = isinstance(hidden, tuple | list)
+    if hidden is not None and not (whole and all(type(h) is int and h >= 1 for h in hidden)):
+        raise UserError(
+            f"{owner}.hidden",
+            expected="None or a tuple of sizes, each an int of at least 1",
+            got=repr(hidden),
+            remedy="(256, 256) makes two layers, (256,) one.",
+        )

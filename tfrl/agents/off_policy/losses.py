@@ -1,0 +1,50 @@
+"""The loss of n critics, which TD3 and SAC share."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import ops
+from tfrl.ops import TDExtra
+
+
+def critic_loss(
+    q: tf.Tensor, next_value: tf.Tensor, batch: Any
+) -> tuple[tf.Tensor, TDExtra, dict[str, tf.Tensor]]:
+    """Regression of every critic on the one target.
+
+      y = R + d V(o')
+      loss = sum_i mean w (y - Q_i(o, a))^2 / 2
+
+    R is the n-step sum and d the item's discount, 0 after a termination. The sum over the critics
+    makes the gradient of each what it would be alone.
+
+    Source: Fujimoto et al. 2018, algorithm 1, https://arxiv.org/abs/1802.09477; the half: Haarnoja
+    et al. 2018, equation 5, https://arxiv.org/abs/1812.05905; w: Schaul et al. 2016, section 3.4,
+    https://arxiv.org/abs/1511.05952.
+
+    Args:
+      q: float32 [n, N], Q_i(o, a) that learn.
+      next_value: float32 [N], the estimate of V(o'); no gradient.
+      batch: The rows, a `Transition`.
+
+    Returns:
+      The loss, a float32 scalar; errors and targets `[N, n]`; and the metrics `q_mean` and
+      `td_error`.
+    """
+    mask = getattr(batch, "mask", None)
+    loss, extra = ops.td_loss(
+        value=tf.transpose(q),
+        next_value=next_value,
+        reward=batch.reward,
+        # Where the discount is 0, what stands in next_obs must not matter, NaN included.
+        termination=tf.equal(batch.discount, 0.0),
+        discount=batch.discount,
+        mask=mask,
+        weights=getattr(batch, "weight", None),
+    )
+    metrics = {
+        "q_mean": ops.masked_mean(extra.target - extra.td_error, mask),
+        "td_error": ops.masked_mean(tf.abs(extra.td_error), mask),
+    }
+    return loss * float(q.shape[0]), extra, metrics

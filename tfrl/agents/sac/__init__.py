@@ -1,0 +1,5 @@
+"""Soft actor-critic."""
+
+from tfrl.agents.sac.agent import SAC
+
+__all__ = ["SAC"]

@@ -1,0 +1,80 @@
+"""What a buffer takes of a trajectory, and the checks of it."""
+
+import tensorflow as tf
+
+from tfrl import checks, struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.replay.in_graph import InGraphReplay
+from tfrl.types import Nest, Trajectory
+
+_FLAGS = ("termination", "truncation", "valid")
+
+
+def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
+    """Returns the fields of a trajectory that are stored, as tensors, leaves `[T, B, ...]`.
+
+    Raises:
+      UserError: For extras that the trajectory does not have.
+    """
+    names = ("obs", "action", "reward", "next_obs", *_FLAGS)
+    found = {name: getattr(trajectory, name) for name in names}
+    for name, spec in (
+        ("policy_extras", replay.policy_extras_spec),
+        ("env_extras", replay.env_extras_spec),
+    ):
+        if spec is not None:
+            found[name] = _named(name, getattr(trajectory, name), spec)
+    return tf.nest.map_structure(tf.convert_to_tensor, found)
+
+
+def _named(name: str, extras: Nest, spec: dict[str, Nest]) -> dict[str, Nest]:
+    """The extras that the spec names."""
+    have = extras if isinstance(extras, dict) else {}
+    missing = [key for key in spec if key not in have]
+    if missing:
+        raise UserError(
+            f"trajectory.{name}",
+            expected=f"the items {', '.join(spec)} of InGraphReplay.{name}_spec",
+            got=", ".join(have) or "none",
+            remedy=did_you_mean(missing[0], have) if have else "Ask the rollout for them.",
+        )
+    return {key: have[key] for key in spec}
+
+
+def check_trajectory(replay: InGraphReplay, rows: dict[str, Nest]) -> int:
+    """Compares rows with the specs of a buffer.
+
+    Args:
+      replay: The buffer's maker.
+      rows: As `columns` gives them.
+
+    Returns:
+      T.
+
+    Raises:
+      UserError: Naming the first leaf that differs by its path, or for a T that is not static.
+    """
+    batch = (None, replay.num_envs)
+    boolean = tf.TensorSpec([], tf.bool)
+    wanted = {
+        "obs": replay.obs_spec,
+        "action": replay.action_spec,
+        "reward": tf.TensorSpec([], tf.float32),
+        "next_obs": replay.obs_spec,
+        **dict.fromkeys(_FLAGS, boolean),
+        "policy_extras": replay.policy_extras_spec,
+        "env_extras": replay.env_extras_spec,
+    }
+    for name, nest in rows.items():
+        checks.matches_spec(f"trajectory.{name}", nest, wanted[name], batch)
+    length = rows["valid"].shape[0]
+    if length is None:
+        raise UserError(
+            "trajectory",
+            expected="a number of steps T that is known while tracing",
+            got="one that is not",
+            remedy="Give the tf.function an input of a static shape.",
+        )
+    for path, x in struct.paths(rows).items():
+        checks.leading_shape(f"trajectory.{path}", x, (length, replay.num_envs), "valid")
+    return length

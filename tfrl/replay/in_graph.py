@@ -1,0 +1,208 @@
+"""The maker of replay buffers that live in variables, and what it checks."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import specs, struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.replay.frames import Frames
+from tfrl.replay.packing import Packer
+from tfrl.types import Nest
+
+KINDS = ("uniform", "prioritized")
+
+
+@struct.logic_dataclass
+class InGraphReplay(struct.Struct):
+    """Makes ring buffers of single steps in variables, sampled as n-step items or as sequences.
+
+    Items never go over the end of an episode: there an item has fewer steps, and it bootstraps from
+    the true successor with gamma^k, or with 0 where the episode terminated. An item whose n steps
+    are not all there yet is none, and so is one of which a step or a frame was overwritten.
+
+    Attributes:
+      obs_spec: Nest of specs of one observation.
+      action_spec: Nest of specs of one action.
+      capacity: Steps of all environments together; they share it evenly.
+      num_envs: B, of the trajectories that are added.
+      n_step: Steps of an item, at most; fewer only at the end of an episode.
+      discount: gamma, from 0 to 1.
+      kind: "uniform", or "prioritized" (in proportion to priority^alpha).
+      alpha: The exponent of priorities, from 0 to 1.
+      sequence_length: L, for items that are sequences; None for n-step items.
+      sequence_period: Steps from the start of a sequence to that of the next of the same episode,
+        from 1 to L (L - period steps overlap); None for L.
+      policy_extras_spec: Dict of specs of those `policy_extras` that are stored, or None.
+      env_extras_spec: Dict of specs of those `env_extras` that are stored, or None.
+      frame_stack: Frames that are stacked in an observation (K). They are stored once.
+      frame_stack_axis: The axis of the stack, 0 or -1, the newest last.
+      frame_stack_paths: The observation's stacked leaves; None for all.
+      frames_per_step: Room for frames. An episode of L steps takes L + K frames, so the capacity is
+        reached where episodes are longer than K / (frames_per_step - 1) steps in the mean. With
+        shorter ones the buffer holds fewer steps.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    capacity: int
+    num_envs: int
+    n_step: int = 1
+    discount: float = 0.99
+    kind: str = "uniform"
+    alpha: float = 0.6
+    sequence_length: int | None = None
+    sequence_period: int | None = None
+    policy_extras_spec: Nest = None
+    env_extras_spec: Nest = None
+    frame_stack: int = 1
+    frame_stack_axis: int = -1
+    frame_stack_paths: tuple[str, ...] | None = None
+    frames_per_step: float = 1.125
+    frames: Any = struct.derived()
+    frame_packer: Any = struct.derived()
+    step_packer: Any = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Checks every argument, and derives what rows hold."""
+        _check_specs(self)
+        _check_numbers(self)
+        _check_capacity(self)
+        self.frames = Frames(
+            self.obs_spec, self.frame_stack, self.frame_stack_axis, self.frame_stack_paths
+        )
+        self.frame_packer = Packer(self.frames.spec)
+        self.step_packer = Packer(self.step_spec())
+
+    @property
+    def period(self) -> int:
+        """Steps from the start of a sequence to that of the next."""
+        return self.sequence_period or self.sequence_length or 1
+
+    @property
+    def steps_per_env(self) -> int:
+        """Length of the ring of steps of each environment."""
+        return self.capacity // self.num_envs
+
+    @property
+    def frames_per_env(self) -> int:
+        """Length of the ring of frames of each environment."""
+        return math.ceil(self.steps_per_env * self.frames_per_step) + self.frame_stack
+
+    def step_spec(self) -> dict[str, Nest]:
+        """Returns the spec of what is stored of each step beside its frames."""
+        scalar = tf.TensorSpec([], tf.float32)
+        spec = {"action": self.action_spec, "reward": scalar, "flags": scalar}
+        extras = {"policy_extras": self.policy_extras_spec, "env_extras": self.env_extras_spec}
+        return {**spec, **{name: nest for name, nest in extras.items() if nest is not None}}
+
+    def num_bytes(self) -> dict[str, int]:
+        """Returns the bytes of the buffer's large variables, without making them."""
+        steps, frames = (
+            rows * self.num_envs + 1 for rows in (self.steps_per_env, self.frames_per_env)
+        )
+        found = {
+            "steps": steps * self.step_packer.row_bytes,
+            "frame_of": steps * 8,
+            "frames": frames * self.frame_packer.row_bytes,
+        }
+        if self.has_tree:
+            found["priorities"] = math.ceil(steps * 8 * 16 / 15)
+        return found
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether items are found by priorities; the start of a sequence has one in any case."""
+        return self.kind == "prioritized" or self.sequence_length is not None
+
+    def init(self) -> Any:
+        """Makes an empty buffer in new variables.
+
+        Returns:
+          An `InGraphBuffer`; under a strategy of several replicas a `ReplicatedBuffer`.
+        """
+        from tfrl.replay.buffer import InGraphBuffer
+        from tfrl.replay.replicated import ReplicatedBuffer
+
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            return ReplicatedBuffer(self)
+        return InGraphBuffer(self)
+
+
+def _check_specs(replay: InGraphReplay) -> None:
+    for name in ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec"):
+        for path, spec in struct.paths(getattr(replay, name)).items():
+            if not specs.is_spec(spec) or not spec.shape.is_fully_defined():
+                raise UserError(
+                    f"InGraphReplay.{name} {path}",
+                    expected="a tf.TensorSpec of a fully known shape",
+                    got=repr(spec),
+                    remedy="Give the specs that the environment and the agent have.",
+                )
+    for name in ("policy_extras_spec", "env_extras_spec"):
+        nest = getattr(replay, name)
+        if nest is not None and not isinstance(nest, dict):
+            raise UserError(
+                f"InGraphReplay.{name}",
+                expected="a dict of specs, or None",
+                got=type(nest).__name__,
+                remedy="Name the extras that are to be stored.",
+            )
+
+
+def _check_numbers(replay: InGraphReplay) -> None:
+    counts = ["capacity", "num_envs", "n_step", "frame_stack"]
+    counts += [n for n in ("sequence_length", "sequence_period") if getattr(replay, n) is not None]
+    for name in counts:
+        value = getattr(replay, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            _refuse(name, "an int of at least 1", value, "Give a positive whole number.")
+    for name in ("discount", "alpha"):
+        value = getattr(replay, name)
+        if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            _refuse(name, "a number from 0 to 1", value, "Give such a number.")
+    if replay.kind not in KINDS:
+        remedy = did_you_mean(str(replay.kind), KINDS)
+        _refuse("kind", f"one of {', '.join(KINDS)}", replay.kind, remedy)
+    if replay.frame_stack_axis not in (0, -1):
+        _refuse("frame_stack_axis", "0 or -1", replay.frame_stack_axis, "Give the stack's axis.")
+    if not isinstance(replay.frames_per_step, int | float) or replay.frames_per_step < 1.0:
+        _refuse("frames_per_step", "a number of at least 1", replay.frames_per_step, "Raise it.")
+    if replay.sequence_length is None:
+        if replay.sequence_period is not None:
+            remedy = "Give sequence_length too, or leave sequence_period out."
+            _refuse("sequence_period", "None without sequence_length", replay.period, remedy)
+    elif replay.n_step != 1:
+        remedy = "Compute n-step returns of sequences in the loss, with n_step=1 here."
+        _refuse("n_step", "1 with sequence_length", replay.n_step, remedy)
+    elif replay.period > replay.sequence_length:
+        remedy = "A longer period would leave steps out."
+        wanted = f"at most sequence_length={replay.sequence_length}"
+        _refuse("sequence_period", wanted, replay.period, remedy)
+
+
+def _check_capacity(replay: InGraphReplay) -> None:
+    capacity, num_envs = replay.capacity, replay.num_envs
+    if capacity % num_envs:
+        below = capacity // num_envs * num_envs
+        near = [n for n in (below, below + num_envs) if n]
+        raise UserError(
+            "InGraphReplay.capacity",
+            expected=f"a multiple of num_envs={num_envs}, which share it evenly",
+            got=capacity,
+            remedy=f"The nearest are {' and '.join(map(str, near))}.",
+        )
+    least = max(replay.n_step, replay.sequence_length or 1)
+    if replay.steps_per_env < least:
+        raise UserError(
+            "InGraphReplay.capacity",
+            expected=f"at least {least * num_envs}, so that each of {num_envs} environments has "
+            f"the {least} steps of one item",
+            got=capacity,
+            remedy="Raise capacity, or lower n_step or sequence_length.",
+        )
+
+
+def _refuse(name: str, expected: str, got: Any, remedy: str) -> None:
+    raise UserError(f"InGraphReplay.{name}", expected=expected, got=repr(got), remedy=remedy)

@@ -1,0 +1,225 @@
+"""Which steps begin an item, and how items are drawn."""
+
+import abc
+
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.errors import UserError
+from tfrl.replay import ring
+from tfrl.replay.in_graph import InGraphReplay
+from tfrl.replay.priorities import Make, PriorityTree, highest_of_equal
+from tfrl.replay.ring import Counts, Placement
+
+
+class Items(abc.ABC):
+    """The items of a buffer; an item is known by the number of its first step and environment."""
+
+    def __init__(self, replay: InGraphReplay):
+        """Takes the buffer's maker."""
+        self.replay = replay
+        self.num_slots = replay.steps_per_env * replay.num_envs
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns what changes, beside the steps themselves."""
+        return {}
+
+    @abc.abstractmethod
+    def size(self, counts: Counts) -> tf.Tensor:
+        """Returns how many there are; an int64 scalar."""
+
+    @abc.abstractmethod
+    def draw(
+        self, counts: Counts, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Returns the first steps and environments of items, int64 [N], and their weights."""
+
+    @abc.abstractmethod
+    def added(
+        self,
+        counts: Counts,
+        after: Counts,
+        places: Placement,
+        valid: tf.Tensor,
+        ends: tf.Tensor,
+    ) -> None:
+        """Learns of steps [T, B] that were written."""
+
+    @abc.abstractmethod
+    def cut(self, counts: Counts, after: Counts) -> None:
+        """Learns that the episodes that go on do so no more."""
+
+    def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
+        """Sets priorities of items that are still there.
+
+        Raises:
+          UserError: If there are none.
+        """
+        raise UserError(
+            "update_priorities",
+            expected='a buffer of kind="prioritized"',
+            got=f"kind={self.replay.kind!r}",
+            remedy='Make it with InGraphReplay(kind="prioritized").',
+        )
+
+
+class ConsecutiveItems(Items):
+    """Uniform n-step items: in each environment those that are complete follow each other."""
+
+    def _sizes(self, counts: Counts) -> tf.Tensor:
+        return tf.maximum(ring.complete(counts, self.replay.n_step) - counts.first, 0)
+
+    def size(self, counts: Counts) -> tf.Tensor:
+        """Returns how many there are; an int64 scalar."""
+        return tf.reduce_sum(self._sizes(counts))
+
+    def draw(
+        self, counts: Counts, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, None]:
+        """Returns the first steps and environments of items, int64 [N], and no weights."""
+        sizes = self._sizes(counts)
+        through = tf.cumsum(sizes)
+        bits = seeding.uniform_bits(key, [batch_size], tf.int64)
+        number = tf.math.floormod(bits, tf.maximum(through[-1], 1))
+        env = tf.searchsorted(through, number, side="right", out_type=tf.int64)
+        env = tf.minimum(env, self.replay.num_envs - 1)
+        return tf.gather(counts.first - through + sizes, env) + number, env, None
+
+    def added(
+        self,
+        counts: Counts,
+        after: Counts,
+        places: Placement,
+        valid: tf.Tensor,
+        ends: tf.Tensor,
+    ) -> None:
+        """Does nothing: the counts say which items there are."""
+        return None  # autograph wants a body
+
+    def cut(self, counts: Counts, after: Counts) -> None:
+        """Does nothing either."""
+        return None
+
+
+class TreeItems(Items):
+    """Items whose first steps have a priority in a tree; of equal ones where sampling is uniform.
+
+    So sequences can be drawn without trying, although not every step begins one.
+    """
+
+    def __init__(self, replay: InGraphReplay, make: Make):
+        """Takes the buffer's maker, and what makes variables."""
+        super().__init__(replay)
+        self._tree = PriorityTree(self.num_slots, make)
+        self._num_items = make("num_items", [], tf.int64)
+        self._highest = make("highest_priority", [], tf.int64)
+        self._highest.assign(self._tree.unit)
+        self._weighted = replay.kind == "prioritized"
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns what changes, beside the steps themselves."""
+        found = {f"priorities/{name}": v for name, v in self._tree.variables.items()}
+        return {**found, "num_items": self._num_items, "highest_priority": self._highest}
+
+    def size(self, counts: Counts) -> tf.Tensor:
+        """Returns how many there are; an int64 scalar."""
+        return self._num_items.read_value()
+
+    def added(
+        self,
+        counts: Counts,
+        after: Counts,
+        places: Placement,
+        valid: tf.Tensor,
+        ends: tf.Tensor,
+    ) -> None:
+        """Forgets items that lost a step, and takes in those that are complete now."""
+        length = self.replay.sequence_length
+        if length is None:
+            ready, steps = self._now_complete(counts, after, valid.shape[0])
+        else:
+            ready, steps = ring.ready_sequences(places, valid, ends, length, self.replay.period)
+        # Only what had a priority loses it: a write that does not depend on the read before it
+        # makes XLA copy all priorities.
+        ahead = tf.range(valid.shape[0] * (1 + self.replay.frame_stack), dtype=tf.int64)
+        old = counts.first + ahead[:, tf.newaxis]
+        leaves = self._leaves(old, old < after.first)
+        gone = self._tree.values(leaves) > 0
+        forgotten = (tf.where(gone, leaves, self.num_slots), tf.zeros_like(leaves))
+        admitted, count = self._admitted(after, ready, steps)
+        self._tree.set(forgotten, admitted)
+        self._num_items.assign_add(count - tf.math.count_nonzero(gone))
+
+    def cut(self, counts: Counts, after: Counts) -> None:
+        """Takes in the items that have become complete by it."""
+        length = self.replay.sequence_length
+        if length is None:
+            ready, steps = self._now_complete(counts, after, 0)
+        else:
+            ready, steps = ring.unfinished_sequences(counts, length, self.replay.period)
+        admitted, count = self._admitted(after, ready, steps)
+        self._tree.set(admitted)
+        self._num_items.assign_add(count)
+
+    def _now_complete(
+        self, counts: Counts, after: Counts, rows: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether n-step items are complete after `rows` more, bool [M, B]; their numbers."""
+        ahead = tf.range(rows + self.replay.n_step - 1, dtype=tf.int64)[:, tf.newaxis]
+        steps = ring.complete(counts, self.replay.n_step) + ahead
+        return steps < ring.complete(after, self.replay.n_step), steps
+
+    def _admitted(
+        self, after: Counts, ready: tf.Tensor, steps: tf.Tensor
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+        """Leaves and priorities of items that are ready and begin at steps [..., B]; how many."""
+        ready = ready & (steps >= after.first)
+        new = self._highest.read_value()
+        values = tf.where(tf.reshape(ready, [-1]), new, tf.zeros_like(new))
+        return (self._leaves(steps, ready), values), tf.math.count_nonzero(ready)
+
+    def _leaves(self, steps: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+        """The leaves [M] of steps [..., B]; the one of nothing where they are not wanted."""
+        envs = tf.range(self.replay.num_envs, dtype=tf.int64)
+        leaves = ring.slots(steps, envs, self.replay.steps_per_env, self.replay.num_envs)
+        return tf.reshape(tf.where(wanted, leaves, self.num_slots), [-1])
+
+    def draw(
+        self, counts: Counts, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Draws one item out of each of N equal parts of the sum of the priorities."""
+        total = tf.maximum(self._tree.total(), batch_size)
+        part = tf.range(batch_size, dtype=tf.int64)
+        size, more = total // batch_size, total % batch_size
+        bits = seeding.uniform_bits(key, [batch_size], tf.int64)
+        within = tf.math.floormod(bits, tf.where(part < more, size + 1, size))
+        leaf, priority = self._tree.find(part * size + tf.minimum(part, more) + within)
+        leaf = tf.minimum(leaf, self.num_slots - 1)
+        slot, env = leaf // self.replay.num_envs, tf.math.floormod(leaf, self.replay.num_envs)
+        first = tf.gather(counts.first, env)
+        step = ring.number_in_slot(slot, first, self.replay.steps_per_env)
+        return step, env, _weights(priority, beta) if self._weighted else None
+
+    def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
+        """Sets priorities of items that are still there; finite ones only."""
+        if not self._weighted:
+            super().update(counts, index, priorities)
+        index, given = tf.cast(index, tf.int64), tf.cast(priorities, tf.float64)
+        finite = tf.math.is_finite(given)
+        powered = tf.pow(tf.where(finite, tf.maximum(given, 0.0), 1.0), self.replay.alpha)
+        step, env = index // self.replay.num_envs, tf.math.floormod(index, self.replay.num_envs)
+        leaves = ring.slots(step, env, self.replay.steps_per_env, self.replay.num_envs)
+        there = (step >= tf.gather(counts.first, env)) & (step < tf.gather(counts.steps, env))
+        leaves = tf.where(there & finite, leaves, self.num_slots)
+        is_item = self._tree.values(leaves) > 0  # the leaf of what is masked has none
+        leaves = tf.where(is_item, leaves, self.num_slots)
+        values = tf.where(is_item, self._tree.quantized(powered), tf.zeros([], tf.int64))
+        self._highest.assign(tf.maximum(self._highest.read_value(), tf.reduce_max(values)))
+        self._tree.set((leaves, highest_of_equal(leaves, values)))
+
+
+def _weights(values: tf.Tensor, beta: float | tf.Tensor) -> tf.Tensor:
+    """float32 [N]: the number of items and the sum cancel when divided by the highest weight."""
+    least = tf.maximum(tf.reduce_min(values), 1)
+    ratio = tf.cast(tf.maximum(values, 1), tf.float64) / tf.cast(least, tf.float64)
+    return tf.cast(tf.pow(ratio, -tf.cast(beta, tf.float64)), tf.float32)

@@ -1,0 +1,150 @@
+"""Items out of the rings: n-step transitions and sequences."""
+
+import tensorflow as tf
+
+from tfrl.replay import ring
+from tfrl.replay.in_graph import InGraphReplay
+from tfrl.replay.ring import Counts
+from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+
+class Reader:
+    """Reads the items that begin at given steps."""
+
+    def __init__(
+        self,
+        replay: InGraphReplay,
+        steps: tf.Variable,
+        frames: tf.Variable,
+        frame_of: tf.Variable,
+    ):
+        """Takes the variables of a buffer."""
+        self._replay = replay
+        self._steps, self._frames, self._frame_of = steps, frames, frame_of
+
+    def read(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Transition | Sequences:
+        """Returns the items that begin at steps, without index and weight.
+
+        Args:
+          counts: Of the buffer now.
+          step: int64 [N], their numbers.
+          env: int64 [N].
+        """
+        if self._replay.sequence_length is None:
+            return self._transitions(counts, step, env)
+        return self._sequences(counts, step, env)
+
+    def _window(
+        self, counts: Counts, step: tf.Tensor, env: tf.Tensor, length: int
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Slots [N, length] from steps on, which are of the same episode, which end it, frame."""
+        numbers = step[:, tf.newaxis] + tf.range(length + 1, dtype=tf.int64)
+        slot = ring.slots(
+            numbers, env[:, tf.newaxis], self._replay.steps_per_env, self._replay.num_envs
+        )
+        frame = tf.gather(self._frame_of, slot)
+        written = tf.gather(counts.steps, env)[:, tf.newaxis]
+        there = numbers < written
+        # Steps of one episode have their frames next to each other.
+        goes_on = there[:, 1:] & tf.equal(frame[:, 1:], frame[:, :-1] + 1)
+        same = tf.concat([tf.ones_like(there[:, :1]), goes_on[:, :-1]], axis=1)
+        inside = tf.cast(tf.math.cumprod(tf.cast(same, tf.int32), axis=1), tf.bool)
+        is_open = tf.gather(counts.age, env)[:, tf.newaxis] > 0
+        newest = tf.equal(numbers[:, :-1], written - 1)
+        is_last = tf.where(newest, ~is_open, ~goes_on)
+        return slot[:, :-1], inside, inside & is_last, frame[:, 0]
+
+    def _observations(self, numbers: tf.Tensor, env: tf.Tensor) -> Nest:
+        """Frames `[N, F, ...]` of numbers [N, F]."""
+        slot = ring.slots(
+            numbers, env[:, tf.newaxis], self._replay.frames_per_env, self._replay.num_envs
+        )
+        return self._replay.frame_packer.unpack(tf.gather(self._frames, slot))
+
+    def _stacks(self, frames: Nest, starts: list[int]) -> Nest:
+        """Observations `[N * len(starts), ...]` whose oldest frames stand at `starts`."""
+        stack = self._replay.frame_stack
+
+        def windows(x: tf.Tensor) -> tf.Tensor:
+            if stack == 1 and len(starts) == 1:
+                return x[:, starts[0] : starts[0] + 1]
+            parts = tf.gather(x, [[s + i for i in range(stack)] for s in starts], axis=1)
+            return tf.reshape(parts, [-1, stack, *x.shape[2:]])
+
+        return self._replay.frames.join(tf.nest.map_structure(windows, frames))
+
+    def _transitions(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Transition:
+        n, stack = self._replay.n_step, self._replay.frame_stack
+        slot, inside, _, frame = self._window(counts, step, env, n)
+        rows = self._replay.step_packer.unpack(tf.gather(self._steps, slot))
+        taken = tf.reduce_sum(tf.cast(inside, tf.int64), axis=1)  # k
+        powers = [self._replay.discount**j for j in range(n + 1)]
+        rewards = tf.where(inside, rows["reward"], 0.0) * tf.constant(powers[:-1], tf.float32)
+        terminated = tf.reduce_any(inside & _has(rows["flags"], 1), axis=1)
+        discount = tf.gather(tf.constant(powers, tf.float32), taken)
+        ages = tf.range(1 - stack, 1, dtype=tf.int64)
+        numbers = [frame[:, tf.newaxis] + ages, (frame + taken)[:, tf.newaxis] + ages]
+        frames = self._observations(tf.concat(numbers, axis=1), env)
+        extras = {name: rows[name] for name in _EXTRAS if name in rows}
+        return Transition(
+            obs=self._stacks(frames, [0]),
+            action=_first(rows["action"]),
+            reward=tf.reduce_sum(rewards, axis=1),
+            next_obs=self._stacks(frames, [stack]),
+            discount=tf.where(terminated, 0.0, discount),
+            extras=_first(extras) if extras else None,
+        )
+
+    def _sequences(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Sequences:
+        length, stack = self._replay.sequence_length or 1, self._replay.frame_stack
+        slot, valid, last, frame = self._window(counts, step, env, length)
+        rows = self._replay.step_packer.unpack(tf.gather(self._steps, slot))
+        rows = tf.nest.map_structure(lambda x: _masked(valid, x), rows)
+        taken = tf.reduce_sum(tf.cast(valid, tf.int64), axis=1, keepdims=True)
+        ahead = tf.range(1 - stack, length + 1, dtype=tf.int64)  # K - 1 + L + 1 frames
+        numbers = frame[:, tf.newaxis] + tf.minimum(ahead, taken)
+        frames = self._observations(numbers, env)
+        obs, next_obs = (
+            tf.nest.map_structure(
+                lambda x: tf.reshape(x, [-1, length, *x.shape[1:]]),
+                self._stacks(frames, [first + j for j in range(length)]),
+            )
+            for first in (0, 1)
+        )
+        termination = _has(rows["flags"], 1)
+        policy_extras = rows.get("policy_extras")
+        state_in = None
+        if policy_extras is not None and STATE_IN in policy_extras:
+            state_in = _first(policy_extras[STATE_IN])
+        steps = Trajectory(
+            obs=obs,
+            action=rows["action"],
+            reward=rows["reward"],
+            next_obs=next_obs,
+            termination=termination,
+            truncation=_has(rows["flags"], 2) | (last & ~termination),
+            valid=valid,
+            policy_extras=policy_extras,
+            env_extras=rows.get("env_extras"),
+        )
+        return Sequences(steps=steps, state_in=state_in)
+
+
+# The policy extra that is the recurrent state before a step.
+STATE_IN = "state_in"
+_EXTRAS = ("policy_extras", "env_extras")
+
+
+def _has(flags: tf.Tensor, bit: int) -> tf.Tensor:
+    """Whether flags (1 terminated, 2 truncated, 3 both) have a bit."""
+    return tf.logical_or(tf.equal(flags, float(bit)), tf.equal(flags, 3.0))
+
+
+def _first(nest: Nest) -> Nest:
+    """`[N, L, ...]` at the first step."""
+    return tf.nest.map_structure(lambda x: x[:, 0], nest)
+
+
+def _masked(valid: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    keep = tf.reshape(valid, [*valid.shape, *([1] * (x.shape.rank - 2))])
+    return tf.where(keep, x, tf.zeros([], x.dtype))

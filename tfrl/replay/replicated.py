@@ -1,0 +1,178 @@
+"""Replay under a strategy: every replica has a buffer of its own, on its device."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.distribute import Replicas
+from tfrl.errors import UserError
+from tfrl.replay import stored
+from tfrl.replay.buffer import InGraphBuffer
+from tfrl.replay.core import ReplayBuffer
+from tfrl.replay.in_graph import InGraphReplay
+from tfrl.replay.priorities import Make
+from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+
+class ReplicatedBuffer(ReplayBuffer):
+    """The buffers of the replicas of a strategy, each with its share of capacity and environments.
+
+    Called from outside the replicas, methods take and give per-replica values, and sizes are those
+    of all together. Inside a replica's function they are those of its own buffer.
+
+    Attributes:
+      replay: The maker; its sizes are global.
+      replicas: The strategy's.
+    """
+
+    def __init__(self, replay: InGraphReplay):
+        """Makes the variables of the replicas of this process, in the scope of a strategy.
+
+        Raises:
+          UserError: If the replicas do not divide the environments.
+        """
+        self.replay, self.replicas = replay, Replicas()
+        count = self.replicas.num_replicas
+        if replay.num_envs % count:
+            raise UserError(
+                "InGraphReplay.num_envs",
+                expected=f"a multiple of the {count} replicas, which share the environments",
+                got=replay.num_envs,
+                remedy=f"The nearest above is {-(-replay.num_envs // count) * count}.",
+            )
+        own = replay.replace(capacity=replay.capacity // count, num_envs=replay.num_envs // count)
+        made: dict[str, Any] = {}
+
+        def make_on(replica: int) -> Make:
+            def make(name: str, shape: list[int], dtype: tf.DType) -> tf.Variable:
+                if name not in made:
+                    made[name] = _on_every_replica(name, shape, dtype)
+                return made[name].values[replica]
+
+            return make
+
+        with self.replicas.scope():
+            self._own = [InGraphBuffer(own, make_on(i)) for i in range(self.replicas.num_local)]
+
+    def local(self) -> InGraphBuffer:
+        """Returns the buffer of the replica whose function this is called in.
+
+        Raises:
+          UserError: On a TPU, where all replicas share one trace.
+        """
+        context = tf.distribute.get_replica_context()
+        number = tf.get_static_value(context.replica_id_in_sync_group)
+        if number is None:
+            raise UserError(
+                "InGraphReplay",
+                expected="a strategy that traces each replica on its own, as MirroredStrategy",
+                got=type(self.replicas.strategy).__name__,
+                remedy="Keep experience on the host there.",
+            )
+        return self._own[int(number) % self.replicas.num_local]
+
+    def _run(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
+        return self.replicas.run(fn, *args)
+
+    def _share(self, batch_size: int) -> int:
+        """The rows of one replica: of its own call inside, of all outside."""
+        count = self.replicas.num_replicas if self.replicas.outside else 1
+        if isinstance(batch_size, int) and batch_size % count:
+            below = batch_size // count * count
+            near = [str(n) for n in (below, below + count) if n]
+            raise UserError(
+                "batch_size",
+                expected=f"a multiple of the {count} replicas, which share it evenly",
+                got=batch_size,
+                remedy=f"The nearest are {' and '.join(near)}.",
+            )
+        return batch_size // count
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Adds per-replica steps `[T, B / R, ...]`, each to the buffer of its replica."""
+        self._run(lambda rows: self.local().add(rows), trajectory)
+
+    def cut(self) -> None:
+        """Says of all environments that the next steps do not go on from the last."""
+        self._run(lambda: self.local().cut())
+
+    def sample(
+        self, key: tf.Tensor, batch_size: int, beta: float | tf.Tensor = 1.0
+    ) -> Transition | Sequences:
+        """Draws `batch_size / R` items on every replica, out of its own buffer.
+
+        Importance weights are divided by the highest of the replica's rows.
+
+        Args:
+          key: int32 [2], the same for all: every replica folds its number in.
+          batch_size: N over all replicas; inside a replica's function the rows of that one.
+          beta: As for one buffer.
+
+        Returns:
+          The items, leaves per-replica `[N / R, ...]`.
+        """
+        share = self._share(batch_size)
+
+        def draw(key: tf.Tensor, beta: tf.Tensor) -> Transition | Sequences:
+            own = seeding.fold_in(key, self.replicas.index())
+            return self.local().sample(own, share, beta)
+
+        return self._run(draw, key, tf.convert_to_tensor(beta, tf.float32))
+
+    def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> None:
+        """Sets priorities of per-replica items, each in the buffer that it was drawn from."""
+        self._run(lambda i, p: self.local().update_priorities(i, p), index, priorities)
+
+    def can_sample(self, batch_size: int = 1) -> tf.Tensor:
+        """Returns whether every replica has its share of `batch_size` items; a bool scalar."""
+        share = -(-batch_size // self.replicas.num_replicas)
+        if not self.replicas.outside:
+            return self.local().can_sample(batch_size)
+        return self._sum(lambda: tf.cast(self.local().size() < share, tf.int64)) == 0
+
+    def size(self) -> tf.Tensor:
+        """Returns how many items can be sampled on all replicas; an int64 scalar."""
+        if not self.replicas.outside:
+            return self.local().size()
+        return self._sum(lambda: self.local().size())
+
+    def _sum(self, fn: Callable[[], tf.Tensor]) -> tf.Tensor:
+        return self.replicas.first(self._run(lambda: self.replicas.sum([fn()])))[0]
+
+    def state_values(self) -> dict[str, Any]:
+        """Returns a copy of all that changes, paths begin with the replica's number."""
+        return {path: v.read_value() for path, v in self._variables().items()}
+
+    def _variables(self) -> dict[str, tf.Variable]:
+        return {
+            f"{i}/{p}": v for i, own in enumerate(self._own) for p, v in own.variables().items()
+        }
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Puts back what `state_values` gave, to the bit.
+
+        Raises:
+          UserError: About values of another buffer, or of another number of replicas.
+        """
+        stored.assign_all(self._variables(), values)
+
+    def save(self, folder: str) -> None:
+        """Writes the buffers of this process into a folder."""
+        stored.save(folder, self.replay, self._variables())
+
+    def restore(self, folder: str) -> None:
+        """Reads what `save` wrote on as many replicas."""
+        self.load_values(stored.restore(folder, self.replay))
+
+
+def _on_every_replica(name: str, shape: list[int], dtype: tf.DType) -> Any:
+    """One plain variable on the device of each replica; what they hold is never made equal."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        name=f"replay/{name}",
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

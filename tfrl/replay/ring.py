@@ -1,0 +1,154 @@
+"""Where steps and frames lie in the ring buffers of each environment, in tensor ops.
+
+Steps and frames are numbered from 0 in each environment and never again; number x lies in slot
+x mod the ring's length. An episode of L steps takes L + K frames: the K frames of its first
+observation, and the newest frame of every successor. So frames are stored once, the terminal
+observation has a place of its own, and two steps belong to one episode if and only if the frames of
+their observations are next to each other.
+"""
+
+import tensorflow as tf
+
+from tfrl import struct
+
+
+@struct.dataclass
+class Counts(struct.Struct):
+    """Of each environment, int64 [B].
+
+    Attributes:
+      steps: Steps written so far; the next one has this number.
+      frames: Frames written so far.
+      first: The oldest step whose data are all there.
+      age: Steps of the episode that goes on; 0 if the next step begins one.
+    """
+
+    steps: tf.Tensor
+    frames: tf.Tensor
+    first: tf.Tensor
+    age: tf.Tensor
+
+
+@struct.dataclass
+class Placement(struct.Struct):
+    """Where the steps of a trajectory go, all [T, B].
+
+    Attributes:
+      step: int64, the step's number.
+      frame: int64, the number of the newest frame of its observation; its successor's is the next.
+      age: int64, the steps of the episode before it.
+      starts: bool, valid and the first of an episode.
+    """
+
+    step: tf.Tensor
+    frame: tf.Tensor
+    age: tf.Tensor
+    starts: tf.Tensor
+
+
+def place(
+    counts: Counts, valid: tf.Tensor, ends: tf.Tensor, stack: int
+) -> tuple[Placement, Counts]:
+    """Numbers the valid steps of a trajectory.
+
+    Args:
+      counts: Before them.
+      valid: bool [T, B], T static.
+      ends: bool [T, B], the last steps of episodes; valid ones.
+      stack: Frames of one observation (K).
+
+    Returns:
+      Their places, and the counts after them with `first` as it was.
+    """
+    is_step = tf.cast(valid, tf.int64)
+    before = tf.cumsum(is_step, axis=0, exclusive=True)
+    through = before + is_step
+    # Steps of this trajectory up to the last end before each row; -1 if there is none.
+    ended_at = _running_max(tf.where(ends, through, -tf.ones_like(through)))
+    none = tf.fill([1, *through.shape[1:].as_list()], tf.constant(-1, tf.int64))
+    last_end = tf.concat([none, ended_at[:-1]], axis=0)
+    age = tf.where(last_end < 0, counts.age + before, before - last_end)
+    starts = tf.logical_and(valid, tf.equal(age, 0))
+    opened = tf.cumsum(tf.cast(starts, tf.int64), axis=0)
+    frame = counts.frames + before + stack * opened - 1
+    after = Counts(
+        steps=counts.steps + through[-1],
+        frames=counts.frames + through[-1] + stack * opened[-1],
+        first=counts.first,
+        age=tf.where(ended_at[-1] < 0, counts.age + through[-1], through[-1] - ended_at[-1]),
+    )
+    places = Placement(step=counts.steps + before, frame=frame, age=age, starts=starts)
+    return places, after
+
+
+def _running_max(x: tf.Tensor) -> tf.Tensor:
+    """The maxima of the rows up to each row of x [T, B], T static; log2(T) operations."""
+    length, shift = x.shape[0], 1
+    while shift < length:
+        x = tf.concat([x[:shift], tf.maximum(x[shift:], x[:-shift])], axis=0)
+        shift *= 2
+    return x
+
+
+def slots(number: tf.Tensor, env: tf.Tensor, length: int, num_envs: int) -> tf.Tensor:
+    """Returns the rows of a buffer `[length * num_envs, ...]`, time-major, of numbers."""
+    return tf.math.floormod(number, length) * num_envs + env
+
+
+def number_in_slot(slot: tf.Tensor, oldest: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the number, from `oldest` on, that lies in a slot of one environment's ring."""
+    return oldest + tf.math.floormod(slot - oldest, length)
+
+
+def complete(counts: Counts, n_step: int) -> tf.Tensor:
+    """Returns int64 [B]: steps before this number have their n steps, or all up to the end."""
+    return counts.steps - tf.minimum(counts.age, n_step - 1)
+
+
+def ready_sequences(
+    places: Placement, valid: tf.Tensor, ends: tf.Tensor, length: int, period: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds the sequences that are complete with each step: at most one is.
+
+    Sequences begin every `period` steps of an episode. The last one of an episode may be shorter;
+    one without a step that the one before it lacks is none.
+
+    Args:
+      places: Of the steps, [T, B].
+      valid: bool [T, B].
+      ends: bool [T, B].
+      length: L.
+      period: From 1 to L.
+
+    Returns:
+      bool [T, B], whether one is complete; int64 [T, B], the number of its first step.
+    """
+    full, shorter, begin = _sequence_after(places.age + 1, length, period)
+    ready = tf.logical_and(valid, tf.logical_or(full, tf.logical_and(ends, shorter)))
+    return ready, places.step - places.age + begin
+
+
+def unfinished_sequences(counts: Counts, length: int, period: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds the sequences that would be complete if the episodes ended where they are.
+
+    Returns:
+      bool [B], whether there is one more; int64 [B], the number of its first step.
+    """
+    _, shorter, begin = _sequence_after(counts.age, length, period)
+    return tf.logical_and(counts.age > 0, shorter), counts.steps - counts.age + begin
+
+
+def _sequence_after(
+    seen: tf.Tensor, length: int, period: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """After so many steps of an episode: is one full, would one be shorter at the end, its start.
+
+    Of an episode of e steps the shorter one starts at the multiple of the period that lies in
+    (e - L, e - L + period), or at 0 if e < L.
+    """
+    start = seen - length
+    over = tf.math.floormod(start, period)
+    full = tf.logical_and(start >= 0, tf.equal(over, 0))
+    shorter = tf.logical_or(start < 0, over > 0)
+    later = tf.maximum(period * (tf.math.floordiv(start, period) + 1), 0)
+    return full, shorter, tf.where(full, start, later)

@@ -1,0 +1,98 @@
+"""The values of a replay buffer, compared, assigned, and in files."""
+
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.errors import UserError
+from tfrl.replay.in_graph import InGraphReplay
+from tfrl.storage import checkpoint_format
+
+
+def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) -> None:
+    """Assigns values by path, or changes nothing.
+
+    Raises:
+      UserError: Naming what is missing, unknown, or of another shape or dtype.
+    """
+    wrong = [f"no {path}" for path in variables if path not in values]
+    wrong += [f"an unknown {path}" for path in values if path not in variables]
+    for path in variables.keys() & values.keys():
+        want, got = variables[path], values[path]
+        if tuple(want.shape) != tuple(got.shape) or want.dtype != tf.as_dtype(got.dtype):
+            wrong.append(
+                f"{path} of {tf.as_dtype(got.dtype).name} {list(got.shape)} for "
+                f"{want.dtype.name} {want.shape.as_list()}"
+            )
+    if wrong:
+        raise UserError(
+            "the values of a replay buffer",
+            expected="those of a buffer of the same maker",
+            got="; ".join(sorted(wrong)[:3]),
+            remedy="Make the buffer with the specs, the capacity and the num_envs of the one that "
+            "was saved.",
+        )
+    for path, variable in variables.items():
+        variable.assign(values[path])
+
+
+# What the meaning of stored values depends on, beside their shapes.
+_MADE_WITH = (
+    "capacity",
+    "num_envs",
+    "n_step",
+    "kind",
+    "sequence_length",
+    "sequence_period",
+    "frame_stack",
+    "frames_per_step",
+)
+
+
+def save(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
+    """Writes the values of a buffer; a folder that is there is replaced when all is written."""
+    target = pathlib.Path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (target.with_name(f".{target.name}.{part}") for part in ("new", "old"))
+    for rest in (fresh, old):
+        if rest.exists():
+            shutil.rmtree(rest)
+    made_with = {name: getattr(replay, name) for name in _MADE_WITH}
+    checkpoint_format.write(
+        fresh, checkpoint_format.DataWriter(), 0, values, {"replay": made_with}, None
+    )
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def restore(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
+    """Reads the values of a buffer that was made in the same way.
+
+    Raises:
+      UserError: For a folder that is damaged, or of a buffer that was made in another way.
+    """
+    try:
+        values, content = checkpoint_format.read(pathlib.Path(folder))
+    except checkpoint_format.DamagedCheckpointError as error:
+        raise UserError(
+            f"replay buffer {folder}",
+            expected="a folder that ReplayBuffer.save wrote",
+            got=str(error),
+            remedy="Restore another one.",
+        ) from error
+    stored = content["manifest"].get("replay", {})
+    for name in _MADE_WITH:
+        if stored.get(name) != getattr(replay, name):
+            raise UserError(
+                f"InGraphReplay.{name}",
+                expected=f"{stored.get(name)!r}, as the buffer in {folder} was made with",
+                got=repr(getattr(replay, name)),
+                remedy="Make the buffer as it was when it was saved.",
+            )
+    return values
