@@ -64,6 +64,12 @@ CLAIMS = (
     Claim("a2c/tf_cartpole.gin", 475),
     Claim("a2c/tf_acrobot.gin", -90),
     Claim("a2c/tf_catch.gin", 1.0),
+    Claim("a2c/tf_mountain_car.gin", -150),
+    Claim(
+        "a2c/tf_mountain_car_continuous.gin",
+        88,
+        note="agent steps of 9 frames each; the budget is 1M frames",
+    ),
     Claim("impala/tf_cartpole.gin", 475),
     Claim("impala/tf_catch.gin", 1.0),
     Claim("reinforce/tf_cartpole.gin", 475),
@@ -104,5 +110,22 @@ CLAIMS = (
         1442.64,
         note="the target is CleanRL's figure for HalfCheetah-v4, of 3 seeds; see below",
         seeds=3,
+    ),
+    Claim(
+        "ppo/envpool_pong.gin",
+        -19.84,
+        variant="one hour",
+        bindings=(
+            "NatureCNN.filters = ((16, 8, 4), (32, 4, 2))",
+            "NatureCNN.hidden = 256",
+            "LinearSchedule.start = 5e-4",
+            "train.eval_interval = 10_000_000",
+            "train.final_eval_episodes = 50",
+            "train.total_env_steps = 1_566_758",
+        ),
+        note="the network of Mnih et al. 2013, a third of the arithmetic; the target is the upper "
+        "end of the random agent's interval; see below",
+        seeds=1,
+        tested=False,
     ),
 )

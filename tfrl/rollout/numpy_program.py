@@ -186,7 +186,7 @@ class NumpyProgram:
         values = self._values
         values += [None] * (len(self._slots) - len(values))
         for slot, leaf in zip(self._state_slots, tf.nest.flatten(state), strict=True):
-            values[slot] = np.asarray(leaf)
+            values[slot] = _array(leaf)
         for fn, inputs, outputs, in_tuple in self._state_calls:
             result = fn(*[values[i] for i in inputs])
             for slot, value in zip(outputs, result if in_tuple else [result], strict=True):
@@ -201,6 +201,13 @@ class NumpyProgram:
         for draws in self._draws:
             given.append(draws[t])
         return self._pack(self._step(self._kept_values, given))
+
+
+def _array(leaf: Any) -> np.ndarray:
+    """A leaf in NumPy; a variable by its kernel, which takes a third of the time of `numpy()`."""
+    if isinstance(leaf, tf.Variable) and not isinstance(leaf, tf.distribute.DistributedValues):
+        leaf = tf.raw_ops.ReadVariableOp(resource=leaf.handle, dtype=leaf.dtype)
+    return np.asarray(leaf)
 
 
 class _Call(NamedTuple):

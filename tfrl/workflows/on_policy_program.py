@@ -83,6 +83,7 @@ class OnPolicyProgram:
             self.rollout = Seam("rollout", workflow.collect)
         self._digest = tf.function(counted_apart(workflow.digest), autograph=False)
         self._rest: Any = None
+        self._ahead: tuple[Any, Any] = (None, None)  # a progress and the keys of its next iteration
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla)
@@ -414,7 +415,9 @@ class OnPolicyProgram:
         if self._structure != self.learner.structure_version:
             self._forget_traces()
         start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
-        keys = _keys_of(progress.key, progress.iterations)
+        of, keys = self._ahead
+        if of is not progress:
+            keys = _keys_of(progress.key, progress.iterations)
         # Variables as they are: reading them into tensors is dear, and nothing changes them.
         acting = self._workflow.acting_state(self.learner)
         played, env_state, carry = self.rollout(acting, progress.env_state, progress.carry, keys[0])
@@ -423,13 +426,17 @@ class OnPolicyProgram:
             eager = self.update.mode == "eager"
             self._rest = rest if eager else tf.function(counted_apart(rest), autograph=False)
         counts = progress.replace(env_state=None, carry=None)
-        progress, *found = self._rest(counts, played, keys[1], start)
-        return (progress.replace(env_state=env_state, carry=carry), *found)
+        progress, *found, next_keys = self._rest(counts, played, keys[1], start)
+        progress = progress.replace(env_state=env_state, carry=carry)
+        self._ahead = (progress, next_keys)
+        return (progress, *found)
 
     def _behind_the_host(
         self, progress: Progress, played: Trajectory, key: tf.Tensor, start: tf.Tensor
     ) -> Any:
-        return self._learn(progress, self._digest(self.acting_state(), played), key, start)
+        found = self._learn(progress, self._digest(self.acting_state(), played), key, start)
+        # The next iteration's, so that they need no call of their own.
+        return (*found, _keys_of(found[0].key, found[0].iterations))
 
 
 @functools.partial(tf.function, autograph=False)
