@@ -8,10 +8,22 @@ import tensorflow as tf
 import tfrl
 from tests.envs.checker_fakes import NAN, agree, message
 from tests.envs.host_backends import Scripted
+from tfrl import specs
 from tfrl.envs import check_env
 from tfrl.envs.checker_host import check_before_training
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+
+
+class Unbounded(gymnasium.ActionWrapper):
+    """Takes any action."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def action(self, action):
+        return np.tanh(action)
 
 
 class Drift(Scripted):
@@ -214,6 +226,15 @@ def test_mujoco_passes():
     pytest.importorskip("mujoco")
     with tfrl.make_env("gymnasium:HalfCheetah-v5", 2, max_episode_steps=20) as env:
         check_env(env, steps=50)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_actions_without_bounds_are_noted_unless_they_are_clipped(clips, caplog):
+    wrappers = (gymnasium.wrappers.ClipAction,) if clips else (Unbounded,)
+    with tfrl.make_env("gymnasium:Pendulum-v1", 2, wrappers=wrappers, max_episode_steps=9) as env:
+        assert not np.isfinite(specs.bounds(env.action_spec)[1]).any()
+        check_env(env, steps=10)
+    assert ("expected finite bounds" in caplog.text) is not clips
 
 
 def test_what_is_no_environment():

@@ -61,6 +61,18 @@ def test_shipped_files_cite_their_source_and_name_units(name):
             assert "# agent steps" in line
 
 
+def test_a_name_of_ours_is_ours_though_tf_agents_has_it_too():
+    from tf_agents.environments import wrappers as theirs
+
+    made = settings.assemble(
+        ["ppo/tf_cartpole.gin"],
+        ["make_env.wrappers=(@ActionRepeat,)", "ActionRepeat.repeat=2"],
+    )
+    assert isinstance(made.workflow.env.env, wrappers.ActionRepeat)
+    found = gin_registry.find("tf_agents.environments.wrappers.ActionRepeat", "here")
+    assert found.wrapped is not wrappers.ActionRepeat and theirs.ActionRepeat is not None
+
+
 def test_every_wrapper_can_be_named():
     names = [name for name in wrappers.__all__ if not name.startswith("Episode")]
     references = ", ".join(f"@wrappers.{name}" for name in names)

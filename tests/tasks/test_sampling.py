@@ -409,6 +409,11 @@ def test_hooks_are_called_once_a_trajectory_and_once_for_all():
             "trajectory.replace(...).",
         ),
         (
+            {"postprocess_trajectory": lambda t: t.replace(extras={"adv": np.zeros(2)})},
+            "postprocess_trajectory: extras['adv']: expected an array [3, ...], a row for each "
+            "sample, got shape [2]. Give every sample a row of its own.",
+        ),
+        (
             {"postprocess_trajectories": lambda ts: None},
             "postprocess_trajectories: expected a list of SampledTrajectory, got NoneType. Return "
             "the list of trajectories to use.",

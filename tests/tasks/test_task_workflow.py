@@ -370,6 +370,11 @@ LOSS = "compute_loss of Wrong: expected "
             "tf.keras.optimizers.legacy.Adam(3e-4).",
         ),
         (
+            {"compute_loss": lambda self, outputs, batch: None},
+            LOSS
+            + "the loss, a number, got None. Return it, or a pair of it and a dict of metrics.",
+        ),
+        (
             {"compute_loss": lambda self, outputs, batch: outputs * batch.reward},
             LOSS + "a number for the loss, got float32 (4, 1). Take the mean over the batch: "
             "tf.reduce_mean(...).",

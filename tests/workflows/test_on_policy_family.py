@@ -232,7 +232,8 @@ class AgentsTest(parameterized.TestCase):
     @parameterized.parameters(None, "gru")
     def test_masks(self, memory):
         env = make_masked("SAME_STEP", limit=9)
-        flow = workflow(functools.partial(SMALL, memory=memory, normalize_obs=True), env)
+        small = SMALL if memory else functools.partial(PPO, hidden=(8,))
+        flow = workflow(functools.partial(small, memory=memory, normalize_obs=True), env)
         state = flow.setup(0)
         for _ in range(2):
             metrics, state = flow.step(state)

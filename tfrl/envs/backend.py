@@ -47,6 +47,7 @@ class Backend(abc.ABC):
       max_episode_steps: Steps after which it truncates an episode, or None.
       info_spec: `{name: spec of one}` of what `Step.info` holds at every step.
       render_fps: Frames per second of its pictures.
+      clips_actions: Whether actions are clipped on the way, so that their spec has no bounds.
       stepped: How they are stepped, in a word or two, for the line that tells of a run; or "".
     """
 
@@ -58,6 +59,7 @@ class Backend(abc.ABC):
     max_episode_steps: int | None = None
     info_spec: dict[str, Any]
     render_fps: float = 30.0
+    clips_actions: bool = False
     stepped: str = ""
 
     @abc.abstractmethod

@@ -8,9 +8,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gin import config
+from gin import config, selector_map
 
 from tfrl.errors import UserError, did_you_mean, nearest
+
+
+class _OursFirst(selector_map.SelectorMap):
+    """A name of ours stands for ours, whatever TF-Agents has registered under it meanwhile."""
+
+    def matching_selectors(self, partial_selector: str) -> list[str]:
+        """Returns the selectors that a name may stand for."""
+        found: list[str] = super().matching_selectors(partial_selector)
+        ours = [selector for selector in found if not selector.startswith("tf_agents.")]
+        return ours or found
+
+
+config._REGISTRY.__class__ = _OursFirst
 
 # Selectors of gin's own, which users reach as %macro and %constant.
 _BUILTIN = ("gin.macro", "gin.constant", "gin.singleton")

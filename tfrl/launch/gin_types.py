@@ -9,8 +9,6 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, Union
 
-import numpy as np
-
 _SEQUENCES: tuple[type, ...] = (
     list,
     tuple,
@@ -78,11 +76,13 @@ def fits(value: Any, annotation: Any) -> bool:
 
 def _fits_class(value: Any, kind: type, args: tuple[Any, ...]) -> bool:
     # A gin file has no NumPy: Python's numbers stand for NumPy's, and nested lists for arrays.
-    if kind is float or issubclass(kind, np.floating):
+    # Where an annotation is NumPy's, somebody has imported it; `--help` must not.
+    numpy: Any = sys.modules.get("numpy")
+    if kind is float or numpy and issubclass(kind, numpy.floating):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int or issubclass(kind, np.integer):
+    if kind is int or numpy and issubclass(kind, numpy.integer):
         return isinstance(value, int) and not isinstance(value, bool)
-    if kind is np.ndarray:
+    if numpy and kind is numpy.ndarray:
         return isinstance(value, (int, float, list, tuple))
     if kind in _SEQUENCES:
         return isinstance(value, (list, tuple)) and _fit_items(value, kind, args)

@@ -3,6 +3,9 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+import tensorflow as tf
+
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
 from tfrl.experiment.progress import Progress
@@ -189,6 +192,16 @@ def _postprocessed(
             got=str(len(result)),
             remedy="Add to extras or change values; the number of samples is a promise.",
         )
+    for name, x in (result.extras or {}).items():
+        shapes = [np.shape(leaf) for leaf in tf.nest.flatten(x)]
+        wrong = [shape for shape in shapes if shape[:1] != (len(result),)]
+        if wrong:
+            raise UserError(
+                f"postprocess_trajectory: extras[{name!r}]",
+                expected=f"an array [{len(result)}, ...], a row for each sample",
+                got=f"shape {list(wrong[0])}",
+                remedy="Give every sample a row of its own.",
+            )
     return result
 
 

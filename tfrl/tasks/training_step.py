@@ -126,6 +126,13 @@ def _checked_model(task: RLTask) -> Any:
 def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     thing = f"compute_loss of {type(task).__name__}"
+    if loss is None:
+        raise UserError(
+            thing,
+            expected="the loss, a number",
+            got="None",
+            remedy="Return it, or a pair of it and a dict of metrics.",
+        )
     values = {"the loss": tf.convert_to_tensor(loss)}
     values.update({f"metric {n!r}": tf.convert_to_tensor(x) for n, x in metrics.items()})
     for name, value in values.items():

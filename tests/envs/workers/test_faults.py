@@ -449,7 +449,8 @@ def test_an_environment_that_fails_to_close_is_told_on_standard_error(capfd, cap
             first_states(pool)
     error = capfd.readouterr().err
     assert error.count("env.close() of environment worker 0 raised:\nTraceback") == 2
-    assert error.count("ZeroDivisionError: the walk broke") == 2
+    # More often where another test has given absl's log a handler.
+    assert error.count("ZeroDivisionError: the walk broke") >= 2
     (record,) = caplog.records
     assert record.getMessage() == "env.close() of environment worker 0 raised."
     assert "the walk broke" in str(record.exc_info[1])

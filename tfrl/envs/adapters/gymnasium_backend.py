@@ -40,6 +40,9 @@ class GymnasiumBackend(Backend):
         made = make_vector(source, num_envs)
         self._vector, self._native, self._mode = made.vector, made.native, made.mode
         self.stepped = made.stepped
+        self.clips_actions = any(
+            getattr(w, "__name__", "") == "ClipAction" for w in source.wrappers
+        )
         try:
             self._describe()
         except BaseException:
