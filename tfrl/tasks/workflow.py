@@ -174,15 +174,6 @@ class TaskWorkflow(Workflow):
         copy = TaskState(progress=state.progress, program=self._program(), returns=EpisodeReturns())
         return self.load_values(copy, self.state_values(state))
 
-    def _check_fresh(self, state: TaskState) -> None:
-        if state.version != state.program.version:
-            raise UserError(
-                "the state given to the workflow",
-                expected=f"the newest of its run (version {state.program.version})",
-                got=f"version {state.version}, which a later step has consumed",
-                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
-            )
-
     def close(self) -> None:
         """Ends the workers of all runs."""
         for program in list(self._programs):

@@ -13,7 +13,6 @@ from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers.task_rewards import with_task_rewards
-from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import (
@@ -329,15 +328,6 @@ class OnPolicyWorkflow(Workflow):
             episode_length=tf.constant(np.nan, tf.float32),
         )
         return OnPolicyState(progress=progress, program=program)
-
-    def _check_fresh(self, state: OnPolicyState) -> None:
-        if state.version != state.program.version:
-            raise UserError(
-                "the state given to the workflow",
-                expected=f"the newest of its run (version {state.program.version})",
-                got=f"version {state.version}, which a later step has consumed",
-                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
-            )
 
     def snapshot(self, state: OnPolicyState) -> OnPolicyState:
         """Returns a copy that later steps of `state` do not change."""

@@ -30,7 +30,10 @@ class Bound:
     optional: bool = False
 
 
-def check_number(owner: str, name: str, number: Any, bound: Bound) -> None:
+_REMEDY = f"Give one finite number; only entropy_coef takes a schedule. {_TYPICAL}"
+
+
+def check_number(owner: str, name: str, number: Any, bound: Bound, remedy: str = _REMEDY) -> None:
     """Raises a UserError for a field `owner.name` that is no finite number within its bounds."""
     if number is None and bound.optional:
         return
@@ -38,16 +41,14 @@ def check_number(owner: str, name: str, number: Any, bound: Bound) -> None:
     if real and math.isfinite(number) and bound.low <= number <= bound.high:
         if bound.closed or number > bound.low:
             return
-    expected = (
-        f"a number of at least {bound.low}" if bound.closed else f"a number above {bound.low}"
-    )
+    above = "a number of at least" if bound.closed else "a number above"
+    limits = [f"{above} {bound.low}"] if math.isfinite(bound.low) else ["a finite number"]
+    limits += [f"at most {bound.high}"] if math.isfinite(bound.high) else []
     raise UserError(
         f"{owner}.{name}",
-        expected=expected
-        + (f" and at most {bound.high}" if math.isfinite(bound.high) else "")
-        + (" or None" if bound.optional else ""),
+        expected=" and ".join(limits) + (" or None" if bound.optional else ""),
         got=repr(number),
-        remedy=f"Give one finite number; only entropy_coef takes a schedule. {_TYPICAL}",
+        remedy=remedy,
     )
 
 

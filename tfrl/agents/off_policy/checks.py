@@ -1,10 +1,9 @@
 """Checks of the settings of agents that learn from replayed transitions."""
 
-import math
-import numbers
 from typing import Any
 
 from tfrl import networks
+from tfrl.agents.actor_critic import numbers as numbers_lib
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.errors import UserError
 
@@ -13,21 +12,7 @@ _TYPICAL = "Typical: discount 0.99, tau 0.005 (1 for a copy), obs_clip 10."
 
 def check_number(owner: str, name: str, number: Any, bound: Bound) -> None:
     """Raises a UserError for a field `owner.name` that is no finite number within its bounds."""
-    if number is None and bound.optional:
-        return
-    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    if real and math.isfinite(number) and bound.low <= number <= bound.high:
-        if bound.closed or number > bound.low:
-            return
-    above = "a number of at least" if bound.closed else "a number above"
-    limits = [f"{above} {bound.low}"] if math.isfinite(bound.low) else ["a finite number"]
-    limits += [f"at most {bound.high}"] if math.isfinite(bound.high) else []
-    raise UserError(
-        f"{owner}.{name}",
-        expected=" and ".join(limits) + (" or None" if bound.optional else ""),
-        got=repr(number),
-        remedy=f"Give one finite number. {_TYPICAL}",
-    )
+    numbers_lib.check_number(owner, name, number, bound, f"Give one finite number. {_TYPICAL}")
 
 
 def check_count(owner: str, name: str, number: Any, high: int | None = None) -> None:
