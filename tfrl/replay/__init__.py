@@ -1,8 +1,20 @@
-"""Experience to learn from again: buffers that are added trajectories and sampled items."""
+"""Experience to learn from again: buffers that are added trajectories and sampled items.
+
+Those on Reverb import it when a table is made, and not before.
+"""
 
 from tfrl.replay.buffer import InGraphBuffer
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.in_graph import InGraphReplay
 from tfrl.replay.replicated import ReplicatedBuffer
+from tfrl.replay.reverb.maker import ReverbReplay
+from tfrl.replay.reverb.table_config import TableConfig
 
-__all__ = ["InGraphBuffer", "InGraphReplay", "ReplayBuffer", "ReplicatedBuffer"]
+__all__ = [
+    "InGraphBuffer",
+    "InGraphReplay",
+    "ReplayBuffer",
+    "ReplicatedBuffer",
+    "ReverbReplay",
+    "TableConfig",
+]

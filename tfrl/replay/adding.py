@@ -18,6 +18,8 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
     """
     names = ("obs", "action", "reward", "next_obs", *_FLAGS)
     found = {name: getattr(trajectory, name) for name in names}
+    if found["valid"] is None:  # all rows are
+        found["valid"] = tf.ones(tf.convert_to_tensor(trajectory.termination).shape, tf.bool)
     for name, spec in (
         ("policy_extras", replay.policy_extras_spec),
         ("env_extras", replay.env_extras_spec),

@@ -38,7 +38,8 @@ class ReplayBuffer(abc.ABC):
         """Draws items with replacement.
 
         Args:
-          key: int32 [2]; the same key draws the same rows of the same content.
+          key: int32 [2]; the same key draws the same rows of the same content. A buffer on a server
+            draws with random numbers of its own.
           batch_size: N, static.
           beta: How much prioritised sampling is corrected by `weight`, 0 (not) to 1 (fully).
 

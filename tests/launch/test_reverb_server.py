@@ -1,0 +1,197 @@
+"""`bin/reverb_server.py`: a process that serves a gin file's tables until a signal comes."""
+
+import pathlib
+import re
+import signal
+import socket
+import textwrap
+import time
+
+import pytest
+import reverb
+
+from tests.launch import launch_runs
+from tests.launch.launch_runs import in_process
+from tfrl.errors import UserError
+from tfrl.launch import reverb_server, settings, termination
+
+# The part of a training that the server needs, registered as users register their own.
+_PART = """
+    import gin
+    from tfrl.replay.reverb import ReverbReplay
+
+    @gin.configurable
+    def tiny_replay(obs_spec, action_spec, num_envs, n_step, discount, capacity: int = 50):
+        return ReverbReplay(
+            obs_spec=obs_spec,
+            action_spec=action_spec,
+            num_envs=num_envs,
+            n_step=n_step,
+            discount=discount,
+            capacity=capacity,
+        )
+"""
+_GIN = """
+    import tiny_replay_part
+    include 'sac/tf_pendulum.gin'
+    OffPolicyWorkflow.replay = @tiny_replay
+"""
+
+
+@pytest.fixture(name="experiment")
+def fixture_experiment(tmp_path, monkeypatch):
+    """A working directory with a gin file, `tiny.gin`, whose replay is on Reverb."""
+    (tmp_path / "tiny_replay_part.py").write_text(textwrap.dedent(_PART))
+    (tmp_path / "tiny.gin").write_text(textwrap.dedent(_GIN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(name="call")
+def fixture_call(capsys, monkeypatch):
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    return lambda *args: in_process(reverb_server.main, capsys, "--root_dir=r", *args)
+
+
+def paragraph(result):
+    code, out, err = result
+    assert (code, out) == (2, ""), err
+    assert err.startswith("Error: ") and err.count("\n") == 1
+    return err.removeprefix("Error: ").rstrip("\n")
+
+
+def first_line(process, log):
+    """Waits for the line with the address."""
+    deadline = time.monotonic() + launch_runs.IN_TIME
+    while "\n" not in (text := log.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "no line in time"
+        time.sleep(0.02)
+    return text.splitlines()[0]
+
+
+def serve(log, *args):
+    process = launch_runs.start("reverb_server", "--gin_file=tiny.gin", *args, log=log)
+    return process, first_line(process, log)
+
+
+def end(process, number):
+    process.send_signal(number)
+    return process.wait(launch_runs.IN_TIME)
+
+
+def test_it_serves_saves_and_restores(experiment):
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    args = (f"--port={port}", "--root_dir=runs/r")
+    process, line = serve(experiment / "1.log", *args)
+    assert line == f"Serving replay at localhost:{port}, with empty tables."
+    (info,) = reverb.Client(f"localhost:{port}").server_info(20).values()
+    assert (info.name, info.max_size, info.current_size) == ("replay", 50, 0)
+    assert info.signature["obs"].shape.as_list()[-1] == 3
+    assert end(process, signal.SIGTERM) == 143
+    log = (experiment / "1.log").read_text().splitlines()
+    assert log == [line, "Stopped by SIGTERM: saving the tables."]
+    folder = pathlib.Path("runs/r").absolute() / "replay_checkpoints"
+    newest = max(folder.glob("ckpt-*"))
+    process, line = serve(experiment / "2.log", *args)
+    assert line == f"Serving replay at localhost:{port}, restored from {newest}: replay 0 items."
+    assert end(process, signal.SIGINT) == 130
+
+
+def test_help_is_quick():
+    seconds = []
+    for _ in range(5):  # The best, since other processes may hold the cores.
+        began = time.perf_counter()
+        done = launch_runs.run("reverb_server", "--help")
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.9
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in ("Serves the replay tables", "--port=<value>", "--checkpoint_interval=<value>"):
+        assert text in done.stdout
+
+
+def test_served_tables(experiment):
+    assembled = settings.assemble(["tiny.gin"], ["tiny_replay.capacity = 7"])
+    (table,) = reverb_server.served_tables(assembled)
+    assert (table.info.name, table.info.max_size) == ("replay", 7)
+
+
+def test_environments_are_closed():
+    class Replay:
+        def make_tables(self):
+            events.append("tables")
+            return (1, 2)
+
+    class Workflow:
+        replay = Replay()
+
+        def close(self):
+            events.append("closed")
+
+    class Settings:
+        workflow = Workflow()
+
+    events = []
+    assert reverb_server.served_tables(Settings()) == [1, 2]
+    assert events == ["tables", "closed"]
+    Workflow.replay = None
+    with pytest.raises(UserError):
+        reverb_server.served_tables(Settings())
+    assert events == ["tables", "closed", "closed"]
+
+
+def test_mistakes_before_tensorflow(call, capsys):
+    assert paragraph(call()).startswith("--gin_file: expected the gin file of a training, got not")
+    text = paragraph(in_process(reverb_server.main, capsys, "--gin_file=sac/tf_pendulum.gin"))
+    assert text.startswith("--root_dir: expected a folder for the checkpoints of the tables, got")
+    text = paragraph(call("--gin_file=no_such.gin"))
+    assert text.startswith("Gin file 'no_such.gin' (--gin_file): expected a file in")
+    text = paragraph(call("--gin_file=sac/tf_pendulum.gin", "--if_exists=new"))
+    assert text.startswith("--if_exists=new: expected resume, for a server, got 'new'.")
+    for flag in ("--port=0", "--port=65536", "--port=a", "--checkpoint_interval=-1"):
+        name = flag.partition("=")[0]
+        assert paragraph(call(flag)).startswith(f"Flag {name}: expected")
+    assert not pathlib.Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("gin_file", "got"),
+    [
+        ("sac/tf_pendulum.gin", "InGraphReplay, which lives in the training itself"),
+        ("ppo/tf_cartpole.gin", "OnPolicyWorkflow, a workflow without one"),
+    ],
+)
+def test_other_replay(call, gin_file, got):
+    assert paragraph(call(f"--gin_file={gin_file}")) == (
+        "The replay buffer of the gin file: expected one on Reverb, which a server can hold, got "
+        f"{got}. Write OffPolicyWorkflow.replay = @ReverbReplay in it, or give "
+        "--gin_bindings='OffPolicyWorkflow.replay = @ReverbReplay'."
+    )
+
+
+def test_a_port_that_is_taken(call, experiment):
+    with socket.socket() as other:
+        other.bind(("localhost", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        text = paragraph(call("--gin_file=tiny.gin", f"--port={port}"))
+    assert text.startswith(f"port {port} of the Reverb server: expected a port from 1 to 65535 on")
+
+
+def test_other_limits_and_damage(call, experiment):
+    from tfrl.replay.reverb.server import ReverbServer
+
+    tables = reverb_server.served_tables(settings.assemble(["tiny.gin"], []))
+    ReverbServer(tables, checkpoint_dir="r/replay_checkpoints").stop()
+    text = paragraph(call("--gin_file=tiny.gin", "--gin_bindings=tiny_replay.capacity = 7"))
+    assert "got table 'replay' with max_size = 50 (asked: 7)." in text
+    (checkpoint,) = pathlib.Path("r/replay_checkpoints").glob("ckpt-*")
+    (checkpoint / "items.tfrecord").unlink()
+    code, out, err = call("--gin_file=tiny.gin")
+    assert code == 2
+    assert re.fullmatch("Replay checkpoint .*ckpt-000001 is damaged .no items.tfrecord.*\n", out)
+    assert err.startswith("Error: replay checkpoints in ")
+    assert "expected one that is usable, got ckpt-000001: no items.tfrecord." in err

@@ -1,0 +1,69 @@
+"""Writers flush on a schedule, and a buffer that only samples has none."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import helpers
+import oracle
+
+from tfrl.errors import UserError
+from tfrl.replay.reverb import TableConfig
+from tfrl.replay.reverb.stream import MOST_PENDING
+
+
+def made(**options):
+    return helpers.maker(**options).init()
+
+
+@pytest.mark.parametrize("length", [1, 500])
+def test_pending_items_are_bounded_and_reverb_does_not_complain(length, capfd):
+    tables = (TableConfig(name="a"), TableConfig(name="b", n_step=3), TableConfig(name="c"))
+    buffer = made(num_envs=2, tables=tables, capacity=10_000)
+    streams = helpers.streams("SAME_STEP", 2, 1500)
+    most = 0
+    for start in range(0, 1500, length):
+        buffer.add(oracle.trajectory(streams, start, start + length))
+        most = max(most, buffer._writer.pending)
+    assert 0 < most <= 2 * MOST_PENDING
+    assert int(buffer.size("c")) == 3000
+    assert buffer.items_created == sum(int(buffer.size(name)) for name in "abc")
+    buffer.close()
+    assert "alarmingly" not in capfd.readouterr().err
+
+
+def test_a_blocked_writer_is_told_and_reverb_does_not_complain(capfd):
+    buffer = made(num_envs=1, kind="fifo", capacity=5, timeout=0.6)
+    streams = helpers.streams("SAME_STEP", 1, 2000)
+    with pytest.raises(UserError, match="ReverbBuffer, writing: expected items to be taken within"):
+        buffer.add(oracle.trajectory(streams, 0, 2000))
+    assert buffer.items_created == MOST_PENDING
+    buffer.close()
+    assert "alarmingly" not in capfd.readouterr().err
+
+
+def test_a_buffer_that_only_samples_opens_no_writer():
+    server = made(num_envs=1)
+    server.add(helpers.rows(0, 20))
+    server.flush()
+    learner = made(num_envs=1, address=server.address)
+    assert learner.sample(None, 4).obs.shape == (4, 1)
+    learner.cut()
+    learner.flush()
+    assert learner._writer is None and learner.items_created == 0
+    learner.close()
+    server.close()
+
+
+def test_many_environments_in_one_call():
+    buffer = made(num_envs=70)
+    streams = [oracle.script([(7, "term")], "SAME_STEP", 5, 100 * b) for b in range(70)]
+    buffer.add(oracle.trajectory(streams, 0, 5))
+    found = helpers.read_all(buffer)
+    assert int(buffer.size()) == 350
+    wanted = [100 * b + t for b in range(70) for t in range(5)]
+    np.testing.assert_array_equal(sorted(item[0] for item in found.values()), wanted)
+    buffer.close()

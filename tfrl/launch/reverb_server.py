@@ -1,0 +1,144 @@
+"""`bin/reverb_server.py`: serves the replay tables of an experiment's gin file."""
+
+import contextlib
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import app
+from tfrl.launch import flags as common_flags
+from tfrl.launch.termination import Termination
+
+DOC = """Serves the replay tables of a training, for bin/train.py --replay_server=host:port.
+
+  tfrl-reverb-server --gin_file=my_experiment.gin --port=8000 --root_dir=runs/replay
+
+The gin file is that of the training; the tables follow from it alone. The same command goes on with
+the last checkpoint under --root_dir, which SIGTERM and Ctrl-C write too."""
+
+# Below --root_dir, which may be the folder of the training.
+FOLDER = "replay_checkpoints"
+_LOOK_SECONDS = 0.2
+
+flags.DEFINE_integer(
+    "port",
+    None,
+    "Where to listen; a free port if it is left out.",
+    lower_bound=1,
+    upper_bound=65535,
+)
+flags.DEFINE_float(
+    "checkpoint_interval",
+    600.0,
+    "Seconds between checkpoints, for which requests wait; 0 for the last one only.",
+    lower_bound=0.0,
+)
+
+
+def main() -> int:
+    """Serves until a signal comes; returns the exit code."""
+    termination = Termination()
+    termination.install()
+    values = common_flags.common()
+    _check_flags(values)
+    from tfrl.launch import gin_files
+
+    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    gin_files.read(values.gin_file, values.gin_bindings)
+    common_flags.configure_tensorflow(values)
+    from tfrl.launch import settings
+
+    tables = served_tables(settings.assemble(values.gin_file, values.gin_bindings))
+    from tfrl.replay.reverb.server import ReverbServer
+
+    with termination.deferred():
+        server = ReverbServer(
+            tables,
+            port=flags.FLAGS.port,
+            checkpoint_dir=pathlib.Path(values.root_dir or "").expanduser() / FOLDER,
+            checkpoint_interval=flags.FLAGS.checkpoint_interval or None,
+            log=app.say,
+        )
+        app.say(_first_line(server))
+        _wait(termination)
+        app.say(f"Stopped by {termination.name}: saving the tables.")
+        server.stop()
+    return termination.exit_code
+
+
+def served_tables(assembled: Any) -> list[Any]:
+    """Returns the empty Reverb tables of a training.
+
+    Args:
+      assembled: The `Settings` of its gin file. The workflow's environments are closed.
+
+    Raises:
+      UserError: The training's replay buffer is not Reverb's.
+    """
+    workflow = assembled.workflow
+    with contextlib.closing(workflow):
+        replay: Any = getattr(workflow, "replay", None)
+        if not hasattr(replay, "make_tables"):
+            raise UserError(
+                "The replay buffer of the gin file",
+                expected="one on Reverb, which a server can hold",
+                got=f"{type(replay).__name__}, which lives in the training itself"
+                if replay is not None
+                else f"{type(workflow).__name__}, a workflow without one",
+                remedy="Write OffPolicyWorkflow.replay = @ReverbReplay in it, or give "
+                "--gin_bindings='OffPolicyWorkflow.replay = @ReverbReplay'.",
+            )
+        return list(replay.make_tables())
+
+
+def _check_flags(values: common_flags.CommonFlags) -> None:
+    if not values.gin_file:
+        raise UserError(
+            "--gin_file",
+            expected="the gin file of a training",
+            got="nothing",
+            remedy="Give the one that bin/train.py is given: the tables follow from it.",
+        )
+    if values.root_dir is None:
+        raise UserError(
+            "--root_dir",
+            expected="a folder for the checkpoints of the tables",
+            got="nothing",
+            remedy="Give --root_dir=runs/..., the same again to go on.",
+        )
+    if values.if_exists != "resume":
+        raise UserError(
+            f"--if_exists={values.if_exists}",
+            expected="resume, for a server",
+            got=repr(values.if_exists),
+            remedy="Give another --root_dir to begin with empty tables.",
+        )
+
+
+def _first_line(server: Any) -> str:
+    line = f"Serving replay at {server.address}"
+    if server.restored is None:
+        return f"{line}, with empty tables."
+    return f"{line}, restored from {server.restored_from}: {_items(server.restored)}."
+
+
+def _items(sizes: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{name} {size:,} item{'' if size == 1 else 's'}" for name, size in sizes.items()
+    )
+
+
+def _wait(termination: Termination) -> None:
+    """Returns when a signal has come."""
+    while not termination.requested:
+        time.sleep(_LOOK_SECONDS)
+
+
+def run() -> None:
+    """Entry point of `tfrl-reverb-server` and `bin/reverb_server.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)

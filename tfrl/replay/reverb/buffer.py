@@ -1,0 +1,223 @@
+"""A replay buffer whose items live in a Reverb server."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfrl.errors import UserError
+from tfrl.replay.reverb import files
+from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.local import LocalServer
+from tfrl.replay.reverb.sampled import SampledTables
+from tfrl.replay.reverb.tables import check_tables
+from tfrl.replay.reverb.writer import Writer
+from tfrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.maker import ReverbReplay
+
+
+class ReverbBuffer(SampledTables):
+    """The buffer that `ReverbReplay.init` makes; nothing of it may be called in a `tf.function`.
+
+    One thread may add; sampling and priorities may be another's. What is added reaches the tables
+    in the background. `cut`, `sample`, `size`, `can_sample`, `save` and `close` wait for it, unless
+    a table limits inserts: then they do not wait for items that the limiter holds back.
+
+    Attributes:
+      replay: Its maker.
+      address: "host:port" of the server.
+      possible_duplicates: Items, at most, that may have been inserted twice, because the connection
+        broke before they were confirmed.
+    """
+
+    def __init__(self, replay: "ReverbReplay"):
+        """Connects, or starts a server; see `ReverbReplay.init`."""
+        super().__init__(replay, _connect(replay))
+        self.possible_duplicates = 0
+        self._reconnections = self._created = 0
+        self._writer: Writer | None = None  # opened by the first `add`: a learner has none
+        self._closed = False
+        try:
+            check_tables(self._connection.server_info(), replay)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _opened(self) -> Writer:
+        """The writer."""
+        self._check()
+        if self._writer is None:
+            client = self._connection.client
+            self._writer = self._connection.guard(
+                lambda: Writer(self.replay, client, self._highest, self._check), "opening writers"
+            )
+        return self._writer
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._created += self._writer.created
+            self._writer.close()
+            self._writer = None
+
+    @property
+    def connection(self) -> Any:
+        """The `Connection` to the server, or the `LocalServer`, which changes at `restore`."""
+        return self._connection
+
+    def _check(self) -> None:
+        """Raises if the server is lost; counts what may be there twice after a reconnection."""
+        self._connection.check("writing experience")
+        if self._connection.reconnections != self._reconnections:
+            self._reconnections = self._connection.reconnections
+            self.possible_duplicates += self._writer.pending if self._writer else 0
+
+    def _settle(self) -> None:
+        self._check()
+        if self._writer is not None:
+            self._writer.settle()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Adds steps `[T, B, ...]`, which go on where the last ones stopped.
+
+        Where a table limits inserts and is full, this waits until items are sampled.
+
+        Args:
+          trajectory: NumPy arrays or eager tensors. Rows that are not valid are left out.
+
+        Raises:
+          UserError: For a leaf that is missing, or of another shape or dtype; for a server that is
+            lost; and if the items are not taken within `timeout`.
+        """
+        self._opened().add(trajectory)
+
+    def cut(self) -> None:
+        """Says that the next steps do not go on from the last: environments were begun anew.
+
+        Episodes that had not ended are truncated where they stopped: the items that this completes
+        say so. A sequence of L steps that was complete before stays as it was written.
+        """
+        self._check()
+        if self._writer is not None:
+            self._writer.cut()
+
+    def flush(self) -> None:
+        """Waits until all that was added is in the tables.
+
+        Raises:
+          UserError: If it is not within `timeout`, of a limiter too.
+        """
+        self._check()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def state_values(self) -> dict[str, Any]:
+        """Returns what lives on our side: the priorities of new items, and counts.
+
+        The items are the server's; `save` keeps both.
+        """
+        found: dict[str, Any] = {
+            f"highest_priority/{name}": np.float64(value) for name, value in self._highest.items()
+        }
+        found["items_created"] = np.int64(self.items_created)
+        found["possible_duplicates"] = np.int64(self.possible_duplicates)
+        return found
+
+    @property
+    def items_created(self) -> int:
+        """Items that were made so far, in all tables together."""
+        return self._created + (self._writer.created if self._writer else 0)
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Puts back what `state_values` gave.
+
+        Raises:
+          UserError: About values of a buffer with other tables; nothing changes.
+        """
+        if values.keys() != self.state_values().keys():
+            remedy = "Make the buffer with the tables of the one that was saved."
+            wanted = ", ".join(sorted(self.state_values()))
+            got = ", ".join(sorted(values))
+            raise UserError(
+                "the values of a replay buffer", expected=wanted, got=got, remedy=remedy
+            )
+        for name in self._highest:
+            self._highest[name] = float(values[f"highest_priority/{name}"])
+        written = self._writer.created if self._writer else 0
+        self._created = int(values["items_created"]) - written
+        self.possible_duplicates = int(values["possible_duplicates"])
+
+    def save(self, folder: str) -> None:
+        """Writes the buffer into a folder; one that is there is replaced when all is written.
+
+        It holds items, priorities and the counts of the limiters. Steps of items that are not
+        complete, and items that a limiter holds back, are not in it. A server elsewhere is told to
+        write a checkpoint where it writes them.
+
+        Raises:
+          UserError: If the server is lost.
+        """
+        self._settle()
+        numbers = {path: value.item() for path, value in self.state_values().items()}
+        files.save(folder, self.replay, numbers, self._save_tables)
+
+    def _save_tables(self, folder: pathlib.Path) -> None:
+        if isinstance(self._connection, LocalServer):
+            self._connection.checkpoint(folder)
+        else:
+            self._connection.guard(self._connection.client.checkpoint, "writing a checkpoint")
+
+    def restore(self, folder: str) -> None:
+        """Reads what `save` wrote, and goes on with new episodes.
+
+        A server in this process is started again from it, at another address: datasets must be made
+        anew. A server elsewhere restores its items itself.
+
+        Raises:
+          UserError: For the folder of a buffer that was made in another way, or none.
+        """
+        values, tables = files.restore(folder, self.replay)
+        if isinstance(self._connection, LocalServer):
+            fresh = LocalServer(self.replay, tables)
+            self._close_writer()
+            self._connection.close()
+            self._use(fresh)
+        else:
+            self.flush()
+            self._close_writer()
+        self.load_values(values)
+
+    def close(self) -> None:
+        """Sends what there is and ends the writers, and the server if it is in this process.
+
+        Raises:
+          UserError: If items could not be sent in time; all is closed nevertheless.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._connection.lost:
+            from tfrl.replay.reverb.lost import leave_behind
+
+            leave_behind(self._writer)  # Reverb's destructors would wait for the server.
+            self._connection.close()
+            return
+        try:
+            if self._writer is not None:
+                self._writer.settle(patience=1.0)
+        finally:
+            self._close_writer()
+            self._connection.close()
+
+
+def _connect(replay: "ReverbReplay") -> Any:
+    reverb()
+    if replay.address is None:
+        return LocalServer(replay)
+    from tfrl.replay.reverb.connection import Connection
+
+    return Connection(
+        replay.address, timeout=replay.timeout, reconnect_seconds=replay.reconnect_seconds
+    )

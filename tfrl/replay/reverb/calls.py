@@ -1,0 +1,83 @@
+"""Calls that may block for ever, made in threads that can be left behind."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Call:
+    """A call that is under way in a thread of its own.
+
+    The thread is a daemon, so that the interpreter does not wait for it.
+    """
+
+    def __init__(self, fn: Callable[[], Any]):
+        """Holds the function; a `Callers` starts it."""
+        self.fn = fn
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Makes the call, in the thread."""
+        try:
+            self._result = self.fn()
+        except BaseException as error:  # noqa: BLE001  (raised again where the result is asked for)
+            self._error = error
+
+    def finish(self) -> None:
+        """Tells whoever waits."""
+        self._done.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether the call has come back within `seconds`; signals are served meanwhile."""
+        try:
+            self._done.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def result(self) -> Any:
+        """Returns what the call returned, or raises what it raised, once it has come back."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Callers:
+    """Threads that make calls; a thread that has come back is used again."""
+
+    def __init__(self) -> None:
+        """Starts no thread yet."""
+        self._idle: list[queue.SimpleQueue[Call | None]] = []
+        self._lock = threading.Lock()
+
+    def start(self, fn: Callable[[], Any]) -> Call:
+        """Starts a call in an idle thread, or in a new one."""
+        call = Call(fn)
+        with self._lock:
+            line = self._idle.pop() if self._idle else self._new_thread()
+        line.put(call)
+        return call
+
+    def _new_thread(self) -> "queue.SimpleQueue[Call | None]":
+        line: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, args=(line,), name="reverb-call", daemon=True).start()
+        return line
+
+    def _serve(self, line: "queue.SimpleQueue[Call | None]") -> None:
+        while (call := line.get()) is not None:
+            call.run()
+            # Idle before anybody can know, so that the next call finds this thread.
+            with self._lock:
+                self._idle.append(line)
+            call.finish()
+            del call  # So that an idle thread keeps nothing alive.
+
+    def close(self) -> None:
+        """Ends the idle threads; those in a call end never, or become idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.put(None)

@@ -1,0 +1,191 @@
+"""The folder in which a Reverb server keeps its checkpoints: whole or absent, the last few.
+
+Reverb itself keeps one and removes whatever else lies beside it. So it writes into a folder of its
+own, `.writing`, and each finished checkpoint is moved to `ckpt-<n>`, with a manifest by which
+damage is found: Reverb takes an empty file for an empty table.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+
+from tfrl.errors import UserError
+from tfrl.storage import files
+
+_SCHEMA = 1
+_MANIFEST = "manifest.json"
+_DONE = "DONE"
+_NAME = re.compile(r"ckpt-(\d+)")
+
+
+class ReverbCheckpoints:
+    """The checkpoints of one server's folder, which one server at a time may use.
+
+    Attributes:
+      directory: The folder.
+      writing: Where Reverb writes.
+    """
+
+    def __init__(self, directory: pathlib.Path, max_to_keep: int):
+        """Makes the folder and takes hold of it.
+
+        Args:
+          directory: Where the checkpoints are, or will be.
+          max_to_keep: How many to keep.
+
+        Raises:
+          UserError: It cannot be written, or another server uses it.
+        """
+        self.directory, self.max_to_keep = directory, max_to_keep
+        self.writing = directory / ".writing"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = files.DirectoryLock(directory)
+            files.remove_temporaries(directory)
+            self.writing.mkdir(exist_ok=True)
+            self.adopt_finished()
+            for unfinished in self.writing.iterdir():
+                shutil.rmtree(unfinished)
+        except BlockingIOError as error:
+            raise UserError(
+                f"replay checkpoints in {directory}",
+                expected="a folder that no other server uses",
+                got="one that another server is using now",
+                remedy="End that server, or choose another folder.",
+            ) from error
+        except OSError as error:
+            raise self.unwritable(error) from error
+
+    def unwritable(self, error: OSError) -> UserError:
+        """Returns the message about a folder that cannot be written."""
+        return UserError(
+            f"replay checkpoints in {self.directory}",
+            expected="a folder in which checkpoints can be written",
+            got=files.reason(error),
+            remedy="Choose another folder, or make room there.",
+        )
+
+    def newest_first(self) -> list[pathlib.Path]:
+        """Returns the checkpoints."""
+        found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=_number, reverse=True)
+
+    def adopt(self, written: pathlib.Path) -> pathlib.Path:
+        """Moves what Reverb wrote to its place, and removes the oldest.
+
+        Args:
+          written: A finished checkpoint within `writing`.
+
+        Returns:
+          Where it is now.
+
+        Raises:
+          OSError: The disk is full, for example.
+        """
+        newest = self.newest_first()
+        number = _number(newest[0]) + 1 if newest else 1
+        final = self.directory / f"ckpt-{number:06d}"
+        seal(written)
+        files.replace_directory(written, final)
+        for old in self.newest_first()[self.max_to_keep :]:
+            files.remove_directory(old)
+        return final
+
+    def close(self) -> None:
+        """Lets the folder go."""
+        self._lock.close()
+
+    def adopt_finished(self) -> None:
+        """Keeps what clients asked the server for, of which Reverb would remove all but the last.
+
+        Raises:
+          OSError: The disk is full, for example.
+        """
+        for written in sorted(self.writing.iterdir()):
+            if (written / _DONE).is_file():
+                self.adopt(written)
+
+
+def _number(folder: pathlib.Path) -> int:
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else 0
+
+
+def seal(folder: pathlib.Path) -> None:
+    """Writes the manifest of a finished checkpoint, once all is on the disk."""
+    sizes = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != _MANIFEST:
+            files.sync_file(path)
+            sizes[path.name] = path.stat().st_size
+    manifest = {"schema": _SCHEMA, "sizes": sizes}
+    files.write_text(folder / _MANIFEST, files.to_json(manifest, indent=2))
+
+
+def damage(folder: pathlib.Path) -> str | None:
+    """Returns what is wrong with the files of a checkpoint; their content Reverb checks itself.
+
+    Args:
+      folder: A checkpoint with a manifest.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        schema, sizes = manifest["schema"], dict(manifest["sizes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{_MANIFEST} cannot be read ({type(error).__name__})"
+    if schema != _SCHEMA:
+        return f"{_MANIFEST} has schema {schema}, which this version does not know"
+    for name, size in sizes.items():
+        path = folder / name
+        actual = path.stat().st_size if path.is_file() else None
+        if actual != size:
+            return f"{name} has {actual} bytes instead of {size}" if path.exists() else f"no {name}"
+    return None
+
+
+def first_usable(
+    folders: list[pathlib.Path],
+    use: Callable[[pathlib.Path], None],
+    log: Callable[[str], None],
+    where: pathlib.Path,
+) -> pathlib.Path | None:
+    """Uses the newest checkpoint that is not damaged.
+
+    Args:
+      folders: The checkpoints, newest first.
+      use: Takes one; raises `DamagedError` if it finds it damaged.
+      log: Takes a line about each damaged one.
+      where: Their folder, for the message.
+
+    Returns:
+      The one that was used; None if there are none at all.
+
+    Raises:
+      UserError: There are some, and none is usable.
+    """
+    reasons = []
+    for folder in folders:
+        reason = damage(folder)
+        if reason is None:
+            try:
+                use(folder)
+            except DamagedError as error:
+                reason = str(error)
+            else:
+                return folder
+        reasons.append(f"{folder.name}: {reason}")
+        log(f"Replay checkpoint {folder} is damaged ({reason}).")
+    if reasons:
+        raise UserError(
+            f"replay checkpoints in {where}",
+            expected="one that is usable",
+            got="; ".join(reasons),
+            remedy="Move the folder away to begin with empty tables; nothing was changed in it.",
+        )
+    return None
+
+
+class DamagedError(Exception):
+    """The content of a checkpoint is damaged; the text says how."""

@@ -1,0 +1,202 @@
+"""Datasets of batches that are sampled from a table."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfrl.replay.reverb import reading
+from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.signature import item_signature
+from tfrl.replay.reverb.table_config import ONCE, TableConfig
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.maker import ReverbReplay
+
+# What an error of a dataset begins with that had nothing to sample.
+STARVED = "ReverbBuffer.dataset had nothing to sample in time"
+# Sequences with more bytes of observations are padded one by one.
+_LARGE_BYTES = 2**16
+# How long a dataset that waits on asks at a time.
+_WAIT_SECONDS = 1.0
+
+
+def make_dataset(
+    replay: "ReverbReplay",
+    address: str,
+    config: TableConfig,
+    batch_size: int,
+    beta: float | tf.Variable | Callable[[], Any] = 1.0,
+    *,
+    prefetch: int = 1,
+    in_flight: int | None = None,
+    num_workers: int | None = None,
+    wait: bool = False,
+) -> tf.data.Dataset:
+    """Returns batches without end: a `tf.data.Dataset` of `Transition` or `Sequences`.
+
+    Args:
+      replay: The maker.
+      address: "host:port" of the server.
+      config: The table.
+      batch_size: N.
+      beta: How far weights correct the sampling by priority; a variable is read for every batch,
+        and so is what a function returns.
+      prefetch: Batches that are made ahead, beside the items in flight.
+      in_flight: Items that each worker samples ahead; None for twice the batch. 1 for "fifo" and
+        "lifo", whose order would be lost otherwise.
+      num_workers: Threads that sample; None for Reverb's choice, and 1 for "fifo" and "lifo".
+      wait: Where there is nothing to sample for `timeout` seconds, wait on; otherwise
+        `tf.errors.InvalidArgumentError` says so. The end of an iterator waits as long for a sample
+        that is under way; with `wait` it takes a second at most.
+    """
+    patience = min(replay.timeout, _WAIT_SECONDS) if wait else replay.timeout
+    items = _items(replay, address, config, batch_size, in_flight, num_workers, patience)
+    if wait:
+        # The dataset ends where nothing could be sampled: then it is begun again.
+        endless = tf.data.Dataset.from_tensors(0).repeat()
+        batches = _batches(replay, endless.flat_map(lambda _: items), config, batch_size, beta)
+    else:
+        batches = _batches(replay, items, config, batch_size, beta)
+        batches = batches.concatenate(_starved(batches, config.name, replay.timeout))
+    return batches.prefetch(prefetch) if prefetch else batches
+
+
+def _items(
+    replay: "ReverbReplay",
+    address: str,
+    config: TableConfig,
+    batch_size: int,
+    in_flight: int | None,
+    num_workers: int | None,
+    patience: float,
+    **options: int,
+) -> tf.data.Dataset:
+    signature = item_signature(replay, config)
+    if config.kind in ONCE:
+        in_flight, num_workers = 1, 1
+    return reverb().TrajectoryDataset(
+        server_address=address,
+        table=config.name,
+        dtypes={path: spec.dtype for path, spec in signature.items()},
+        shapes={path: spec.shape for path, spec in signature.items()},
+        max_in_flight_samples_per_worker=in_flight or 2 * batch_size,
+        num_workers_per_iterator=num_workers or -1,
+        rate_limiter_timeout_ms=int(1000 * patience),
+        **options,
+    )
+
+
+def _batches(
+    replay: "ReverbReplay",
+    items: tf.data.Dataset,
+    config: TableConfig,
+    batch_size: int,
+    beta: Any,
+) -> tf.data.Dataset:
+    """Batches of a dataset of samples; what is left at its end is dropped."""
+
+    @tf.autograph.experimental.do_not_convert
+    def decode(raw: Any) -> Any:
+        return _weighted(config, *_decoded(replay, config, raw), beta)
+
+    return _raw_batches(replay, items, config, batch_size).map(decode)
+
+
+def _raw_batches(
+    replay: "ReverbReplay", items: tf.data.Dataset, config: TableConfig, batch_size: int
+) -> tf.data.Dataset:
+    """Batches for `_decoded`.
+
+    Sequences of a batch must have one length. Large ones are padded one by one: those of L steps
+    are then not copied, and two slices of their observations share their memory. Small ones are
+    padded as they go into the batch, since a function of each item would cost more than copies.
+    """
+    if not config.is_sequence:
+        return items.batch(batch_size, drop_remainder=True)
+    if _is_large(replay, config):
+
+        @tf.autograph.experimental.do_not_convert
+        def item(sample: Any) -> Any:
+            flat = reading.padded_item(config, sample.data)
+            items = reading.sequences(replay, config, sample.info, flat, axis=0)
+            return {"items": items, "probability": sample.info.probability}
+
+        return items.map(item).batch(batch_size, drop_remainder=True)
+    spec = items.element_spec
+    shapes = {
+        path: [
+            config.steps + (path.partition("/")[0] == "obs") if d is None else d for d in s.shape
+        ]
+        for path, s in spec.data.items()
+    }
+    info = tf.nest.map_structure(lambda s: s.shape, spec.info)
+    return items.padded_batch(
+        batch_size, spec._replace(info=info, data=shapes), drop_remainder=True
+    )
+
+
+def _decoded(replay: "ReverbReplay", config: TableConfig, raw: Any) -> tuple[Any, tf.Tensor]:
+    """A batch and the probabilities of its items."""
+    if not config.is_sequence:
+        return reading.transition(replay, config, raw.info, raw.data), raw.info.probability
+    if _is_large(replay, config):
+        return raw["items"], raw["probability"]
+    flat = reading.with_still_obs(config, raw.data)
+    return reading.sequences(replay, config, raw.info, flat, axis=1), raw.info.probability
+
+
+def _is_large(replay: "ReverbReplay", config: TableConfig) -> bool:
+    specs = tf.nest.flatten(replay.obs_spec)
+    return sum(s.shape.num_elements() * s.dtype.size for s in specs) * config.steps > _LARGE_BYTES
+
+
+def _starved(batches: tf.data.Dataset, table: str, timeout: float) -> tf.data.Dataset:
+    """A dataset like another, whose first element is an error."""
+    spec = batches.element_spec
+    message = (
+        f"{STARVED}: table {table!r} gave no item for timeout={timeout:g} s. Add more steps, lower "
+        "min_size, raise tolerance or timeout, or ask the dataset to wait."
+    )
+
+    def fail(zero: tf.Tensor) -> Any:
+        with tf.control_dependencies([tf.debugging.Assert(zero > 0, [message])]):
+            return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+
+    return tf.data.Dataset.from_tensors(tf.constant(0)).map(fail)
+
+
+def make_draw(
+    replay: "ReverbReplay", address: str, config: TableConfig, batch_size: int
+) -> Callable[[Any], Any]:
+    """Returns a function of beta that samples one batch of what is in the table now.
+
+    Returns:
+      It returns None where there were not enough items in time.
+    """
+    items = _items(
+        replay, address, config, batch_size, batch_size, 1, replay.timeout, max_samples=batch_size
+    )
+    # An iterator for each draw: there is nothing to optimize, and an iterator with a function in it
+    # takes milliseconds to make.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    batches = _raw_batches(replay, items, config, batch_size).with_options(options)
+
+    @tf.function(autograph=False)
+    def decoded(raw: Any, beta: tf.Tensor) -> Any:
+        return _weighted(config, *_decoded(replay, config, raw), beta)
+
+    def draw(beta: Any) -> Any:
+        raw = next(iter(batches), None)
+        return None if raw is None else decoded(raw, tf.cast(beta, tf.float64))
+
+    return draw
+
+
+def _weighted(config: TableConfig, batch: Any, probability: tf.Tensor, beta: Any) -> Any:
+    if config.kind != "prioritized":
+        return batch
+    now = beta() if callable(beta) else beta
+    return batch.replace(weight=reading.weights(probability, now))

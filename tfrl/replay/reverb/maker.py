@@ -1,0 +1,163 @@
+"""The maker of replay buffers on Reverb, and what it checks."""
+
+from typing import Any, NoReturn
+
+from tfrl import specs, struct
+from tfrl.errors import UserError
+from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.types import Nest
+
+# The name of the table where `tables` is not given.
+TABLE = "replay"
+
+
+@struct.logic_dataclass
+class ReverbReplay(struct.Struct):
+    """Makes Reverb tables and buffers that write to them and sample from them.
+
+    Items never go over the end of an episode: there an item has fewer steps, and it bootstraps from
+    the true successor with gamma^k, or with 0 where the episode terminated.
+
+    Attributes:
+      obs_spec: Nest of specs of one observation.
+      action_spec: Nest of specs of one action.
+      capacity: Items, at most; the oldest goes first.
+      num_envs: B, of the trajectories that are added.
+      n_step: Steps of an item, at most; fewer only at the end of an episode.
+      discount: gamma, from 0 to 1.
+      kind: "uniform", "prioritized" (in proportion to priority^alpha), "fifo" or "lifo" (each item
+        once, in order or the newest first; a full table stops the writers).
+      alpha: The exponent of priorities, from 0 to 1.
+      sequence_length: L, for items that are sequences; None for n-step items.
+      sequence_period: Steps from the start of a sequence to that of the next of the same episode,
+        from 1 to L (L - period steps overlap); None for L.
+      episode_length: The longest episode, for items that are whole episodes.
+      policy_extras_spec: Dict of specs of those `policy_extras` that are stored, or None.
+      env_extras_spec: Dict of specs of those `env_extras` that are stored, or None.
+      min_size: Items before anything is sampled.
+      samples_per_insert: Samples for each item that is inserted: whoever is ahead is stopped. None
+        for no limit.
+      tolerance: Samples that may be missing or too many before anybody is stopped; None for the
+        greatest of 10 inserts and a tenth of `min_size`, in samples.
+      tables: Several tables that are fed by one stream, as `TableConfig`s; () for one, "replay".
+        The first is the one that `sample` and `update_priorities` mean.
+      timeout: Seconds that a call waits for the server, or for whoever is to sample or insert.
+      reconnect_seconds: Seconds to wait for a server that was lost; None to end in an error.
+      address: "host:port" of a server; None for one in this process.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    capacity: int
+    num_envs: int
+    n_step: int = 1
+    discount: float = 0.99
+    kind: str = "uniform"
+    alpha: float = 0.6
+    sequence_length: int | None = None
+    sequence_period: int | None = None
+    episode_length: int | None = None
+    policy_extras_spec: Nest = None
+    env_extras_spec: Nest = None
+    min_size: int = 1
+    samples_per_insert: float | None = None
+    tolerance: float | None = None
+    tables: tuple[TableConfig, ...] = ()
+    timeout: float = 60.0
+    reconnect_seconds: float | None = None
+    address: str | None = None
+    table_configs: Any = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Checks every argument, and resolves the tables."""
+        _check_specs(self)
+        _check_numbers(self)
+        configs = self.tables or (TableConfig(name=TABLE),)
+        self.table_configs = tuple(config.resolved(self) for config in configs)
+        names = [config.name for config in self.table_configs]
+        if len(set(names)) < len(names) or "" in names:
+            remedy = "Give each table a name of its own."
+            _refuse("tables", "different names", ", ".join(names), remedy)
+
+    def table(self, name: str | None = None) -> TableConfig:
+        """Returns the table of a name, resolved; the first one for None.
+
+        Raises:
+          UserError: For a name that no table has.
+        """
+        for config in self.table_configs:
+            if name in (None, config.name):
+                return config
+        names = ", ".join(config.name for config in self.table_configs)
+        _refuse("table", f"one of {names}", repr(name), "Give the name of a table.")
+
+    def signature(self, table: str | None = None) -> dict[str, Any]:
+        """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
+
+        Args:
+          table: Its name; None for the first one.
+        """
+        from tfrl.replay.reverb.signature import item_signature
+
+        return item_signature(self, self.table(table))
+
+    def make_tables(self) -> list[Any]:
+        """Returns the tables as `reverb.Table`s, empty, with signatures, for a server.
+
+        Raises:
+          UserError: Where Reverb is not installed.
+        """
+        from tfrl.replay.reverb.tables import make_tables
+
+        return make_tables(self)
+
+    def init(self) -> Any:
+        """Connects to the server, or starts one in this process.
+
+        Returns:
+          A `ReverbBuffer`.
+
+        Raises:
+          UserError: For tables of the server that are not those of this maker, for a server that
+            does not answer, and where Reverb is not installed.
+        """
+        from tfrl.replay.reverb.buffer import ReverbBuffer
+
+        return ReverbBuffer(self)
+
+
+def _check_specs(replay: ReverbReplay) -> None:
+    for name in ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec"):
+        nest = getattr(replay, name)
+        for path, spec in struct.paths(nest).items():
+            if not specs.is_spec(spec) or not spec.shape.is_fully_defined():
+                wanted = "a tf.TensorSpec of a fully known shape"
+                remedy = "Give the specs that the environment and the agent have."
+                _refuse(f"{name} {path}", wanted, repr(spec), remedy)
+        if "extras" in name and nest is not None and not isinstance(nest, dict):
+            remedy = "Name the extras that are to be stored."
+            _refuse(name, "a dict of specs, or None", type(nest).__name__, remedy)
+
+
+def _check_numbers(replay: ReverbReplay) -> None:
+    count = replay.num_envs
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        remedy = "Give a positive whole number."
+        _refuse("num_envs", "an int of at least 1", repr(count), remedy)
+    if not isinstance(replay.discount, int | float) or not 0.0 <= replay.discount <= 1.0:
+        wanted = "a number from 0 to 1"
+        _refuse("discount", wanted, repr(replay.discount), "Give such a number.")
+    for name in ("timeout", "reconnect_seconds"):
+        value = getattr(replay, name)
+        if value is None and name == "reconnect_seconds":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            _refuse(name, "a positive number of seconds", repr(value), "Give such a number.")
+    wrong = [t for t in replay.tables if not isinstance(t, TableConfig)]
+    if wrong or not isinstance(replay.tables, tuple):
+        wanted, remedy = "a tuple of TableConfig", "Give such a tuple, or leave it out."
+        _refuse("tables", wanted, repr(wrong[0] if wrong else replay.tables), remedy)
+
+
+def _refuse(name: str, expected: str, got: str, remedy: str) -> NoReturn:
+    raise UserError(f"ReverbReplay.{name}", expected=expected, got=got, remedy=remedy)

@@ -1,0 +1,147 @@
+"""The writers of all environments: trajectories in, items in the tables out."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfrl.errors import UserError
+from tfrl.replay.reverb.layout import make_layout
+from tfrl.replay.reverb.rows import Columns
+from tfrl.replay.reverb.stream import LEFT_PENDING, Stream
+from tfrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.maker import ReverbReplay
+
+# A flush waits in slices, so that a lost server is noticed and signals are served between them.
+_SLICE_SECONDS = 0.5
+
+
+class Writer:
+    """Writes trajectories `[T, B, ...]`; one thread may call it."""
+
+    def __init__(
+        self,
+        replay: "ReverbReplay",
+        client: Any,
+        highest: dict[str, float],
+        check: Callable[[], None],
+    ):
+        """Opens a writer for each environment.
+
+        Args:
+          replay: The maker.
+          client: A `reverb.Client`.
+          highest: The priority of new items by table; it is read when an item is made.
+          check: Raises if the server was lost.
+        """
+        self._replay, self._check = replay, check
+        self._columns = Columns(replay)
+        self._layout = make_layout(replay)
+        self._streams = [
+            Stream(replay, self._layout, client, highest, self._make_room)
+            for _ in range(replay.num_envs)
+        ]
+        self._limited = any(config.limits_inserts for config in replay.table_configs)
+
+    @property
+    def created(self) -> int:
+        """Items that were made, in all tables together."""
+        return sum(stream.created for stream in self._streams)
+
+    @property
+    def pending(self) -> int:
+        """Items that may be unconfirmed, at most."""
+        return sum(stream.pending for stream in self._streams)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Adds steps, which go on where the last ones stopped.
+
+        Raises:
+          UserError: For a trajectory that does not match the specs, and for items that the server
+            has not taken in time.
+        """
+        columns = self._columns.of(trajectory)
+        layout = self._layout
+        obs = [columns[path] for path in layout.obs]
+        after = [columns["next_" + path] for path in layout.obs]
+        step = [columns[path] for path in layout.step]
+        state = [columns[path] for path in layout.state]
+        reward, valid = columns["reward"], columns["valid"]
+        ends = zip(columns["termination"].tolist(), columns["truncation"].tolist(), strict=True)
+        for t, (terminated, truncated) in enumerate(ends):
+            for b in np.flatnonzero(valid[t]).tolist():
+                stream = self._streams[b]
+                stream.step(
+                    [x[t, b] for x in obs],
+                    [x[t, b] for x in after],
+                    [x[t, b] for x in step],
+                    [x[t, b] for x in state],
+                    reward[t, b],
+                    terminated[b],
+                    truncated[b],
+                )
+
+    def cut(self) -> None:
+        """Truncates the episodes that go on."""
+        for stream in self._streams:
+            stream.cut()
+        self.settle()
+
+    def settle(self, patience: float = 0.05) -> None:
+        """Sends what there is; waits for it unless a limiter may rightly hold it back.
+
+        Args:
+          patience: Seconds to wait for items that a limiter may be holding back.
+        """
+        if not self._limited:
+            return self.flush()
+        for stream in self._streams:
+            stream.flush(0, 1)  # finishes their chunks; the rest goes on in the background
+        deadline = time.monotonic() + patience
+        for stream in self._streams:
+            left = int(1000 * (deadline - time.monotonic()))
+            if left > 0:
+                stream.flush(0, left)
+        return None
+
+    def flush(self) -> None:
+        """Waits until all items are in their tables.
+
+        Raises:
+          UserError: If they are not in time.
+        """
+        for stream in self._streams:
+            self._flush(stream, 0)
+
+    def _make_room(self, stream: Stream) -> None:
+        self._flush(stream, LEFT_PENDING)
+
+    def _flush(self, stream: Stream, left: int) -> None:
+        deadline = time.monotonic() + self._replay.timeout
+        while not stream.flush(left, int(1000 * _SLICE_SECONDS)):
+            self._check()
+            if time.monotonic() > deadline:
+                _refuse_wait(self._replay, stream.pending, self._limited)
+
+    def close(self) -> None:
+        """Ends the writers."""
+        for stream in self._streams:
+            stream.close()
+
+
+def _refuse_wait(replay: "ReverbReplay", pending: int, limited: bool) -> None:
+    remedy = "See whether the server is overloaded, or raise timeout."
+    if limited:
+        remedy = (
+            "A table that limits inserts (fifo, lifo, samples_per_insert) takes no more until "
+            "items are sampled: sample more, or raise capacity, tolerance or timeout."
+        )
+    raise UserError(
+        "ReverbBuffer, writing",
+        expected=f"items to be taken within timeout={replay.timeout:g} s",
+        got=f"up to {pending} that are still waiting",
+        remedy=remedy,
+    )
