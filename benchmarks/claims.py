@@ -128,4 +128,19 @@ CLAIMS = (
         seeds=1,
         tested=False,
     ),
+    Claim(
+        "dqn/tf_cartpole.gin",
+        480,
+        note="its settings were chosen by trials with other seeds",
+        one_seed=300,  # of five seeds the lowest ended at 315, the others at 500
+    ),
+    Claim("sac/tf_pendulum.gin", -170),
+    Claim("td3/tf_pendulum.gin", -170),
+    Claim(
+        "sac/tf_cartpole.gin",
+        450,
+        note="discrete SAC",
+        one_seed=300,  # of five seeds the lowest ended at 339, the others at 500
+    ),
+    Claim("ddpg/tf_pendulum.gin", -170),
 )

@@ -1,0 +1,78 @@
+"""How a peer's process measures: once, or once for every line that it is sent. No tfrl.
+
+A process that stays makes rounds cheap: it compiles and fills its buffer once, sleeps while others
+are measured, and so takes its turns with them.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options of every peer."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--seconds", type=float, default=6.0, help="of one measurement")
+    made.add_argument("--served", action="store_true", help="measure once a line of standard input")
+    made.add_argument("--random_steps", type=int, default=1000, help="environment steps at first")
+    return made
+
+
+def off_policy_sizes(algorithm: str, random_steps: int) -> dict[str, Any]:
+    """Returns the arguments of a model of Stable-Baselines3 or SBX: one update a step."""
+    sizes = {
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "learning_starts": random_steps,
+        "buffer_size": 100_000,
+        "seed": 0,
+    }
+    if algorithm != "dqn":
+        return {
+            **sizes,
+            "batch_size": 256,
+            "learning_rate": 3e-4,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        }
+    return {
+        **sizes,
+        "batch_size": 64,
+        "learning_rate": 1e-3,
+        "target_update_interval": 500,
+        "exploration_initial_eps": 0.05,  # as the others, which play at random as seldom
+        "exploration_final_eps": 0.05,
+        "policy_kwargs": {"net_arch": [64, 64]},
+    }
+
+
+def rate(train: Callable[[], int], seconds: float) -> dict[str, float]:
+    """Calls `train` for so long.
+
+    Args:
+      train: Takes some updates and returns how many.
+      seconds: Wall seconds, at least.
+
+    Returns:
+      `updates_per_second` and `cpu_ms_per_update`, of all threads.
+    """
+    start, cpu, updates = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - start < seconds:
+        updates += train()
+    cpu = time.process_time() - cpu
+    return {
+        "updates_per_second": updates / (time.perf_counter() - start),
+        "cpu_ms_per_update": 1e3 * cpu / updates,
+    }
+
+
+def serve(measure: Callable[[], Mapping[str, Any]], args: argparse.Namespace) -> None:
+    """Prints a JSON line of each measurement; all is warmed up before."""
+    if not args.served:
+        print(json.dumps(measure()), flush=True)
+        return
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(measure()), flush=True)
