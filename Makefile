@@ -18,7 +18,8 @@ help:
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
-	@echo "make bench-peers  the same beside Stable-Baselines3, in an environment of its own"
+	@echo "make bench-peers  PPO, DQN, SAC and TD3 beside Stable-Baselines3, SBX and TF-Agents' DQN,"
+	@echo "                in an environment of its own (TF-Agents' in .venv)"
 	@echo "make venv       only make .venv"
 
 venv: $(INSTALLED)
@@ -68,3 +69,6 @@ bench-peers: $(INSTALLED) .venv-peers/.installed
 	for num_envs in 4 64; do \
 	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs --peers; \
 	done
+	$(PY) -m benchmarks.dqn --where=device,host,reverb --peers=sb3,tf_agents
+	$(PY) -m benchmarks.sac --where=device,host --peers=sb3,sbx
+	$(PY) -m benchmarks.td3 --where=device,host --peers=sb3,sbx

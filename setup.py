@@ -11,7 +11,9 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 # Two pins rule the rest:
 #  * dm-reverb is bound to one TensorFlow minor version by its C++ ABI, is Linux-only and has no
-#    wheels above Python 3.11; everything but the Reverb parts works without it.
+#    wheels above Python 3.11. It is required and no extra, since off-policy training uses it with
+#    nothing more than a line of gin; it is imported when a table is made, and everything but the
+#    Reverb parts works without it.
 #  * tf-agents 0.19 requires typing-extensions==4.5.0, pygame==2.1.3 and gym<=0.23.0, so every
 #    tool and extra below is held to a version that still accepts typing-extensions 4.5.
 # Do not depend on gymnasium[classic-control]: it brings pygame-ce, which installs over
@@ -143,6 +145,7 @@ setup(
         "console_scripts": [
             "tfrl-train = tfrl.launch.train:run",
             "tfrl-evaluate = tfrl.launch.evaluate:run",
+            "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },
     cmdclass={"build_py": BuildWithShippedFiles},

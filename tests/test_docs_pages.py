@@ -15,12 +15,12 @@ from tests.docs_helpers import ROOT, blocks, run, session, write_files
 DOCS = ROOT / "docs"
 PAGES = {p.stem: p.read_text() for p in sorted((DOCS / "algorithms").glob("*.md"))}
 INDEX = PAGES.pop("README")
-# Agents whose workflow has no commands yet: tests/agents/test_off_policy_pages.py has their tables.
-WAITING = {name: PAGES.pop(name) for name in ("dqn", "sac", "td3")}
+# Those that OffPolicyWorkflow trains.
+OFF_POLICY = ("dqn", "sac", "td3")
 ENVIRONMENT, NETWORK = (
     (DOCS / f"custom_{name}.md").read_text() for name in ("environment", "network")
 )
-EVERY = {"README": INDEX, **PAGES, **WAITING, "environment": ENVIRONMENT, "network": NETWORK}
+EVERY = {"README": INDEX, **PAGES, "environment": ENVIRONMENT, "network": NETWORK}
 WRITTEN = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 # What is appended to the sessions of pages prints one line of JSON.
@@ -126,20 +126,29 @@ for other in sys.argv[1:3]:
 # Trains the agents of the algorithms' pages for a moment, and tells the columns of metrics.csv.
 COLUMNS = """
 import csv
+import functools
 import json
 import tfrl
-from tfrl.workflows import OnPolicyWorkflow
+from tfrl.replay import InGraphReplay
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 
-def columns(agent, env, root_dir):
-    sizes = {"rollout_length": 2, "num_epochs": 1, "num_minibatches": 1, "eval_episodes": 2}
+ON = functools.partial(OnPolicyWorkflow, num_epochs=1, num_minibatches=1)
+OFF = functools.partial(
+    OffPolicyWorkflow,
+    replay=functools.partial(InGraphReplay, capacity=100),
+    batch_size=2,
+    random_steps=8,  # some items of 3 steps
+    iterations_per_row=1,
+)
+
+def columns(agent, env, root_dir, template=ON, env_steps=4):
     env_id, wrappers = env
     make = lambda **options: tfrl.make_env(env_id, num_envs=2, wrappers=wrappers, **options)
     eval_env = make(autoreset="DISABLED", max_episode_steps=2)
-    workflow = OnPolicyWorkflow(
-        env=make(), eval_env=eval_env, agent=agent, compile="eager", iterations_per_call=1, **sizes
-    )
-    state = workflow.setup(seed=0)
-    workflow.learn(state, total_env_steps=4, eval_interval=4, root_dir=root_dir, progress=False)
+    sizes = {"rollout_length": 2, "eval_episodes": 2, "iterations_per_call": 1}
+    workflow = template(env=make(), eval_env=eval_env, agent=agent, compile="eager", **sizes)
+    state, each = workflow.setup(seed=0), {"eval_interval": env_steps, "progress": False}
+    workflow.learn(state, total_env_steps=env_steps, root_dir=root_dir, **each)
     with open(root_dir + "/metrics.csv") as file:
         return next(csv.reader(file))
 
@@ -147,6 +156,12 @@ found = {}
 for page, code in json.loads(sys.argv[3]).items():
     names = {"__name__": page}
     exec(code, names)
+    if page in ("dqn", "sac", "td3"):
+        env = ("tf:CartPole-v1" if page == "dqn" else "tf:Pendulum-v1", ())
+        for name in {"agent", "plain"} & set(names):
+            of = page if name == "agent" else "ddpg"
+            found[of] = columns(names[name], env, of, OFF, 16)
+        continue
     several = page == "ippo_mappo"
     env = ("tf:CartPole-v1", ())
     if several:
@@ -253,7 +268,11 @@ def test_the_table_of_metrics_is_that_of_a_run(ran):
     for page, text in PAGES.items():
         own = names_of(text, "## Metrics")
         assert len(own) == len(set(own)) and not set(own) & set(shared)
-        runs = {"ppo": ["ppo", "penalty", "recurrent"], "ippo_mappo": [page, "separate"]}
+        runs = {
+            "ppo": ["ppo", "penalty", "recurrent"],
+            "ippo_mappo": [page, "separate"],
+            "td3": ["td3", "ddpg"],
+        }
         found = {c for name in runs.get(page, [page]) for c in columns[name]}
         assert unlike([*shared, *own], found) == ([], []), page
     assert "kl_coef" in columns["penalty"] and "kl_coef" not in columns["ppo"]
@@ -319,7 +338,8 @@ def test_a_command_trains(name, words, tmp_path):
     write_files(blocks(EVERY[name]), tmp_path)
     root = tmp_path / "runs" / "short"
     short = ["train.total_env_steps=2_048", "train.final_eval_episodes=4", "train.video=False"]
-    short += ["train.eval_interval=None", 'OnPolicyWorkflow.compile="graph"']
+    template = "OffPolicyWorkflow" if name in OFF_POLICY else "OnPolicyWorkflow"
+    short += ["train.eval_interval=None", f'{template}.compile="graph"']
     bindings = [f"--gin_bindings={binding}" for binding in short]
     program = [sys.executable, str(ROOT / "bin" / "train.py")]
     words = [w for w in words if not w.startswith("--root_dir")]

@@ -14,7 +14,7 @@ import pytest
 import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = ("train", "evaluate")
+BINARIES = ("train", "evaluate", "reverb_server")
 
 
 def _run(command, cwd, **env):
@@ -29,6 +29,11 @@ def _run(command, cwd, **env):
         stdin=subprocess.DEVNULL,
         timeout=300,
     )
+
+
+def _command(binary):
+    """The name of a binary once it is installed."""
+    return f"tfrl-{binary.replace('_', '-')}"
 
 
 @pytest.fixture(name="wheel", scope="module")
@@ -93,6 +98,8 @@ def test_names_are_lazy():
         assert tfrl.errors.UserError.__name__ == "UserError"
         assert "tensorflow" not in sys.modules
         assert callable(tfrl.make_env) and tfrl.seeding.key
+        from tfrl.replay import ReverbReplay, TableConfig
+        assert "tensorflow" in sys.modules and "reverb" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
@@ -129,7 +136,7 @@ def test_every_extra_is_in_all(wheel):
         req for req, extra in lines if extra == "all"
     }
     scripts = {e.name: e.value for e in metadata.entry_points if e.group == "console_scripts"}
-    assert scripts == {f"tfrl-{name}": f"tfrl.launch.{name}:run" for name in BINARIES}
+    assert scripts == {_command(name): f"tfrl.launch.{name}:run" for name in BINARIES}
 
 
 def test_packages_are_complete():
@@ -156,7 +163,7 @@ def test_constraints_pin_every_requirement():
 def test_binaries_answer_help(installed, tmp_path, binary):
     commands = [
         [installed, ROOT / "bin" / f"{binary}.py"],
-        [installed.parent / f"tfrl-{binary}"],
+        [installed.parent / _command(binary)],
     ]
     for command in commands:
         result = _run([*command, "--help"], tmp_path)

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tfrl import networks, specs
-from tfrl.agents import ActorCritic, MultiAgent
+from tfrl.agents import ActorCritic, MultiAgent, OffPolicy
 from tfrl.distributions import SquashedGaussian
 from tfrl.envs import wrappers
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.launch import gin_files, gin_registry, settings, train
 from tfrl.ops import schedules
-from tfrl.workflows import OnPolicyWorkflow
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 
 FOLDER = gin_files.package_gin_dir()
 # Shared parts are called base; each must be included by a file that runs.
@@ -26,8 +26,12 @@ TASKS = [name for name in SHIPPED if not name.endswith("base.gin")]
 @pytest.mark.parametrize("name", TASKS)
 def test_shipped_files_build_and_their_operative_configuration_builds_the_same(name, tmp_path):
     made = settings.assemble([name])
-    assert isinstance(made.workflow, OnPolicyWorkflow)
-    assert isinstance(made.workflow.agent, ActorCritic | MultiAgent)
+    if name.split("/")[0] in ("ddpg", "dqn", "sac", "td3"):
+        assert isinstance(made.workflow, OffPolicyWorkflow)
+        assert isinstance(made.workflow.agent, OffPolicy)
+    else:
+        assert isinstance(made.workflow, OnPolicyWorkflow)
+        assert isinstance(made.workflow.agent, ActorCritic | MultiAgent)
     first = gin.operative_config_str()
     stored = tmp_path / "operative_config.gin"
     stored.write_text(first)

@@ -98,7 +98,7 @@ class StepTest(parameterized.TestCase):
         program = state.program
         self.assertEqual(program.rollout.trace_counts, {"graph": 1})
         self.assertEqual(program.update.trace_counts, {"graph": 1})
-        self.assertEqual(program._loop.experimental_get_tracing_count(), 1)
+        self.assertEqual(program._loops["learn"].experimental_get_tracing_count(), 1)
 
     def test_a_call_stops_at_the_iteration_that_reaches_the_limit(self):
         w = workflow()

@@ -88,6 +88,8 @@ def fail(error: UserError) -> NoReturn:
     if there:
         print(there.rstrip(), file=sys.stderr)
     print(f"Error: {paragraph}", file=sys.stderr, flush=True)
+    if getattr(error, "exit_at_once", False):
+        os._exit(2)  # threads that wait for a lost server would hold the interpreter
     raise SystemExit(2)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import gin
 import gymnasium.wrappers
 
-from tfrl import agents, distributions, learners, networks, tasks, workflows
+from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
 from tfrl.agents.core import Agent
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
@@ -22,6 +22,7 @@ from tfrl.errors import UserError
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.networks.core import Torso
 from tfrl.ops import schedules
+from tfrl.replay import reverb
 from tfrl.types import Nest
 
 declare_scopes("eval")
@@ -173,12 +174,12 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
 
     @functools.wraps(agent_class, updated=())
     def make(*, obs_spec: Nest, action_spec: Nest, **options: Any) -> Agent:
-        for name in ("policy", "value", "torso"):
+        for name in ("policy", "value", "torso", "actor_torso"):
             network = options.get(name)
             if network is not None and not isinstance(network, networks.Network):
                 # A torso sees observations only, without an action mask.
                 seen = split_mask(obs_spec)[0]
-                given = (seen,) if name == "torso" else (seen, action_spec)
+                given = (seen,) if name.endswith("torso") else (seen, action_spec)
                 options[name] = network(*given)
         return agent_class(obs_spec=obs_spec, action_spec=action_spec, **options)
 
@@ -223,14 +224,22 @@ def _register() -> None:
         (networks.MLP, "networks"),
         (networks.NatureCNN, "networks"),
         (networks.ImpalaCNN, "networks"),
+        (networks.StateActionTorso, "networks"),
     ):
         gin.external_configurable(thing, module=module)
     # The flags choose the strategy.
-    gin.external_configurable(workflows.OnPolicyWorkflow, module="workflows", denylist=["strategy"])
+    for workflow in (workflows.OffPolicyWorkflow, workflows.OnPolicyWorkflow):
+        gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
     gin.external_configurable(tasks.TaskWorkflow, module="tasks")
     gin.external_configurable(tasks.RLTaskConfig, module="tasks")
     specs = ["obs_spec", "action_spec"]
-    for agent in (agents.A2C, agents.Impala, agents.PPO, agents.Reinforce):
+    # The workflow gives the rest.
+    of_run = [*specs, "num_envs", "n_step", "discount"]
+    for maker in (replay.InGraphReplay, reverb.ReverbReplay):
+        gin.external_configurable(maker, module="replay", denylist=of_run)
+    gin.external_configurable(reverb.TableConfig, module="replay")
+    on_policy = (agents.A2C, agents.Impala, agents.PPO, agents.Reinforce)
+    for agent in (*on_policy, agents.DDPG, agents.DQN, agents.SAC, agents.TD3):
         made = _with_network_factories(agent)
         gin.external_configurable(made, name=agent.__name__, module="agents", denylist=specs)
     gin.external_configurable(agents.MultiAgent, module="agents", denylist=specs)

@@ -31,6 +31,12 @@ flags.DEFINE_integer(
     "one only.",
     lower_bound=0,
 )
+flags.DEFINE_string(
+    "replay_server",
+    None,
+    "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
+    "it; without it Reverb runs in this process.",
+)
 
 
 def main() -> int:
@@ -54,6 +60,8 @@ def main() -> int:
     assembled = settings.assemble(files, values.gin_bindings)
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
+    if flags.FLAGS.replay_server is not None:
+        use_replay_server(assembled.workflow, flags.FLAGS.replay_server)
     assembled.workflow.use_strategy(strategy)
     if assembled.video_interval:
         # Here already, so that a run that cannot be filmed leaves no folder.
@@ -68,6 +76,19 @@ def main() -> int:
             termination,
             started,
         )
+
+
+def use_replay_server(workflow: Any, address: str) -> None:
+    """Lets a workflow keep its experience in a server; one that cannot is a UserError."""
+    use = getattr(workflow, "use_replay_server", None)
+    if use is None:
+        raise UserError(
+            "--replay_server",
+            expected="a workflow with a replay buffer: OffPolicyWorkflow",
+            got=type(workflow).__name__,
+            remedy="Leave the flag out.",
+        )
+    use(address)
 
 
 def check_environments(workflow: Any, seed: int) -> None:

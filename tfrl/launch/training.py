@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "train.final_eval_episodes",
     "train.video",
     "train.video_interval",
+    "OffPolicyWorkflow.iterations_per_call",
+    "OffPolicyWorkflow.iterations_per_row",
     "OnPolicyWorkflow.iterations_per_call",
     "TaskWorkflow.iterations_per_call",
 )

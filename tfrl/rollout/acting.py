@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class HostPolicy:
         self._form: Nest = None
         self._published: Nest = None
         self._keys: Any = None
+        self._foreseen: tuple[Any, Any] | None = None
 
     # State.
 
@@ -67,7 +68,32 @@ class HostPolicy:
             self.mode = self._choose(agent_state, key, length, obs, carry)
         self._begin(self.mode, agent_state, key, length, carry)
 
+    def draws(self, key: tf.Tensor, length: int) -> list[tf.Tensor]:
+        """Returns the draws of a rollout to come, for `foresee`; to be traced.
+
+        Those of NumPy mode; the others draw at each step.
+        """
+        return self._program.draw(key, length) if self._program is not None else []
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The numbers of the agent state's leaves that it reads in NumPy mode."""
+        return self._program.reads if self._program is not None else ()
+
+    def foresee(self, leaves: Sequence[Any], draws: Sequence[Any]) -> None:
+        """Gives the next `begin` what it would compute in NumPy mode: a call of TensorFlow less.
+
+        Args:
+          leaves: Those of the agent's state that it reads.
+          draws: What `draws` gave of the key.
+        """
+        self._foreseen = (leaves, draws)
+
     def _begin(self, mode: str, state: Any, key: tf.Tensor, length: int, carry: Nest) -> None:
+        foreseen, self._foreseen = self._foreseen, None
+        if mode == "numpy" and foreseen is not None and self._program is not None:
+            self._program.begin_from(*foreseen)
+            return
         if mode == "numpy":
             program = self._program or self._make_program(state, carry)
             program.begin(state, key, length)

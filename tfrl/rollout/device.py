@@ -31,6 +31,7 @@ def rollout(
     env_extra_fields: Sequence[str] = (),
     action_fn: ActionFn | None = None,
     carry: Nest = None,
+    in_numpy: bool = False,
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Lets an agent act for `length` steps and records them.
 
@@ -53,6 +54,7 @@ def rollout(
         `compute_actions` if None.
       carry: Recurrent state for the first step; the agent's `initial_carry` if None. In rows where
         an episode starts it is replaced by `initial_carry`, or by zeros for an agent without one.
+      in_numpy: With a `HostEnv`: leaves the trajectory in NumPy, where it comes from.
 
     Returns:
       The trajectory, every leaf [T, B, ...]; the environments' state and the carry to go on from.
@@ -68,7 +70,16 @@ def rollout(
     if isinstance(env, HostEnv):
         autoreset_mode(env, env_state)
         return host_rollout(
-            env, agent, env_state, agent_state, key, length, fields, action_fn, carry
+            env,
+            agent,
+            env_state,
+            agent_state,
+            key,
+            length,
+            fields,
+            action_fn,
+            carry,
+            in_numpy=in_numpy,
         )
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     same_step = stepper.mode in SAME_STEP_MODES

@@ -167,6 +167,7 @@ def host_rollout(
     action_fn: Callable[..., Any],
     carry: Nest,
     one_episode: bool = False,
+    in_numpy: bool = False,
 ) -> tuple[Trajectory, EnvState, Nest]:
     """Is `rollout` on a host environment; see there.
 
@@ -185,6 +186,7 @@ def host_rollout(
       carry: Recurrent state for the first step, or None.
       one_episode: Whether it may stop as soon as every environment has ended an episode; the rows
         after that are invalid zeros.
+      in_numpy: Whether the trajectory stays in NumPy; small tensors take longer than their steps.
     """
     halves, states = env.halves, env.states_of(env_state)
     several = len(halves) > 1
@@ -215,7 +217,9 @@ def host_rollout(
         state = join([player.state for player in players])
         trajectory = _beside(found, axis=1)
         after = None if players[0].carry is None else _beside([p.carry for p in players], axis=0)
-    return tf.nest.map_structure(tf.convert_to_tensor, trajectory), state, after
+    if not in_numpy:
+        trajectory = tf.nest.map_structure(tf.convert_to_tensor, trajectory)
+    return trajectory, state, after
 
 
 def _play(records: list[_Record], length: int, one_episode: bool) -> None:

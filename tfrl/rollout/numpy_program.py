@@ -35,6 +35,9 @@ class NumpyProgram:
     """`fn(state, key, *inputs)`, run for one key after the other with the same state.
 
     `begin(state, key, length)`, then `run(t, inputs)` gives `fn(state, keys[t], *inputs)`.
+
+    Attributes:
+      reads: The numbers of the state's leaves that it reads, in their order.
     """
 
     def __init__(self, fn: Callable[..., Nest], state: Nest, inputs: Sequence[Nest]):
@@ -116,6 +119,8 @@ class NumpyProgram:
                 calls[level].append(self._call(op))
         self._state_calls = calls[_STATE]
         self._state_slots = [self._slot(x.ref()) for x in self._state_in]
+        read = {x.ref() for op in ops for x in op.inputs} | {x.ref() for x in wrapped.outputs}
+        self.reads = tuple(i for i, x in enumerate(self._state_in) if x.ref() in read)
         given = [self._slot(x.ref()) for x in (*self._step_in, *drawn)]
         results = [self._slot(x.ref()) for x in wrapped.outputs]
         self._kept, self._step = _straight(calls[_STEP], given, results)
@@ -183,17 +188,26 @@ class NumpyProgram:
           key: int32 [2]; step t is given `seeding.split(key, length)[t]`.
           length: How many steps.
         """
+        draws = [] if self._draw is None else self._draw(key, length)
+        leaves = tf.nest.flatten(state)
+        self.begin_from([leaves[i] for i in self.reads], draws)
+
+    def draw(self, key: tf.Tensor, length: int) -> list[tf.Tensor]:
+        """Returns what `begin_from` takes of a key: the draws of `length` steps; may be traced."""
+        return [] if self._draw is None else list(self._draw(key, length))
+
+    def begin_from(self, leaves: Sequence[Any], draws: Sequence[Any]) -> None:
+        """Is `begin` with the leaves that `reads` names, and what `draw` gave of the key."""
         values = self._values
         values += [None] * (len(self._slots) - len(values))
-        for slot, leaf in zip(self._state_slots, tf.nest.flatten(state), strict=True):
-            values[slot] = _array(leaf)
+        for i, leaf in zip(self.reads, leaves, strict=True):
+            values[self._state_slots[i]] = _array(leaf)
         for fn, inputs, outputs, in_tuple in self._state_calls:
             result = fn(*[values[i] for i in inputs])
             for slot, value in zip(outputs, result if in_tuple else [result], strict=True):
                 values[slot] = value
         self._kept_values = [values[slot] for slot in self._kept]
-        if self._draw is not None:
-            self._draws = [x.numpy() for x in self._draw(key, length)]
+        self._draws = [_array(x) for x in draws]
 
     def run(self, t: int, inputs: Sequence[Nest]) -> Nest:
         """Returns `fn(state, keys[t], *inputs)`, in NumPy."""

@@ -1,8 +1,17 @@
 """Workflows: setup, step, evaluate, learn, over external state."""
 
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.on_policy import OnPolicyWorkflow
 from tfrl.workflows.options import RunOptions
 from tfrl.workflows.run_report import RunReport, RunTime
 
-__all__ = ["Advance", "OnPolicyWorkflow", "RunOptions", "RunReport", "RunTime", "Workflow"]
+__all__ = [
+    "Advance",
+    "OffPolicyWorkflow",
+    "OnPolicyWorkflow",
+    "RunOptions",
+    "RunReport",
+    "RunTime",
+    "Workflow",
+]

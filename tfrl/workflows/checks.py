@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
+from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -18,8 +19,19 @@ def check_whole(**sizes: Any) -> None:
                 name,
                 expected="a whole number of at least 1",
                 got=repr(value),
-                remedy="Usual are rollout_length 128, num_epochs 4, num_minibatches 4.",
+                remedy="Give a positive whole number.",
             )
+
+
+def check_on_policy(agent: Any) -> None:
+    """Raises a UserError for an agent that learns from replayed transitions only."""
+    if isinstance(agent, OffPolicy):
+        raise UserError(
+            "agent",
+            expected="one that learns from its own rollouts: A2C, IMPALA, PPO, REINFORCE",
+            got=type(agent).__name__,
+            remedy="OffPolicyWorkflow trains DDPG, DQN, SAC and TD3.",
+        )
 
 
 def check_episodes(name: str, env: Any) -> Env:

@@ -27,7 +27,7 @@ class Advance(struct.Struct):
     """What one compiled call did.
 
     Attributes:
-      rows: A metrics row per iteration, oldest first.
+      rows: Rows of metrics, oldest first; one per iteration, or several share one.
       state: The state after the last.
       seconds: Wall seconds of the call (`call`) and of its parts (`rollout`, `update`).
     """

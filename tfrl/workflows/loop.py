@@ -46,6 +46,7 @@ class TrainingLoop:
         self._train_seconds = 0.0
         self._train_steps = 0
         self._calls = 0
+        self._done = 0
         self._last_eval: float | None = None
 
     # Set-up of files.
@@ -182,7 +183,9 @@ class TrainingLoop:
             self._train_steps += new_steps - env_steps
             self.workflow.run_time.train_seconds += seconds
             self.workflow.run_time.train_steps += new_steps - env_steps
-        self._adapt(seconds / len(rows))
+        # Several iterations may share a row. Of a resumed run the first call counts too many.
+        before, self._done = self._done, int(rows[-1].get("iterations", self._done + len(rows)))
+        self._adapt(seconds / (self._done - before))
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
         self._show(rows[-1])

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of an on-policy run: its values by path, read and put back.
+"""What a checkpoint holds of a run: its values by path, read and put back.
 
 Environments on the host are left out, but for the statistics of their rewards: a resumed run begins
 new episodes by the seeds that follow. What each replica has of its own is stacked on a leading
@@ -14,30 +14,28 @@ from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.types import Nest
-from tfrl.workflows.on_policy_program import Progress
-from tfrl.workflows.on_policy_state import OnPolicyState
+from tfrl.workflows.run_state import Progress, RunState
 
 
-def state_values(workflow: Any, state: OnPolicyState) -> dict[str, Any]:
+def state_values(workflow: Any, state: RunState) -> dict[str, Any]:
     """Returns every value of a run by path.
 
     Args:
-      workflow: The `OnPolicyWorkflow`.
+      workflow: The `LearnerWorkflow`.
       state: The newest state of the run.
     """
     progress = _gathered(workflow, _kept(workflow, state.progress))
     values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
-    values.update({f"learner/{p}": v for p, v in state.program.learner.variables().items()})
-    return values
+    return {**values, **state.program.state_values()}
 
 
 def load_values(
-    workflow: Any, state: OnPolicyState, values: Mapping[str, Any], environments: bool
-) -> OnPolicyState:
+    workflow: Any, state: RunState, values: Mapping[str, Any], environments: bool
+) -> RunState:
     """Returns `state` with every value replaced.
 
     Args:
-      workflow: The `OnPolicyWorkflow`.
+      workflow: The `LearnerWorkflow`.
       state: The state of a run of it; consumed.
       values: As `state_values` gave them.
       environments: Whether the environments' states are replaced too.
@@ -55,10 +53,7 @@ def load_values(
     progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, leaves))
     if isinstance(workflow.env, HostEnv):
         progress = _new_episodes(workflow, progress, state.progress, environments)
-    prefix = "learner/"
-    state.program.learner.assign_variables(
-        {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
-    )
+    state.program.load_values(values, environments=environments)
     state.program.version += 1
     return state.replace(progress=progress, version=state.program.version)
 

@@ -1,4 +1,4 @@
-"""Evaluates the agent of a learner during an on-policy run."""
+"""Evaluates the agent of a learner during a run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ class Evaluations:
         """Prepares; nothing is traced yet.
 
         Args:
-          workflow: The `OnPolicyWorkflow` whose environments are played.
+          workflow: The `LearnerWorkflow` whose environments are played.
           learner: A built learner.
           key: int32 [2].
         """

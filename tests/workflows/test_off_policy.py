@@ -1,0 +1,123 @@
+"""OffPolicyWorkflow: ratio, fill, errors."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfrl
+from tests.workflows.small_off_policy import (
+    run,
+    workflow,
+)
+from tfrl import seeding
+from tfrl.agents import DQN, PPO
+from tfrl.errors import UserError
+from tfrl.replay import InGraphReplay
+from tfrl.workflows import OnPolicyWorkflow
+
+
+class RatioTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (0.25, 1, 2, 10),
+        (0.5, 1, 2, 20),
+        (2, 3, 2, 72),  # random play ends at 24, with the iteration of 6 that reaches 20
+        (0.3, 1, 2, 12),
+    )
+    def test_learner_steps_follow_env_steps(self, ratio, length, num_envs, wanted):
+        flow = workflow(updates_per_step=ratio, rollout_length=length, num_envs=num_envs)
+        state, rows = run(flow, 0, 60)
+        self.assertEqual(rows[-1]["learner_steps"], wanted)
+        learnt = [r["gradient_steps"] for r in rows if "gradient_steps" in r]
+        self.assertEqual(sum(learnt), wanted)
+        self.assertEqual(flow.env_steps(state), 60)
+
+    def test_rows_of_an_autoreset_count_no_step(self):
+        flow = workflow(autoreset="NEXT_STEP", updates_per_step=0.5, num_envs=4)
+        state, rows = run(flow, 0, 200)
+        steps = rows[-1]["env_steps"]
+        self.assertLess(steps, 4 * rows[-1]["iterations"])
+        start = next(r["env_steps"] for r in rows if r["env_steps"] >= 20)
+        self.assertEqual(rows[-1]["learner_steps"], steps // 2 - start // 2)
+        self.assertEqual(int(state.program.buffer.size()), steps)
+
+    def test_a_ratio_that_always_gives_the_same_is_a_number(self):
+        zero = tf.constant(0, tf.int64)
+        self.assertEqual(workflow(updates_per_step=1.5).updates_due(zero, zero + 2), 3)
+        self.assertEqual(workflow(updates_per_step=0.5).updates_due(zero, zero + 2), 1)
+        due = workflow(updates_per_step=0.75).updates_due
+        self.assertEqual([int(due(zero + n, zero + n + 2)) for n in (0, 2, 4, 6)], [1, 2, 1, 2])
+
+
+class FillTest(parameterized.TestCase):
+    def test_phases(self):
+        flow = workflow(random_steps=20, learning_starts=32, iterations_per_row=1)
+        state, rows = run(flow, 0, 60)
+        learns = [r["env_steps"] for r in rows if "loss" in r]
+        self.assertEqual(learns, list(range(34, 61, 2)))
+        self.assertEqual([r["env_steps"] for r in rows], list(range(2, 61, 2)))
+
+    def test_random_play_before_the_policy_acts(self):
+        # An agent that never explores and always wants the same would else fill the buffer so.
+        agent = functools.partial(DQN, hidden=(8,), epsilon=0.0)
+        flow = workflow(agent=agent, random_steps=200, num_envs=4)
+        state = flow.advance(flow.setup(0), 50).state
+        batch = state.program.buffer.sample(seeding.key(0), 200)
+        self.assertAllInRange(batch.action, 0.3, 0.7)
+
+    def assertAllInRange(self, actions, low, high):
+        share = float(np.mean(np.array(actions)))
+        self.assertGreater(share, low)
+        self.assertLess(share, high)
+
+    def test_learning_waits_for_a_whole_batch(self):
+        flow = workflow(random_steps=0, batch_size=12, iterations_per_row=1)
+        _, rows = run(flow, 0, 30)
+        self.assertEqual([r["env_steps"] for r in rows if "loss" in r][0], 14)
+        self.assertEqual(rows[-1]["learner_steps"], 18)
+
+    def test_learning_may_start_while_play_is_random(self):
+        flow = workflow(random_steps=40, learning_starts=20)
+        _, rows = run(flow, 0, 60)
+        self.assertEqual(rows[-1]["learner_steps"], 40)
+
+
+class ErrorTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+        ({"updates_per_step": 0}, "updates_per_step: expected a number above 0"),
+        ({"random_steps": -1}, "random_steps: expected a whole number of at least 0, got -1"),
+        ({"rollout_length": 0}, "rollout_length: expected a whole number of at least 1"),
+        ({"iterations_per_row": 0}, "iterations_per_row: expected a whole number of at least 1"),
+        ({"priority_epsilon": -1.0}, "OffPolicyWorkflow.priority_epsilon: expected"),
+        ({"priority_beta": "high"}, "schedule: expected a number, a list"),
+        (
+            {"replay": functools.partial(InGraphReplay, capacity=40, sequence_length=4)},
+            "replay.sequence_length: expected None",
+        ),
+        ({"replay": functools.partial(InGraphReplay, capacity=41)}, "The nearest are 40 and 42"),
+    )
+    def test_arguments(self, changes, message):
+        with self.assertRaisesRegex(UserError, message):
+            workflow(**changes)
+
+    def test_an_agent_of_the_other_kind(self):
+        with self.assertRaisesRegex(UserError, "OnPolicyWorkflow trains A2C, IMPALA, PPO"):
+            workflow(agent=PPO)
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+        with self.assertRaisesRegex(UserError, "OffPolicyWorkflow trains DDPG, DQN, SAC and TD3"):
+            OnPolicyWorkflow(env=env, agent=DQN)
+
+    def test_a_buffer_that_was_made_for_something_else(self):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+        specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+        made = InGraphReplay(**specs, capacity=40, num_envs=2, n_step=3)
+        with self.assertRaisesRegex(UserError, "replay.n_step: expected 1, as of the agent, got 3"):
+            workflow(replay=made)
+        other = made.replace(n_step=1, obs_spec=tf.TensorSpec([5], tf.float32))
+        with self.assertRaisesRegex(UserError, "replay.obs_spec"):
+            workflow(replay=other)
+        fits = made.replace(n_step=3)
+        flow = workflow(replay=fits, agent=functools.partial(DQN, hidden=(8,), n_step=3))
+        self.assertIs(flow.replay, fits)

@@ -1,0 +1,166 @@
+"""OffPolicyWorkflow over Reverb: counts, priorities, checkpoints, a server elsewhere, errors."""
+
+import functools
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfrl
+from tests.envs.host_backends import Scripted
+from tfrl.agents import DQN
+from tfrl.envs.host_env import HostEnv
+from tfrl.errors import UserError
+from tfrl.learners import ModuleConfig
+from tfrl.replay.reverb import ReverbReplay, TableConfig
+from tfrl.workflows import OffPolicyWorkflow
+
+BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
+PRIORITIZED = functools.partial(ReverbReplay, capacity=400, kind="prioritized", timeout=20.0)
+
+
+def workflow(env=None, **changes):
+    settings = {
+        "env": env or HostEnv(Scripted((2, 3, 1, 5)), "SAME_STEP"),
+        "agent": functools.partial(DQN, hidden=(8,), target_every=3),
+        "replay": BUFFER,
+        "batch_size": 8,
+        "random_steps": 20,
+        "eval_episodes": 2,
+        "compile": {"update": "graph"},
+        "learner_config": ModuleConfig(lr=1e-3),
+        "iterations_per_row": 4,
+    }
+    return OffPolicyWorkflow(**{**settings, **changes})
+
+
+def run(flow, state, env_steps):
+    rows = []
+    while flow.env_steps(state) < env_steps:
+        done = flow.advance(state, 1000, env_steps)
+        state, rows = done.state, rows + list(done.rows)
+    return state, rows
+
+
+class ReverbWorkflowTest(parameterized.TestCase):
+    @parameterized.parameters((False, 1.0), (True, 1.0), (True, 0.25))
+    def test_counts(self, overlap, ratio):
+        flow = workflow(overlap=overlap, updates_per_step=ratio)
+        self.addCleanup(flow.close)
+        state, rows = run(flow, flow.setup(0), 60)
+        self.assertEqual(rows[-1]["learner_steps"], 40 * ratio)
+        self.assertEqual(int(state.program.buffer.size()), 60)
+        learnt = [r for r in rows if "loss" in r]
+        self.assertTrue(all(np.isfinite(r["loss"]) for r in learnt))
+        # The rollout acts by the parameters from before the learner steps of one iteration.
+        lags = [r["policy_lag"] for r in learnt] if overlap else [0.0]
+        self.assertLessEqual(max(lags), 4 * ratio)
+        if overlap:
+            self.assertEqual(lags[-1], 4 * ratio)
+
+    @parameterized.parameters(False, True)
+    def test_priorities_are_those_of_the_errors(self, overlap):
+        flow = workflow(replay=PRIORITIZED, overlap=overlap, updates_per_step=1.0)
+        self.addCleanup(flow.close)
+        state, _ = run(flow, flow.setup(0), 60)
+        buffer = state.program.buffer
+        found = buffer.connection.client.sample("replay", 200, emit_timesteps=False)
+        priorities = [float(np.ravel(s.info.priority)[0]) for s in found]
+        # New items begin with 1^alpha; errors are of all sizes.
+        self.assertGreater(len(set(np.round(priorities, 6))), 5)
+
+    def test_environments_on_the_device(self):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+        flow = workflow(env, compile="graph")
+        self.addCleanup(flow.close)
+        state, rows = run(flow, flow.setup(0), 40)
+        self.assertEqual(rows[-1]["learner_steps"], 20)
+        self.assertEqual(int(state.program.buffer.size()), 40)
+
+    def test_a_checkpoint_holds_the_tables(self):
+        flow = workflow(replay=PRIORITIZED)
+        self.addCleanup(flow.close)
+        state, _ = run(flow, flow.setup(0), 40)
+        before = self._content(state)
+        with tempfile.TemporaryDirectory() as folder:
+            flow.save(state, folder)
+            again = workflow(replay=PRIORITIZED)
+            self.addCleanup(again.close)
+            other = again.restore(folder, seed=5)
+        self.assertEqual(again.env_steps(other), 40)
+        after = self._content(other)
+        self.assertEqual(after[1], before[1])
+        common = before[0].keys() & after[0].keys()  # of what was drawn
+        self.assertGreater(len(common), 10)
+        self.assertEqual({k: before[0][k] for k in common}, {k: after[0][k] for k in common})
+        other, rows = run(again, other, 60)
+        self.assertEqual(rows[-1]["learner_steps"], 40)
+        self.assertEqual(int(other.program.buffer.size()), 60)
+
+    def _content(self, state):
+        buffer = state.program.buffer
+        buffer.flush()
+        found = list(buffer.connection.client.sample("replay", 1000, emit_timesteps=False))
+        keys = [int(np.ravel(s.info.key)[0]) for s in found]
+        priorities = [round(float(np.ravel(s.info.priority)[0]), 5) for s in found]
+        table = buffer.connection.server_info()["replay"]
+        return dict(zip(keys, priorities, strict=True)), table.current_size
+
+    def test_a_snapshot_has_a_server_of_its_own(self):
+        flow = workflow()
+        self.addCleanup(flow.close)
+        state, _ = run(flow, flow.setup(0), 30)
+        copy = flow.snapshot(state)
+        state = flow.advance(state, 3).state
+        self.assertEqual(int(copy.program.buffer.size()), 32)
+        self.assertEqual(int(state.program.buffer.size()), 44)
+
+    def test_a_server_elsewhere(self):
+        from tfrl.replay.reverb.server import ReverbServer
+
+        flow = workflow()
+        server = ReverbServer(flow.replay.make_tables())
+        self.addCleanup(server.stop)
+        self.addCleanup(flow.close)
+        flow.use_replay_server(server.address)
+        state, rows = run(flow, flow.setup(0), 40)
+        self.assertEqual(rows[-1]["learner_steps"], 20)
+        self.assertEqual(int(state.program.buffer.size()), 40)
+        with self.assertRaisesRegex(UserError, "snapshot: expected a replay buffer in this"):
+            flow.snapshot(state)
+
+    def test_a_server_with_other_tables(self):
+        from tfrl.replay.reverb.server import ReverbServer
+
+        flow = workflow()
+        other = flow.replay.replace(obs_spec=tf.TensorSpec([4], tf.float32))
+        server = ReverbServer(other.make_tables())
+        self.addCleanup(server.stop)
+        self.addCleanup(flow.close)
+        flow.use_replay_server(server.address)
+        with self.assertRaisesRegex(UserError, "obs"):
+            flow.setup(0)
+
+    def test_errors(self):
+        from tfrl.replay import InGraphReplay
+
+        in_graph = workflow(replay=functools.partial(InGraphReplay, capacity=400))
+        with self.assertRaisesRegex(UserError, "expected one on Reverb"):
+            in_graph.use_replay_server("localhost:8000")
+        flow = workflow()
+        with self.assertRaisesRegex(UserError, "expected host:port"):
+            flow.use_replay_server("localhost")
+        with self.assertRaisesRegex(UserError, "InGraphReplay"):
+            workflow(
+                tfrl.make_env("tf:CartPole-v1", num_envs=4),
+                strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+            )
+        with self.assertRaisesRegex(UserError, "expected None: the agent learns"):
+            workflow(
+                replay=functools.partial(
+                    ReverbReplay,
+                    capacity=40,
+                    tables=(TableConfig(name="long", sequence_length=4),),
+                )
+            )

@@ -1,0 +1,143 @@
+"""Settles how the seams of a run are compiled, by time where that is asked for."""
+
+from typing import Any
+
+from tensorflow.python.framework import config as framework_config
+
+from tfrl.envs.host import on_host
+from tfrl.rollout.acting import policy_for
+from tfrl.types import Nest
+from tfrl.workflows.run_state import Progress
+from tfrl.workflows.seams import Seam, auto_needs_timing
+
+# Two XLA seams in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
+# takes seconds: worth it for iterations shorter than this.
+_FUSE_BELOW_SECONDS = 0.010
+
+
+class Choosing:
+    """The compile modes of a `LearnerProgram`; a part of that class."""
+
+    learner: Any
+    replicas: Any
+    evaluations: Any
+    rollout: Seam
+    update: Seam
+    _workflow: Any
+    _on_host: bool
+    _in_python: bool
+    _loop_mode: str | None
+    # Whether a rollout follows an XLA update whatever its own time: apart, a few steps cost little
+    # either way, but only together are they one program, which is many times as fast.
+    prefers_fused = False
+
+    def acting_state(self) -> Any:
+        """Returns the values by which the agent acts, of the replica that this is called on."""
+        raise NotImplementedError
+
+    def _trial_batch(self, progress: Progress) -> Nest:
+        """Returns a batch for the update to be timed on; nothing may change by making it."""
+        raise NotImplementedError
+
+    def choose(self, progress: Progress) -> dict[str, str]:
+        """Settles the mode of every seam, timing those that are "auto" on copies."""
+        asked = self._workflow.compile
+        if self._on_host and self.rollout.mode is None:
+            self.rollout.mode = self._choose_acting(progress, asked["rollout"])
+        for seam in (self.rollout, self.update):
+            if seam.mode is None and asked[seam.name] != "auto":
+                seam.mode = asked[seam.name]
+            elif seam.mode is None and on_host(self._workflow.env) and not self._on_host:
+                # Its steps are Python's, and cannot be tried on copies.
+                seam.mode = "graph"
+            elif seam.mode is None and not auto_needs_timing():
+                seam.mode = "xla"
+            elif seam.mode is None and self.replicas.num_workers > 1:
+                # Processes that measure would part; a rollout of many small ops is XLA's.
+                seam.mode = "xla" if seam is self.rollout else "graph"
+        if self.rollout.mode is None or self.update.mode is None:
+            self._time_seams(progress)
+        if self._loop_mode is None and self._in_python:
+            self._loop_mode = "eager"
+        elif self._loop_mode is None:
+            self._loop_mode = self._choose_loop(asked["loop"])
+            single = self.replicas.num_workers == 1 and not on_host(self._workflow.env)
+            if not self._timed and self._loop_mode != "eager" and single:
+                self._time_seams(progress)
+        return {
+            "loop": self._loop_mode,
+            "rollout": str(self.rollout.mode),
+            "update": str(self.update.mode),
+            "evaluation": self.evaluations.mode,
+        }
+
+    def _choose_acting(self, progress: Progress, asked: str) -> str:
+        """How the policy is called on the host: as asked, or whatever is faster."""
+        workflow = self._workflow
+        agent = workflow.agent
+        policies = [policy_for(half, agent, agent.compute_actions) for half in workflow.env.halves]
+        policy = policies[0]
+        policy.mode = None if asked == "auto" else asked
+        env_state = workflow.env.states_of(progress.env_state)[0]
+        carry = None if progress.carry is None else policy.fresh_carry()
+        policy.begin(self.acting_state(), progress.key, 4, env_state.obs, carry)
+        for other in policies:
+            other.mode = policy.mode
+        return str(policy.mode)
+
+    def _choose_loop(self, asked: str) -> str:
+        """One program of both seams and the loop over them, where both are XLA and it pays."""
+        modes = (str(self.rollout.mode), str(self.update.mode))
+        if "eager" in modes or asked == "eager":
+            return "eager"
+        several = self.replicas.several
+        if modes != ("xla", "xla") or asked == "graph" or several:
+            return "graph"
+        seconds = [s.seconds.get("xla") for s in (self.rollout, self.update)]
+        known = sum(t for t in seconds if t is not None)
+        slow = None not in seconds and known > _FUSE_BELOW_SECONDS
+        return "graph" if asked == "auto" and slow else "xla"
+
+    def _time_seams(self, progress: Progress) -> None:
+        asked = self._workflow.compile["rollout"]
+        if not self._on_host:
+            # The rollout of one replica tells how the others' will do.
+            env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
+            args = (self.acting_state(), env_state, carry, progress.key)
+            if self.rollout.mode is None:
+                self.rollout.choose_by_time(*args)
+            else:
+                self.rollout.time_as_chosen(*args)
+        batch = self._trial_batch(progress)
+        before = {path: v.numpy() for path, v in self.learner.variables().items()}
+        update_args = (batch, progress.key, progress.env_steps)
+        if self.update.mode is None:
+            self.update.choose_by_time(*update_args)
+        else:
+            self.update.time_as_chosen(*update_args)
+        self.learner.assign_variables(before)
+        fuses = self.prefers_fused and not self._in_python
+        if fuses and self.update.mode == "xla" and asked == "auto":
+            self.rollout.mode = "xla"
+
+    @property
+    def fused(self) -> bool:
+        """Whether the seams and the loop over them are one XLA program."""
+        return self._loop_mode == "xla"
+
+    @property
+    def _timed(self) -> bool:
+        """Whether there are clocks between the seams: not in XLA, nor in deterministic graphs."""
+        if self._in_python:
+            return False  # Python has the clock
+        # The public tf.config can only switch op determinism on.
+        return not self.fused and not framework_config.is_op_determinism_enabled()
+
+    def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
+        """Seconds by seam; without clocks, in the proportion of the seams timed apart."""
+        if self._timed or self._in_python:
+            return {"rollout": t_rollout, "update": t_update}
+        a, b = (s.seconds.get(str(s.mode)) for s in (self.rollout, self.update))
+        if a is None or b is None:
+            return {}
+        return {"rollout": call * a / (a + b), "update": call * b / (a + b)}

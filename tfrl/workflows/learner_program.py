@@ -1,0 +1,433 @@
+"""The compiled part of a run over one learner: its variables and the loop over the seams."""
+
+import abc
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.distribute.statistics import merge_over_replicas
+from tfrl.distribute.tracing import counted_apart
+from tfrl.envs.host_env import HostEnv
+from tfrl.learners import Learner
+from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.workflows.choosing import Choosing
+from tfrl.workflows.evaluations import Evaluations
+from tfrl.workflows.host_loop import HostLoop, keys_of
+from tfrl.workflows.run_state import Progress
+from tfrl.workflows.seams import PythonSeam, Seam
+from tfrl.workflows.tally import EPISODE_METRICS, Tally
+
+T = TypeVar("T")
+
+# Rows of metrics that one call can return.
+MAX_ROWS = 1024
+
+_LEARNER = "learner/"
+_COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
+
+
+class LearnerProgram(Choosing, abc.ABC):
+    """Runs iterations of a workflow over one learner; made by `setup`, freed with its states.
+
+    An iteration is a rollout (a pure function) and what a subclass makes of it: `_improve`. A run
+    may have phases, which differ in what is traced.
+    """
+
+    # Whether all that follows a rollout on the host is XLA's where the update is.
+    fuses_on_host = False
+    # While the call behind a rollout is traced: what it leaves to Python, of `note_dtypes`.
+    notes: Sequence[tf.Tensor] = ()
+
+    def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
+        """Prepares the seams; nothing is traced yet.
+
+        Args:
+          workflow: The `LearnerWorkflow` whose hooks run.
+          learner: A built learner.
+          eval_key: int32 [2]; evaluation i draws from `fold_in(eval_key, i)`.
+        """
+        self.learner = learner
+        self.version = 0
+        self._workflow = workflow
+        self.evaluations = Evaluations(workflow, learner, eval_key)
+        self.replicas = learner.replicas
+        # Environments on the host are stepped in Python, and so is the loop over the seams.
+        self._on_host = isinstance(workflow.env, HostEnv)
+        self._in_python = self._on_host or workflow.loops_in_python
+        self.rollout = self._playing("rollout", workflow.collect, workflow.roll)
+        self._digest = tf.function(counted_apart(workflow.digest), autograph=False)
+        self._host = HostLoop(self, workflow.overlap) if self._in_python else None
+        # Under several replicas the sums over them stand between what XLA compiles.
+        xla = functools.partial(self._update, jit=True) if self.replicas.several else None
+        self.update = Seam("update", self._update, xla=xla)
+        self._structure = learner.structure_version
+        self._phase = "learn"
+        self._loops: dict[str, Any] = {}
+        self._names: dict[str, list[str]] = {}
+        self._loop_mode: str | None = None
+
+    def _playing(self, name: str, collect: Callable[..., Any], roll: Callable[..., Any]) -> Seam:
+        """The seam of a rollout, and of what is made of it where the loop is compiled."""
+        if self._on_host:
+            return PythonSeam(name, roll)
+        return Seam(name, roll if self._in_python else collect)
+
+    def clone(self) -> "LearnerProgram":
+        """Returns a program over a copy of the variables, with the same compile choices."""
+        other = type(self)(self._workflow, self.learner.clone(), self.evaluations.key)
+        other._loop_mode = self._loop_mode
+        for mine, its in zip(self._seams(), other._seams(), strict=True):
+            its.mode, its.seconds = mine.mode, dict(mine.seconds)
+        return other
+
+    def _seams(self) -> tuple[Seam, ...]:
+        return (self.rollout, self.update)
+
+    # What a checkpoint holds beside the progress.
+
+    def state_values(self) -> dict[str, Any]:
+        """Returns the values of the variables by path, under `learner/`."""
+        return {f"{_LEARNER}{path}": v for path, v in self.learner.variables().items()}
+
+    def load_values(self, values: Mapping[str, Any], *, environments: bool) -> None:
+        """Puts back what `state_values` gave.
+
+        Args:
+          values: By path; others than the program's are left out.
+          environments: Whether the run's environments are replaced too, by those of the values.
+        """
+        own = {p: v for p, v in values.items() if p.startswith(_LEARNER)}
+        self.learner.assign_variables({p.removeprefix(_LEARNER): v for p, v in own.items()})
+
+    # What subclasses say.
+
+    @abc.abstractmethod
+    def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
+        """The update seam: trains on a batch."""
+
+    @abc.abstractmethod
+    def _improve(
+        self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """All that follows a rollout; returns metrics, float32 scalars.
+
+        Args:
+          progress: That before the iteration.
+          out: What the rollout gave, a `RolloutResult`.
+          key: int32 [2].
+          env_steps: int64, with those of the rollout.
+        """
+
+    def _phase_of(self, progress: Progress) -> tuple[str, int | None]:
+        """Returns the phase that a run is in, and at how many env steps it ends, or None."""
+        return "learn", None
+
+    def seam_of_phase(self) -> Seam:
+        """Returns the seam that plays in this phase."""
+        return self.rollout
+
+    @abc.abstractmethod
+    def _metric_names(self, progress: Progress) -> list[str]:
+        """Returns the names of the metrics of `_improve` in this phase; traced and never run."""
+
+    def _before_eager(self, progress: Progress) -> None:
+        """Prepares a call whose loop is Python's."""
+        return
+
+    def acting_state(self) -> Any:
+        """Returns the values by which the agent acts, of the replica that this is called on."""
+        return struct.values(self._workflow.acting_state(self.learner))
+
+    # Running.
+
+    def run(
+        self, progress: Progress, iterations: int, until: int | None
+    ) -> tuple[list[dict[str, Any]], Progress, dict[str, float]]:
+        """Runs iterations until there are `iterations`, or `until` env steps are reached.
+
+        A call ends with a phase.
+
+        Returns:
+          Rows of metrics, the progress, and seconds: `call`, `rollout`, `update`.
+        """
+        self.choose(progress)
+        if self._structure != self.learner.structure_version:
+            self._forget_traces()
+        self._phase, ends = self._phase_of(progress)
+        most = np.iinfo(np.int64).max
+        limit = min(most if until is None else until, most if ends is None else ends)
+        iterations = min(iterations, MAX_ROWS * self._workflow.iterations_per_row)
+        start = time.perf_counter()
+        if self._loop_mode == "eager":
+            self._before_eager(progress)
+            run = self._run_eagerly if self._host is None else self._host.run
+            result = run(progress, iterations, limit)
+        else:
+            loop = self._loops.get(self._phase) or self._trace(progress)
+            result = loop(progress, tf.constant(iterations), tf.constant(limit, tf.int64))
+        progress, done, floats, counters, (t_rollout, t_update) = result
+        rows = self._rows(int(done), floats, counters)
+        seconds = {"call": time.perf_counter() - start}
+        seconds.update(self._time_split(seconds["call"], float(t_rollout), float(t_update)))
+        return rows, progress, seconds
+
+    def _rows(self, done: int, floats: Any, counters: Any) -> list[dict[str, Any]]:
+        host = self._host
+        names = self._names[self._phase] if host is None else host.names(self._phase)
+        floats, counters = np.asarray(floats)[:done], np.asarray(counters)[:done]
+        return [
+            {
+                **dict(zip(_COUNTERS, c, strict=True)),
+                **dict(zip(names, f, strict=True)),
+            }
+            for f, c in zip(floats.tolist(), counters.tolist(), strict=True)
+        ]
+
+    def _trace(self, progress: Progress) -> Any:
+        """Makes the loop, once it is known how long a metrics row is."""
+        self._find_names(progress)
+        self._loops[self._phase] = tf.function(
+            counted_apart(self._run_loop), jit_compile=self.fused, autograph=False
+        )
+        return self._loops[self._phase]
+
+    def _find_names(self, progress: Progress) -> None:
+        def once(progress: Progress) -> Any:
+            out = self._roll(progress, progress.key)
+            self._names[self._phase] = sorted({*out.metrics, *self._metric_names(progress)})
+            return tf.constant(0)
+
+        # Traced and never run: the seams keep their traces for the loop.
+        tf.function(once, autograph=False).get_concrete_function(progress)
+
+    def whole(self, progress: Progress) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns the loop over iterations as one function, and arguments for it."""
+        self.choose(progress)
+        self._phase, _ = self._phase_of(progress)
+        if self._phase not in self._names:
+            self._find_names(progress)
+        return self._run_loop, (progress, tf.constant(1), tf.constant(1, tf.int64))
+
+    def _forget_traces(self) -> None:
+        """Modules have come or gone: everything is traced anew, in the modes chosen before."""
+        for seam in self._seams():
+            seam.forget_traces()
+        self._loops, self._names = {}, {}
+        if self._host is not None:
+            self._host.forget()
+        self.evaluations.forget()
+        self._structure = self.learner.structure_version
+
+    def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
+        """The rollout on every replica; statistics, counts and metrics are those of all."""
+        play = self.seam_of_phase()
+
+        def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            values = self.acting_state()
+            if not self.replicas.several:
+                return play(values, env_state, carry, key)
+            out = play(values, env_state, carry, seeding.fold_in(key, self.replicas.index()))
+            return self._merged(out, self._workflow.normalizer(values), env_state)
+
+        out = self.replicas.run(own, progress.env_state, progress.carry, key)
+        common = self.replicas.first((out.normalizer, out.metrics, out.counts))
+        return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
+
+    def _merged(self, out: Any, normalizer: Nest, env_state: EnvState) -> Any:
+        """What a replica's rollout found together with that of the others."""
+        counts = self.replicas.sum(out.counts)
+        shares = {}
+        for name in ("env_steps", "episodes"):
+            own = tf.cast(out.counts[name], tf.float32)
+            shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
+        weighted = {
+            name: x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
+            for name, x in out.metrics.items()
+        }
+        return out.replace(
+            counts=counts,
+            metrics=self.replicas.sum(weighted),
+            normalizer=merge_over_replicas(self.replicas, normalizer, out.normalizer),
+            env_state=merge_over_replicas(self.replicas, env_state, out.env_state),
+        )
+
+    def _assign_normalizer(self, out: Any) -> None:
+        """Puts the statistics with a rollout's observations in the place of those before."""
+        if out.normalizer is not None:
+            variables = self._workflow.normalizer(self._workflow.acting_state(self.learner))
+            tf.nest.map_structure(lambda v, x: v.assign(x), variables, out.normalizer)
+
+    def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """One iteration: progress, float metrics, counters, and seconds by seam."""
+        start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
+        keys = keys_of(progress.key, progress.iterations)
+        with tf.control_dependencies([start]):
+            out = self._roll(progress, keys[0])
+        return self._learn(progress, out, keys[1], start)
+
+    def _learn(self, progress: Progress, out: Any, key: tf.Tensor, start: tf.Tensor) -> Any:
+        """The part of an iteration behind the rollout; returns what `_iterate` returns."""
+        timed = self._timed
+        with tf.control_dependencies(data(self.replicas.local(out))):
+            middle = tf.timestamp() if timed else start
+        env_steps = progress.env_steps + out.counts["env_steps"]
+        with tf.control_dependencies([middle]):
+            metrics = self._improve(progress, out, key, env_steps)
+        with tf.control_dependencies(data(metrics)):
+            end = tf.timestamp() if timed else start
+        some = out.counts["episodes"] > 0
+        last_return = tf.where(some, out.metrics["episode_return"], progress.episode_return)
+        last_length = tf.where(some, out.metrics["episode_length"], progress.episode_length)
+        progress = Progress(
+            env_state=out.env_state,
+            carry=out.carry,
+            key=progress.key,
+            iterations=progress.iterations + 1,
+            env_steps=env_steps,
+            episodes=progress.episodes + out.counts["episodes"],
+            episode_return=last_return,
+            episode_length=last_length,
+        )
+        row = {
+            **out.metrics,
+            **metrics,
+            "episode_return": last_return,
+            "episode_length": last_length,
+        }
+        names = self._names.setdefault(self._phase, sorted(row))  # eager calls do not trace
+        floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
+        with tf.control_dependencies([end]):
+            learner_steps = tf.identity(self.learner.learner_steps.read_value())
+        counters = tf.stack(
+            [progress.iterations, progress.env_steps, progress.episodes, learner_steps]
+        )
+        return progress, floats, counters, tf.stack([middle - start, end - middle])
+
+    def _run_loop(self, progress: Progress, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+        n = len(self._names[self._phase])
+        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[n])
+        counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(_COUNTERS)])
+
+        def body(
+            i: Any, done: Any, progress: Any, floats: Any, counters: Any, seconds: Any
+        ) -> tuple[Any, ...]:
+            progress, done, f, c, s = self._row(progress, done, iterations, limit)
+            return i + 1, done, progress, floats.write(i, f), counters.write(i, c), seconds + s
+
+        rows, _, progress, floats, counters, seconds = tf.while_loop(
+            lambda i, done, progress, *_: (done < iterations) & (progress.env_steps < limit),
+            body,
+            (0, tf.constant(0), progress, floats, counters, tf.zeros([2], tf.float64)),
+            parallel_iterations=1,
+            name="rows",
+        )
+        return progress, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
+
+    def _row(self, progress: Progress, done: Any, iterations: Any, limit: Any) -> Any:
+        """The iterations of one row of metrics: progress, how many are done, and the row."""
+        per_row = self._workflow.iterations_per_row
+        if per_row == 1:
+            progress, *row = self._iterate(progress)
+            return progress, done + 1, *row
+        tally = Tally(self._names[self._phase])
+        last = tf.minimum(done + per_row, iterations)
+
+        def body(done: Any, progress: Any, sums: Any, counters: Any, seconds: Any) -> Any:
+            progress, f, c, s = self._iterate(progress)
+            return done + 1, progress, tally.add(sums, f), c, seconds + s
+
+        none = tf.zeros([len(_COUNTERS)], tf.int64)
+        done, progress, sums, counters, seconds = tf.while_loop(
+            lambda done, progress, *_: (done < last) & (progress.env_steps < limit),
+            body,
+            (done, progress, tally.start(), none, tf.zeros([2], tf.float64)),
+            parallel_iterations=1,
+            name="iterations",
+        )
+        return progress, done, tally.result(sums), counters, seconds
+
+    def _run_eagerly(self, progress: Progress, iterations: int, limit: int) -> Any:
+        per_row = self._workflow.iterations_per_row
+        floats: list[Any] = []
+        counters: list[Any] = []
+        seconds = np.zeros(2)
+        done, env_steps, tally, sums = 0, int(progress.env_steps), None, None
+        while done < iterations and env_steps < limit:
+            progress, f, c, s = self._iterate(progress)
+            done += 1
+            seconds += s.numpy()
+            c = c.numpy()
+            env_steps = int(c[_COUNTERS.index("env_steps")])
+            if per_row > 1:
+                tally = tally or Tally(self._names[self._phase])
+                sums = tally.add(tally.start() if sums is None else sums, f)
+                if done % per_row and done < iterations and env_steps < limit:
+                    continue
+                f, sums = tally.result(sums), None
+            floats.append(f.numpy())
+            counters.append(c)
+        return progress, len(floats), floats, counters, seconds
+
+    # For the loop in Python over environments on the host.
+
+    @property
+    def phase(self) -> str:
+        """The phase of the run."""
+        return self._phase
+
+    @property
+    def workflow(self) -> Any:
+        """The workflow whose hooks run."""
+        return self._workflow
+
+    def action_fn_of_phase(self) -> Callable[..., Any]:
+        """Returns how the agent acts in this phase."""
+        return self._workflow.agent.compute_actions
+
+    def names_of_phase(self) -> list[str]:
+        """Returns the names of a row's metrics, once they are traced."""
+        return self._names[self._phase]
+
+    def take(self, played: Trajectory) -> None:
+        """Is told what was played, before the call that follows it."""
+        return
+
+    @property
+    def note_dtypes(self) -> list[tf.DType]:
+        """Those of the notes of a call, which are Python's to read."""
+        return []
+
+    def settle(self, notes: Sequence[tf.Tensor]) -> None:
+        """Is given the notes of a call when it is done."""
+        return
+
+    def guarded(self, fn: Callable[..., T], *args: Any) -> T:
+        """Calls what may wait for others."""
+        return fn(*args)
+
+    def behind_the_host(
+        self, progress: Progress, played: Trajectory, key: tf.Tensor
+    ) -> tuple[Progress, tf.Tensor, tf.Tensor]:
+        """All that follows a rollout: progress, float metrics and counters; traced.
+
+        Args:
+          progress: That before the iteration, without environments.
+          played: What the rollout gave.
+          key: int32 [2].
+        """
+        out = self._digest(self.acting_state(), played)
+        return self._learn(progress, out, key, tf.constant(0.0, tf.float64))[:3]
+
+
+def data(nest: Nest) -> list[tf.Tensor]:
+    """Ops to wait for that are behind the values of a nest.
+
+    A control edge from the call of a stateless function is dropped when the function is inlined;
+    one from the identity of its result is not.
+    """
+    return [] if tf.executing_eagerly() else [tf.identity(x) for x in tf.nest.flatten(nest)]

@@ -1,0 +1,430 @@
+"""What the workflows over one learner share: environments, hooks, and the run as a value."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.agents.core import Agent
+from tfrl.distribute.replicas import Replicas
+from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.host import check_place
+from tfrl.envs.host_env import HostEnv
+from tfrl.envs.wrappers.task_rewards import with_task_rewards
+from tfrl.evaluation.evaluator import Evaluator
+from tfrl.evaluation.result import EvaluationResult
+from tfrl.learners import (
+    DEFAULT_MODULE_ID,
+    CheckNumerics,
+    Learner,
+    ModuleConfig,
+    raise_if_nonfinite,
+)
+from tfrl.rollout import rollout
+from tfrl.rollout.step import ActionFn
+from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.workflows.checks import check_ends, check_episodes, check_fit, check_resets, check_whole
+from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.learner_program import LearnerProgram
+from tfrl.workflows.run_state import Progress, RolloutResult, RunState
+from tfrl.workflows.run_values import load_values, state_values
+from tfrl.workflows.seams import check_compile
+from tfrl.workflows.sizes import check_divided
+
+SEAMS = ("rollout", "update", "evaluation", "loop")
+
+
+class LearnerWorkflow(Workflow):
+    """Trains the modules of one learner in one set of environments; subclasses say how.
+
+    They make the program of a run (`make_program`) and say what becomes of a rollout's experience
+    (`make_batch`, `update`). All hooks but those that make something are traced.
+    """
+
+    # Iterations that share a row of metrics.
+    iterations_per_row = 1
+    # Whether Python runs the loop over iterations, as it must where it steps the environments.
+    loops_in_python = False
+    # Whether learning runs in the background of the next rollout on the host.
+    overlap = False
+
+    def __init__(
+        self,
+        *,
+        env: Env,
+        agent: Agent | Callable[..., Agent],
+        eval_env: Env | None,
+        rollout_length: int,
+        learner_config: ModuleConfig,
+        check_numerics: CheckNumerics,
+        eval_episodes: int,
+        compile: str | Mapping[str, str],
+        iterations_per_call: int | None,
+        strategy: tf.distribute.Strategy | None,
+    ):
+        """Takes what they have in common; a constructor ends with `_complete`.
+
+        Args:
+          env: The training environments.
+          agent: An agent, or a function that makes one from `obs_spec` and `action_spec`.
+          eval_env: The environments to evaluate on, or None for the training ones.
+          rollout_length: Steps per environment and iteration (T).
+          learner_config: Of the agent's module.
+          check_numerics: "off", "skip" or "raise", see `Learner`.
+          eval_episodes: Episodes of one evaluation.
+          compile: As of `OnPolicyWorkflow`.
+          iterations_per_call: Iterations of one compiled call; None for about half a second.
+          strategy: A tf.distribute strategy; None for the one whose scope this is called in.
+        """
+        super().__init__(iterations_per_call=iterations_per_call)
+        self.replicas = Replicas(strategy)
+        self.env = check_episodes("env", env)
+        if not hasattr(agent, "compute_actions") or isinstance(agent, type):
+            agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        self.agent = agent
+        check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
+        # An agent of several policies names them; any other is the only module of the learner.
+        self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
+        self.learns = any(module.updates for module in self.modules.values())
+        self.rollout_length = rollout_length
+        self.learner_config = learner_config
+        self.check_numerics = check_numerics
+        self.use_compile(compile)
+        played = check_episodes("eval_env", eval_env) if eval_env is not None else env
+        self.eval_env = with_task_rewards(played)
+        if isinstance(env, HostEnv) and self.eval_env is env:
+            self.eval_env = env.copy()  # an evaluation must not disturb the training's episodes
+        check_ends(self.eval_env)
+        self.eval_episodes = eval_episodes
+        check_resets(env)
+        check_fit(self.agent, {"env": self.env, "eval_env": self.eval_env})
+        # Under SAME_STEP every row is a real step.
+        self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
+
+    def _complete(self) -> None:
+        """The last step of a constructor, when all sizes are known."""
+        self._divide()
+        # Says now, not after the training, that an evaluation could not end.
+        self.make_evaluator(self.eval_episodes, "graph")
+
+    def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
+        """Spreads runs that are set up from now on over the replicas of a strategy."""
+        self.replicas = Replicas(strategy)
+        self._divide()
+
+    @property
+    def agreement(self) -> Any:
+        """How the processes of a multi-worker strategy decide together; None for one process."""
+        return self._agreement
+
+    @property
+    def divided_sizes(self) -> dict[str, int]:
+        """Rows that the replicas divide among them, by module."""
+        return {}
+
+    def _divide(self) -> None:
+        """Makes each replica's part of the environments."""
+        several = self.replicas.num_workers > 1
+        self._agreement: Any = None
+        if several:
+            from tfrl.distribute.agreement import Agreement
+
+            self._agreement = Agreement(self.replicas.strategy)
+        parts = self.replicas.num_replicas
+        for env in (self.env, self.eval_env):
+            if isinstance(env, HostEnv):
+                check_place(env.backend.name, parts)
+        check_divided(
+            parts,
+            {"num_envs": self.env.num_envs, "num_envs of eval_env": self.eval_env.num_envs},
+            self.divided_sizes,
+        )
+        self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
+        self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
+
+    # Hooks; all are traced.
+
+    def setup_agent(self, key: tf.Tensor) -> Learner:
+        """Makes the built learner of the agent."""
+        learner = Learner(
+            self.modules,
+            config=self.learner_config,
+            check_numerics=self.check_numerics,
+            strategy=self.replicas.strategy,
+        )
+        learner.build(key)
+        return learner
+
+    def acting_state(self, learner: Learner) -> Any:
+        """Returns the variables that the agent acts by.
+
+        Those of the only module, or `{module_id: AgentState}` for an agent of several.
+        """
+        states = {m: learner.module_state(m) for m in self.modules}
+        return states if hasattr(self.agent, "modules") else states[DEFAULT_MODULE_ID]
+
+    def normalizer(self, agent_state: Any) -> Nest:
+        """Returns the observation statistics out of a state as `acting_state` gives it."""
+        if hasattr(self.agent, "modules"):
+            found = {m: state.normalizer for m, state in agent_state.items()}
+            found = {m: x for m, x in found.items() if x is not None}
+            return found or None
+        return agent_state.normalizer
+
+    def collect(
+        self,
+        agent_state: Any,
+        env_state: EnvState,
+        carry: Nest,
+        key: tf.Tensor,
+        action_fn: ActionFn | None = None,
+    ) -> RolloutResult:
+        """Rolls out, and turns the experience into a batch; a pure function of values.
+
+        Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
+        """
+        trajectory, env_state, carry = self.roll(agent_state, env_state, carry, key, action_fn)
+        return self.digest(agent_state, trajectory).replace(env_state=env_state, carry=carry)
+
+    def roll(
+        self,
+        agent_state: Any,
+        env_state: EnvState,
+        carry: Nest,
+        key: tf.Tensor,
+        action_fn: ActionFn | None = None,
+    ) -> tuple[Trajectory, EnvState, Nest]:
+        """Plays `rollout_length` steps; in environments on the host in NumPy, not in a graph.
+
+        By the agent's `compute_actions`, unless `action_fn` is given.
+        """
+        return rollout(
+            self.replica_env,
+            self.agent,
+            env_state,
+            agent_state,
+            key,
+            self.rollout_length,
+            env_extra_fields=self.rollout_fields(env_state),
+            action_fn=action_fn,
+            carry=carry,
+            in_numpy=True,
+        )
+
+    def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
+        """The fields of `info` that are stored; agents that end together have no `agents`."""
+        asked = getattr(self.agent, "env_extra_fields", ())
+        own = (name for name in asked if name != "agents" or name in env_state.info)
+        return ("episode_return", "episode_length", *own)
+
+    def digest(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
+        """Turns the experience of a rollout into a batch; a pure function of values."""
+        ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
+        ends = tf.cast(ended, tf.float32)
+        count = tf.reduce_sum(ends)
+        extras = trajectory.env_extras
+        some = tf.maximum(count, 1.0)
+        lengths = tf.cast(extras["episode_length"], tf.float32)
+        # Of several agents: that of the team.
+        returns = tf.add_n(tf.nest.flatten(extras["episode_return"]))
+        env_steps = tf.math.count_nonzero(trajectory.valid)
+        if self.all_rows_valid:  # so nothing needs a mask
+            trajectory = trajectory.replace(valid=None)
+        batch, metrics = self.make_batch(agent_state, trajectory)
+        return RolloutResult(
+            batch=batch,
+            normalizer=self.normalizer(self.agent.observe(agent_state, trajectory)),
+            metrics={
+                **metrics,
+                "episode_return": tf.reduce_sum(ends * returns) / some,
+                "episode_length": tf.reduce_sum(ends * lengths) / some,
+            },
+            counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
+        )
+
+    @abc.abstractmethod
+    def make_batch(
+        self, agent_state: Any, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """Returns what the update takes of a rollout, and metrics, `{name: float32 scalar}`."""
+
+    @property
+    @abc.abstractmethod
+    def update_options(self) -> dict[str, Any]:
+        """The arguments of `Learner.update` that say how it trains on a batch."""
+
+    def update(
+        self,
+        learner: Learner,
+        batch: Nest,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        jit: bool = False,
+    ) -> dict[str, tf.Tensor]:
+        """Trains on a batch; returns float32 scalars.
+
+        Those of one of several modules are named `<module_id>/<name>`.
+        """
+        if not self.learns:
+            return {}
+        options = self.update_options
+        return self.named(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
+
+    def named(self, results: Mapping[str, Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Returns a learner's results as one dict; those of several modules begin with its id."""
+        return {
+            (name if m == DEFAULT_MODULE_ID else f"{m}/{name}"): x
+            for m, row in results.items()
+            for name, x in row.items()
+        }
+
+    @abc.abstractmethod
+    def make_program(self, learner: Learner, eval_key: tf.Tensor) -> LearnerProgram:
+        """Makes the variables and compiled functions of a fresh run over a built learner."""
+
+    # The run.
+
+    def setup(self, seed: int) -> RunState:
+        """Makes a fresh run from a seed."""
+        key = seeding.key(seed)
+        keys = seeding.streams(key, ["agent", "environment", "run", "evaluation"])
+        program = self.make_program(self.setup_agent(keys["agent"]), keys["evaluation"])
+        make_carry = getattr(self.agent, "initial_carry", None)
+
+        def begin(key: tf.Tensor) -> tuple[EnvState, Nest]:
+            if self.replicas.several:
+                key = seeding.fold_in(key, self.replicas.index())
+            env_state = self.replica_env.reset(key)
+            carry = make_carry(self.replica_env.num_envs) if make_carry else None
+            if isinstance(self.replica_env, HostEnv):
+                return env_state, carry
+            return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
+
+        env_state, carry = self.replicas.run_once(begin, keys["environment"])
+        zero = tf.constant(0, tf.int64)
+        progress = Progress(
+            env_state=env_state,
+            carry=carry,
+            key=keys["run"],
+            iterations=zero,
+            env_steps=zero,
+            episodes=zero,
+            episode_return=tf.constant(np.nan, tf.float32),
+            episode_length=tf.constant(np.nan, tf.float32),
+        )
+        return RunState(progress=progress, program=program)
+
+    def snapshot(self, state: RunState) -> RunState:
+        """Returns a copy that later steps of `state` do not change."""
+        self._check_fresh(state)
+        program = state.program.clone()
+        return state.replace(program=program, version=program.version)
+
+    def advance(self, state: RunState, iterations: int, until: int | None = None) -> Advance:
+        """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
+        self._check_fresh(state)
+        program = state.program
+        rows, progress, seconds = program.run(state.progress, iterations, until)
+        program.version += 1
+        new_state = state.replace(progress=progress, version=program.version)
+        if self.check_numerics == "raise" and self.learns:
+            for row in rows:
+                where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
+                raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
+        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in rows]
+        return Advance(rows=rows, state=new_state, seconds=seconds)
+
+    def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics of a module out of a row."""
+        if module_id == DEFAULT_MODULE_ID:
+            return dict(row)
+        prefix = f"{module_id}/"
+        return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
+
+    def replica_function(self, state: RunState) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns all that a device does in a call of `advance`, and example arguments.
+
+        For `tfrl.distribute.check_compilable`: on a TPU it is one program.
+        """
+        return state.program.whole(state.progress)
+
+    def evaluate(self, state: RunState) -> tuple[dict[str, float], RunState]:
+        """Runs `eval_episodes` greedy episodes; the keys follow from the iteration."""
+        self._check_fresh(state)
+        result = state.program.evaluations.evaluate(state.progress.iterations)
+        return result.metrics(), state
+
+    def final_evaluation(
+        self, state: RunState, num_episodes: int, seed: int | None = None
+    ) -> EvaluationResult:
+        """Runs `num_episodes` greedy episodes."""
+        self._check_fresh(state)
+        key = None if seed is None else seeding.stream(seeding.key(seed), "final_evaluation")
+        return state.program.evaluations.evaluate(state.progress.iterations, num_episodes, key)
+
+    def video_env(self) -> Env:
+        """The evaluation's environments, of which a video shows the first."""
+        return self.eval_env
+
+    def describe(self) -> str:
+        """Names the agent, the task and the sizes."""
+        env = self.env
+        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+        how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
+        return (
+            f"{type(self.agent).__name__} on {task}, "
+            f"{env.num_envs} environments{f' ({how})' if how else ''} x "
+            f"{self.rollout_length} steps, {self.describe_updates()}"
+        )
+
+    @abc.abstractmethod
+    def describe_updates(self) -> str:
+        """Returns how it learns, in a few words."""
+
+    def use_compile(self, choices: str | Mapping[str, str]) -> None:
+        """Sets the compile modes of runs that are set up from now on."""
+        more = {"rollout": ("numpy",)} if isinstance(self.env, HostEnv) else None
+        self.compile = check_compile(choices, SEAMS, more)
+
+    def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
+        """Makes the evaluator of this workflow's environments for some number of episodes."""
+        return Evaluator(
+            env=self.replica_eval_env,
+            agent=self.agent,
+            num_episodes=num_episodes,
+            compile=compile,
+        )
+
+    def close(self) -> None:
+        """Closes environments on the host."""
+        for env in (self.env, self.eval_env):
+            if isinstance(env, HostEnv):
+                env.close()
+
+    # What a checkpoint holds.
+
+    def env_steps(self, state: RunState) -> int:
+        """Valid agent steps so far."""
+        return int(state.progress.env_steps)
+
+    def agent_state(self, state: RunState) -> Any:
+        """The agent's state, values."""
+        return struct.values(self.acting_state(state.program.learner))
+
+    def state_values(self, state: RunState) -> dict[str, Any]:
+        """Every value of the run by path."""
+        self._check_fresh(state)
+        return state_values(self, state)
+
+    def load_values(
+        self, state: RunState, values: Mapping[str, Any], *, environments: bool = True
+    ) -> RunState:
+        """Returns `state` with every value replaced; see `Workflow.load_values`."""
+        return load_values(self, state, values, environments)
+
+    def compile_choices(self, state: RunState) -> dict[str, str]:
+        """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
+        return state.program.choose(state.progress)

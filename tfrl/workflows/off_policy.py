@@ -1,0 +1,254 @@
+"""The off-policy workflow: act, store, sample, learn."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.agents.actor_critic.numbers import Bound, check_number
+from tfrl.agents.core import Agent
+from tfrl.envs.core import Env
+from tfrl.learners import CheckNumerics, Learner, ModuleConfig
+from tfrl.ops.schedules import make_schedule
+from tfrl.replay import InGraphReplay, ReplayBuffer
+from tfrl.replay.reverb import ReverbReplay
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows.checks import check_whole
+from tfrl.workflows.learner_workflow import LearnerWorkflow
+from tfrl.workflows.off_policy_checks import (
+    check_agent,
+    check_batch_size,
+    check_counts,
+    check_one_replica,
+    check_replay,
+    check_server,
+    sampled,
+    updates_ratio,
+)
+from tfrl.workflows.off_policy_program import OffPolicyProgram
+from tfrl.workflows.off_policy_reverb import ReverbProgram
+
+# Iterations share a row of metrics until it is about so many env steps.
+_STEPS_PER_ROW = 100
+_CAPACITY = 1_000_000
+
+
+class OffPolicyWorkflow(LearnerWorkflow):
+    """Trains an off-policy agent from a replay buffer.
+
+    One iteration: `rollout_length` steps in each of the environments, which are added to the
+    buffer, then `updates_per_step` learner steps for each of these env steps, on a fresh sample
+    each. Before that the buffer is filled by random play. On device environments many iterations
+    run in one compiled call; how many never changes a result. Some iterations share a row of
+    metrics.
+
+    An algorithm differs from this template by its agent and by the hooks `setup_replay`, `collect`,
+    `make_batch`, `update` and `priorities`.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Env,
+        agent: Agent | Callable[..., Agent],
+        eval_env: Env | None = None,
+        replay: Any = None,
+        rollout_length: int = 1,
+        updates_per_step: float = 1.0,
+        batch_size: int = 256,
+        random_steps: int = 1_000,
+        learning_starts: int | None = None,
+        priority_beta: Any = 0.4,
+        priority_epsilon: float = 1e-6,
+        checkpoint_replay: bool = True,
+        learner_config: ModuleConfig | None = None,
+        check_numerics: CheckNumerics = "raise",
+        eval_episodes: int = 32,
+        compile: str | Mapping[str, str] = "auto",
+        iterations_per_call: int | None = None,
+        iterations_per_row: int | None = None,
+        overlap: bool = True,
+        strategy: tf.distribute.Strategy | None = None,
+    ):
+        """Assembles the static logic; `setup` makes what changes.
+
+        Args:
+          env: The training environments, as `tfrl.make_env` gives them.
+          agent: An off-policy agent (DQN, DDPG, TD3, SAC), or a function (such as the class) that
+            makes one from keyword arguments `obs_spec` and `action_spec`.
+          eval_env: The environments to evaluate on; the training ones by default. Wrappers above
+            the autoreset that change rewards are left out: an evaluation tells the task's returns.
+          replay: The maker of the replay buffer, or a function (such as the class `InGraphReplay`,
+            or a `functools.partial` of it) that makes one from keyword arguments `obs_spec`,
+            `action_spec`, `num_envs`, `n_step` and `discount`; the last two are the agent's. Or
+            `tfrl.replay.reverb.ReverbReplay`, likewise. None for an `InGraphReplay` of a million
+            steps, sampled uniformly.
+          rollout_length: Steps per environment and iteration (T).
+          updates_per_step: Learner steps per env step, once the learning has started: 1 for one
+            each, 0.25 for one in four env steps. Of any `rollout_length` and number of
+            environments the ratio is kept exactly, up to a fraction of an update.
+          batch_size: Rows of a learner step, of all replicas together.
+          random_steps: Env steps that are played at random at first.
+          learning_starts: Env steps before the first learner step; None for `random_steps`.
+          priority_beta: How far importance weights correct prioritised sampling, from 0 to 1: a
+            number or a schedule over env steps. Without meaning for uniform sampling.
+          priority_epsilon: Is added to |TD error| to make a priority.
+          checkpoint_replay: Whether checkpoints hold the buffer. Without it a resumed run fills it
+            again, `learning_starts` env steps long, before it goes on learning.
+          learner_config: Learning rate and gradient clipping; by default 3e-4 and none.
+          check_numerics: "off", "skip" or "raise", see `Learner`.
+          eval_episodes: Episodes of one evaluation.
+          compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update (one
+            learner step), evaluation, and loop; as of `OnPolicyWorkflow`.
+          iterations_per_call: Iterations of one compiled call; None for about half a second.
+          iterations_per_row: Iterations that share a row of metrics, their means; None for about
+            100 env steps.
+          overlap: In environments on the host, and with Reverb: whether the learner steps of an
+            iteration run in the background of the next one's rollout, which then acts by the
+            parameters from before them. This lag is always the same, and so is the run;
+            `policy_lag` among the metrics is its number of learner steps. Elsewhere there is none.
+          strategy: A tf.distribute strategy; by default the one whose scope this is called in.
+            All sizes are those of all replicas together, which divide them.
+
+        Raises:
+          UserError: For an agent that does not learn from replayed experience, numbers out of
+            bounds, and sizes that do not divide.
+        """
+        super().__init__(
+            env=env,
+            agent=agent,
+            eval_env=eval_env,
+            rollout_length=rollout_length,
+            learner_config=learner_config or ModuleConfig(lr=3e-4, adam_epsilon=1e-8),
+            check_numerics=check_numerics,
+            eval_episodes=eval_episodes,
+            compile=compile,
+            iterations_per_call=iterations_per_call,
+            strategy=strategy,
+        )
+        check_agent(self.agent)
+        learning_starts = random_steps if learning_starts is None else learning_starts
+        check_counts(random_steps=random_steps, learning_starts=learning_starts)
+        self.random_steps, self.learning_starts = random_steps, learning_starts
+        self.batch_size = batch_size
+        self.overlap = overlap
+        self._ratio = updates_ratio(updates_per_step)
+        make_schedule(priority_beta)
+        check_number(
+            "OffPolicyWorkflow", "priority_epsilon", priority_epsilon, Bound(0), "1e-6 is usual."
+        )
+        self.priority_beta, self.priority_epsilon = priority_beta, priority_epsilon
+        self.checkpoint_replay = checkpoint_replay
+        self.replay = self._make_replay(replay)
+        self._servers: list[Any] = []
+        steps = rollout_length * env.num_envs
+        if iterations_per_row is None:
+            iterations_per_row = max(1, _STEPS_PER_ROW // steps)
+        check_whole(iterations_per_row=iterations_per_row)
+        self.iterations_per_row = iterations_per_row
+        self._complete()
+
+    def _make_replay(self, replay: Any) -> Any:
+        """The maker of the buffer."""
+        env, agent = self.env, self.agent
+        if replay is None:
+            capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
+            replay = functools.partial(InGraphReplay, capacity=capacity)
+        if not hasattr(replay, "init") or isinstance(replay, type):
+            replay = replay(
+                obs_spec=agent.obs_spec,
+                action_spec=agent.action_spec,
+                num_envs=env.num_envs,
+                n_step=agent.n_step,
+                discount=agent.discount,
+            )
+        check_replay(replay, agent, env.num_envs)
+        return replay
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether items are sampled by priority."""
+        return sampled(self.replay).kind == "prioritized"
+
+    @property
+    def loops_in_python(self) -> bool:  # type: ignore[override]
+        """Whether Python runs the loop: experience goes to a Reverb server."""
+        return isinstance(self.replay, ReverbReplay)
+
+    def use_replay_server(self, address: str) -> None:
+        """Lets runs that are set up from now on use a Reverb server that runs already.
+
+        Args:
+          address: "host:port", as `bin/reverb_server.py` prints it.
+
+        Raises:
+          UserError: For an address of another form, or a buffer that is not Reverb's.
+        """
+        check_server(self.replay, address)
+        self.replay = self.replay.replace(address=address)
+
+    @property
+    def divided_sizes(self) -> dict[str, int]:
+        """Rows of a learner step."""
+        check_batch_size(self.batch_size, self.replicas.num_replicas)
+        check_one_replica(self.replay, self.replicas.num_replicas)
+        return {}
+
+    # Hooks.
+
+    def setup_replay(self) -> ReplayBuffer:
+        """Makes the empty replay buffer of a fresh run."""
+        buffer = self.replay.init()
+        if self.loops_in_python:
+            self._servers.append(buffer)
+        return buffer
+
+    def make_program(self, learner: Learner, eval_key: tf.Tensor) -> OffPolicyProgram:
+        """Makes the variables and compiled functions of a fresh run over a built learner."""
+        program = ReverbProgram if self.loops_in_python else OffPolicyProgram
+        return program(self, learner, eval_key)
+
+    def close(self) -> None:
+        """Closes environments on the host, and what is Reverb's."""
+        super().close()
+        for buffer in self._servers:
+            buffer.close()
+        self._servers.clear()
+
+    # Those below are traced.
+
+    def make_batch(
+        self, agent_state: Any, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """Returns what the buffer is given of a rollout: all of it, and no metrics."""
+        return trajectory, {}
+
+    def updates_due(self, before: tf.Tensor, after: tf.Tensor) -> int | tf.Tensor:
+        """Returns how many learner steps follow from env steps, a number where it is always that.
+
+        Args:
+          before: int64, env steps before them.
+          after: int64, env steps with them.
+        """
+        up, down = self._ratio.numerator, self._ratio.denominator
+        steps = self.rollout_length * self.env.num_envs
+        if self.all_rows_valid and steps * up % down == 0:
+            return steps * up // down
+        return tf.cast(after * up // down - before * up // down, tf.int32)
+
+    @property
+    def update_options(self) -> dict[str, Any]:
+        """A sampled batch is one learner step, in its order."""
+        return {"shuffle": False}
+
+    def priorities(self, state: Any, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns the priorities of sampled rows, float32 [N]; `state` is that before the step."""
+        return self.agent.td_errors(state, batch, key) + self.priority_epsilon
+
+    def describe_updates(self) -> str:
+        """Returns how it learns, in a few words."""
+        return (
+            f"{float(self._ratio):g} updates per env step on {self.batch_size} rows of a "
+            f"{sampled(self.replay).kind} replay of {sampled(self.replay).capacity:,}"
+        )

@@ -1,0 +1,140 @@
+"""What an off-policy workflow checks of its arguments."""
+
+import fractions
+from typing import Any
+
+from tfrl import struct
+from tfrl.agents.off_policy.agent import OffPolicy
+from tfrl.errors import UserError
+from tfrl.replay.reverb import ReverbReplay
+
+
+def check_agent(agent: Any) -> None:
+    """Raises a UserError for an agent that does not learn from replayed transitions."""
+    if not isinstance(agent, OffPolicy):
+        raise UserError(
+            "agent",
+            expected="one that learns from replayed transitions: DQN, DDPG, TD3, SAC, or another "
+            "subclass of tfrl.agents.OffPolicy",
+            got=type(agent).__name__,
+            remedy="OnPolicyWorkflow trains A2C, IMPALA, PPO and REINFORCE.",
+        )
+
+
+def check_counts(**counts: Any) -> None:
+    """Raises a UserError for a count that is no whole number of at least 0."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(
+                name,
+                expected="a whole number of at least 0",
+                got=repr(value),
+                remedy="Counts are in env steps.",
+            )
+
+
+def check_batch_size(batch_size: Any, num_replicas: int) -> None:
+    """Raises a UserError for a batch that is none, or that the replicas do not divide."""
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if not whole or batch_size < 1:
+        raise UserError(
+            "batch_size",
+            expected="a whole number of at least 1",
+            got=repr(batch_size),
+            remedy="256 is usual, 32 to 128 for DQN.",
+        )
+    if batch_size % num_replicas:
+        below = batch_size // num_replicas * num_replicas
+        near = [str(n) for n in (below, below + num_replicas) if n]
+        raise UserError(
+            "batch_size",
+            expected=f"a multiple of the {num_replicas} replicas that divide it",
+            got=batch_size,
+            remedy=f"The nearest are {' and '.join(near)}.",
+        )
+
+
+def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
+    """Returns learner steps per env step as a fraction.
+
+    Raises:
+      UserError: For what is no number above 0.
+    """
+    number = isinstance(updates_per_step, int | float) and not isinstance(updates_per_step, bool)
+    if not number or not 0 < updates_per_step <= 1000:
+        raise UserError(
+            "updates_per_step",
+            expected="a number above 0, up to 1000",
+            got=repr(updates_per_step),
+            remedy="1.0 for a learner step per env step, 0.25 for one in four.",
+        )
+    return fractions.Fraction(updates_per_step).limit_denominator(100_000)
+
+
+def check_replay(replay: Any, agent: OffPolicy, num_envs: int) -> None:
+    """Raises a UserError unless a buffer holds what an agent learns from.
+
+    Args:
+      replay: The maker of the buffer.
+      agent: The agent.
+      num_envs: Of the training environments.
+    """
+    wanted = {"n_step": agent.n_step, "discount": agent.discount, "num_envs": num_envs}
+    for name, value in wanted.items():
+        if getattr(replay, name) != value:
+            raise UserError(
+                f"replay.{name}",
+                expected=f"{value}, as of the {'environments' if name == 'num_envs' else 'agent'}",
+                got=getattr(replay, name),
+                remedy="Give the class, or a functools.partial of it: the workflow fills it in.",
+            )
+    items = sampled(replay)
+    lengths = [name for name in ("sequence_length", "episode_length") if getattr(items, name, None)]
+    if lengths:
+        raise UserError(
+            f"replay.{lengths[0]}",
+            expected="None: the agent learns from single items",
+            got="sequences",
+            remedy="Leave it out.",
+        )
+    for name in ("obs_spec", "action_spec"):
+        want, have = (struct.paths(getattr(x, name)) for x in (agent, replay))
+        kinds = [{path: (s.shape, s.dtype) for path, s in nest.items()} for nest in (want, have)]
+        if kinds[0] != kinds[1]:
+            raise UserError(
+                f"replay.{name}",
+                expected=repr(getattr(agent, name)),
+                got=repr(getattr(replay, name)),
+                remedy="Give the agent's specs.",
+            )
+
+
+def sampled(replay: Any) -> Any:
+    """Returns what says how items are sampled: a maker, or the first of its tables on Reverb."""
+    return replay.table() if isinstance(replay, ReverbReplay) else replay
+
+
+def check_one_replica(replay: Any, num_replicas: int) -> None:
+    """Raises a UserError for experience in Reverb under several replicas."""
+    if num_replicas > 1 and isinstance(replay, ReverbReplay):
+        raise UserError(
+            "replay",
+            expected=f"a buffer that {num_replicas} replicas share: InGraphReplay",
+            got="ReverbReplay",
+            remedy="Use --strategy=one_device with Reverb.",
+        )
+
+
+def check_server(replay: Any, address: str) -> None:
+    """Raises a UserError unless a buffer can live in the server at an address."""
+    if not isinstance(replay, ReverbReplay):
+        raise UserError(
+            "The replay buffer of the gin file",
+            expected="one on Reverb, which a server can hold",
+            got=f"{type(replay).__name__}, which lives in the training itself",
+            remedy="Write OffPolicyWorkflow.replay = @ReverbReplay in it, or give "
+            "--gin_bindings='OffPolicyWorkflow.replay = @ReverbReplay'.",
+        )
+    from tfrl.replay.reverb.connection import check_address
+
+    check_address(address)

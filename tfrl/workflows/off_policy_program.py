@@ -1,0 +1,304 @@
+"""The compiled part of an off-policy run: roll, add to the replay buffer, sample, update."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.distribute.tracing import counted_apart
+from tfrl.learners import DEFAULT_MODULE_ID, Learner
+from tfrl.ops.schedules import make_schedule
+from tfrl.replay import InGraphBuffer
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows.host_loop import keys_of
+from tfrl.workflows.learner_program import LearnerProgram
+from tfrl.workflows.run_state import Progress
+from tfrl.workflows.seams import Seam
+from tfrl.workflows.tally import Tally
+
+_REPLAY = "replay/"
+
+
+class OffPolicyProgram(LearnerProgram):
+    """Runs iterations of an `OffPolicyWorkflow` whose replay buffer is in the graph.
+
+    Its phases: who acts (at random or the policy), and whether the agent learns.
+
+    Attributes:
+      buffer: The replay buffer.
+      learning_start: Env steps at which the updates begin: `learning_starts`, later in a run that
+        goes on without its buffer.
+    """
+
+    fuses_on_host = True  # many small operations on the buffer
+    prefers_fused = True
+
+    def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
+        """Makes the buffer, empty; see `LearnerProgram`."""
+        super().__init__(workflow, learner, eval_key)
+        with self.replicas.scope():
+            self.buffer = workflow.setup_replay()
+        self.learning_start: int = workflow.learning_starts
+        random = workflow.agent.random_actions
+        self.fill = self._playing(
+            "fill",
+            functools.partial(workflow.collect, action_fn=random),
+            functools.partial(workflow.roll, action_fn=random),
+        )
+        self._gather: dict[str, Any] = {}  # by phase
+        self._random = self._learning = False
+        self._update_names: list[str] = []
+        self._can_sample = self._asking_for_a_batch()
+
+    def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
+        """Returns a function that says whether a batch can be sampled."""
+        size = self._workflow.batch_size
+        return tf.function(counted_apart(lambda: self.buffer.can_sample(size)), autograph=False)
+
+    # The buffer; traced.
+
+    def _add(self, trajectory: Trajectory) -> None:
+        self.buffer.add(trajectory)
+
+    def _sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
+        return self.buffer.sample(key, self._workflow.batch_size, beta)
+
+    def _update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
+        """Sets priorities; returns notes of what is left to Python, of `note_dtypes`."""
+        self.buffer.update_priorities(index, priorities)
+        return []
+
+    # The run.
+
+    def clone(self) -> "OffPolicyProgram":
+        """Returns a program over a copy of the variables, with the same compile choices."""
+        other: Any = super().clone()
+        other._load_buffer(self._buffer_values())
+        other.learning_start = self.learning_start
+        return other
+
+    def _seams(self) -> tuple[Seam, ...]:
+        return (*super()._seams(), self.fill)
+
+    def _forget_traces(self) -> None:
+        super()._forget_traces()
+        self._gather = {}
+
+    # What a checkpoint holds.
+
+    def state_values(self) -> dict[str, Any]:
+        """Returns the values of the variables by path, those of the buffer under `replay/`."""
+        values = super().state_values()
+        if self._workflow.checkpoint_replay:
+            found = self._buffer_values()
+            values.update({f"{_REPLAY}{path}": x for path, x in found.items()})
+        return values
+
+    def _buffer_values(self) -> dict[str, Any]:
+        return self.buffer.state_values()
+
+    def _load_buffer(self, values: Mapping[str, Any]) -> None:
+        self.buffer.load_values(values)
+
+    def load_values(self, values: Mapping[str, Any], *, environments: bool) -> None:
+        """Puts back what `state_values` gave; see `LearnerProgram.load_values`.
+
+        Without a buffer among them it is filled again before the updates go on.
+        """
+        super().load_values(values, environments=environments)
+        if self._workflow.checkpoint_replay:
+            own = {p: v for p, v in values.items() if p.startswith(_REPLAY)}
+            self._load_buffer({p.removeprefix(_REPLAY): v for p, v in own.items()})
+            if environments and self._in_python:
+                self.buffer.cut()  # new episodes
+        else:
+            done = int(values["progress/env_steps"])
+            self.learning_start = done + self._workflow.learning_starts
+
+    # Phases.
+
+    def _phase_of(self, progress: Progress) -> tuple[str, int | None]:
+        env_steps, random_steps = int(progress.env_steps), self._workflow.random_steps
+        due = env_steps >= self.learning_start
+        self._random = env_steps < random_steps
+        self._learning = due and bool(self._can_sample())
+        ends = [n for n in (random_steps, self.learning_start) if env_steps < n]
+        if due and not self._learning:
+            ends.append(env_steps + 1)  # an iteration may suffice
+        acts = "random" if self._random else "policy"
+        return f"{acts}, {'learns' if self._learning else 'fills'}", min(ends, default=None)
+
+    def action_fn_of_phase(self) -> Callable[..., Any]:
+        """Returns how the agent acts in this phase."""
+        agent = self._workflow.agent
+        return agent.random_actions if self._random else agent.compute_actions
+
+    def seam_of_phase(self) -> Seam:
+        """Returns the seam that plays in this phase."""
+        if not self._random:
+            return self.rollout
+        self.fill.mode = self.rollout.mode
+        return self.fill
+
+    # Collecting; traced.
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether rollout, buffer and sample are one XLA program though the update is a graph.
+
+        Their operations are so small that the graph executor takes longer to schedule them.
+        """
+        always = self._workflow.updates_due(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+        apart = self._in_python or self.replicas.several or self._loop_mode != "graph"
+        xla = self.rollout.mode == "xla" and isinstance(self.buffer, InGraphBuffer)
+        return self._learning and xla and not apart and isinstance(always, int) and always == 1
+
+    def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
+        if not self._gathers:
+            return super()._roll(progress, key)
+        if self._phase not in self._gather:
+            fn = counted_apart(self._played_and_sampled)
+            self._gather[self._phase] = tf.function(fn, jit_compile=True, autograph=False)
+        return self._gather[self._phase](progress, key)
+
+    def _played_and_sampled(self, progress: Progress, key: tf.Tensor) -> Any:
+        """A rollout, added to the buffer, with a sample in the place of its experience."""
+        act = self.action_fn_of_phase()
+        out = self._workflow.collect(
+            self.acting_state(), progress.env_state, progress.carry, key, action_fn=act
+        )
+        self._assign_normalizer(out)
+        self._add(out.batch)
+        env_steps = progress.env_steps + out.counts["env_steps"]
+        learn_key = keys_of(progress.key, progress.iterations)[1]
+        batch, _ = self._sample_number(tf.constant(0), learn_key, env_steps)
+        return out.replace(batch=batch, normalizer=None)
+
+    # Learning; traced.
+
+    def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
+        """Returns the metrics of one learner step and, where they are asked for, priorities."""
+        workflow, found = self._workflow, {}
+        if workflow.prioritized:
+            # Before the step: the priorities are of the errors that the loss sees.
+            found["priorities"] = self.replicas.run(self._priorities, batch, key)
+        return {"metrics": workflow.update(self.learner, batch, key, timesteps, jit=jit), **found}
+
+    def _priorities(self, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        state = struct.values(self.learner.module_state(DEFAULT_MODULE_ID))
+        return self._workflow.priorities(state, batch, key)
+
+    def _improve(
+        self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        self.notes = []
+        if self._gathers:  # the experience is in the buffer, and this is a sample
+            return self._update_once(tf.constant(0), key, env_steps, out.batch)[0]
+        self._assign_normalizer(out)
+        # Before the sample: a write after a read makes XLA copy the whole buffer.
+        self._add(out.batch)
+        if not self._learning:
+            return {}
+        return self._learn_from_replay(progress.env_steps, env_steps, key)
+
+    def _learn_from_replay(
+        self, before: tf.Tensor, env_steps: tf.Tensor, key: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Takes the learner steps that are due; returns the means of their metrics."""
+        due = self._workflow.updates_due(before, env_steps)
+
+        def once(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+            return self._update_once(number, key, env_steps)
+
+        if isinstance(due, int) and due == 1:
+            row, notes = once(tf.constant(0))
+            self.notes = [x[tf.newaxis] for x in notes]
+            return row
+        if tf.executing_eagerly():
+            return self._mean([once(tf.constant(j))[0] for j in range(int(due))])
+        tally, size = Tally(self._update_names), self._workflow.batch_size
+        kept = [tf.TensorArray(t, due, element_shape=[size]) for t in self.note_dtypes]
+
+        def body(j: tf.Tensor, sums: tf.Tensor, kept: list[Any]) -> Any:
+            row, notes = once(j)
+            floats = tf.stack([tf.cast(row[n], tf.float32) for n in self._update_names])
+            kept = [array.write(j, x) for array, x in zip(kept, notes, strict=True)]
+            return j + 1, tally.add(sums, floats), kept
+
+        _, sums, kept = tf.while_loop(
+            lambda j, *_: j < due,
+            body,
+            (tf.constant(0), tally.start(), kept),
+            parallel_iterations=1,
+            maximum_iterations=due if isinstance(due, int) else None,
+            name="updates",
+        )
+        self.notes = [array.stack() for array in kept]
+        return dict(zip(self._update_names, tf.unstack(tally.result(sums)), strict=True))
+
+    def _sample_number(
+        self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> tuple[Nest, tf.Tensor]:
+        """The sample of a learner step of an iteration, and the key of its update."""
+        keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
+        beta = make_schedule(self._workflow.priority_beta)(env_steps)
+        return self._sample(keys["sample"], beta), keys["update"]
+
+    def _update_once(
+        self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor, batch: Nest = None
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        """One learner step on a sampled batch: its metrics and notes."""
+        if batch is None:
+            batch, update_key = self._sample_number(number, key, env_steps)
+        else:
+            update_key = seeding.stream(seeding.fold_in(key, number), "update")
+        found = self.update(batch, update_key, env_steps)
+        notes: list[tf.Tensor] = []
+        if self._workflow.prioritized:
+            notes = self._update_priorities(batch.index, found["priorities"])
+        return found["metrics"], notes
+
+    def _mean(self, rows: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        if rows:
+            self._update_names = list(rows[0])
+        tally = Tally(self._update_names)
+        sums = tally.start()
+        for row in rows:
+            floats = [tf.cast(row[n], tf.float32) for n in self._update_names]
+            sums = tally.add(sums, tf.stack(floats))
+        return dict(zip(self._update_names, tf.unstack(tally.result(sums)), strict=True))
+
+    # Traced and never run, or on what changes nothing.
+
+    def _before_eager(self, progress: Progress) -> None:
+        if self._learning and not self._update_names and self.update.mode != "eager":
+
+            def once() -> tf.Tensor:
+                self._metric_names(progress)
+                return tf.constant(0)
+
+            tf.function(once, autograph=False).get_concrete_function()
+
+    def _metric_names(self, progress: Progress) -> list[str]:
+        if not self._learning:
+            return []
+        batch = self._sample(progress.key, tf.constant(1.0))
+        self._update_names = sorted(self.update(batch, progress.key, progress.env_steps)["metrics"])
+        return self._update_names
+
+    def _trial_batch(self, progress: Progress) -> Nest:
+        """A batch of zeros: nothing may have been added yet."""
+        form: list[Nest] = []
+
+        def sample() -> tf.Tensor:
+            items = self._sample(progress.key, tf.constant(1.0))
+            own = self.replicas.local(items)[0]
+            form[:] = [tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), own)]
+            return tf.constant(0)
+
+        tf.function(sample, autograph=False).get_concrete_function()  # and not run
+        return self.replicas.run_once(
+            lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), form[0])
+        )
