@@ -72,14 +72,14 @@ def test_the_commands_build_what_they_say(page):
         ("train.py", "InGraphReplay"),
         ("train.py", "InGraphReplay"),
         ("train.py", "ReverbReplay"),
-        ("reverb_server.py", "ReverbReplay"),
+        ("reverb_server.py", "InGraphReplay"),
         ("train.py", "ReverbReplay"),
         ("train.py", "InGraphReplay"),
     ]
     in_process, server, client = page.found[2:5]
     assert in_process[2:] == [50_000, None]
-    assert server[2:] == [50_000, None, ["replay"]]
-    assert client[2:] == [50_000, "localhost:8000"]
+    assert server[2:] == [51_200, None, ["replay"]]
+    assert client[2:] == [51_200, "localhost:8000"]
 
 
 def test_the_defaults_and_hooks_are_the_workflows(page):

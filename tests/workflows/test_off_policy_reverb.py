@@ -1,5 +1,6 @@
 """OffPolicyWorkflow over Reverb: counts, priorities, checkpoints, a server elsewhere, errors."""
 
+import collections
 import functools
 import tempfile
 
@@ -13,8 +14,10 @@ from tfrl.agents import DQN
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learners import ModuleConfig
+from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 from tfrl.workflows import OffPolicyWorkflow
+from tfrl.workflows.off_policy_checks import on_reverb
 
 BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
 PRIORITIZED = functools.partial(ReverbReplay, capacity=400, kind="prioritized", timeout=20.0)
@@ -142,12 +145,47 @@ class ReverbWorkflowTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "obs"):
             flow.setup(0)
 
-    def test_errors(self):
-        from tfrl.replay import InGraphReplay
+    @parameterized.parameters(
+        BUFFER, functools.partial(InGraphReplay, capacity=400, kind="prioritized", alpha=0.5)
+    )
+    def test_a_server_holds_the_items_that_the_training_would(self, replay):
+        """The same multiset for the same seed and a fixed policy."""
+        from tfrl.replay.reverb.server import ReverbServer
 
-        in_graph = workflow(replay=functools.partial(InGraphReplay, capacity=400))
-        with self.assertRaisesRegex(UserError, "expected one on Reverb"):
-            in_graph.use_replay_server("localhost:8000")
+        found = []
+        for elsewhere in (False, True):
+            flow = workflow(replay=replay, random_steps=64)
+            tables = on_reverb(flow.replay)
+            self.addCleanup(flow.close)
+            if elsewhere:
+                server = ReverbServer(tables.make_tables())
+                self.addCleanup(server.stop)
+                flow.use_replay_server(server.address)
+            else:
+                flow.replay = tables
+            state, _ = run(flow, flow.setup(3), 64)
+            state.program.buffer.flush()
+            options = {"emit_timesteps": False, "unpack_as_table_signature": True}
+            client = state.program.buffer.connection.client
+            items = {}
+            for sample in client.sample("replay", num_samples=4000, **options):
+                leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(sample.data)]
+                items[sample.info.key] = b"|".join(leaves)
+            found.append(collections.Counter(items.values()))
+        self.assertEqual(found[0].total(), 64)
+        self.assertEqual(found[0], found[1])
+
+    def test_defaults(self):
+        flow = workflow(replay=None)
+        self.addCleanup(flow.close)
+        self.assertIsInstance(flow.replay, ReverbReplay)
+        self.assertIsNone(flow.replay.address)
+        on_device = workflow(tfrl.make_env("tf:CartPole-v1", num_envs=4), replay=None)
+        self.assertIsInstance(on_device.replay, InGraphReplay)
+        for one in (flow, on_device):
+            self.assertEqual((one.replay.capacity, one.replay.kind), (1_000_000, "uniform"))
+
+    def test_errors(self):
         flow = workflow()
         with self.assertRaisesRegex(UserError, "expected host:port"):
             flow.use_replay_server("localhost")

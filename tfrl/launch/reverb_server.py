@@ -78,22 +78,20 @@ def served_tables(assembled: Any) -> list[Any]:
       assembled: The `Settings` of its gin file. The workflow's environments are closed.
 
     Raises:
-      UserError: The training's replay buffer is not Reverb's.
+      UserError: The training has no replay buffer, or one that Reverb cannot hold.
     """
+    from tfrl.workflows.off_policy_checks import on_reverb
+
     workflow = assembled.workflow
     with contextlib.closing(workflow):
-        replay: Any = getattr(workflow, "replay", None)
-        if not hasattr(replay, "make_tables"):
+        if not hasattr(workflow, "replay"):
             raise UserError(
-                "The replay buffer of the gin file",
-                expected="one on Reverb, which a server can hold",
-                got=f"{type(replay).__name__}, which lives in the training itself"
-                if replay is not None
-                else f"{type(workflow).__name__}, a workflow without one",
-                remedy="Write OffPolicyWorkflow.replay = @ReverbReplay in it, or give "
-                "--gin_bindings='OffPolicyWorkflow.replay = @ReverbReplay'.",
+                "The gin file",
+                expected="an off-policy training, which has a replay buffer",
+                got=f"{type(workflow).__name__}, a workflow without one",
+                remedy="Give the file of a training with OffPolicyWorkflow.",
             )
-        return list(replay.make_tables())
+        return list(on_reverb(workflow.replay).make_tables())
 
 
 def _check_flags(values: common_flags.CommonFlags) -> None:

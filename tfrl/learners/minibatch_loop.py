@@ -160,14 +160,15 @@ def _lines(
 
 
 def _means(sums: tf.Tensor, names: list[str], guard: bool) -> dict[str, tf.Tensor]:
-    taken, skipped = sums[0, len(names)], sums[0, len(names) + 1]
+    n = len(names)
+    taken, skipped = sums[0, n], sums[0, n + 1]
+    sums = sums[:, :n]
     # Terms that were finite in no minibatch are NaN, as they should look.
-    means = sums[0] / sums[1]
-    metrics = {name: means[i] for i, name in enumerate(names)}
+    metrics = dict(zip(names, tf.unstack(sums[0] / sums[1], n), strict=True))
     if guard:
         computed = sums[2] if sums.shape[0] == 3 else taken
-        bad = computed - sums[1]
-        metrics.update({f"nonfinite/{name}": bad[i] for i, name in enumerate(names)})
+        bad = tf.unstack(computed - sums[1], n)
+        metrics.update({f"nonfinite/{name}": x for name, x in zip(names, bad, strict=True)})
         metrics["skipped_steps"] = skipped
     metrics["gradient_steps"] = taken
     return metrics

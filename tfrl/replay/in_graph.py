@@ -1,5 +1,6 @@
 """The maker of replay buffers that live in variables, and what it checks."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -115,6 +116,14 @@ class InGraphReplay(struct.Struct):
     def has_tree(self) -> bool:
         """Whether items are found by priorities; the start of a sequence has one in any case."""
         return self.kind == "prioritized" or self.sequence_length is not None
+
+    def on_reverb(self) -> Any:
+        """Returns the `ReverbReplay` of the same items; it stores stacked frames as stacks."""
+        from tfrl.replay.reverb import ReverbReplay
+
+        shared = {f.name for f in dataclasses.fields(ReverbReplay)} - {"table_configs"}
+        own = {f.name for f in dataclasses.fields(self)}
+        return ReverbReplay(**{name: getattr(self, name) for name in sorted(shared & own)})
 
     def init(self) -> Any:
         """Makes an empty buffer in new variables.

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.acting import HostPolicy, policy_for
@@ -170,8 +171,9 @@ class _Rest:
         eager = program.update.mode == "eager"
         jit = program.fuses_on_host and program.update.mode == "xla"
         self.call: Callable[..., Any] = self._traced_eagerly
+        self._apart = jit and program.fetches
         if not eager:
-            self.call = FlatCall(self._traced, jit=jit)
+            self.call = FlatCall(self._traced, jit=jit and not self._apart)
         self.names: list[str] = []
         self.tally: Any = None
 
@@ -228,13 +230,23 @@ class _Rest:
         return self._traced(*leaves)
 
     def _traced(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        program, lag = self._program, self._lag
-        count = len(tf.nest.flatten(self._counts_form))
-        progress = tf.nest.pack_sequence_as(self._counts_form, leaves[:count])
+        fetched = self._program.fetched(self.progress(leaves[: self._count]))
+        if not self._apart:
+            return self._behind(fetched, *leaves)
+        behind = counted_apart(self._behind)
+        return tf.function(behind, jit_compile=True, autograph=False)(fetched, *leaves)
+
+    @property
+    def _count(self) -> int:
+        return len(tf.nest.flatten(self._counts_form))
+
+    def _behind(self, fetched: Nest, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        program, lag, count = self._program, self._lag, self._count
+        progress = self.progress(leaves[:count])
         *played_leaves, learn_key, acted_at, sums = leaves[count:]
         played = self._bundle.nest(played_leaves)  # type: ignore[union-attr]
         behind = program.learner.learner_steps.read_value() - acted_at
-        progress, floats, counters = program.behind_the_host(progress, played, learn_key)
+        progress, floats, counters = program.behind_the_host(progress, played, learn_key, fetched)
         names = program.names_of_phase()
         if len(names) >= _SLOTS:
             raise UserError(
@@ -281,9 +293,9 @@ class _Rest:
         begun.notes = parts[1]
         return parts[0], begun, sums, counters
 
-    def progress(self, counts: list[tf.Tensor]) -> Progress:
+    def progress(self, counts: Sequence[tf.Tensor]) -> Progress:
         """Returns the progress of its leaves."""
-        return tf.nest.pack_sequence_as(self._counts_form, counts)
+        return tf.nest.pack_sequence_as(self._counts_form, list(counts))
 
 
 def wait_for(result: tf.Tensor) -> None:

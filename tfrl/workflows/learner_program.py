@@ -39,7 +39,7 @@ class LearnerProgram(Choosing, abc.ABC):
     """
 
     # Whether all that follows a rollout on the host is XLA's where the update is.
-    fuses_on_host = False
+    fuses_on_host: bool = False
     # While the call behind a rollout is traced: what it leaves to Python, of `note_dtypes`.
     notes: Sequence[tf.Tensor] = ()
 
@@ -410,8 +410,17 @@ class LearnerProgram(Choosing, abc.ABC):
         """Calls what may wait for others."""
         return fn(*args)
 
+    @property
+    def fetches(self) -> bool:
+        """Whether in this phase a call takes something from where XLA cannot: `fetched`."""
+        return False
+
+    def fetched(self, progress: Progress) -> Nest:
+        """Returns what a call takes from elsewhere before all else; traced, never by XLA."""
+        return ()
+
     def behind_the_host(
-        self, progress: Progress, played: Trajectory, key: tf.Tensor
+        self, progress: Progress, played: Trajectory, key: tf.Tensor, fetched: Nest
     ) -> tuple[Progress, tf.Tensor, tf.Tensor]:
         """All that follows a rollout: progress, float metrics and counters; traced.
 
@@ -419,6 +428,7 @@ class LearnerProgram(Choosing, abc.ABC):
           progress: That before the iteration, without environments.
           played: What the rollout gave.
           key: int32 [2].
+          fetched: What `fetched` gave.
         """
         out = self._digest(self.acting_state(), played)
         return self._learn(progress, out, key, tf.constant(0.0, tf.float64))[:3]

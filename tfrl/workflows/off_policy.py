@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfrl.agents.actor_critic.numbers import Bound, check_number
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
+from tfrl.envs.host import on_host
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.ops.schedules import make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
@@ -22,7 +23,7 @@ from tfrl.workflows.off_policy_checks import (
     check_counts,
     check_one_replica,
     check_replay,
-    check_server,
+    on_server,
     sampled,
     updates_ratio,
 )
@@ -82,8 +83,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
           replay: The maker of the replay buffer, or a function (such as the class `InGraphReplay`,
             or a `functools.partial` of it) that makes one from keyword arguments `obs_spec`,
             `action_spec`, `num_envs`, `n_step` and `discount`; the last two are the agent's. Or
-            `tfrl.replay.reverb.ReverbReplay`, likewise. None for an `InGraphReplay` of a million
-            steps, sampled uniformly.
+            `tfrl.replay.reverb.ReverbReplay`, likewise. None for a million steps, sampled
+            uniformly: of environments on the device an `InGraphReplay`, of those on the host a
+            `ReverbReplay` in this process.
           rollout_length: Steps per environment and iteration (T).
           updates_per_step: Learner steps per env step, once the learning has started: 1 for one
             each, 0.25 for one in four env steps. Of any `rollout_length` and number of
@@ -154,7 +156,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         env, agent = self.env, self.agent
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
-            replay = functools.partial(InGraphReplay, capacity=capacity)
+            kind = ReverbReplay if on_host(env) else InGraphReplay
+            replay = functools.partial(kind, capacity=capacity)
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = replay(
                 obs_spec=agent.obs_spec,
@@ -179,14 +182,17 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def use_replay_server(self, address: str) -> None:
         """Lets runs that are set up from now on use a Reverb server that runs already.
 
+        A buffer in the graph becomes the one on Reverb that holds the same items.
+
         Args:
           address: "host:port", as `bin/reverb_server.py` prints it.
 
         Raises:
-          UserError: For an address of another form, or a buffer that is not Reverb's.
+          UserError: For an address of another form, or a buffer that Reverb cannot hold.
         """
-        check_server(self.replay, address)
-        self.replay = self.replay.replace(address=address)
+        replay = on_server(self.replay, address)
+        check_one_replica(replay, self.replicas.num_replicas)
+        self.replay = replay
 
     @property
     def divided_sizes(self) -> dict[str, int]:

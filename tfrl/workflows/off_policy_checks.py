@@ -125,16 +125,32 @@ def check_one_replica(replay: Any, num_replicas: int) -> None:
         )
 
 
-def check_server(replay: Any, address: str) -> None:
-    """Raises a UserError unless a buffer can live in the server at an address."""
-    if not isinstance(replay, ReverbReplay):
-        raise UserError(
-            "The replay buffer of the gin file",
-            expected="one on Reverb, which a server can hold",
-            got=f"{type(replay).__name__}, which lives in the training itself",
-            remedy="Write OffPolicyWorkflow.replay = @ReverbReplay in it, or give "
-            "--gin_bindings='OffPolicyWorkflow.replay = @ReverbReplay'.",
-        )
+def on_server(replay: Any, address: str) -> Any:
+    """Returns the maker of a buffer whose items live in the server at an address.
+
+    Raises:
+      UserError: For an address of another form, or a buffer that Reverb cannot hold.
+    """
     from tfrl.replay.reverb.connection import check_address
 
     check_address(address)
+    return on_reverb(replay).replace(address=address)
+
+
+def on_reverb(replay: Any) -> ReverbReplay:
+    """Returns a maker of the same items that live in Reverb.
+
+    Raises:
+      UserError: For a buffer that Reverb cannot hold.
+    """
+    if hasattr(replay, "make_tables"):
+        return replay  # type: ignore[no-any-return]
+    if hasattr(replay, "on_reverb"):
+        return replay.on_reverb()  # type: ignore[no-any-return]
+    raise UserError(
+        "The replay buffer",
+        expected="ReverbReplay or InGraphReplay, whose items a Reverb server can hold",
+        got="none" if replay is None else type(replay).__name__,
+        remedy="Leave the server out, or write OffPolicyWorkflow.replay = @ReverbReplay in the "
+        "gin file.",
+    )

@@ -161,20 +161,20 @@ class OffPolicyProgram(LearnerProgram):
         if self._phase not in self._gather:
             fn = counted_apart(self._played_and_sampled)
             self._gather[self._phase] = tf.function(fn, jit_compile=True, autograph=False)
-        return self._gather[self._phase](progress, key)
+        return self._gather[self._phase](progress)
 
-    def _played_and_sampled(self, progress: Progress, key: tf.Tensor) -> Any:
-        """A rollout, added to the buffer, with a sample in the place of its experience."""
+    def _played_and_sampled(self, progress: Progress) -> Any:
+        """A rollout, added to the buffer, with a sample and its key in the place of experience."""
         act = self.action_fn_of_phase()
+        play_key, learn_key = keys_of(progress.key, progress.iterations)
         out = self._workflow.collect(
-            self.acting_state(), progress.env_state, progress.carry, key, action_fn=act
+            self.acting_state(), progress.env_state, progress.carry, play_key, action_fn=act
         )
         self._assign_normalizer(out)
         self._add(out.batch)
         env_steps = progress.env_steps + out.counts["env_steps"]
-        learn_key = keys_of(progress.key, progress.iterations)[1]
-        batch, _ = self._sample_number(tf.constant(0), learn_key, env_steps)
-        return out.replace(batch=batch, normalizer=None)
+        sampled = self._sample_number(tf.constant(0), learn_key, env_steps)
+        return out.replace(batch=sampled, normalizer=None)
 
     # Learning; traced.
 
@@ -195,7 +195,8 @@ class OffPolicyProgram(LearnerProgram):
     ) -> dict[str, tf.Tensor]:
         self.notes = []
         if self._gathers:  # the experience is in the buffer, and this is a sample
-            return self._update_once(tf.constant(0), key, env_steps, out.batch)[0]
+            batch, update_key = out.batch
+            return self._update_on(batch, update_key, env_steps)[0]
         self._assign_normalizer(out)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._add(out.batch)
@@ -247,14 +248,15 @@ class OffPolicyProgram(LearnerProgram):
         return self._sample(keys["sample"], beta), keys["update"]
 
     def _update_once(
-        self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor, batch: Nest = None
+        self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
-        """One learner step on a sampled batch: its metrics and notes."""
-        if batch is None:
-            batch, update_key = self._sample_number(number, key, env_steps)
-        else:
-            update_key = seeding.stream(seeding.fold_in(key, number), "update")
-        found = self.update(batch, update_key, env_steps)
+        """A learner step of an iteration on a fresh sample: its metrics and notes."""
+        return self._update_on(*self._sample_number(number, key, env_steps), env_steps)
+
+    def _update_on(
+        self, batch: Nest, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        found = self.update(batch, key, env_steps)
         notes: list[tf.Tensor] = []
         if self._workflow.prioritized:
             notes = self._update_priorities(batch.index, found["priorities"])

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.learners import Learner
+from tfrl.ops.schedules import make_schedule
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
@@ -26,7 +28,6 @@ class ReverbProgram(OffPolicyProgram):
     Python writes what was played; batches come from a dataset that samples ahead of the learning.
     """
 
-    fuses_on_host = False  # a dataset is read in a graph only
     prefers_fused = False
 
     def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
@@ -34,6 +35,12 @@ class ReverbProgram(OffPolicyProgram):
         super().__init__(workflow, learner, eval_key)
         self._beta = tf.Variable(1.0, trainable=False)
         self._iterator: Any = None
+        self._fetched: Nest = ()  # while a call is traced: the batches of its learner steps
+
+    @property
+    def fuses_on_host(self) -> bool:  # type: ignore[override]
+        """Whether XLA can have all of a call but the reading of the dataset."""
+        return self.fetches or not self._learning
 
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
         return lambda: self.buffer.can_sample(self._workflow.batch_size)
@@ -67,6 +74,64 @@ class ReverbProgram(OffPolicyProgram):
                 batches = self.buffer.dataset(self._workflow.batch_size, self._beta)
                 self._iterator = self.buffer.connection.keep(iter(batches))
         return self._iterator
+
+    # A dataset is read in a graph only. Where it is known how many learner steps there will be,
+    # their batches are read before them, and XLA has the rest.
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the batches of an iteration are read before its learner steps."""
+        return self._learning and isinstance(self._due, int)
+
+    @property
+    def _due(self) -> int | tf.Tensor:
+        """The learner steps of an iteration, a number where it is always that."""
+        zero = tf.constant(0, tf.int64)
+        with tf.init_scope():
+            return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
+
+    def fetched(self, progress: Progress) -> Nest:
+        """Returns the batches of an iteration, [K, N, ...], where it is known how many."""
+        if not self.fetches:
+            return ()
+        beta = make_schedule(self._workflow.priority_beta)(progress.env_steps)
+        batches = [self._sample(progress.key, beta)]
+        flat = tf.nest.flatten(batches[0])
+        kept = [tf.TensorArray(x.dtype, self._due, element_shape=x.shape) for x in flat]
+        kept = [array.write(0, x) for array, x in zip(kept, flat, strict=True)]
+
+        def read(j: tf.Tensor, kept: list[Any]) -> Any:
+            more = tf.nest.flatten(self._sample(progress.key, beta))
+            return j + 1, [array.write(j, x) for array, x in zip(kept, more, strict=True)]
+
+        if self._due == 1:
+            return tf.nest.map_structure(lambda x: x[tf.newaxis], batches[0])
+        _, kept = tf.while_loop(
+            lambda j, _: j < self._due,
+            read,
+            (tf.constant(1), kept),
+            parallel_iterations=1,
+            name="batches",
+        )
+        return tf.nest.pack_sequence_as(batches[0], [array.stack() for array in kept])
+
+    def behind_the_host(
+        self, progress: Progress, played: Trajectory, key: tf.Tensor, fetched: Nest
+    ) -> tuple[Progress, tf.Tensor, tf.Tensor]:
+        """See `LearnerProgram.behind_the_host`; the learner steps are on the batches."""
+        self._fetched = fetched
+        try:
+            return super().behind_the_host(progress, played, key, fetched)
+        finally:
+            self._fetched = ()
+
+    def _sample_number(
+        self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> tuple[Nest, tf.Tensor]:
+        if not tf.nest.flatten(self._fetched):
+            return super()._sample_number(number, key, env_steps)
+        update_key = seeding.stream(seeding.fold_in(key, number), "update")
+        return tf.nest.map_structure(lambda x: x[number], self._fetched), update_key
 
     @property
     def note_dtypes(self) -> list[tf.DType]:
