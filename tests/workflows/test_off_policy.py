@@ -71,6 +71,18 @@ class FillTest(parameterized.TestCase):
         self.assertGreater(share, low)
         self.assertLess(share, high)
 
+    @parameterized.parameters("graph", "xla", "eager")
+    def test_epsilon_goes_by_env_steps_where_nothing_is_learnt(self, mode):
+        agent = functools.partial(DQN, hidden=(8,), epsilon=((0, 1.0), (16, 0.0)))
+        flow = workflow(agent=agent, random_steps=0, learning_starts=100, compile=mode)
+        state = flow.setup(0)
+        for steps, epsilon in ((4, 0.75), (8, 0.5), (20, 0.0)):
+            while flow.env_steps(state) < steps:
+                state = flow.advance(state, 10, steps).state
+            found = state.program.learner.module_state("default_policy").extra["epsilon"]
+            self.assertAlmostEqual(float(found), epsilon)
+        self.assertEqual(int(state.program.learner.learner_steps), 0)
+
     def test_learning_waits_for_a_whole_batch(self):
         flow = workflow(random_steps=0, batch_size=12, iterations_per_row=1)
         _, rows = run(flow, 0, 30)
@@ -87,6 +99,11 @@ class ErrorTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
         ({"updates_per_step": 0}, "updates_per_step: expected a number above 0"),
+        ({"updates_per_step": 1e-6}, "updates_per_step: expected at least a learner step in"),
+        (
+            {"replay": functools.partial(InGraphReplay, capacity=6)},
+            "replay.capacity: expected at least batch_size=8, or nothing would ever be learnt, got",
+        ),
         ({"random_steps": -1}, "random_steps: expected a whole number of at least 0, got -1"),
         ({"rollout_length": 0}, "rollout_length: expected a whole number of at least 1"),
         ({"iterations_per_row": 0}, "iterations_per_row: expected a whole number of at least 1"),

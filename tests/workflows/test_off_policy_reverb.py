@@ -2,7 +2,9 @@
 
 import collections
 import functools
+import gc
 import tempfile
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,7 @@ from tests.envs.host_backends import Scripted
 from tfrl.agents import DQN
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
@@ -126,7 +129,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
         server = ReverbServer(flow.replay.make_tables())
         self.addCleanup(server.stop)
         self.addCleanup(flow.close)
-        flow.use_replay_server(server.address)
+        flow.use_replay_server(server.address, 7.0)
+        self.assertEqual(flow.replay.reconnect_seconds, 7.0)
         state, rows = run(flow, flow.setup(0), 40)
         self.assertEqual(rows[-1]["learner_steps"], 20)
         self.assertEqual(int(state.program.buffer.size()), 40)
@@ -174,6 +178,71 @@ class ReverbWorkflowTest(parameterized.TestCase):
             found.append(collections.Counter(items.values()))
         self.assertEqual(found[0].total(), 64)
         self.assertEqual(found[0], found[1])
+
+    @parameterized.parameters(False, True)
+    def test_rows_that_are_no_steps(self, overlap):
+        """The learner steps of an iteration are not known before it."""
+        env = HostEnv(Scripted((2, 3, 1, 5), "NEXT_STEP"), "NEXT_STEP")
+        flow = workflow(env, overlap=overlap, compile={"update": "xla"})
+        self.addCleanup(flow.close)
+        _, rows = run(flow, flow.setup(0), 60)
+        start = next(r["env_steps"] for r in rows if r["env_steps"] >= 20)
+        self.assertEqual(rows[-1]["learner_steps"], rows[-1]["env_steps"] - start)
+
+    @parameterized.parameters("xla", "graph")
+    def test_compiled_in_any_way(self, mode):
+        flow = workflow(replay=PRIORITIZED, compile={"update": mode}, updates_per_step=0.5)
+        self.addCleanup(flow.close)
+        _, rows = run(flow, flow.setup(0), 60)
+        self.assertEqual(rows[-1]["learner_steps"], 20)
+        self.assertTrue(np.isfinite(rows[-1]["loss"]))
+
+    @parameterized.parameters(False, True)
+    def test_a_limiter_that_allows_too_little_ends_in_an_error(self, overlap):
+        replay = functools.partial(
+            ReverbReplay, capacity=400, samples_per_insert=1.0, min_size=30, timeout=1.0
+        )
+        flow = workflow(replay=replay, overlap=overlap, batch_size=16)
+        self.addCleanup(flow.close)
+        with self.assertRaisesRegex(UserError, "expected items to sample within 1 s, got none"):
+            run(flow, flow.setup(0), 400)
+
+    def test_a_server_ends_with_its_run(self):
+        flow = workflow()
+        self.addCleanup(flow.close)
+        state = flow.advance(flow.setup(0), 8).state
+        buffer = weakref.ref(state.program.buffer)
+        self.assertEqual(len(flow._servers), 1)
+        del state
+        for _ in range(3):  # what frees a program frees its buffer a round later
+            gc.collect()
+        self.assertEqual((len(flow._servers), buffer()), (0, None))
+
+    def test_where_the_experience_of_a_checkpoint_was(self):
+        from tfrl.replay.reverb.server import ReverbServer
+
+        flow = workflow()
+        self.addCleanup(flow.close)
+        server = ReverbServer(flow.replay.make_tables())
+        self.addCleanup(server.stop)
+        state, _ = run(flow, flow.setup(0), 40)
+        with tempfile.TemporaryDirectory() as folder:
+            flow.save(state, folder)
+            other = workflow()
+            other.use_replay_server(server.address)
+            self.addCleanup(other.close)
+            with self.assertRaisesRegex(UserError, "was in a Reverb server, .* process. Give --re"):
+                other.restore(folder)
+            anew = workflow(checkpoint_replay=False)
+            anew.use_replay_server(server.address)
+            self.addCleanup(anew.close)
+            self.assertEqual(anew.env_steps(anew.restore(folder)), 40)
+            # An evaluation needs no experience, and no server.
+            restored = CheckpointManager(folder, read_only=True).restore("latest")
+            device = workflow(replay=functools.partial(InGraphReplay, capacity=40))
+            state = device.load(device.setup(1), restored, environments=False)
+            self.assertEqual(int(state.program.buffer.size()), 0)
+            self.assertEqual(int(state.program.learner.learner_steps), 20)
 
     def test_defaults(self):
         flow = workflow(replay=None)

@@ -41,7 +41,7 @@ flags.DEFINE_float(
 
 
 def main() -> int:
-    """Serves until a signal comes; returns the exit code."""
+    """Serves until a signal comes, its orderly end; returns the exit code."""
     termination = Termination()
     termination.install()
     values = common_flags.common()
@@ -68,7 +68,7 @@ def main() -> int:
         _wait(termination)
         app.say(f"Stopped by {termination.name}: saving the tables.")
         server.stop()
-    return termination.exit_code
+    return 0
 
 
 def served_tables(assembled: Any) -> list[Any]:

@@ -35,7 +35,13 @@ flags.DEFINE_string(
     "replay_server",
     None,
     "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
-    "it; without it Reverb runs in this process.",
+    "it; without it experience is kept in this process.",
+)
+flags.DEFINE_float(
+    "replay_reconnect_seconds",
+    None,
+    "Seconds to wait for a --replay_server that was lost, and go on; without it the training ends.",
+    lower_bound=0.0,
 )
 
 
@@ -61,7 +67,15 @@ def main() -> int:
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     if flags.FLAGS.replay_server is not None:
-        use_replay_server(assembled.workflow, flags.FLAGS.replay_server)
+        reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
+        use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)
+    elif flags.FLAGS.replay_reconnect_seconds is not None:
+        raise UserError(
+            "--replay_reconnect_seconds",
+            expected="a --replay_server to be waited for",
+            got="none",
+            remedy="Give --replay_server too, or leave both out.",
+        )
     assembled.workflow.use_strategy(strategy)
     if assembled.video_interval:
         # Here already, so that a run that cannot be filmed leaves no folder.
@@ -78,7 +92,7 @@ def main() -> int:
         )
 
 
-def use_replay_server(workflow: Any, address: str) -> None:
+def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | None = None) -> None:
     """Lets a workflow keep its experience in a server; one that cannot is a UserError."""
     use = getattr(workflow, "use_replay_server", None)
     if use is None:
@@ -88,7 +102,7 @@ def use_replay_server(workflow: Any, address: str) -> None:
             got=type(workflow).__name__,
             remedy="Leave the flag out.",
         )
-    use(address)
+    use(address, reconnect_seconds)
 
 
 def check_environments(workflow: Any, seed: int) -> None:

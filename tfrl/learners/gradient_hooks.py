@@ -180,6 +180,10 @@ class GradientHooks(LearnerCore):
         """Traced after the gradient steps: the module's `after_update`, target networks say."""
         self._assign_changes(module_id, self.modules[module_id].after_update, timesteps)
 
+    def follow_schedules(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced where nothing is updated: the module's `before_update`, by which it acts."""
+        self._assign_changes(module_id, self.modules[module_id].before_update, timesteps)
+
     def _assign_changes(self, module_id: str, hook: Callable[..., AgentState], given: Any) -> None:
         before = struct.values(self._states[module_id])
         after = hook(before, given)

@@ -178,8 +178,17 @@ class InGraphBuffer(ReplayBuffer):
             steps of 2^-24, from one step up to the greatest power of two below 2^38 / capacity.
 
         Raises:
-          UserError: For a uniform buffer, and, outside of compiled code, for a negative priority.
+          UserError: For a uniform buffer, for shapes that differ and, outside of compiled code, for
+            a negative priority.
         """
+        index, priorities = tf.convert_to_tensor(index), tf.convert_to_tensor(priorities)
+        if not index.shape.is_compatible_with(priorities.shape):
+            raise UserError(
+                "priorities",
+                expected=f"one for each of the {index.shape[0]} items of index",
+                got=f"shape {priorities.shape}",
+                remedy="Give the index of the batch and one priority for each of its items.",
+            )
         if tf.executing_eagerly() and bool(tf.reduce_any(priorities < 0.0)):
             raise UserError(
                 "priorities",
@@ -187,7 +196,11 @@ class InGraphBuffer(ReplayBuffer):
                 got=f"{float(tf.reduce_min(priorities)):g}",
                 remedy="Give absolute TD errors.",
             )
-        self._items.update(self._read_counts(), index, tf.convert_to_tensor(priorities))
+        self._items.update(self._read_counts(), index, priorities)
+
+    def state_paths(self) -> set[str]:
+        """Returns the paths of `state_values`."""
+        return set(self.variables())
 
     def state_values(self) -> dict[str, Any]:
         """Returns a copy of all that changes, `{path: tensor}`."""

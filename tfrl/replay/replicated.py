@@ -141,6 +141,10 @@ class ReplicatedBuffer(ReplayBuffer):
     def _sum(self, fn: Callable[[], tf.Tensor]) -> tf.Tensor:
         return self.replicas.first(self._run(lambda: self.replicas.sum([fn()])))[0]
 
+    def state_paths(self) -> set[str]:
+        """Returns the paths of `state_values`."""
+        return set(self._variables())
+
     def state_values(self) -> dict[str, Any]:
         """Returns a copy of all that changes, paths begin with the replica's number."""
         return {path: v.read_value() for path, v in self._variables().items()}

@@ -195,6 +195,24 @@ class Workflow(abc.ABC):
     def state_values(self, state: State) -> dict[str, Any]:
         """Returns every value of the run by path: what a checkpoint holds."""
 
+    def state_paths(self, state: State) -> set[str]:
+        """Returns the paths of `state_values`."""
+        return set(self.state_values(state))
+
+    def is_loaded(self, path: str, *, environments: bool) -> bool:
+        """Whether `load` wants a value; see `load_values` for `environments`."""
+        return True
+
+    def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
+        """Raises a UserError unless a checkpoint has the paths that this workflow wants."""
+        if want != have:
+            raise UserError(
+                f"the checkpoint {checkpoint}",
+                expected="the values of this workflow",
+                got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
+                remedy="Restore with the configuration that it was saved with.",
+            )
+
     @abc.abstractmethod
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
@@ -333,14 +351,13 @@ class Workflow(abc.ABC):
           restored: The checkpoint.
           environments: See `load_values`.
         """
-        want, have = set(self.state_values(state)), set(restored.values)
-        if want != have:
-            raise UserError(
-                f"the checkpoint {restored.path}",
-                expected="the values of this workflow",
-                got=f"missing {sorted(want - have)[:5]}, unknown {sorted(have - want)[:5]}",
-                remedy="Restore with the configuration that it was saved with.",
-            )
+
+        def loaded(paths: set[str]) -> set[str]:
+            return {p for p in paths if self.is_loaded(p, environments=environments)}
+
+        self.check_paths(
+            str(restored.path), loaded(self.state_paths(state)), loaded(set(restored.values))
+        )
         state = self.load_values(state, restored.values, environments=environments)
         self.run_time = RunTime.of(restored.manifest)
         self.adopt(state, restored.path.parent)

@@ -55,8 +55,8 @@ class Ahead:
 
     def wait(self) -> None:
         """Waits for all calls."""
-        try:
-            self._executor.wait()
-        except BaseException:
-            self._executor.clear_error()  # further calls would raise it again
-            raise
+        self._executor.wait()
+
+    def forget_error(self) -> None:
+        """Is called when a call has failed: further calls would raise its error again."""
+        self._executor.clear_error()

@@ -64,6 +64,14 @@ class HostLoop:
         Returns:
           Progress, the number of rows, their floats and counters, and seconds by seam.
         """
+        try:
+            return self._run(progress, iterations, limit)
+        except BaseException:
+            if self._ahead is not None:
+                self._ahead.forget_error()
+            raise
+
+    def _run(self, progress: Progress, iterations: int, limit: int) -> Any:
         program, phase = self._program, self._program.phase
         rest = self._calls.get(phase)
         if rest is None:

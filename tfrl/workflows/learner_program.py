@@ -94,6 +94,10 @@ class LearnerProgram(Choosing, abc.ABC):
         """Returns the values of the variables by path, under `learner/`."""
         return {f"{_LEARNER}{path}": v for path, v in self.learner.variables().items()}
 
+    def state_paths(self) -> set[str]:
+        """Returns the paths of `state_values`."""
+        return set(self.state_values())
+
     def load_values(self, values: Mapping[str, Any], *, environments: bool) -> None:
         """Puts back what `state_values` gave.
 

@@ -30,7 +30,7 @@ from tfrl.workflows.checks import check_ends, check_episodes, check_fit, check_r
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_program import LearnerProgram
 from tfrl.workflows.run_state import Progress, RolloutResult, RunState
-from tfrl.workflows.run_values import load_values, state_values
+from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
 
@@ -418,6 +418,11 @@ class LearnerWorkflow(Workflow):
         """Every value of the run by path."""
         self._check_fresh(state)
         return state_values(self, state)
+
+    def state_paths(self, state: RunState) -> set[str]:
+        """The paths of `state_values`."""
+        self._check_fresh(state)
+        return state_paths(self, state)
 
     def load_values(
         self, state: RunState, values: Mapping[str, Any], *, environments: bool = True

@@ -1,6 +1,8 @@
 """The off-policy workflow: act, store, sample, learn."""
 
+import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,12 +24,14 @@ from tfrl.workflows.off_policy_checks import (
     check_batch_size,
     check_counts,
     check_one_replica,
+    check_place_of_replay,
     check_replay,
+    check_room,
     on_server,
     sampled,
     updates_ratio,
 )
-from tfrl.workflows.off_policy_program import OffPolicyProgram
+from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
 from tfrl.workflows.off_policy_reverb import ReverbProgram
 
 # Iterations share a row of metrics until it is about so many env steps.
@@ -143,7 +147,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self.priority_beta, self.priority_epsilon = priority_beta, priority_epsilon
         self.checkpoint_replay = checkpoint_replay
         self.replay = self._make_replay(replay)
-        self._servers: list[Any] = []
+        self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         steps = rollout_length * env.num_envs
         if iterations_per_row is None:
             iterations_per_row = max(1, _STEPS_PER_ROW // steps)
@@ -179,27 +183,43 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Whether Python runs the loop: experience goes to a Reverb server."""
         return isinstance(self.replay, ReverbReplay)
 
-    def use_replay_server(self, address: str) -> None:
+    def use_replay_server(self, address: str, reconnect_seconds: float | None = None) -> None:
         """Lets runs that are set up from now on use a Reverb server that runs already.
 
         A buffer in the graph becomes the one on Reverb that holds the same items.
 
         Args:
           address: "host:port", as `bin/reverb_server.py` prints it.
+          reconnect_seconds: How long to wait for a server that was lost; None for what `replay`
+            says, which is to end in an error where it says nothing.
 
         Raises:
           UserError: For an address of another form, or a buffer that Reverb cannot hold.
         """
         replay = on_server(self.replay, address)
         check_one_replica(replay, self.replicas.num_replicas)
+        if reconnect_seconds is not None:
+            replay = replay.replace(reconnect_seconds=reconnect_seconds)
         self.replay = replay
 
     @property
     def divided_sizes(self) -> dict[str, int]:
         """Rows of a learner step."""
         check_batch_size(self.batch_size, self.replicas.num_replicas)
+        check_room(self.replay, self.batch_size)
         check_one_replica(self.replay, self.replicas.num_replicas)
         return {}
+
+    # Checkpoints.
+
+    def is_loaded(self, path: str, *, environments: bool) -> bool:
+        """All, but no experience for an evaluation, nor without `checkpoint_replay`."""
+        return not path.startswith(REPLAY) or (environments and self.checkpoint_replay)
+
+    def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
+        """Tells a checkpoint whose experience was elsewhere from others that do not fit."""
+        check_place_of_replay(checkpoint, want, have)
+        super().check_paths(checkpoint, want, have)
 
     # Hooks.
 
@@ -207,20 +227,25 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Makes the empty replay buffer of a fresh run."""
         buffer = self.replay.init()
         if self.loops_in_python:
-            self._servers.append(buffer)
+            self._servers.add(buffer)
         return buffer
 
     def make_program(self, learner: Learner, eval_key: tf.Tensor) -> OffPolicyProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
-        program = ReverbProgram if self.loops_in_python else OffPolicyProgram
-        return program(self, learner, eval_key)
+        if not self.loops_in_python:
+            return OffPolicyProgram(self, learner, eval_key)
+        program = ReverbProgram(self, learner, eval_key)
+        # The server of a run that nobody refers to any more ends with it.
+        weakref.finalize(program, program.buffer.close).atexit = False
+        return program
 
     def close(self) -> None:
         """Closes environments on the host, and what is Reverb's."""
         super().close()
-        for buffer in self._servers:
-            buffer.close()
-        self._servers.clear()
+        with contextlib.ExitStack() as stack:  # all are closed, whatever one of them raises
+            for buffer in tuple(self._servers):
+                stack.callback(buffer.close)
+            self._servers.clear()
 
     # Those below are traced.
 

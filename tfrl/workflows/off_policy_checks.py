@@ -68,7 +68,52 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
             got=repr(updates_per_step),
             remedy="1.0 for a learner step per env step, 0.25 for one in four.",
         )
-    return fractions.Fraction(updates_per_step).limit_denominator(100_000)
+    ratio = fractions.Fraction(updates_per_step).limit_denominator(100_000)
+    if not ratio:
+        raise UserError(
+            "updates_per_step",
+            expected="at least a learner step in 100,000 env steps",
+            got=updates_per_step,
+            remedy="1.0 for a learner step per env step, 0.25 for one in four.",
+        )
+    return ratio
+
+
+def check_room(replay: Any, batch_size: int) -> None:
+    """Raises a UserError for a buffer in which there is never a whole batch."""
+    capacity = sampled(replay).capacity
+    if capacity < batch_size:
+        raise UserError(
+            "replay.capacity",
+            expected=f"at least batch_size={batch_size}, or nothing would ever be learnt",
+            got=capacity,
+            remedy="Raise the capacity; a million is usual, 100,000 for small tasks.",
+        )
+
+
+_PLACES = {
+    "replay/tables": "in Reverb in the training's process",
+    "replay/server": "in a Reverb server",
+}
+
+
+def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> None:
+    """Raises a UserError where the experience of a checkpoint was kept elsewhere."""
+
+    def place(paths: set[str]) -> str | None:
+        found = [name for path, name in _PLACES.items() if path in paths]
+        graph = "in the graph" if any(p.startswith("replay/") for p in paths) else None
+        return found[0] if found else graph
+
+    wanted, got = place(want), place(have)
+    if wanted and got and wanted != got:
+        raise UserError(
+            f"the experience of the checkpoint {checkpoint}",
+            expected=f"one that was {wanted}, as this run's is to be",
+            got=f"one that was {got}",
+            remedy="Give --replay_server (or leave it out) as the run had it, or fill the buffer "
+            "anew with --gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
+        )
 
 
 def check_replay(replay: Any, agent: OffPolicy, num_envs: int) -> None:

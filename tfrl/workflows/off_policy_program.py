@@ -18,7 +18,8 @@ from tfrl.workflows.run_state import Progress
 from tfrl.workflows.seams import Seam
 from tfrl.workflows.tally import Tally
 
-_REPLAY = "replay/"
+# What paths of the buffer in a checkpoint begin with.
+REPLAY = "replay/"
 
 
 class OffPolicyProgram(LearnerProgram):
@@ -93,8 +94,18 @@ class OffPolicyProgram(LearnerProgram):
         values = super().state_values()
         if self._workflow.checkpoint_replay:
             found = self._buffer_values()
-            values.update({f"{_REPLAY}{path}": x for path, x in found.items()})
+            values.update({f"{REPLAY}{path}": x for path, x in found.items()})
         return values
+
+    def state_paths(self) -> set[str]:
+        """Returns the paths of `state_values`, without a copy of the buffer."""
+        paths = set(super().state_values())
+        if self._workflow.checkpoint_replay:
+            paths |= {f"{REPLAY}{path}" for path in self._buffer_paths()}
+        return paths
+
+    def _buffer_paths(self) -> set[str]:
+        return self.buffer.state_paths()
 
     def _buffer_values(self) -> dict[str, Any]:
         return self.buffer.state_values()
@@ -105,13 +116,16 @@ class OffPolicyProgram(LearnerProgram):
     def load_values(self, values: Mapping[str, Any], *, environments: bool) -> None:
         """Puts back what `state_values` gave; see `LearnerProgram.load_values`.
 
-        Without a buffer among them it is filled again before the updates go on.
+        Without a buffer among them it is filled again before the updates go on. Without
+        environments, the buffer stays as it is.
         """
         super().load_values(values, environments=environments)
+        if not environments:
+            return
         if self._workflow.checkpoint_replay:
-            own = {p: v for p, v in values.items() if p.startswith(_REPLAY)}
-            self._load_buffer({p.removeprefix(_REPLAY): v for p, v in own.items()})
-            if environments and self._in_python:
+            own = {p: v for p, v in values.items() if p.startswith(REPLAY)}
+            self._load_buffer({p.removeprefix(REPLAY): v for p, v in own.items()})
+            if self._in_python:
                 self.buffer.cut()  # new episodes
         else:
             done = int(values["progress/env_steps"])
@@ -201,6 +215,8 @@ class OffPolicyProgram(LearnerProgram):
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._add(out.batch)
         if not self._learning:
+            # Nothing is updated, yet the schedules of acting go on.
+            self.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
             return {}
         return self._learn_from_replay(progress.env_steps, env_steps, key)
 
@@ -209,6 +225,8 @@ class OffPolicyProgram(LearnerProgram):
     ) -> dict[str, tf.Tensor]:
         """Takes the learner steps that are due; returns the means of their metrics."""
         due = self._workflow.updates_due(before, env_steps)
+        if not isinstance(due, int) or due == 0:
+            self.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
 
         def once(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
             return self._update_once(number, key, env_steps)

@@ -2,8 +2,8 @@
 
 import io
 import pathlib
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,12 +14,14 @@ from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.ops.schedules import make_schedule
+from tfrl.replay.reverb.dataset import STARVED
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
 
 T = TypeVar("T")
-_TABLES = "tables"
+# How the values of a checkpoint are called, by where the items were.
+_TABLES, _SERVER = "tables", "server"
 
 
 class ReverbProgram(OffPolicyProgram):
@@ -57,7 +59,18 @@ class ReverbProgram(OffPolicyProgram):
         Raises:
           UserError: The server is lost, or there was nothing to sample in time.
         """
-        return self.buffer.connection.guard(lambda: fn(*args), "sampling")
+        try:
+            return self.buffer.connection.guard(lambda: fn(*args), "sampling")
+        except tf.errors.OpError as error:
+            if STARVED not in str(error):
+                raise
+            raise UserError(
+                "The replay buffer",
+                expected=f"items to sample within {self._workflow.replay.timeout:g} s",
+                got="none",
+                remedy="A limit of samples per insert must allow batch_size * updates_per_step "
+                "samples for each env step: raise it, its tolerance or the timeout.",
+            ) from error
 
     def _add(self, trajectory: Trajectory) -> None:
         """Nothing: `take` did it."""
@@ -86,15 +99,17 @@ class ReverbProgram(OffPolicyProgram):
     @property
     def _due(self) -> int | tf.Tensor:
         """The learner steps of an iteration, a number where it is always that."""
-        zero = tf.constant(0, tf.int64)
         with tf.init_scope():
+            zero = tf.constant(0, tf.int64)
             return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
 
     def fetched(self, progress: Progress) -> Nest:
         """Returns the batches of an iteration, [K, N, ...], where it is known how many."""
         if not self.fetches:
             return ()
-        beta = make_schedule(self._workflow.priority_beta)(progress.env_steps)
+        flow = self._workflow
+        steps = flow.rollout_length * flow.env.num_envs if flow.all_rows_valid else 0
+        beta = make_schedule(flow.priority_beta)(progress.env_steps + steps)
         batches = [self._sample(progress.key, beta)]
         flat = tf.nest.flatten(batches[0])
         kept = [tf.TensorArray(x.dtype, self._due, element_shape=x.shape) for x in flat]
@@ -167,7 +182,7 @@ class ReverbProgram(OffPolicyProgram):
         Raises:
           UserError: For a server elsewhere, of which there is one.
         """
-        if self._workflow.replay.address is not None:
+        if self._elsewhere:
             raise UserError(
                 "snapshot",
                 expected="a replay buffer in this process",
@@ -176,19 +191,37 @@ class ReverbProgram(OffPolicyProgram):
             )
         return super().clone()  # type: ignore[return-value]
 
+    @property
+    def _elsewhere(self) -> bool:
+        return self._workflow.replay.address is not None
+
+    def _buffer_paths(self) -> set[str]:
+        return {_SERVER if self._elsewhere else _TABLES}
+
     def _buffer_values(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / _TABLES
             self.buffer.save(str(path))
             packed = io.BytesIO()
-            with tarfile.open(fileobj=packed, mode="w") as archive:
-                archive.add(path, arcname=_TABLES)
-        return {_TABLES: np.frombuffer(packed.getvalue(), np.uint8)}
+            with zipfile.ZipFile(packed, "w") as archive:  # not compressed: Reverb's chunks are
+                for file in sorted(path.rglob("*")):
+                    archive.write(file, file.relative_to(path))
+        (name,) = self._buffer_paths()
+        return {name: np.frombuffer(packed.getvalue(), np.uint8)}
 
     def _load_buffer(self, values: Mapping[str, Any]) -> None:
-        packed = io.BytesIO(np.asarray(values[_TABLES]).tobytes())
+        (name,) = self._buffer_paths()
+        packed = io.BytesIO(np.asarray(values[name]).tobytes())
         with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(fileobj=packed, mode="r") as archive:
-                archive.extractall(folder, filter="data")
+            with zipfile.ZipFile(packed) as archive:
+                archive.extractall(folder)
             self._forget_batches()
-            self.buffer.restore(str(pathlib.Path(folder) / _TABLES))
+            self.buffer.restore(folder)
+        if self._elsewhere and self.buffer.items_created and not int(self.buffer.size()):
+            raise UserError(
+                f"the Reverb server at {self._workflow.replay.address}",
+                expected=f"items of this run, which has made {self.buffer.items_created:,}",
+                got="none",
+                remedy="Start the server with the --root_dir that it had, or fill it anew with "
+                "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
+            )

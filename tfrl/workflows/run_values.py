@@ -29,6 +29,12 @@ def state_values(workflow: Any, state: RunState) -> dict[str, Any]:
     return {**values, **state.program.state_values()}
 
 
+def state_paths(workflow: Any, state: RunState) -> set[str]:
+    """Returns the paths of `state_values`; the arguments are the same."""
+    progress = _gathered(workflow, _kept(workflow, state.progress))
+    return {f"progress/{p}" for p in struct.paths(progress)} | state.program.state_paths()
+
+
 def load_values(
     workflow: Any, state: RunState, values: Mapping[str, Any], environments: bool
 ) -> RunState:

@@ -128,6 +128,7 @@ class Connection:
         Raises:
           ServerLostError: The server is lost. The call is left behind in its thread.
         """
+        patience = time.monotonic() + (self._reconnect_seconds or 0.0)
         while True:
             self.check(what)
             outages = self.reconnections
@@ -146,6 +147,11 @@ class Connection:
             except Exception as error:
                 if not self._was_lost(error, outages, what):
                     raise
+                if self.reconnections != outages:
+                    patience = time.monotonic() + (self._reconnect_seconds or 0.0)
+                elif time.monotonic() > patience:  # the server was there all the time
+                    raise self._lost_error(what, reason=str(error)) from error
+                time.sleep(_RETRY_SECONDS)
 
     def keep(self, thing: T) -> T:
         """Keeps an iterator or writer of this server alive if the server is lost.

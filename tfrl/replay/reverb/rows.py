@@ -54,6 +54,9 @@ class Columns:
         Raises:
           UserError: For a leaf that is missing, or of another shape or dtype; it is named by path.
         """
+        if trajectory.valid is None:  # all are
+            rows = np.shape(trajectory.reward)
+            trajectory = trajectory.replace(valid=np.ones(rows, np.bool_))
         found = {name: _array(name, getattr(trajectory, name)) for name in self._single}
         for name in self._nested:
             nest = getattr(trajectory, name)
