@@ -35,6 +35,7 @@ _GIN = """
     import tiny_replay_part
     include 'sac/tf_pendulum.gin'
     OffPolicyWorkflow.replay = @tiny_replay
+    OffPolicyWorkflow.batch_size = 4
 """
 
 
@@ -155,6 +156,15 @@ def test_mistakes_before_tensorflow(call, capsys):
         name = flag.partition("=")[0]
         assert paragraph(call(flag)).startswith(f"Flag {name}: expected")
     assert not pathlib.Path("r").exists()
+
+
+@pytest.mark.parametrize("gin_file", ["sac/tf_pendulum.gin", "dqn/gymnasium_cartpole.gin"])
+def test_a_buffer_in_the_graph_becomes_tables(gin_file):
+    assembled = settings.assemble([gin_file], [])
+    replay = assembled.workflow.replay
+    (table,) = reverb_server.served_tables(assembled)
+    assert type(replay).__name__ == "InGraphReplay"
+    assert (table.info.name, table.info.max_size) == ("replay", replay.capacity)
 
 
 def test_a_training_without_replay(call):
