@@ -1,7 +1,7 @@
 """Replay on a Reverb server of another process: our writer and dataset beside bare Reverb's.
 
-  python -m benchmarks.reverb
-  python -m benchmarks.reverb --cases=1_step,3_step --rounds=5
+  python -m benchmarks.replay_reverb
+  python -m benchmarks.replay_reverb --cases=1_step,3_step --rounds=5
 
 Two JSON lines a case: items per second written and sampled, alternating, and bytes per frame of
 checkpoints of the same frames. Bare Reverb writes with a `TrajectoryWriter` what our writer does:
