@@ -128,7 +128,12 @@ CLAIMS = (
         seeds=1,
         tested=False,
     ),
-    Claim("dqn/tf_cartpole.gin", 480, note="its settings were chosen by trials with other seeds"),
+    Claim(
+        "dqn/tf_cartpole.gin",
+        480,
+        note="its settings were chosen by trials with other seeds",
+        one_seed=300,  # a seed now and then ends between 370 and 480, the others at 500
+    ),
     Claim("sac/tf_pendulum.gin", -170),
     Claim("td3/tf_pendulum.gin", -170),
     Claim(
