@@ -159,15 +159,22 @@ class OffPolicyProgram(LearnerProgram):
     # Collecting; traced.
 
     @property
+    def _due(self) -> int | tf.Tensor:
+        """The learner steps of an iteration, a number where it is always that."""
+        with tf.init_scope():
+            zero = tf.constant(0, tf.int64)
+            return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
+
+    @property
     def _gathers(self) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
         """
-        always = self._workflow.updates_due(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
         apart = self._in_python or self.replicas.several or self._loop_mode != "graph"
         xla = self.rollout.mode == "xla" and isinstance(self.buffer, InGraphBuffer)
-        return self._learning and xla and not apart and isinstance(always, int) and always == 1
+        due = self._due
+        return self._learning and xla and not apart and isinstance(due, int) and due == 1
 
     def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
         if not self._gathers:

@@ -96,13 +96,6 @@ class ReverbProgram(OffPolicyProgram):
         """Whether the batches of an iteration are read before its learner steps."""
         return self._learning and isinstance(self._due, int)
 
-    @property
-    def _due(self) -> int | tf.Tensor:
-        """The learner steps of an iteration, a number where it is always that."""
-        with tf.init_scope():
-            zero = tf.constant(0, tf.int64)
-            return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
-
     def fetched(self, progress: Progress) -> Nest:
         """Returns the batches of an iteration, [K, N, ...], where it is known how many."""
         if not self.fetches:
