@@ -226,6 +226,8 @@ def run_case(name: str, rounds: int, seconds: float) -> None:
     """Prints the lines of a case."""
     import reverb
 
+    from tfrl.replay.reverb.dataset import MOST_IN_FLIGHT
+
     case = CASES[name]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -241,7 +243,7 @@ def run_case(name: str, rounds: int, seconds: float) -> None:
         }
         written = measure.medians(measure.alternate(writers, rounds))
         bare = reverb.TrajectoryDataset.from_table_signature(
-            address, "bare", max_in_flight_samples_per_worker=2 * case.batch
+            address, "bare", max_in_flight_samples_per_worker=min(2 * case.batch, MOST_IN_FLIGHT)
         )
         bare = bare.batch(case.batch, drop_remainder=True).prefetch(1)
         readers = {

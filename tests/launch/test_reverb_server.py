@@ -13,7 +13,7 @@ import reverb
 from tests.launch import launch_runs
 from tests.launch.launch_runs import in_process
 from tfrl.errors import UserError
-from tfrl.launch import reverb_server, settings, termination
+from tfrl.launch import reverb_server, settings, termination, train
 
 # The part of a training that the server needs, registered as users register their own.
 _PART = """
@@ -21,7 +21,9 @@ _PART = """
     from tfrl.replay.reverb import ReverbReplay
 
     @gin.configurable
-    def tiny_replay(obs_spec, action_spec, num_envs, n_step, discount, capacity: int = 50):
+    def tiny_replay(
+        obs_spec, action_spec, num_envs, n_step, discount, capacity: int = 50, timeout: float = 60.0
+    ):
         return ReverbReplay(
             obs_spec=obs_spec,
             action_spec=action_spec,
@@ -29,6 +31,7 @@ _PART = """
             n_step=n_step,
             discount=discount,
             capacity=capacity,
+            timeout=timeout,
         )
 """
 _GIN = """
@@ -93,13 +96,25 @@ def test_it_serves_saves_and_restores(experiment):
     assert (info.name, info.max_size, info.current_size) == ("replay", 50, 0)
     assert info.signature["obs"].shape.as_list()[-1] == 3
     assert end(process, signal.SIGTERM) == 0
-    log = (experiment / "1.log").read_text().splitlines()
-    assert log == [line, "Stopped by SIGTERM: saving the tables."]
     folder = pathlib.Path("runs/r").absolute() / "replay_checkpoints"
     newest = max(folder.glob("ckpt-*"))
-    process, line = serve(experiment / "2.log", *args)
+    assert (experiment / "1.log").read_text().splitlines() == [
+        line,
+        "Stopped by SIGTERM: saving the tables, which may take a while.",
+        f"Saved the tables in {newest}.",
+    ]
+    process, line = serve(experiment / "2.log", *args, "--checkpoint_interval=0.5")
     assert line == f"Serving replay at localhost:{port}, restored from {newest}: replay 0 items."
+    deadline = time.monotonic() + launch_runs.IN_TIME
+    while "Saved" not in (experiment / "2.log").read_text():
+        assert time.monotonic() < deadline, "no line in time"
+        time.sleep(0.05)
     assert end(process, signal.SIGINT) == 0
+    log = (experiment / "2.log").read_text().splitlines()
+    assert log[1] == f"Saved the tables in {folder / 'ckpt-000002'}."
+    *_, stopped, last = log
+    assert stopped == "Stopped by Ctrl-C: saving the tables, which may take a while."
+    assert last == f"Saved the tables in {max(folder.glob('ckpt-*'))}."
 
 
 def test_help_is_quick():
@@ -173,6 +188,29 @@ def test_a_training_without_replay(call):
         "OnPolicyWorkflow, a workflow without one. Give the file of a training with "
         "OffPolicyWorkflow."
     )
+
+
+def test_a_training_that_waits_for_a_server_in_vain(experiment, capsys, monkeypatch):
+    """It says so at once, and leaves no folder."""
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    args = ("--gin_file=tiny.gin", "--root_dir=run", "--gin_bindings=tiny_replay.timeout = 0.7")
+    code, out, err = in_process(train.main, capsys, *args, f"--replay_server={address}")
+    assert (code, out) == (
+        2,
+        f"Waiting up to 0.7 s for the replay server at {address}: connection refused.\n",
+    )
+    assert err.startswith(f"Error: Reverb server at {address}: expected a server that answers")
+    assert err.count("\n") == 1
+    server = reverb.Server([reverb.Table.queue("other", 10)])
+    address = f"localhost:{server.port}"
+    code, out, err = in_process(train.main, capsys, *args, f"--replay_server={address}")
+    server.stop()
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: Reverb table 'replay': expected a table of this name on the ser")
+    assert not pathlib.Path("run").exists()
 
 
 def test_a_port_that_is_taken(call, experiment):

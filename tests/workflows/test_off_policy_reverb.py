@@ -5,6 +5,7 @@ import functools
 import gc
 import tempfile
 import weakref
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,7 @@ from absl.testing import parameterized
 
 import tfrl
 from tests.envs.host_backends import Scripted
+from tfrl import seeding
 from tfrl.agents import DQN
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
@@ -20,7 +22,8 @@ from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 from tfrl.workflows import OffPolicyWorkflow
-from tfrl.workflows.off_policy_checks import on_reverb
+from tfrl.workflows import off_policy_reverb as program_lib
+from tfrl.workflows.off_policy_checks import check_one_process, on_reverb
 
 BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
 PRIORITIZED = functools.partial(ReverbReplay, capacity=400, kind="prioritized", timeout=20.0)
@@ -197,6 +200,54 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["learner_steps"], 20)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
 
+    @parameterized.parameters(True, False)
+    def test_how_many_batches_are_held_at_once(self, all_of_them):
+        """Batches of an XLA iteration are read before it while they are small, else one by one."""
+        if not all_of_them:
+            self.enter_context(mock.patch.object(program_lib, "FETCHED_BYTES", 1000))
+        flow = workflow(compile={"update": "xla"}, updates_per_step=2.0)
+        self.addCleanup(flow.close)
+        state, rows = run(flow, flow.setup(0), 40)
+        program = state.program
+        self.assertEqual((program.fetches, program.fuses_on_host), (all_of_them,) * 2)
+        self.assertEqual(rows[-1]["learner_steps"], 40)
+        # obs and next_obs of 3 float32, action, index, reward and discount
+        self.assertEqual(program._batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))
+
+    @parameterized.parameters("xla", "graph")
+    def test_weights_are_those_of_the_iteration(self, mode):
+        """Batches are sampled ahead; their beta is that of the env steps at which they are used."""
+        flow = workflow(
+            replay=functools.partial(PRIORITIZED, alpha=1.0),
+            priority_beta=[[0, 0.0], [100, 1.0]],
+            compile={"update": mode},
+        )
+        self.addCleanup(flow.close)
+        state, _ = run(flow, flow.setup(0), 40)
+        program, key = state.program, seeding.key(0)
+
+        @tf.function(autograph=False)
+        def used(env_steps):
+            program._fetched = program.fetched(state.progress)
+            batch, _ = program._sample_number(tf.constant(0), key, env_steps)
+            program._fetched = ()
+            return batch.index, batch.weight
+
+        self.assertEqual(program.fetches, mode == "xla")
+        index, weight = used(tf.constant(0, tf.int64))
+        np.testing.assert_array_equal(weight, np.ones(8))
+        for _ in range(4):  # the priorities before, of batches in flight too
+            used(tf.constant(0, tf.int64))
+        buffer = program.buffer
+        found = buffer.connection.client.sample("replay", 2000, emit_timesteps=False)
+        known = {int(np.ravel(s.info.key)[0]): np.ravel(s.info.priority)[0] for s in found}
+        for steps in (100, 25):
+            index, weight = used(tf.constant(steps, tf.int64))
+            ours = np.array([known[key] for key in index.numpy().view(np.uint64).tolist()])
+            want = (ours / ours.min()) ** -(steps / 100.0)
+            np.testing.assert_allclose(weight, want, rtol=1e-5)
+            self.assertLess(weight.numpy().min(), 0.99)
+
     @parameterized.parameters(False, True)
     def test_a_limiter_that_allows_too_little_ends_in_an_error(self, overlap):
         replay = functools.partial(
@@ -258,11 +309,13 @@ class ReverbWorkflowTest(parameterized.TestCase):
         flow = workflow()
         with self.assertRaisesRegex(UserError, "expected host:port"):
             flow.use_replay_server("localhost")
-        with self.assertRaisesRegex(UserError, "InGraphReplay"):
-            workflow(
-                tfrl.make_env("tf:CartPole-v1", num_envs=4),
-                strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-            )
+        with self.assertRaisesRegex(UserError, "each of 2 processes has a part of: InGraphReplay"):
+            check_one_process(flow.replay, 2)
+        other = (TableConfig(name="other", n_step=2),)
+        with self.assertRaisesRegex(UserError, "n_step of table 'other': expected 1, as of the ag"):
+            workflow(replay=functools.partial(BUFFER, tables=other))
+        tables = (TableConfig(name="first"), *other)  # others may be for somebody else
+        workflow(replay=functools.partial(BUFFER, tables=tables)).close()
         with self.assertRaisesRegex(UserError, "expected None: the agent learns"):
             workflow(
                 replay=functools.partial(

@@ -63,10 +63,11 @@ def main() -> int:
             checkpoint_dir=pathlib.Path(values.root_dir or "").expanduser() / FOLDER,
             checkpoint_interval=flags.FLAGS.checkpoint_interval or None,
             log=app.say,
+            on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
         )
         app.say(_first_line(server))
         _wait(termination)
-        app.say(f"Stopped by {termination.name}: saving the tables.")
+        app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
         server.stop()
     return 0
 

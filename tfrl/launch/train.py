@@ -93,7 +93,17 @@ def main() -> int:
 
 
 def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | None = None) -> None:
-    """Lets a workflow keep its experience in a server; one that cannot is a UserError."""
+    """Lets a workflow keep its experience in a server, and waits for it.
+
+    Args:
+      workflow: The workflow.
+      address: "host:port".
+      reconnect_seconds: How long to wait for a server that was lost.
+
+    Raises:
+      UserError: The workflow has no replay buffer; the server does not answer in time, or has
+        other tables.
+    """
     use = getattr(workflow, "use_replay_server", None)
     if use is None:
         raise UserError(
@@ -103,6 +113,10 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
             remedy="Leave the flag out.",
         )
     use(address, reconnect_seconds)
+    from tfrl.replay.reverb.arrival import await_tables
+
+    # Here already, so that a wrong address leaves no folder.
+    await_tables(workflow.replay, app.say)
 
 
 def check_environments(workflow: Any, seed: int) -> None:

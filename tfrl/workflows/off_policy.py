@@ -23,7 +23,7 @@ from tfrl.workflows.off_policy_checks import (
     check_agent,
     check_batch_size,
     check_counts,
-    check_one_replica,
+    check_one_process,
     check_place_of_replay,
     check_replay,
     check_room,
@@ -197,7 +197,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
           UserError: For an address of another form, or a buffer that Reverb cannot hold.
         """
         replay = on_server(self.replay, address)
-        check_one_replica(replay, self.replicas.num_replicas)
+        check_one_process(replay, self.replicas.num_workers)
         if reconnect_seconds is not None:
             replay = replay.replace(reconnect_seconds=reconnect_seconds)
         self.replay = replay
@@ -207,7 +207,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Rows of a learner step."""
         check_batch_size(self.batch_size, self.replicas.num_replicas)
         check_room(self.replay, self.batch_size)
-        check_one_replica(self.replay, self.replicas.num_replicas)
+        check_one_process(self.replay, self.replicas.num_workers)
         return {}
 
     # Checkpoints.
@@ -255,6 +255,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns what the buffer is given of a rollout: all of it, and no metrics."""
         return trajectory, {}
 
+    @property
+    def steps_per_iteration(self) -> int:
+        """Env steps of an iteration in which all rows are valid."""
+        return self.rollout_length * self.env.num_envs
+
     def updates_due(self, before: tf.Tensor, after: tf.Tensor) -> int | tf.Tensor:
         """Returns how many learner steps follow from env steps, a number where it is always that.
 
@@ -263,7 +268,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
           after: int64, env steps with them.
         """
         up, down = self._ratio.numerator, self._ratio.denominator
-        steps = self.rollout_length * self.env.num_envs
+        steps = self.steps_per_iteration
         if self.all_rows_valid and steps * up % down == 0:
             return steps * up // down
         return tf.cast(after * up // down - before * up // down, tf.int32)

@@ -4,14 +4,13 @@ import fractions
 from typing import Any
 
 from tfrl import struct
-from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 
 
 def check_agent(agent: Any) -> None:
     """Raises a UserError for an agent that does not learn from replayed transitions."""
-    if not isinstance(agent, OffPolicy):
+    if not getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
             expected="one that learns from replayed transitions: DQN, DDPG, TD3, SAC, or another "
@@ -116,7 +115,7 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
         )
 
 
-def check_replay(replay: Any, agent: OffPolicy, num_envs: int) -> None:
+def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
     """Raises a UserError unless a buffer holds what an agent learns from.
 
     Args:
@@ -134,8 +133,25 @@ def check_replay(replay: Any, agent: OffPolicy, num_envs: int) -> None:
                 remedy="Give the class, or a functools.partial of it: the workflow fills it in.",
             )
     items = sampled(replay)
+    own = isinstance(replay, ReverbReplay) and not items.is_sequence
+    if own and items.n_step != agent.n_step:
+        raise UserError(
+            f"replay, n_step of table {items.name!r}",
+            expected=f"{agent.n_step}, as of the agent, which learns from this table, the first",
+            got=items.n_step,
+            remedy="Leave it out, or give the table that the agent learns from first.",
+        )
     lengths = [name for name in ("sequence_length", "episode_length") if getattr(items, name, None)]
-    if lengths:
+    wanted_sequences = getattr(agent, "takes_sequences", False)
+    if wanted_sequences and "sequence_length" not in lengths:
+        raise UserError(
+            "replay.sequence_length",
+            expected="a number of steps: the agent has a memory and learns from sequences",
+            got="None",
+            remedy="Give functools.partial(InGraphReplay, sequence_length=20), "
+            "or InGraphReplay.sequence_length = 20 in gin.",
+        )
+    if lengths and not wanted_sequences:
         raise UserError(
             f"replay.{lengths[0]}",
             expected="None: the agent learns from single items",
@@ -159,14 +175,14 @@ def sampled(replay: Any) -> Any:
     return replay.table() if isinstance(replay, ReverbReplay) else replay
 
 
-def check_one_replica(replay: Any, num_replicas: int) -> None:
-    """Raises a UserError for experience in Reverb under several replicas."""
-    if num_replicas > 1 and isinstance(replay, ReverbReplay):
+def check_one_process(replay: Any, num_workers: int) -> None:
+    """Raises a UserError for experience in Reverb where replicas are of several processes."""
+    if num_workers > 1 and isinstance(replay, ReverbReplay):
         raise UserError(
             "replay",
-            expected=f"a buffer that {num_replicas} replicas share: InGraphReplay",
+            expected=f"a buffer that each of {num_workers} processes has a part of: InGraphReplay",
             got="ReverbReplay",
-            remedy="Use --strategy=one_device with Reverb.",
+            remedy="With Reverb use --strategy=mirrored or one_device, which are one process.",
         )
 
 
@@ -176,7 +192,7 @@ def on_server(replay: Any, address: str) -> Any:
     Raises:
       UserError: For an address of another form, or a buffer that Reverb cannot hold.
     """
-    from tfrl.replay.reverb.connection import check_address
+    from tfrl.replay.reverb.arrival import check_address
 
     check_address(address)
     return on_reverb(replay).replace(address=address)

@@ -1,5 +1,6 @@
 """An off-policy run whose experience lives in a Reverb server, of this process or another."""
 
+import functools
 import io
 import pathlib
 import tempfile
@@ -18,10 +19,13 @@ from tfrl.replay.reverb.dataset import STARVED
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
+from tfrl.workflows.seams import Seam
 
 T = TypeVar("T")
 # How the values of a checkpoint are called, by where the items were.
 _TABLES, _SERVER = "tables", "server"
+# Bytes of batches that are read before their learner steps, at most.
+FETCHED_BYTES = 2**26
 
 
 class ReverbProgram(OffPolicyProgram):
@@ -35,14 +39,34 @@ class ReverbProgram(OffPolicyProgram):
     def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
         """Connects to the server, or starts one; see `OffPolicyProgram`."""
         super().__init__(workflow, learner, eval_key)
-        self._beta = tf.Variable(1.0, trainable=False)
+        if self.replicas.several:
+            self.rollout, self.fill = (self._of_all(seam) for seam in (self.rollout, self.fill))
         self._iterator: Any = None
+        self._spec: Nest = None
         self._fetched: Nest = ()  # while a call is traced: the batches of its learner steps
 
     @property
     def fuses_on_host(self) -> bool:  # type: ignore[override]
         """Whether XLA can have all of a call but the reading of the dataset."""
+        if self.replicas.several:
+            return False  # the sums over them stand between what XLA compiles
         return self.fetches or not self._learning
+
+    def _of_all(self, seam: Seam) -> Seam:
+        """A seam that plays on every replica and gives the steps of all of them, [T, B, ...]."""
+        graph, xla = (functools.partial(self._play, seam, mode) for mode in ("graph", "xla"))
+        return Seam(seam.name, graph, xla=xla)
+
+    def _play(
+        self, seam: Seam, mode: str, values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor
+    ) -> tuple[Trajectory, Nest, Nest]:
+        def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            key = seeding.fold_in(key, self.replicas.index())
+            return seam.compiled(mode)(values, env_state, carry, key)
+
+        played, env_state, carry = self.replicas.run(own, values, env_state, carry, key)
+        parts = self.replicas.local(played)
+        return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
         return lambda: self.buffer.can_sample(self._workflow.batch_size)
@@ -76,44 +100,84 @@ class ReverbProgram(OffPolicyProgram):
         """Nothing: `take` did it."""
 
     def _sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
-        if self._workflow.prioritized:
-            self._beta.assign(tf.cast(beta, tf.float32))
-        return self._batches().get_next()
+        return self._weighted(self._next(), beta)
+
+    def _next(self) -> Nest:
+        """The next batch, with weights of beta = 1; of several replicas one for each."""
+        batch = self._batches().get_next()
+        if not self.replicas.several:
+            return batch
+        # Replicated records are no arguments of compiled functions; their leaves are.
+        leaves = self.replicas.strategy.run(lambda own: tf.nest.flatten(own), args=(batch,))
+        return tf.nest.pack_sequence_as(self._batch_spec, leaves)
+
+    def _weighted(self, batch: Nest, beta: tf.Tensor) -> Nest:
+        """A batch with the weights of another beta.
+
+        Weights are (P(i) / min P)^-beta: a batch was sampled ahead, its beta is today's.
+        """
+        if not self._workflow.prioritized:
+            return batch
+        beta = tf.cast(beta, tf.float32)
+        weight = self.replicas.run(lambda w: tf.pow(w, beta), batch.weight)
+        return batch.replace(weight=weight)
 
     def _batches(self) -> Any:
         """The iterator over sampled batches, begun when it is first asked for."""
         if self._iterator is None:
             with tf.init_scope():
-                batches = self.buffer.dataset(self._workflow.batch_size, self._beta)
-                self._iterator = self.buffer.connection.keep(iter(batches))
+                self._iterator = self.buffer.connection.keep(iter(self._dataset()))
         return self._iterator
+
+    def _dataset(self) -> Any:
+        size = self._workflow.batch_size
+        if self.replicas.several:
+            return self.buffer.distributed_dataset(self.replicas.strategy, size)
+        return self.buffer.dataset(size)
+
+    @property
+    def _batch_spec(self) -> Nest:
+        """The specs of a batch of one replica."""
+        if self._spec is None:
+            with tf.init_scope():
+                own = self._workflow.batch_size // self.replicas.num_replicas
+                self._spec = self.buffer.dataset(own).element_spec
+        return self._spec
 
     # A dataset is read in a graph only. Where it is known how many learner steps there will be,
     # their batches are read before them, and XLA has the rest.
 
     @property
     def fetches(self) -> bool:
-        """Whether the batches of an iteration are read before its learner steps."""
-        return self._learning and isinstance(self._due, int)
+        """Whether the batches of an iteration are read before its learner steps.
+
+        For XLA alone, where they are no more than `FETCHED_BYTES`; otherwise one is read at a time.
+        """
+        due = self._due
+        if not self._learning or not isinstance(due, int) or self.replicas.several:
+            return False
+        return self.update.mode == "xla" and due * self._batch_bytes <= FETCHED_BYTES
+
+    @property
+    def _batch_bytes(self) -> int:
+        specs = tf.nest.flatten(self._batch_spec)
+        return sum(s.shape.num_elements() * s.dtype.size for s in specs)
 
     def fetched(self, progress: Progress) -> Nest:
         """Returns the batches of an iteration, [K, N, ...], where it is known how many."""
         if not self.fetches:
             return ()
-        flow = self._workflow
-        steps = flow.rollout_length * flow.env.num_envs if flow.all_rows_valid else 0
-        beta = make_schedule(flow.priority_beta)(progress.env_steps + steps)
-        batches = [self._sample(progress.key, beta)]
-        flat = tf.nest.flatten(batches[0])
+        first = self._next()
+        flat = tf.nest.flatten(first)
         kept = [tf.TensorArray(x.dtype, self._due, element_shape=x.shape) for x in flat]
         kept = [array.write(0, x) for array, x in zip(kept, flat, strict=True)]
 
         def read(j: tf.Tensor, kept: list[Any]) -> Any:
-            more = tf.nest.flatten(self._sample(progress.key, beta))
+            more = tf.nest.flatten(self._next())
             return j + 1, [array.write(j, x) for array, x in zip(kept, more, strict=True)]
 
         if self._due == 1:
-            return tf.nest.map_structure(lambda x: x[tf.newaxis], batches[0])
+            return tf.nest.map_structure(lambda x: x[tf.newaxis], first)
         _, kept = tf.while_loop(
             lambda j, _: j < self._due,
             read,
@@ -121,7 +185,7 @@ class ReverbProgram(OffPolicyProgram):
             parallel_iterations=1,
             name="batches",
         )
-        return tf.nest.pack_sequence_as(batches[0], [array.stack() for array in kept])
+        return tf.nest.pack_sequence_as(first, [array.stack() for array in kept])
 
     def behind_the_host(
         self, progress: Progress, played: Trajectory, key: tf.Tensor, fetched: Nest
@@ -139,7 +203,9 @@ class ReverbProgram(OffPolicyProgram):
         if not tf.nest.flatten(self._fetched):
             return super()._sample_number(number, key, env_steps)
         update_key = seeding.stream(seeding.fold_in(key, number), "update")
-        return tf.nest.map_structure(lambda x: x[number], self._fetched), update_key
+        batch = tf.nest.map_structure(lambda x: x[number], self._fetched)
+        beta = make_schedule(self._workflow.priority_beta)(env_steps)
+        return self._weighted(batch, beta), update_key
 
     @property
     def note_dtypes(self) -> list[tf.DType]:
@@ -147,9 +213,10 @@ class ReverbProgram(OffPolicyProgram):
         return [tf.int64, tf.float32] if self._workflow.prioritized else []
 
     def _update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
+        found = [tf.concat(self.replicas.local(x), 0) for x in (index, priorities)]
         if not tf.executing_eagerly():
-            return [index, priorities]
-        self.buffer.update_priorities(index, priorities)
+            return found
+        self.buffer.update_priorities(*found)
         return []
 
     def settle(self, notes: Sequence[tf.Tensor]) -> None:
@@ -158,8 +225,10 @@ class ReverbProgram(OffPolicyProgram):
             self.buffer.update_priorities(*(tf.reshape(x, [-1]) for x in notes))
 
     def _trial_batch(self, progress: Progress) -> Nest:
-        spec = self.buffer.dataset(self._workflow.batch_size, self._beta).element_spec
-        return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+        spec = self._batch_spec
+        return self.replicas.run_once(
+            lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+        )
 
     def _forget_batches(self) -> None:
         if self._iterator is not None:

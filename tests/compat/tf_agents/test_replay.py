@@ -58,14 +58,14 @@ def frames(rows):
 
 
 class Served(parameterized.TestCase):
-    def serve(self, length, max_size=1000, sampler=None):
+    def serve(self, length, max_size=1000, sampler=None, signature=None):
         table = reverb.Table(
             "windows",
             sampler=sampler or reverb.selectors.Uniform(),
             remover=reverb.selectors.Fifo(),
             max_size=max_size,
             rate_limiter=reverb.rate_limiters.MinSize(1),
-            signature=replay.trajectory_spec(OBS, ACTION, length),
+            signature=signature or replay.trajectory_spec(OBS, ACTION, length),
         )
         server = reverb.Server([table])
         self.addCleanup(server.stop)
@@ -222,3 +222,75 @@ class WrittenByTFAgentsTest(Served):
                     assert not (steps.termination[j] or steps.truncation[j])
             assert taken == 4 or steps.termination[taken - 1] or steps.truncation[taken - 1]
         assert {0, 1, 6, 8} <= seen
+
+    def test_windows_over_the_ends_of_episodes(self):
+        """`ReverbTrajectorySequenceObserver` cuts nowhere; steps behind an end are left out."""
+        server, client = self.serve(4)
+        observer = reverb_utils.ReverbTrajectorySequenceObserver(client, "windows", 4)
+        self.addCleanup(observer.close)
+        rows = [row for row in stream() if row.valid]
+        for frame in frames(rows):
+            observer(frame)
+        observer.flush()
+        found = {}
+        for one in self.read(f"localhost:{server.port}", 4, 100):
+            found[int(one.steps.obs[0, 0])] = one.steps
+        by_obs = {row.obs: i for i, row in enumerate(rows)}
+        # All but the last, whose window is not complete.
+        assert set(by_obs) - set(found) <= set(sorted(by_obs)[-4:])
+        for obs, steps in found.items():
+            begin = by_obs[obs]
+            until = begin
+            while until < begin + 3 and not (until > begin and ended(rows[until - 1])):
+                until += 1
+            check_steps(steps, rows[begin:until])
+
+    def test_whole_episodes(self):
+        spec = replay.trajectory_spec(OBS, ACTION)
+        signature = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), spec)
+        server, client = self.serve(None, signature=signature)
+        observer = reverb_utils.ReverbAddEpisodeObserver(client, "windows", max_sequence_length=8)
+        self.addCleanup(observer.close)
+        rows = [row for row in stream() if row.valid]
+        for frame in frames(rows):
+            observer(frame)
+        observer.reset(write_cached_steps=True)  # of the episode that goes on, too
+        observer.flush()
+        episodes, begin = [], 0
+        for i, row in enumerate(rows):
+            if ended(row) or i == len(rows) - 1:
+                # The newest step of an open episode has no successor yet.
+                episodes.append(rows[begin : i + ended(row)])
+                begin = i + 1
+        wanted = {episode[0].obs: episode for episode in episodes if episode}
+        address = f"localhost:{server.port}"
+        found = {}
+        for one in self.read(address, 8, len(wanted), whole_episodes=True):
+            assert one.steps.obs.shape == (7, 1)
+            found[float(one.steps.obs[0, 0])] = one.steps
+        assert found.keys() == wanted.keys()
+        for obs, steps in found.items():
+            check_steps(steps, wanted[obs])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="more frames than length=7"):
+            self.read(address, 7, len(wanted), whole_episodes=True)
+        with pytest.raises(UserError, match="discount: expected None for whole episodes"):
+            self.read(address, 8, 1, whole_episodes=True, discount=GAMMA)
+
+
+def ended(row):
+    return row.termination or row.truncation
+
+
+def check_steps(steps, rows):
+    """Steps of a sequence are those of the rows, and none behind them."""
+    taken = int(steps.valid.sum())
+    assert taken == len(rows) and steps.valid[:taken].all()
+    for j, row in enumerate(rows):
+        got = (steps.obs[j, 0], steps.action[j], steps.reward[j], steps.next_obs[j, 0])
+        np.testing.assert_allclose(got, (row.obs, row.action, row.reward, row.next_obs), rtol=1e-6)
+        truncation = row.truncation and not row.termination
+        assert (steps.termination[j], steps.truncation[j]) == (row.termination, truncation)
+    for name in ("action", "reward", "termination", "truncation"):
+        assert not getattr(steps, name)[taken:].any()
+    still = steps.next_obs[taken - 1]
+    assert (steps.obs[taken:] == still).all() and (steps.next_obs[taken:] == still).all()

@@ -3,10 +3,13 @@
 import re
 import sys
 import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import reverb
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -140,6 +143,60 @@ class LimitsTest(parameterized.TestCase):
         thread.join()
         # 160 items less the 40 that one writer may hold unconfirmed and the tolerance twice.
         assert 160 - 40 - 16 - 12 <= seen <= 160 + 16
+
+
+class DeadlinesTest(parameterized.TestCase):
+    """No call of a server in this process waits for ever."""
+
+    def test_a_call_that_a_limiter_blocks(self):
+        buffer = helpers.closed_after(self, min_size=5, timeout=0.7)
+        client = buffer.connection.client
+
+        def blocked():
+            return next(client.sample("replay", 1, emit_timesteps=False))
+
+        began = time.monotonic()
+        left = mock.patch("tfrl.replay.reverb.calls.leave_behind")  # it bounds pytest's own end
+        with left as left_behind, pytest.raises(UserError) as error:
+            buffer.connection.guard(blocked, "sampling", 0.7)
+        left_behind.assert_called_once()
+        assert 0.6 < time.monotonic() - began < 5.0
+        assert str(error.value) == (
+            f"Reverb server of this process at {buffer.address}: expected an answer within 0.7 s; "
+            "it was needed for sampling, got silence, though the server is there. It may be "
+            "writing a large checkpoint, or be overloaded: see to it, or raise the timeout."
+        )
+        buffer.add(helpers.rows(0, 9))
+        buffer.flush()  # which lets the call that was left behind come back
+
+    def test_all_calls_have_one(self):
+        """Each call that has no deadline of its own is given the maker's, or a checkpoint's."""
+        buffer = helpers.closed_after(self, kind="prioritized", timeout=7.0)
+        connection, given = buffer.connection, {}
+        guard = connection.guard
+
+        def noted(fn, what, timeout=None):
+            given[what] = timeout
+            return guard(fn, what, timeout)
+
+        with mock.patch.object(connection, "guard", noted):
+            buffer.add(helpers.rows(0, 4))
+            index = buffer.sample(None, 2).index
+            buffer.update_priorities(index, np.ones(2))
+            buffer._close_writer()
+        assert given == {
+            "opening writers": 7.0,
+            "sampling from table 'replay'": None,  # the dataset's
+            "setting priorities of table 'replay'": 7.0,
+            "closing writers": 7.0,
+        }
+        error = reverb.errors.DeadlineExceededError
+        with (
+            mock.patch.object(connection.client, "server_info", side_effect=error) as asked,
+            pytest.raises(UserError, match="an answer within 7 s; it was needed for asking for"),
+        ):
+            buffer.size()
+        asked.assert_called_once_with(timeout=7)
 
 
 class SamplingTest(parameterized.TestCase):

@@ -24,7 +24,8 @@ from tests.replay.reverb.server_runs import (
 )
 from tfrl.errors import UserError
 from tfrl.replay.reverb import connection as connection_lib
-from tfrl.replay.reverb.connection import Connection, check_address
+from tfrl.replay.reverb.arrival import await_server, check_address
+from tfrl.replay.reverb.connection import Connection
 from tfrl.replay.reverb.lost import ServerLostError
 from tfrl.replay.reverb.server import ReverbServer
 
@@ -112,6 +113,16 @@ def test_a_signal_ends_a_call_that_waits(server, connect, _left_behind):
     assert [call.fn for call in _left_behind] == [blocking]
 
 
+def test_a_call_that_takes_too_long(server, connect, _left_behind):
+    """The server is there, and the limiter of an empty table blocks."""
+    connection = connect(server.address)
+    blocking = blocking_calls(connection.client, server.address)["sample"]
+    with pytest.raises(UserError, match="an answer within 0.6 s; it was needed for sampling, got"):
+        connection.guard(blocking, "sampling", 0.6)
+    assert [call.fn for call in _left_behind] == [blocking]
+    assert not connection.lost
+
+
 def test_nobody_listens(connect):
     port = free_port()
     began = time.monotonic()
@@ -131,6 +142,27 @@ def test_somebody_else_listens(connect):
         other.listen()
         with pytest.raises(UserError, match="got somebody who listens there but does not answer"):
             connect(f"localhost:{other.getsockname()[1]}", timeout=1.0)
+
+
+def test_it_is_said_at_once_that_a_server_is_waited_for():
+    port = free_port()
+    address, lines = f"localhost:{port}", []
+
+    def log(text):
+        lines.append((time.monotonic() - began, text))
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="answers within 1 s, got connection refused"):
+        await_server(address, reverb.Client(address), 1.0, log)
+    ((after, text),) = lines
+    assert text == f"Waiting up to 1 s for the replay server at {address}: connection refused."
+    assert after < 0.9
+    with ended(serve(port)):
+        info = await_server(address, reverb.Client(address), IN_TIME, log)
+        assert sorted(info) == ["data", "empty", "full"]
+        assert len(lines) == 2  # it was not there yet
+        await_server(address, reverb.Client(address), IN_TIME, log)
+        assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -304,8 +336,7 @@ def test_a_process_that_is_blocked_when_the_server_is_killed(first, record_prope
     assert first in noticed
     assert all(0 < seconds < NOTICED for seconds in noticed.values()), noticed
     assert gone - killed < noticed[first] + GONE
-    # 1 where the orderly end took too long.
-    assert client.returncode in (1, 2), err
+    assert client.returncode == 2, err
     assert err.startswith(f"Error: Reverb server at localhost:{port}: expected a server that is ")
     assert err.count("\n") == 1
     assert f"it was needed for {first}, got connection refused." in err

@@ -72,7 +72,8 @@ def test_end_process_with_a_stream_that_was_closed():
 
 def test_the_error_tells_binaries_to_end_at_once():
     done, _ = run("""
-        error = lost.ServerLostError("a", expected="b", got="c", remedy="d.")
-        print(error, error.exit_at_once)
+        for kind in (lost.ServerLostError, lost.ServerSilentError):
+            error = kind("a", expected="b", got="c", remedy="d.")
+            print(error, error.exit_at_once)
     """)
-    assert done.stdout == "a: expected b, got c. d. True\n"
+    assert done.stdout == 2 * "a: expected b, got c. d. True\n"

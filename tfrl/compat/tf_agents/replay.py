@@ -8,16 +8,15 @@ a truncation the next step type is LAST and the discount is not 0.
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import StepType
 from tf_agents.trajectories import trajectory as trajectory_lib
 
 from tfrl.compat.tf_agents import specs
+from tfrl.compat.tf_agents.time_steps import LAST
+from tfrl.compat.tf_agents.trajectories import steps_of
+from tfrl.errors import UserError
 from tfrl.replay.reverb.library import reverb
-from tfrl.types import Nest, Sequences, Trajectory, Transition
-
-LAST = np.int32(StepType.LAST)
+from tfrl.types import Nest, Sequences, Transition
 
 
 def trajectory_spec(obs_spec: Nest, action_spec: Nest, length: int | None = None) -> Any:
@@ -57,20 +56,11 @@ def sequences(windows: Any, index: tf.Tensor | None = None) -> Sequences:
     taken = tf.reduce_sum(tf.cast(valid, tf.int32), axis=1, keepdims=True)
     still = tf.minimum(tf.range(windows.step_type.shape[1]), taken)
     obs = tf.nest.map_structure(lambda x: tf.gather(x, still, batch_dims=1), windows.observation)
-    ends = valid & tf.equal(windows.next_step_type[:, :-1], LAST)
-    terminal = tf.equal(windows.discount[:, :-1], 0.0)
-    info = windows.policy_info
-    steps = Trajectory(
-        obs=tf.nest.map_structure(lambda x: x[:, :-1], obs),
-        action=_masked(valid, windows.action),
-        reward=_masked(valid, windows.reward),
-        next_obs=tf.nest.map_structure(lambda x: x[:, 1:], obs),
-        termination=ends & terminal,
-        truncation=ends & ~terminal,
-        valid=valid,
-        policy_extras=_masked(valid, info) if tf.nest.flatten(info) else None,
-    )
-    return Sequences(steps=steps, index=index)
+    steps = steps_of(windows._replace(observation=obs))
+    found = {name: getattr(steps, name) for name in ("action", "reward", "policy_extras")}
+    masked = {name: _masked(valid, x) for name, x in found.items() if x is not None}
+    ends = {name: valid & getattr(steps, name) for name in ("termination", "truncation")}
+    return Sequences(steps=steps.replace(valid=valid, **masked, **ends), index=index)
 
 
 def transitions(windows: Any, discount: float, index: tf.Tensor | None = None) -> Transition:
@@ -110,7 +100,6 @@ def _valid(windows: Any) -> tf.Tensor:
 
 def _masked(valid: tf.Tensor, nest: Nest) -> Nest:
     def one(x: tf.Tensor) -> tf.Tensor:
-        x = x[:, :-1]
         keep = tf.reshape(valid, [-1, valid.shape[1], *[1] * (x.shape.rank - 2)])
         return tf.where(keep, x, tf.zeros([], x.dtype))
 
@@ -125,29 +114,48 @@ def window_dataset(
     batch_size: int,
     *,
     discount: float | None = None,
+    whole_episodes: bool = False,
     timeout: float = 60.0,
     prefetch: int = 1,
 ) -> tf.data.Dataset:
     """Reads what TF-Agents' observers wrote.
 
+    `ReverbAddTrajectoryObserver` and `ReverbTrajectorySequenceObserver` write windows of L frames;
+    of the second kind, which may go over the ends of episodes, the steps behind the first end are
+    not valid. `ReverbAddEpisodeObserver` writes whole episodes of up to so many frames.
+
     Args:
       address: "host:port" of the server.
       table: The table's name.
       data_spec: The spec of one frame, such as an agent's `collect_data_spec`.
-      length: L, frames of an item.
+      length: L, frames of an item; of whole episodes the most, its boundary frame included.
       batch_size: N.
       discount: gamma, for batches of `Transition`; None for `Sequences`.
+      whole_episodes: Whether items are of any length. They are padded to L - 1 steps; behind the
+        end steps are not valid, and the last observation stands still. They are `Sequences`.
       timeout: Seconds to wait for something to sample; then the dataset ends.
       prefetch: Batches that are made ahead.
 
     Returns:
       Batches of items; windows that begin with a boundary are left out.
+
+    Raises:
+      UserError: For whole episodes with a discount. A longer episode is a
+        `tf.errors.InvalidArgumentError` of the iterator.
     """
+    if whole_episodes and discount is not None:
+        raise UserError(
+            "window_dataset, discount",
+            expected="None for whole episodes, which are Sequences",
+            got=discount,
+            remedy="Leave it out, or read a table of windows.",
+        )
+    steps = None if whole_episodes else length
     items = reverb().TrajectoryDataset(
         server_address=address,
         table=table,
         dtypes=tf.nest.map_structure(lambda s: s.dtype, data_spec),
-        shapes=tf.nest.map_structure(lambda s: tf.TensorShape([length, *s.shape]), data_spec),
+        shapes=tf.nest.map_structure(lambda s: tf.TensorShape([steps, *s.shape]), data_spec),
         max_in_flight_samples_per_worker=2 * batch_size,
         rate_limiter_timeout_ms=int(1000 * timeout),
     )
@@ -160,4 +168,26 @@ def window_dataset(
         return transitions(sample.data, discount, index)
 
     begins = items.filter(lambda sample: tf.not_equal(sample.data.step_type[0], LAST))
+    if whole_episodes:
+        begins = begins.filter(lambda sample: tf.shape(sample.data.step_type)[0] > 1)
+        begins = begins.map(lambda sample: sample._replace(data=_padded(sample.data, length)))
     return begins.batch(batch_size, drop_remainder=True).map(record).prefetch(prefetch)
+
+
+def _padded(frames: Any, length: int) -> Any:
+    """Frames [k, ...] of an episode with boundary frames behind them, L in all.
+
+    The last frame shows a successor alone, of an episode that was written before its end too.
+    """
+    taken = tf.shape(frames.step_type)[0]
+    message = f"an episode has more frames than length={length} of window_dataset:"
+    with tf.control_dependencies([tf.debugging.Assert(taken <= length, [message, taken])]):
+        missing = tf.identity(length - taken)
+
+    def pad(x: tf.Tensor) -> tf.Tensor:
+        padded = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
+        return tf.ensure_shape(padded, [length, *x.shape[1:]])
+
+    padded = tf.nest.map_structure(pad, frames)
+    is_step = tf.range(length) < taken - 1
+    return padded._replace(step_type=tf.where(is_step, padded.step_type, LAST))

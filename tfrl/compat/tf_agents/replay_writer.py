@@ -1,5 +1,6 @@
 """Writes trajectories of this library as TF-Agents' frames; see `replay`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tf_agents.trajectories import trajectory as trajectory_lib
 from tfrl import struct
 from tfrl.compat.tf_agents import specs
 from tfrl.errors import UserError
+from tfrl.replay.reverb.calls import within
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.maker import ReverbReplay
 from tfrl.replay.reverb.rows import Columns
@@ -99,7 +101,7 @@ class TrajectoryWriter:
             self.flush()
         finally:
             for env in self._envs:
-                env.writer.close()
+                env.close()
 
 
 def _plain(spec: Nest, leaves: list[Any]) -> Nest:
@@ -120,9 +122,11 @@ class _Frames:
         stride: int,
         timeout: float,
     ):
-        self.writer = client.trajectory_writer(num_keep_alive_refs=length + 1)
         self._table, self._length, self._stride = table, length, stride
         self._timeout = timeout
+        self.writer = self._within(
+            lambda: client.trajectory_writer(num_keep_alive_refs=length + 1), "opening a writer"
+        )
         self._no_action = _plain(
             action_spec,
             [np.zeros(s.shape, s.dtype.as_numpy_dtype) for s in tf.nest.flatten(action_spec)],
@@ -162,6 +166,13 @@ class _Frames:
             window = tf.nest.map_structure(lambda h: h[-self._length :], self.writer.history)
             self.writer.create_item(self._table, 1.0, window)
             self._pending += 1
+
+    def _within(self, fn: Callable[[], Any], what: str) -> Any:
+        return within(self._timeout, fn, f"Reverb table {self._table!r}", what)
+
+    def close(self) -> None:
+        """Ends the writer."""
+        self._within(self.writer.close, "closing a writer")
 
     def flush(self, left: int) -> None:
         try:

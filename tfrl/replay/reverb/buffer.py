@@ -8,6 +8,7 @@ import numpy as np
 
 from tfrl.errors import UserError
 from tfrl.replay.reverb import files
+from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.local import LocalServer
 from tfrl.replay.reverb.sampled import SampledTables
@@ -52,15 +53,17 @@ class ReverbBuffer(SampledTables):
         if self._writer is None:
             client = self._connection.client
             self._writer = self._connection.guard(
-                lambda: Writer(self.replay, client, self._highest, self._check), "opening writers"
+                lambda: Writer(self.replay, client, self._highest, self._check),
+                "opening writers",
+                self.replay.timeout,
             )
         return self._writer
 
     def _close_writer(self) -> None:
         if self._writer is not None:
             self._created += self._writer.created
-            self._writer.close()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            self._connection.guard(writer.close, "closing writers", self.replay.timeout)
 
     @property
     def connection(self) -> Any:
@@ -167,7 +170,8 @@ class ReverbBuffer(SampledTables):
         if isinstance(self._connection, LocalServer):
             self._connection.checkpoint(folder)
         else:
-            self._connection.guard(self._connection.client.checkpoint, "writing a checkpoint")
+            write = self._connection.client.checkpoint
+            self._connection.guard(write, "writing a checkpoint", CHECKPOINT_SECONDS)
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote, and goes on with new episodes.
@@ -208,8 +212,10 @@ class ReverbBuffer(SampledTables):
             if self._writer is not None:
                 self._writer.settle(patience=1.0)
         finally:
-            self._close_writer()
-            self._connection.close()
+            try:
+                self._close_writer()
+            finally:
+                self._connection.close()
 
 
 def _connect(replay: "ReverbReplay") -> Any:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tfrl.distribute.rendezvous import refusal
 from tfrl.errors import UserError
 from tfrl.replay.reverb import library
-from tfrl.replay.reverb.calls import Callers
+from tfrl.replay.reverb.arrival import await_server, check_address
+from tfrl.replay.reverb.calls import Callers, too_long
 from tfrl.replay.reverb.heartbeat import Heartbeat, is_broken_connection
 from tfrl.replay.reverb.lost import ServerLostError, leave_behind
 
@@ -61,7 +61,7 @@ class Connection:
         self.address = address
         self.client = reverb.Client(address)
         self._timeout, self._reconnect_seconds = timeout, reconnect_seconds
-        self._wait_for_server()
+        await_server(address, self.client, timeout)
         self._callers = Callers()
         self._kept: list[Any] = []
         self._heartbeat = Heartbeat(address, heartbeat, reconnect_seconds)
@@ -84,18 +84,13 @@ class Connection:
 
         Raises:
           ServerLostError: The server is gone.
-          UserError: It is there and does not answer in time.
+          ServerSilentError: It is there and does not answer in time.
         """
         seconds = math.ceil(self._timeout)
         try:
             return self.guard(lambda: self.client.server_info(timeout=seconds), "asking for tables")
         except reverb.errors.DeadlineExceededError as error:
-            raise UserError(
-                f"Reverb server at {self.address}",
-                expected=f"an answer within {seconds} s",
-                got="silence, though the server is there",
-                remedy="It may be writing a large checkpoint: give the connection more time.",
-            ) from error
+            raise too_long(seconds, self._name, "asking for tables") from error
 
     def check(self, what: str = "using it") -> None:
         """Returns at once if the server is there; waits for one that may come back.
@@ -111,7 +106,7 @@ class Connection:
         if self._heartbeat.given_up:
             raise self._lost_error(what)
 
-    def guard(self, fn: Callable[[], T], what: str) -> T:
+    def guard(self, fn: Callable[[], T], what: str, timeout: float | None = None) -> T:
         """Makes a call that ends with an error if the server is lost, however it blocks.
 
         The call is made in another thread: a strategy's scope or a device's that the caller is in
@@ -121,22 +116,30 @@ class Connection:
         Args:
           fn: The call. It must bear being made twice if the connection may reconnect.
           what: What it does, for the message, for example "sampling from table 'replay'".
+          timeout: Seconds that it may take while the server answers the heartbeat; None for a call
+            that has a deadline of its own.
 
         Returns:
           What `fn` returned.
 
         Raises:
           ServerLostError: The server is lost. The call is left behind in its thread.
+          ServerSilentError: It takes longer than `timeout`; it is left behind likewise.
         """
         patience = time.monotonic() + (self._reconnect_seconds or 0.0)
         while True:
             self.check(what)
             outages = self.reconnections
             call = self._callers.start(fn)
+            began = time.monotonic()
             try:
-                while not call.wait(_LOOK_SECONDS):
+                while not call.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)):
                     if self._heartbeat.given_up:
                         raise self._lost_error(what)
+                    if self._heartbeat.lost or self._heartbeat.busy:
+                        began = time.monotonic()
+                    elif timeout is not None and time.monotonic() - began > timeout:
+                        raise too_long(timeout, self._name, what)
             except BaseException:  # Ctrl-C too: whatever the call uses must not be destroyed.
                 leave_behind(call)
                 raise
@@ -189,57 +192,20 @@ class Connection:
             raise self._lost_error(what, reason=str(error)) from error
         return True
 
-    def _wait_for_server(self) -> None:
-        deadline = time.monotonic() + self._timeout
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                self.client.server_info(timeout=max(1, math.ceil(left)))
-                return
-            except (RuntimeError, reverb.errors.ReverbError) as error:
-                if time.monotonic() + _RETRY_SECONDS >= deadline:
-                    raise self._never_there() from error
-            time.sleep(_RETRY_SECONDS)
-
-    def _never_there(self) -> UserError:
-        reason = refusal(self.address, timeout=1.0)
-        return UserError(
-            f"Reverb server at {self.address}",
-            expected=f"a server that answers within {self._timeout:g} s",
-            got=reason or "somebody who listens there but does not answer as Reverb does",
-            remedy="Start bin/reverb_server.py with the same gin file, and give the address that "
-            "it prints.",
-        )
+    @property
+    def _name(self) -> str:
+        return f"Reverb server at {self.address}"
 
     def _lost_error(self, what: str, reason: str = "") -> ServerLostError:
         waited = self._reconnect_seconds
         leave_behind(self._kept)
         return ServerLostError(
-            f"Reverb server at {self.address}",
+            self._name,
             expected=f"a server that is there until the end; it was needed for {what}",
             got=f"{reason or self._heartbeat.reason or 'a lost connection'}"
             + (f" for {waited:g} s" if waited is not None else ""),
             remedy="Start the server again with its own command (it restores its last checkpoint), "
             "then this program with the same command.",
-        )
-
-
-def check_address(address: str) -> None:
-    """Checks the form of an address.
-
-    Args:
-      address: Should be `host:port`.
-
-    Raises:
-      UserError: It is not.
-    """
-    host, colon, port = str(address).rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(
-            "The address of a Reverb server",
-            expected="host:port, for example localhost:8000",
-            got=repr(address),
-            remedy="bin/reverb_server.py prints it when it serves.",
         )
 
 

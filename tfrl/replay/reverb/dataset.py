@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STARVED = "ReverbBuffer.dataset had nothing to sample in time"
 # Sequences with more bytes of observations are padded one by one.
 _LARGE_BYTES = 2**16
+# Items that a worker has in flight by default, at most: with more, Reverb takes more time for each.
+MOST_IN_FLIGHT = 64
 # How long a dataset that waits on asks at a time.
 _WAIT_SECONDS = 1.0
 
@@ -43,8 +45,8 @@ def make_dataset(
       beta: How far weights correct the sampling by priority; a variable is read for every batch,
         and so is what a function returns.
       prefetch: Batches that are made ahead, beside the items in flight.
-      in_flight: Items that each worker samples ahead; None for twice the batch. 1 for "fifo" and
-        "lifo", whose order would be lost otherwise.
+      in_flight: Items that each worker samples ahead; None for twice the batch, but no more than
+        64. 1 for "fifo" and "lifo", whose order would be lost otherwise.
       num_workers: Threads that sample; None for Reverb's choice, and 1 for "fifo" and "lifo".
       wait: Where there is nothing to sample for `timeout` seconds, wait on; otherwise
         `tf.errors.InvalidArgumentError` says so. The end of an iterator waits as long for a sample
@@ -59,7 +61,11 @@ def make_dataset(
     else:
         batches = _batches(replay, items, config, batch_size, beta)
         batches = batches.concatenate(_starved(batches, config.name, replay.timeout))
-    return batches.prefetch(prefetch) if prefetch else batches
+    batches = batches.prefetch(prefetch) if prefetch else batches
+    # TensorFlow would keep time of every item, for buffers whose sizes are given here.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.with_options(options)
 
 
 def _items(
@@ -80,7 +86,7 @@ def _items(
         table=config.name,
         dtypes={path: spec.dtype for path, spec in signature.items()},
         shapes={path: spec.shape for path, spec in signature.items()},
-        max_in_flight_samples_per_worker=in_flight or 2 * batch_size,
+        max_in_flight_samples_per_worker=in_flight or min(2 * batch_size, MOST_IN_FLIGHT),
         num_workers_per_iterator=num_workers or -1,
         rate_limiter_timeout_ms=int(1000 * patience),
         **options,

@@ -65,12 +65,18 @@ class Heartbeat:
         self._lost_since: float | None = None
         self._listening_since: float | None = None
         self._given_up = False
+        self._silent = False
         threading.Thread(target=self._run, name="reverb-heartbeat", daemon=True).start()
 
     @property
     def lost(self) -> bool:
         """Whether the server was away at the last question."""
         return self._lost_since is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it took the connection and did not answer, at the last question."""
+        return self._silent
 
     @property
     def given_up(self) -> bool:
@@ -127,8 +133,10 @@ class Heartbeat:
         except (RuntimeError, reverb.errors.ReverbError) as error:
             self._listening_since = self._listening_since or now
             busy = now - self._answered < _BUSY_SECONDS and not is_broken_connection(error)
+            self._silent = busy
             return None if busy and not self.lost else "no answer, though somebody listens there"
         self._answered = time.monotonic()
+        self._silent = False
         self._listening_since = None
         return None
 

@@ -31,6 +31,15 @@ class ServerLostError(UserError):
     exit_at_once = True
 
 
+class ServerSilentError(UserError):
+    """A Reverb server is there, and a call of it did not come back in time: it was left behind.
+
+    Binaries end as with `ServerLostError`.
+    """
+
+    exit_at_once = True
+
+
 def leave_behind(*things: Any) -> None:
     """Keeps what waits for a lost server until the process ends, and bounds the time of that end.
 

@@ -134,6 +134,7 @@ class SampledTables(ReplayBuffer):
             self._connection.guard(
                 lambda: self._connection.client.mutate_priorities(config.name, updates),
                 f"setting priorities of table {config.name!r}",
+                self.replay.timeout,
             )
             self._highest[config.name] = max(self._highest[config.name], *updates.values())
 
@@ -155,8 +156,8 @@ class SampledTables(ReplayBuffer):
           beta: How far weights correct the sampling by priority; a variable, or what a function
             returns, is read for every batch.
           table: Its name; None for the first one.
-          **options: `prefetch` (batches, 1), `in_flight` (items a worker, None for 2 N),
-            `num_workers` (None for Reverb's choice) and `wait` (True waits on where there is
+          **options: `prefetch` (batches, 1), `in_flight` (items a worker, None for 2 N but at most
+            64), `num_workers` (None for Reverb's choice) and `wait` (True waits on where there is
             nothing to sample).
         """
         config = self.replay.table(table)

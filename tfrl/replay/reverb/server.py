@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.replay.reverb import checkpoints, library, limits
+from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.heartbeat import is_broken_connection
 from tfrl.replay.reverb.ports import check_port
 from tfrl.replay.reverb.quiet import without_progress_lines
@@ -22,6 +23,7 @@ from tfrl.storage import files
 reverb = library.reverb()
 
 _CONNECT_SECONDS = 20.0
+_STOP_SECONDS = 60.0
 
 
 def _warn(message: str) -> None:
@@ -48,6 +50,7 @@ class ReverbServer:
         max_to_keep: int = 3,
         restore_from: str | os.PathLike[str] | None = None,
         log: Callable[[str], None] | None = None,
+        on_checkpoint: Callable[[pathlib.Path], None] | None = None,
     ):
         """Restores and starts to serve.
 
@@ -60,6 +63,8 @@ class ReverbServer:
           max_to_keep: How many checkpoints stay in `checkpoint_dir`.
           restore_from: A checkpoint that `save` wrote, in place of the newest of `checkpoint_dir`.
           log: Takes lines about damaged checkpoints and failed ones; by default `warnings.warn`.
+          on_checkpoint: Is told of the folder of each checkpoint in `checkpoint_dir`, once it is
+            there; called in another thread for those of `checkpoint_interval`.
 
         Raises:
           UserError: The port is taken; the folder cannot be written or is in use; no checkpoint of
@@ -67,6 +72,7 @@ class ReverbServer:
         """
         _check_numbers(checkpoint_dir, checkpoint_interval, max_to_keep)
         self._log = log or _warn
+        self._tell = on_checkpoint or (lambda path: None)
         self._saving = threading.RLock()
         self._ending = threading.Event()
         self._stopped = False
@@ -122,9 +128,11 @@ class ReverbServer:
         with self._saving:
             try:
                 self._checkpoints.adopt_finished()
-                return self._checkpoints.adopt(self._write())
+                path = self._checkpoints.adopt(self._write())
             except OSError as error:
                 raise self._checkpoints.unwritable(error) from error
+            self._tell(path)
+            return path
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes a checkpoint to a folder of the caller's, in place of one that is there.
@@ -215,8 +223,13 @@ class ReverbServer:
         own = reverb.checkpointers.DefaultCheckpointer(
             str(self._writing), fallback_checkpoint_path=str(folder) if folder else None
         )
+
+        def serve() -> Any:
+            return reverb.Server(tables, port=port, checkpointer=own)
+
         with without_progress_lines():
-            self._server = reverb.Server(tables, port=port, checkpointer=own)
+            what = "reading a checkpoint" if folder else "starting"
+            self._server = within(CHECKPOINT_SECONDS, serve, "Reverb server", what)
 
     @property
     def _writing(self) -> pathlib.Path:
@@ -231,8 +244,13 @@ class ReverbServer:
         """Lets Reverb write a checkpoint; returns its temporary place."""
         self._running  # noqa: B018  (raises for a stopped server)
         try:
+            where, write = f"Reverb server at {self.address}", self._client.checkpoint
             with without_progress_lines():
-                return pathlib.Path(_repeated(self._client.checkpoint))
+                return pathlib.Path(
+                    _repeated(
+                        lambda: within(CHECKPOINT_SECONDS, write, where, "writing a checkpoint")
+                    )
+                )
         except RuntimeError as error:
             raise UserError(
                 f"a checkpoint of the Reverb server at {self.address}",
@@ -255,9 +273,17 @@ class ReverbServer:
     def _end(self) -> None:
         self._stopped = True
         if self._server is not None:
-            with without_progress_lines():
-                self._server.stop()
-                self._server = None  # The destructor has its lines too.
+            try:
+                with without_progress_lines():
+                    within(_STOP_SECONDS, lambda: self._server.stop(), "Reverb server", "its end")
+                    self._server = None  # The destructor has its lines too.
+            finally:
+                self._let_go()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Lets the folders go."""
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._scratch is not None:
