@@ -27,7 +27,7 @@ class HandLoopTest(parameterized.TestCase):
         (functools.partial(DDPG, hidden=(8,)), "tf:Pendulum-v1"),
     )
     def test_it_is_the_loop_that_one_would_write(self, agent, env_id):
-        """Roll, add, sample, update, by hand from the public parts, to the bit."""
+        """Sample, roll, add, update, by hand from the public parts, to the bit."""
         flow = workflow(env_id, agent=agent, compile="eager", num_envs=1, random_steps=10)
         state, rows = run(flow, 5, 16)
 
@@ -37,6 +37,8 @@ class HandLoopTest(parameterized.TestCase):
         for i in range(16):
             play, learn = tf.unstack(seeding.split(seeding.fold_in(keys["run"], i), 2))
             act = flow.agent.random_actions if i < 10 else flow.agent.compute_actions
+            own = seeding.streams(seeding.fold_in(learn, 0), ("sample", "update"))
+            batch = buffer.sample(own["sample"], 8) if i >= 10 else None
             steps, env_state, _ = rollout(
                 flow.env,
                 flow.agent,
@@ -48,8 +50,6 @@ class HandLoopTest(parameterized.TestCase):
             )
             buffer.add(steps)
             if i >= 10:
-                own = seeding.streams(seeding.fold_in(learn, 0), ("sample", "update"))
-                batch = buffer.sample(own["sample"], 8)
                 timesteps = tf.constant(i + 1, tf.int64)
                 learner.update(batch, key=own["update"], timesteps=timesteps, shuffle=False)
         assert_same(

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
-from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -25,7 +24,7 @@ def check_whole(**sizes: Any) -> None:
 
 def check_on_policy(agent: Any) -> None:
     """Raises a UserError for an agent that learns from replayed transitions only."""
-    if isinstance(agent, OffPolicy):
+    if getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
             expected="one that learns from its own rollouts: A2C, IMPALA, PPO, REINFORCE",
@@ -96,6 +95,9 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
             got=type(agent).__name__,
             remedy="Wrap it: agent=functools.partial(MultiAgent, policies={'shared': PPO}).",
         )
+    check_env = getattr(agent, "check_env", None)
+    if check_env is not None:
+        check_env(envs["env"])
     for name, env in envs.items():
         for kind in ("obs_spec", "action_spec"):
             want, have = _leaves(getattr(agent, kind)), _leaves(getattr(env, kind))

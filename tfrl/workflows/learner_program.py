@@ -127,6 +127,14 @@ class LearnerProgram(Choosing, abc.ABC):
           env_steps: int64, with those of the rollout.
         """
 
+    def _look_ahead(self, progress: Progress) -> Nest:
+        """Returns what the first iteration of a call learns from, if it is known before; traced."""
+        return None
+
+    def _kept_ahead(self, out: Any) -> Nest:
+        """Returns what the next iteration learns from, out of this one's rollout; traced."""
+        return None
+
     def _phase_of(self, progress: Progress) -> tuple[str, int | None]:
         """Returns the phase that a run is in, and at how many env steps it ends, or None."""
         return "learn", None
@@ -280,7 +288,9 @@ class LearnerProgram(Choosing, abc.ABC):
         with tf.control_dependencies(data(self.replicas.local(out))):
             middle = tf.timestamp() if timed else start
         env_steps = progress.env_steps + out.counts["env_steps"]
-        with tf.control_dependencies([middle]):
+        # What is known ahead need not wait for the rollout: both run at the same time.
+        begin = middle if progress.ahead is None else start
+        with tf.control_dependencies([begin]):
             metrics = self._improve(progress, out, key, env_steps)
         with tf.control_dependencies(data(metrics)):
             end = tf.timestamp() if timed else start
@@ -296,6 +306,7 @@ class LearnerProgram(Choosing, abc.ABC):
             episodes=progress.episodes + out.counts["episodes"],
             episode_return=last_return,
             episode_length=last_length,
+            ahead=self._kept_ahead(out),
         )
         row = {
             **out.metrics,
@@ -310,12 +321,13 @@ class LearnerProgram(Choosing, abc.ABC):
         counters = tf.stack(
             [progress.iterations, progress.env_steps, progress.episodes, learner_steps]
         )
-        return progress, floats, counters, tf.stack([middle - start, end - middle])
+        return progress, floats, counters, tf.stack([middle - start, end - begin])
 
     def _run_loop(self, progress: Progress, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
         n = len(self._names[self._phase])
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[n])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(_COUNTERS)])
+        progress = progress.replace(ahead=self._look_ahead(progress))
 
         def body(
             i: Any, done: Any, progress: Any, floats: Any, counters: Any, seconds: Any
@@ -330,6 +342,7 @@ class LearnerProgram(Choosing, abc.ABC):
             parallel_iterations=1,
             name="rows",
         )
+        progress = progress.replace(ahead=None)
         return progress, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _row(self, progress: Progress, done: Any, iterations: Any, limit: Any) -> Any:
@@ -361,6 +374,7 @@ class LearnerProgram(Choosing, abc.ABC):
         counters: list[Any] = []
         seconds = np.zeros(2)
         done, env_steps, tally, sums = 0, int(progress.env_steps), None, None
+        progress = progress.replace(ahead=self._look_ahead(progress))
         while done < iterations and env_steps < limit:
             progress, f, c, s = self._iterate(progress)
             done += 1
@@ -375,6 +389,7 @@ class LearnerProgram(Choosing, abc.ABC):
                 f, sums = tally.result(sums), None
             floats.append(f.numpy())
             counters.append(c)
+        progress = progress.replace(ahead=None)
         return progress, len(floats), floats, counters, seconds
 
     # For the loop in Python over environments on the host.

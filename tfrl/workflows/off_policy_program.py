@@ -166,36 +166,69 @@ class OffPolicyProgram(LearnerProgram):
             return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
 
     @property
+    def _learns_once(self) -> bool:
+        """Whether each iteration has one learner step."""
+        due = self._due
+        return self._learning and not self._in_python and isinstance(due, int) and due == 1
+
+    @property
+    def _samples_ahead(self) -> bool:
+        """Whether an iteration learns from a batch drawn before its own steps were added.
+
+        The rollout and the learner step then run at the same time where the loop is a graph. Not
+        with priorities: a learner step changes those of the next draw.
+        """
+        return self._learns_once and not self._workflow.prioritized
+
+    @property
     def _gathers(self) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
         """
-        apart = self._in_python or self.replicas.several or self._loop_mode != "graph"
+        apart = self.replicas.several or self._loop_mode != "graph"
         xla = self.rollout.mode == "xla" and isinstance(self.buffer, InGraphBuffer)
-        due = self._due
-        return self._learning and xla and not apart and isinstance(due, int) and due == 1
+        return self._learns_once and xla and not apart
 
     def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
         if not self._gathers:
-            return super()._roll(progress, key)
+            out = super()._roll(progress, key)
+            return self._sampled_after(progress, out) if self._samples_ahead else out
         if self._phase not in self._gather:
             fn = counted_apart(self._played_and_sampled)
             self._gather[self._phase] = tf.function(fn, jit_compile=True, autograph=False)
-        return self._gather[self._phase](progress)
+        return self._gather[self._phase](progress.replace(ahead=None))
 
     def _played_and_sampled(self, progress: Progress) -> Any:
-        """A rollout, added to the buffer, with a sample and its key in the place of experience."""
         act = self.action_fn_of_phase()
-        play_key, learn_key = keys_of(progress.key, progress.iterations)
+        play_key, _ = keys_of(progress.key, progress.iterations)
         out = self._workflow.collect(
             self.acting_state(), progress.env_state, progress.carry, play_key, action_fn=act
         )
+        return self._sampled_after(progress, out)
+
+    def _sampled_after(self, progress: Progress, out: Any) -> Any:
+        """A rollout, added to the buffer, with a batch in the place of its experience."""
         self._assign_normalizer(out)
+        # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._add(out.batch)
+        iteration = progress.iterations + 1 if self._samples_ahead else progress.iterations
         env_steps = progress.env_steps + out.counts["env_steps"]
-        sampled = self._sample_number(tf.constant(0), learn_key, env_steps)
-        return out.replace(batch=sampled, normalizer=None)
+        batch = self._batch_of(progress, iteration, env_steps)
+        return out.replace(batch=batch, normalizer=None)
+
+    def _batch_of(self, progress: Progress, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
+        """The sample of the only learner step of an iteration, and the key of its update."""
+        _, learn_key = keys_of(progress.key, iteration)
+        return self._sample_number(tf.constant(0), learn_key, env_steps)
+
+    def _look_ahead(self, progress: Progress) -> Nest:
+        if not self._samples_ahead:
+            return None
+        return self._batch_of(progress, progress.iterations, progress.env_steps)
+
+    def _kept_ahead(self, out: Any) -> Nest:
+        return out.batch if self._samples_ahead else None
 
     # Learning; traced.
 
@@ -215,8 +248,10 @@ class OffPolicyProgram(LearnerProgram):
         self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         self.notes = []
-        if self._gathers:  # the experience is in the buffer, and this is a sample
-            batch, update_key = out.batch
+        if self._samples_ahead or self._gathers:  # the experience is in the buffer
+            batch, update_key = progress.ahead or out.batch
+            if self._workflow.all_rows_valid:  # known without waiting for the rollout
+                env_steps = progress.env_steps + self._workflow.steps_per_iteration
             return self._update_on(batch, update_key, env_steps)[0]
         self._assign_normalizer(out)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
@@ -281,7 +316,9 @@ class OffPolicyProgram(LearnerProgram):
     def _update_on(
         self, batch: Nest, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
-        found = self.update(batch, key, env_steps)
+        # At the same time as a rollout that it does not need.
+        learn = self.update.inlined if self._samples_ahead else self.update.__call__
+        found = learn(batch, key, env_steps)
         notes: list[tf.Tensor] = []
         if self._workflow.prioritized:
             notes = self._update_priorities(batch.index, found["priorities"])

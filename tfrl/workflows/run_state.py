@@ -21,6 +21,8 @@ class Progress(struct.Struct):
       episodes: int64, episodes that have ended.
       episode_return: float32, mean of the last iteration in which episodes ended; NaN before.
       episode_length: float32, likewise, in agent steps.
+      ahead: Within a call, what the next iteration learns from where it is known before: a batch
+        and the key of its update. None outside of calls.
     """
 
     env_state: EnvState
@@ -31,6 +33,7 @@ class Progress(struct.Struct):
     episodes: tf.Tensor
     episode_return: tf.Tensor
     episode_length: tf.Tensor
+    ahead: Nest = None
 
 
 @struct.dataclass

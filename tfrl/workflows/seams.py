@@ -72,6 +72,15 @@ class Seam:
             raise RuntimeError(f"the compile mode of seam {self.name!r} was not chosen")
         return self.compiled(self.mode)(*args)
 
+    def inlined(self, *args: Any) -> Any:
+        """Calls it as a part of the graph that is being traced, where its mode is graph.
+
+        A function that is called waits with all of its operations for every variable that it uses;
+        its operations by themselves wait for what they read.
+        """
+        inside = self.mode == "graph" and not tf.executing_eagerly()
+        return self._fn(*args) if inside else self(*args)
+
     def choose_by_time(self, *args: Any) -> str:
         """Times graph and XLA on `args` and keeps the faster; returns its name."""
         for mode in ("graph", "xla"):
