@@ -26,6 +26,7 @@ CASES = {
     "BatchMatMul": lambda x, w: raw.BatchMatMul(x=x[tf.newaxis], y=w[tf.newaxis]),
     "BatchMatMulV2": lambda x, w: tf.matmul(x[tf.newaxis], w[tf.newaxis], adjoint_b=False),
     "BiasAdd": lambda x, w: tf.nn.bias_add(x, w[:, 0]),
+    "BroadcastArgs": lambda x, w: raw.BroadcastArgs(s0=tf.shape(x)[:1], s1=tf.shape(x[:1])[:1]),
     "BroadcastTo": lambda x, w: tf.broadcast_to(x, [2, 3, 4]),
     "Cast": lambda x, w: tf.cast(100 * x, tf.int32),
     "ClipByValue": lambda x, w: raw.ClipByValue(t=x, clip_value_min=-0.5, clip_value_max=0.5),

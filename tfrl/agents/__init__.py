@@ -2,7 +2,7 @@
 
 from tfrl.agents.a2c import A2C
 from tfrl.agents.actor_critic import ActorCritic
-from tfrl.agents.core import Agent, Update
+from tfrl.agents.core import Agent, OwnUpdate, Update
 from tfrl.agents.dqn import DQN
 from tfrl.agents.impala import Impala
 from tfrl.agents.multi_agent import MultiAgent
@@ -25,6 +25,7 @@ __all__ = [
     "Impala",
     "MultiAgent",
     "OffPolicy",
+    "OwnUpdate",
     "RandomAgent",
     "Reinforce",
     "Update",

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -36,6 +36,32 @@ class Update(struct.Struct):
     groups: tuple[str, ...]
     loss: LossFn
     every: int = 1
+
+
+# step(state of tf.Variables, batch, key) -> dict of scalar metrics
+OwnStep = Callable[[AgentState, Nest, tf.Tensor], dict[str, tf.Tensor]]
+
+
+@struct.logic_dataclass
+class OwnUpdate(struct.Struct):
+    """An update that changes a module's state by itself: another library's training step.
+
+    The Learner has no gradient, no optimizer and no clipping for it, and one replica only. It runs
+    at its place in the list of updates, counts as a learner step, and what it did is undone where
+    its loss is not finite and the Learner checks that.
+
+    Attributes:
+      name: Names the update's metrics.
+      step: `step(state, batch, key) -> metrics`; the leaves of `state` are variables, which it
+        changes in place. Metrics are float scalars, `loss` among them.
+    """
+
+    name: str
+    step: OwnStep
+
+    # As of `Update`: no parameters for an optimizer, and in every learner step.
+    groups: ClassVar[tuple[str, ...]] = ()
+    every: ClassVar[int] = 1
 
 
 class Agent(abc.ABC):
@@ -72,11 +98,13 @@ class Agent(abc.ABC):
     ) -> ActionOutput:
         """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
 
+    # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy` for what it has then.
+    learns_from_replay = False
     # Passes over a rollout and gradient steps of a pass, where a workflow is told nothing else.
     epochs_and_minibatches = (4, 4)
 
     @property
-    def updates(self) -> tuple[Update, ...]:
+    def updates(self) -> tuple[Update | OwnUpdate, ...]:
         """The updates of one learner step, in order; empty for an agent that does not learn."""
         return ()
 

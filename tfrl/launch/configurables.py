@@ -14,6 +14,7 @@ import gymnasium.wrappers
 
 from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
 from tfrl.agents.core import Agent
+from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
 from tfrl.envs.action_masks import split_mask
@@ -212,6 +213,18 @@ _GYMNASIUM_WRAPPERS = (
 )
 
 
+# TF-Agents' agents; itself it is imported when one of them is made.
+_TF_AGENTS = {
+    "TFAgentsCategoricalDQN": tf_agents_factories.make_categorical_dqn,
+    "TFAgentsDDPG": tf_agents_factories.make_ddpg,
+    "TFAgentsDQN": tf_agents_factories.make_dqn,
+    "TFAgentsPPO": tf_agents_factories.make_ppo,
+    "TFAgentsReinforce": tf_agents_factories.make_reinforce,
+    "TFAgentsSAC": tf_agents_factories.make_sac,
+    "TFAgentsTD3": tf_agents_factories.make_td3,
+}
+
+
 def _register() -> None:
     # The modules of the names that gin shows are part of what users type: keep them short.
     for thing, module in (
@@ -242,6 +255,8 @@ def _register() -> None:
     for agent in (*on_policy, agents.DDPG, agents.DQN, agents.SAC, agents.TD3):
         made = _with_network_factories(agent)
         gin.external_configurable(made, name=agent.__name__, module="agents", denylist=specs)
+    for name, factory in _TF_AGENTS.items():
+        gin.external_configurable(factory, name=name, module="tf_agents_in_tfrl", denylist=specs)
     gin.external_configurable(agents.MultiAgent, module="agents", denylist=specs)
     gin.external_configurable(networks.make_torso, module="networks", denylist=["obs_spec"])
     gin.external_configurable(

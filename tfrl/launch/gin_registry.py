@@ -133,6 +133,17 @@ def _raise_unknown(selector: str, parameter: str, where: str) -> None:
     )
 
 
+def operative_config() -> str:
+    """Returns gin's text of what was read, without what TF-Agents' constructors read unbound.
+
+    Whoever reads the text has not imported TF-Agents, and so does not know their names.
+    """
+    for key in list(config._OPERATIVE_CONFIG):
+        if key[1].startswith("tf_agents.") and key not in config._CONFIG:
+            del config._OPERATIVE_CONFIG[key]
+    return str(config.operative_config_str())
+
+
 def is_constant(name: str) -> bool:
     """Returns whether `%name` is one of gin's constants."""
     return bool(config._CONSTANTS.matching_selectors(name))

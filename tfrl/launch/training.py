@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import gin
-
 import tfrl
 from tfrl.distribute import describe
 from tfrl.errors import UserError
@@ -266,7 +264,7 @@ class _Run:
         else:
             for difference in metadata_lib.differences(old, new):
                 say(f"Note: this start may not repeat the run's bits: {difference}")
-        self.folder.write_operative_config(gin.operative_config_str())
+        self.folder.write_operative_config(gin_registry.operative_config())
 
     def done(self, state: Any) -> str | None:
         """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""

@@ -13,13 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import Update
+from tfrl.agents.core import OwnUpdate, Update
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import executor
 from tfrl.learners.loss_checks import check_ids, check_scalars
 from tfrl.learners.missing_columns import with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.own_update import parted, take_own_step
 from tfrl.learners.parameters import ParamDict, ParameterTable
 from tfrl.types import Nest
 
@@ -219,7 +220,7 @@ class GradientStep:
     def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
         return x if minibatch.weights is None else x * minibatch.weights[module_id]
 
-    def _keys(self, k: int, updates: dict[str, Update], key: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _keys(self, k: int, updates: Mapping[str, Any], key: tf.Tensor) -> dict[str, tf.Tensor]:
         if len(self._modules) == 1:
             (module_id, module), *_ = self._modules.items()
             return {module_id: seeding.fold_in(key, k) if len(module.updates) > 1 else key}
@@ -257,7 +258,15 @@ class GradientStep:
         """
         all_finite = dict.fromkeys(self._modules, tf.constant(True))
         metrics: dict[str, dict[str, Any]] = {m: {} for m in self._modules}
-        for k, updates in enumerate(self.positions()):
+        for k, positioned in enumerate(self.positions()):
+            own, updates = parted(positioned)
+            for m, update in own.items():
+                row, finite_m = self._take_own(k, m, update, minibatch)
+                all_finite[m] &= finite_m
+                prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
+                metrics[m].update({prefix + n: (x, None) for n, x in row.items()})
+            if not updates:
+                continue
             due = self._due(updates)
             if due is None:
                 rows, stopped, finite = self._take(k, updates, minibatch, stopped)
@@ -268,6 +277,22 @@ class GradientStep:
                 prefix = f"{updates[m].name}/" if len(self._modules[m].updates) > 1 else ""
                 metrics[m].update({prefix + n: (x, due) for n, x in row.items()})
         return metrics, stopped, all_finite
+
+    def _take_own(
+        self, k: int, m: str, update: OwnUpdate, minibatch: Minibatch
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """A step that the module takes by itself: its metrics, and whether the loss was finite."""
+        several = self._replicas.several
+        key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
+        return take_own_step(
+            m,
+            update,
+            self._learner.module_state(m),
+            minibatch.rows[m],
+            key,
+            guard=self._learner.check_numerics != "off",
+            several=several,
+        )
 
     def _due(self, updates: dict[str, Update]) -> tf.Tensor | None:
         """Whether some of the updates run in this step; None for certainly."""

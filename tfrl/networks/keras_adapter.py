@@ -136,11 +136,27 @@ class KerasNetwork(Torso):
         ]
         restore = folded[0][1]
         flat = tf.nest.pack_sequence_as(self.spec, [v for v, _ in folded])
+        output, after = self.call(params, flat, training, key)
+        return tf.nest.map_structure(restore, output), after
+
+    def call(
+        self, params: Params, x: Nest, training: bool, key: tf.Tensor | None
+    ) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Calls the model on inputs as they are, with what leading axes it takes itself.
+
+        Args:
+          params: As from `init`, not stacked.
+          x: The inputs; `apply` gives the model one batch axis, here there may be others.
+          training: As of `apply`.
+          key: As of `apply`.
+
+        Returns:
+          The output, and the new `state`.
+        """
         trainable = [params["params"][name] for name in sorted(params["params"])]
         names = sorted(params["state"])
         state = [tf.stop_gradient(params["state"][name]) for name in names]
-        output, after = self.template.call([*trainable, *state], flat, training, key)
-        output = tf.nest.map_structure(restore, output)
+        output, after = self.template.call([*trainable, *state], x, training, key)
         return output, {n: tf.stop_gradient(v) for n, v in zip(names, after, strict=True)}
 
 

@@ -118,6 +118,26 @@ def _methods(owners: Sequence[tuple[Any, dict[str, Callable[..., Any]]]]) -> Ite
 
 
 @contextlib.contextmanager
+def read_as(
+    variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+) -> Iterator[Callable[[], list[tf.Tensor]]]:
+    """Lets variables, of anything, be read as values while their operations are traced.
+
+    For code inside a graph. Assignments are noted and change no variable.
+
+    Args:
+      variables: Each once, none of a strategy.
+      values: Like them.
+
+    Yields:
+      A function that returns the values as they are then.
+    """
+    current = [_Value(v, value) for v, value in zip(variables, values, strict=True)]
+    with _methods([(c.variable, c.methods) for c in current]):
+        yield lambda: [c.value for c in current]
+
+
+@contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Makes Keras' initialisers draw from a seed, and restores the global states that they use."""
     from keras.src import backend
@@ -183,7 +203,11 @@ def plain(variable: Any) -> tf.Variable:
 
 
 class Template:
-    """A model whose own variables never change: it gives shapes, and the operations to trace."""
+    """A model whose own variables never change: it gives shapes, and the operations to trace.
+
+    A model may have a method `draws_from(key)`: the context in which its call is traced, for layers
+    that draw past Keras. The key may be None.
+    """
 
     def __init__(self, model: tf.keras.Model, output: Nest):
         self.output = output
@@ -218,6 +242,7 @@ class Template:
         draws = _Draws(key).methods
         owners = [(c.variable, c.methods) for c in current]
         owners += [(generator, draws) for generator in self._generators]
-        with self._lock, _methods(owners):
+        draws_from = getattr(self.model, "draws_from", contextlib.nullcontext)
+        with self._lock, _methods(owners), draws_from(key):
             output = self.model(x, training=training)
         return output, [c.value for c in current[len(self.trainable) :]]

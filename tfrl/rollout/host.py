@@ -268,7 +268,8 @@ def blank_trajectory(
         policy_extras=extras,
         env_extras={n: env_state.info[n] for n in fields} or None,
     )
-    return tf.nest.map_structure(lambda x: tf.stack([x] * length), row)
+    # Of arrays tf.stack would make int32 of int64.
+    return tf.nest.map_structure(lambda x: tf.stack([tf.convert_to_tensor(x)] * length), row)
 
 
 def host_episode_totals(

@@ -259,6 +259,9 @@ OPS: dict[str, Maker] = {
     "ArgMax": _argmax,
     "Atanh": _plain(np.arctanh),
     "BiasAdd": _bias_add,
+    "BroadcastArgs": _plain(
+        lambda x, y: np.array(np.broadcast_shapes(tuple(x), tuple(y)), x.dtype)
+    ),
     "BroadcastTo": _plain(lambda x, shape: np.broadcast_to(x, tuple(shape))),
     "Cast": _cast,
     "ClipByValue": _plain(_clip),

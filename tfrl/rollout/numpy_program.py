@@ -154,6 +154,10 @@ class NumpyProgram:
     def _draw_function(self, wrapped: Any, drawn: list[tf.Tensor]) -> Any:
         if not drawn:
             return None
+        for op in self._graph.get_operations():
+            # What waits for inputs of a step (TF-Agents' random policy does) could not be parted.
+            if op.outputs and all(self._levels[y.ref()] == _KEY for y in op.outputs):
+                op._remove_all_control_inputs()
         one = wrapped.prune([self._key_in], drawn)
 
         def all_keys(key: tf.Tensor, length: int) -> list[tf.Tensor]:

@@ -59,6 +59,8 @@ class OffPolicy(Agent):
     normalize_obs: bool = False
     obs_clip: float = 10.0
 
+    learns_from_replay = True
+
     def __post_init__(self) -> None:
         """Checks the numbers."""
         for name, bound in self.bounds().items():

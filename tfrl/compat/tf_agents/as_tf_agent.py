@@ -1,0 +1,207 @@
+"""An agent of this library as TF-Agents' `TFAgent`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.agents.tf_agent import LossInfo, TFAgent
+
+from tfrl import seeding
+from tfrl.agents.core import Agent
+from tfrl.agents.off_policy import OffPolicy
+from tfrl.compat.tf_agents.as_tf_agent_checks import check_agent, check_settings
+from tfrl.compat.tf_agents.as_tf_agent_off_policy import OffPolicyTraining
+from tfrl.compat.tf_agents.as_tf_agent_on_policy import OnPolicyTraining, RowTraining
+from tfrl.compat.tf_agents.as_tf_agent_training import (
+    Training,
+    refuse_dynamic,
+    total_loss,
+)
+from tfrl.compat.tf_agents.as_tf_policy import ActingPolicy, as_tf_policy
+from tfrl.learners import CheckNumerics, Learner, ModuleConfig
+from tfrl.learners.minibatches import Remainder
+from tfrl.types import Nest
+
+
+def as_tf_agent(
+    agent: Agent,
+    *,
+    learner_config: ModuleConfig | None = None,
+    optimizer_fn: Callable[[ModuleConfig], Any] | None = None,
+    seed: int = 0,
+    train_step_counter: tf.Variable | None = None,
+    env_steps: Callable[[], Any] | None = None,
+    num_epochs: int | None = None,
+    num_minibatches: int | None = None,
+    remainder: Remainder = "pad",
+    max_sequence_length: int | None = None,
+    compute_value_and_advantage_in_train: bool = True,
+    update_normalizers_in_train: bool = True,
+    check_numerics: CheckNumerics = "skip",
+    compile: str = "graph",
+) -> "LearnerAgent":
+    """Makes a TF-Agents agent that is trained by a `tfrl.learners.Learner`.
+
+    To be called in the scope of the strategy that it will be trained under, as all of TF-Agents'
+    agents. `train` of an off-policy agent (DQN, DDPG, TD3, SAC) takes windows of n_step + 1 frames
+    and is one learner step. That of an on-policy agent (PPO, A2C, REINFORCE, IMPALA) takes
+    sequences `[B, T + 1]`, T steps each, and is all epochs of minibatches on them. Ends are told
+    from boundary frames, so experience must hold them, as TF-Agents' drivers and buffers do:
+    values at a truncation are those of the terminal observation.
+
+    Args:
+      agent: A tfrl agent.
+      learner_config: Learning rate and gradient clipping; None for what the workflows have.
+      optimizer_fn: Makes a Keras optimizer for one update; None for `tfrl.learners.adam`.
+      seed: Of the parameters and of what losses draw.
+      train_step_counter: The step, to be incremented by every `train`; None for TensorFlow's global
+        step.
+      env_steps: Returns the env steps so far, such as a metric's `result`, by which schedules
+        go; None to count the steps learnt from, of an off-policy agent one a `train`.
+      num_epochs: On-policy: passes over the experience of one `train`; None for the agent's own.
+      num_minibatches: On-policy: gradient steps of a pass; None likewise.
+      remainder: On-policy: "pad", "drop", "wrap" or "error", where the rows do not divide.
+      max_sequence_length: On-policy: frames that sequences of open lengths (whole episodes) are
+        padded to, at least those of the longest.
+      compute_value_and_advantage_in_train: On-policy: False for agents under `PPOLearner` with
+        minibatches. Then `preprocess_sequence` computes advantages, and each `train` is one
+        gradient step on what came out of it.
+      update_normalizers_in_train: Whether `train` merges observations into the agent's statistics,
+        after its gradient steps; of windows, their first steps. False for `PPOLearner`, which
+        does it before.
+      check_numerics: "skip" leaves gradient steps out that are not finite; "off" applies them.
+      compile: "graph"; "xla" compiles losses and gradients by XLA.
+
+    Returns:
+      The agent. `loss` of its LossInfo is the sum of those of all optimizers, `extra` a dict of
+      metrics, means over the gradient steps.
+
+    Raises:
+      UserError: For an agent that does not learn, and arguments that do not fit it.
+    """
+    off_policy = check_agent(agent)
+    settings: dict[str, Any] = {
+        "num_epochs": num_epochs,
+        "num_minibatches": num_minibatches,
+        "max_sequence_length": max_sequence_length,
+    }
+    by_row = not compute_value_and_advantage_in_train
+    check_settings(agent, settings, remainder, off_policy, by_row, check_numerics, compile)
+    if learner_config is None:
+        usual: dict[str, Any] = {"grad_clip": 0.5}
+        learner_config = ModuleConfig(**({"adam_epsilon": 1e-8} if off_policy else usual))
+    learner = Learner(
+        agent, config=learner_config, optimizer_fn=optimizer_fn, check_numerics=check_numerics
+    )
+    learner.build(seeding.key(seed))
+    policy = as_tf_policy(agent, learner.state, name="policy")
+    collect_policy = as_tf_policy(agent, learner.state, explore=True, name="collect_policy")
+    if train_step_counter is None:
+        train_step_counter = tf.compat.v1.train.get_or_create_global_step()
+    common: dict[str, Any] = {
+        "extras": collect_policy.extras_of,
+        "env_steps": env_steps,
+        "observes": update_normalizers_in_train,
+        "jit": compile == "xla",
+    }
+    parts = (agent, learner, train_step_counter)
+    if off_policy:
+        return LearnerAgent(OffPolicyTraining(*parts, **common), policy, collect_policy)
+    epochs, minibatches = agent.epochs_and_minibatches
+    common |= {
+        "num_epochs": epochs if num_epochs is None else num_epochs,
+        "num_minibatches": minibatches if num_minibatches is None else num_minibatches,
+        "remainder": remainder,
+        "max_sequence_length": max_sequence_length,
+    }
+    training = OnPolicyTraining(*parts, **common)
+    if by_row:
+        training = RowTraining(*parts, collect_spec=collect_policy.trajectory_spec, **common)
+    return LearnerAgent(training, policy, collect_policy)
+
+
+class LearnerAgent(TFAgent):
+    """See `as_tf_agent`.
+
+    Attributes:
+      learner: The learner inside.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        policy: ActingPolicy,
+        collect_policy: ActingPolicy,
+    ):
+        """Assembles what `as_tf_agent` made.
+
+        Args:
+          training: What `train` does.
+          policy: The greedy policy over the learner's variables.
+          collect_policy: The policy that explores, likewise.
+        """
+        agent = training.agent
+        data_spec = collect_policy.trajectory_spec
+        if training.row_spec is not None:
+            data_spec = data_spec._replace(policy_info=training.row_spec)
+        super().__init__(
+            policy.time_step_spec,
+            policy.action_spec,
+            policy,
+            collect_policy,
+            train_sequence_length=agent.n_step + 1 if isinstance(agent, OffPolicy) else None,
+            training_data_spec=data_spec,
+            train_step_counter=training.counter,
+        )
+        self._training = training
+        # A learner is no module, and states are dataclasses: a checkpoint sees neither.
+        self._saved_variables = dict(training.learner.variables())
+        # What PPOLearner reads of its agent.
+        self._compute_value_and_advantage_in_train = training.row_spec is None
+        self.update_normalizers_in_train = training.observes
+        self._actor_net = self._value_net = _NetworkOf(policy.policy_state_spec)
+
+    @property
+    def learner(self) -> Learner:
+        """The learner inside, with its modules, optimizers and variables."""
+        return self._training.learner
+
+    def _train(self, experience: Any, weights: Any = None) -> LossInfo:
+        if not self._training.takes(experience.step_type.shape):
+            with tf.control_dependencies([refuse_dynamic(experience)]):
+                return LossInfo(tf.zeros([]), ())
+        metrics = self._training.update(experience, weights)
+        self._summarize(metrics)
+        return LossInfo(total_loss(metrics, self._training.agent.updates), metrics)
+
+    def _loss(self, experience: Any, weights: Any = None, training: bool = False) -> LossInfo:
+        losses = self._training.losses(experience, weights)
+        return LossInfo(total_loss(losses, ()), losses)
+
+    def _preprocess_sequence(self, experience: Any) -> Any:
+        return self._training.preprocess(experience)
+
+    def _summarize(self, metrics: dict[str, tf.Tensor]) -> None:
+        if self.summaries_enabled:
+            for name in (n for n in metrics if not n.startswith("nonfinite/")):
+                tf.summary.scalar(f"Losses/{name}", metrics[name], self.train_step_counter)
+
+    # PPOLearner calls these with all experience of an iteration, before it trains on it.
+
+    def update_observation_normalizer(self, observation: Nest) -> None:
+        """Merges observations `[B, T, ...]` into the agent's statistics.
+
+        Args:
+          observation: Of frames, boundaries among them.
+        """
+        self._training.observe_frames(observation)
+
+    def update_reward_normalizer(self, reward: tf.Tensor) -> None:
+        """Does nothing: rewards are normalised by wrappers of environments here."""
+
+
+class _NetworkOf:
+    """What `PPOLearner` asks of networks: whether they have state."""
+
+    def __init__(self, state_spec: Nest):
+        self.state_spec = state_spec

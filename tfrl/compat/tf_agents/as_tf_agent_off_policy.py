@@ -1,0 +1,55 @@
+"""Off-policy agents under TF-Agents' `train`: windows of frames as transitions."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.compat.tf_agents.as_tf_agent_training import Training, check_weights
+from tfrl.compat.tf_agents.replay import sequences, transitions
+from tfrl.compat.tf_agents.time_steps import LAST
+from tfrl.types import AgentState, Nest, Transition
+
+
+@struct.dataclass
+class MaskedTransition(Transition):
+    """Transitions of which some do not count.
+
+    Attributes:
+      mask: bool `[N]`; False for a window that begins with a boundary frame.
+    """
+
+    mask: tf.Tensor | None = None
+
+
+class OffPolicyTraining(Training):
+    """One learner step on windows `[B, n_step + 1]` of frames."""
+
+    def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
+        """Returns transitions, and the steps that they were made of."""
+        experience = self.packed(experience)
+        items = transitions(experience, self.agent.discount)
+        fields = {name: getattr(items, name) for name in _FIELDS}
+        if weights is not None:
+            fields["weight"] = check_weights(weights, items.reward.shape[0])
+        mask = tf.not_equal(experience.step_type[:, 0], LAST)
+        counts = self.observes and self.learner.state.normalizer is not None
+        seen = sequences(experience).steps if counts else ()
+        return MaskedTransition(**fields, mask=mask), seen
+
+    def options(self, rows: Nest) -> dict[str, Any]:
+        """All rows at once, in their order."""
+        return {"shuffle": False}
+
+    def steps_in(self, rows: Nest) -> tf.Tensor:
+        """One env step a train step, of all replicas together."""
+        replicas = self.learner.replicas
+        return tf.cast(replicas.index() == 0, tf.int64)
+
+    def observe(self, state: AgentState, seen: Nest) -> AgentState:
+        """Merges the first step of every window, `[1, B, ...]`."""
+        first = tf.nest.map_structure(lambda x: x[tf.newaxis, :, 0], seen)
+        return self.agent.observe(state, first)
+
+
+_FIELDS = ("obs", "action", "reward", "next_obs", "discount", "extras", "weight", "index")

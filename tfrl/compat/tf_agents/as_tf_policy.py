@@ -1,0 +1,251 @@
+"""A policy of this library as TF-Agents' `TFPolicy`."""
+
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.policies.tf_policy import TFPolicy
+from tf_agents.specs import tensor_spec as tensor_spec_lib
+from tf_agents.trajectories import TimeStep, policy_step
+from tf_agents.trajectories import time_step as time_step_lib
+
+from tfrl import struct
+from tfrl.compat.tf_agents import specs
+from tfrl.errors import UserError
+from tfrl.types import ActionOutput, AgentState, Nest
+
+# Of the batch that is traced to learn what a policy gives; no size that shapes have by chance.
+_TRACED = 3
+
+
+def as_tf_policy(
+    agent: Any,
+    state: AgentState,
+    *,
+    explore: bool = False,
+    clip: bool | None = None,
+    name: str | None = None,
+) -> "ActingPolicy":
+    """Makes a TF-Agents policy of an agent and its state.
+
+    It goes wherever a TFPolicy goes: drivers, the Actor, `PolicySaver`, checkpoints. The action
+    mask is the item `action_mask` of the observation, as everywhere in this library. Policies with
+    memory have it as policy state, which begins anew where a time step is FIRST.
+
+    Args:
+      agent: What has `obs_spec`, `action_spec`, `compute_actions` and `evaluate_actions`.
+      state: Its state. Variables in it are used as they are, so that the policy follows their
+        training; other leaves are copied into new variables.
+      explore: Whether actions are those of `compute_actions`, and its extras (such as `log_prob`)
+        the policy's info; else those of `evaluate_actions`.
+      clip: Whether actions are clipped to the bounds of their spec; None where it does not explore.
+        Experience to learn from must hold what the policy drew: environments clip by themselves.
+      name: The module's name.
+
+    Returns:
+      The policy. `variables()` are those that acting reads. The seed of `action` is as everywhere
+      in TF-Agents: None and a number are stateful, a tensor of two numbers is the key itself. The
+      distribution of a policy that explores is not known to TensorFlow Probability: `distribution`
+      raises NotImplementedError there, and is deterministic elsewhere.
+
+    Raises:
+      UserError: For an agent that lacks something, or whose extras are no batch.
+    """
+    missing = [
+        n
+        for n in ("obs_spec", "action_spec", "compute_actions", "evaluate_actions")
+        if not hasattr(agent, n)
+    ]
+    if missing:
+        raise UserError(
+            f"as_tf_policy({type(agent).__name__})",
+            expected="an agent of tfrl",
+            got=f"an object without {', '.join(missing)}",
+            remedy="Give an agent such as tfrl.agents.PPO, and its state.",
+        )
+    acting = _Acting(agent, as_variables(state), explore)
+    return ActingPolicy(acting, clip=not explore if clip is None else clip, name=name)
+
+
+def as_variables(state: AgentState) -> AgentState:
+    """Returns the state with a variable in the place of every leaf that is none."""
+
+    def variable(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, tf.Variable) or hasattr(leaf, "assign"):
+            return leaf
+        return tf.Variable(leaf, trainable=False, name=path.replace(".", "state"))
+
+    leaves = [variable(path, leaf) for path, leaf in struct.paths(state).items()]
+    return tf.nest.pack_sequence_as(state, leaves)
+
+
+class _Acting:
+    """How an agent acts, over plain nests.
+
+    No tf.Module: a module would go through the state, and what it finds there is not saved.
+    """
+
+    def __init__(self, agent: Any, state: AgentState, explore: bool):
+        self.agent, self.state, self.explore = agent, state, explore
+        carry = self.initial_carry(1)
+        self._carry = carry
+        self.carry_spec = _spec_of("carry", carry, 1)
+        self._extras: Nest = None
+        self.info_spec, self.variables = self._traced()
+
+    def initial_carry(self, batch_size: Any) -> Nest:
+        initial = getattr(self.agent, "initial_carry", None)
+        return None if initial is None else initial(batch_size)
+
+    def plain_carry(self, batch_size: Any) -> Nest:
+        """The carry at an episode's start as policy state."""
+        return _plain(self.initial_carry(batch_size))
+
+    def __call__(self, obs: Nest, carry: Nest, key: tf.Tensor) -> tuple[Nest, Nest, Nest]:
+        """Returns action, carry and extras as plain nests."""
+        obs = tf.nest.pack_sequence_as(self.agent.obs_spec, tf.nest.flatten(obs))
+        if self._carry is not None:
+            carry = tf.nest.pack_sequence_as(self._carry, tf.nest.flatten(carry))
+        else:
+            carry = None
+        act = self.agent.compute_actions if self.explore else self.agent.evaluate_actions
+        output: ActionOutput = act(self.state, obs, key, carry)
+        action = tf.nest.pack_sequence_as(
+            specs.plain(self.agent.action_spec), tf.nest.flatten(output.action)
+        )
+        self._extras = output.extras
+        return action, _plain(output.carry), _plain(output.extras)
+
+    def extras(self, info: Nest) -> Nest:
+        """Returns policy info as the extras that it was made of."""
+        if self._extras is None:
+            return None
+        return tf.nest.pack_sequence_as(self._extras, tf.nest.flatten(info))
+
+    def _traced(self) -> tuple[Nest, list[tf.Variable]]:
+        """What acting gives beside actions, and the variables that it reads."""
+
+        def batch(s: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([_TRACED, *s.shape], s.dtype)
+
+        obs = tf.nest.map_structure(batch, specs.plain(self.agent.obs_spec))
+        carry = tf.nest.map_structure(batch, self.carry_spec)
+        traced = tf.function(self.__call__, autograph=False).get_concrete_function(
+            obs, carry, tf.TensorSpec([2], tf.int32)
+        )
+        self._check_carry(traced.structured_outputs[1])
+        info = _spec_of("info", traced.structured_outputs[2], _TRACED)
+        return info, list(traced.graph.variables)
+
+    def _check_carry(self, after: Nest) -> None:
+        got = [tuple(x.shape[1:]) for x in tf.nest.flatten(after)]
+        if got == [tuple(s.shape) for s in tf.nest.flatten(self.carry_spec)]:
+            return
+        raise UserError(
+            f"carry of {type(self.agent).__name__}",
+            expected="that of initial_carry(batch_size) after each step",
+            got=f"{len(got)} tensors of shapes {got}",
+            remedy="Give the agent a method initial_carry that returns the recurrent state of an "
+            "episode's start.",
+        )
+
+
+class ActingPolicy(TFPolicy):
+    """See `as_tf_policy`."""
+
+    def __init__(self, acting: _Acting, *, clip: bool, name: str | None):
+        """Makes the specs, and keeps the variables that acting reads.
+
+        Args:
+          acting: How the agent acts.
+          clip: As of `as_tf_policy`.
+          name: As of `as_tf_policy`.
+        """
+        agent = acting.agent
+        super().__init__(
+            time_step_lib.time_step_spec(specs.tensor_spec(agent.obs_spec, "observation")),
+            specs.tensor_spec(agent.action_spec, "action"),
+            policy_state_spec=acting.carry_spec,
+            info_spec=acting.info_spec,
+            clip=clip,
+            name=name,
+        )
+        # By path, so that checkpoints of other programs fit. Others are not the state's.
+        names = {v.ref(): path for path, v in struct.paths(acting.state).items()}
+        used = {v.ref(): v for v in acting.variables}
+        self._acting_variables = {
+            **{path: v for path, v in struct.paths(acting.state).items() if v.ref() in used},
+            **{v.name: v for ref, v in used.items() if ref not in names},
+        }
+        self._call, self._extras, self._explores = acting.__call__, acting.extras, acting.explore
+
+        def initial_state(batch_size: Any) -> Nest:
+            if batch_size is None:
+                return tf.nest.map_structure(lambda x: x[0], acting.plain_carry(1))
+            return acting.plain_carry(batch_size)
+
+        self._initial_state = initial_state
+
+    def _get_initial_state(self, batch_size: Any) -> Nest:
+        return self._initial_state(batch_size)
+
+    def _action(self, time_step: TimeStep, policy_state: Nest, seed: Any) -> Any:
+        action, carry, extras = self._call(time_step.observation, policy_state, key_of(seed))
+        return policy_step.PolicyStep(action, carry, extras)
+
+    def _distribution(self, time_step: TimeStep, policy_state: Nest) -> Any:
+        if self._explores:
+            raise NotImplementedError(
+                "A tfrl policy that explores has no TensorFlow Probability distribution; call "
+                "action, whose info has the log-probability."
+            )
+        from tensorflow_probability import distributions
+
+        step = self._action(time_step, policy_state, None)
+        return step._replace(action=tf.nest.map_structure(distributions.Deterministic, step.action))
+
+    def extras_of(self, info: Nest) -> Nest:
+        """Returns policy info as the extras of the agent that it was made of.
+
+        Args:
+          info: A nest like the info of a step, with any leading axes.
+        """
+        return self._extras(info)
+
+
+def key_of(seed: Any) -> tf.Tensor:
+    """Returns a key int32 [2] of a seed, with the meaning that seeds have in TF-Agents.
+
+    Args:
+      seed: None or a number for a stateful draw; two numbers for that key.
+    """
+    from tensorflow_probability import random
+
+    return tf.ensure_shape(tf.cast(random.sanitize_seed(seed), tf.int32), [2])
+
+
+def _plain(nest: Nest) -> Nest:
+    """A nest of dicts and tuples only, `()` where there is nothing; as TF-Agents wants it."""
+    if nest is None or not struct.paths(nest):
+        return ()
+    found = specs.plain(nest)
+    tf.nest.assert_same_structure(found, nest, check_types=False)
+    return found
+
+
+def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
+    """The specs of one row of a batch, named by their paths."""
+    plain = _plain(nest)
+
+    def spec(path: str, x: tf.Tensor) -> Any:
+        if x.shape.rank is None or not x.shape.rank or x.shape[0] != batch_size:
+            raise UserError(
+                f"{name} {path} of a policy",
+                expected=f"a tensor [B, ...]; B was {batch_size}",
+                got=f"one of shape {x.shape}",
+                remedy="Let the agent return one value for each observation.",
+            )
+        full = name if path == "." else f"{name}/{path}"
+        return tensor_spec_lib.TensorSpec(x.shape[1:], x.dtype, full)
+
+    found = struct.paths(plain)
+    return tf.nest.pack_sequence_as(plain, [spec(path, x) for path, x in found.items()])

@@ -1,0 +1,279 @@
+"""Agents of TF-Agents as modules of the Learner and as agents of the workflows."""
+
+import functools
+import inspect
+import logging
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
+from tf_agents.agents.dqn.dqn_agent import DqnAgent
+from tf_agents.agents.ppo.ppo_agent import PPOAgent
+
+from tfrl import struct
+from tfrl.agents.core import Agent, OwnUpdate
+from tfrl.agents.off_policy.checks import check_count
+from tfrl.agents.random import RandomAgent
+from tfrl.compat.tf_agents.from_tf_agent_acting import act, initial_carry, no_info
+from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
+from tfrl.compat.tf_agents.from_tf_agent_experience import (
+    batch_spec,
+    experience_of,
+    needs_boundaries,
+    rollout_batch,
+    scalars,
+    weights_of,
+)
+from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
+from tfrl.envs.core import Autoreset, Env
+from tfrl.errors import UserError
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+
+_LOG = logging.getLogger(__name__)
+
+
+@struct.logic_dataclass
+class TFAgentModule(Agent):
+    """A TFAgent as an agent of this library.
+
+    Its code stays as it is; its state is held outside, in an `AgentState`: networks in `params`,
+    target networks in `target_params`, optimizers, counters, normalisers and all else in `extra`.
+    It trains by its own `train`, with its own optimizers. Random numbers come from keys.
+
+    Attributes:
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      make_agent: A function `(time_step_spec, action_spec)` that makes the TFAgent; `init` calls it
+        with every random number drawn from the key. Or a TFAgent, whose values `init` copies.
+      learns_from: "replay" or "rollout"; None for what is known of the class.
+      gamma: The factor by which its losses multiply discounts; None for its own.
+      steps: Steps of an item of the replay buffer (n); None for its own number.
+      logic: The TFAgent.
+      discount: `gamma`, for the replay buffer.
+      n_step: `steps`, for the replay buffer.
+    """
+
+    obs_spec: Nest
+    action_spec: Nest
+    make_agent: Any
+    learns_from: str | None = None
+    gamma: float | None = None
+    steps: int | None = None
+    logic: Logic = struct.derived()
+    discount: float = struct.derived()
+    n_step: int = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Makes the TFAgent, and traces its training for the variables that it has."""
+        # Not in `tf.init_scope`, under which no gradient is recorded.
+        self.logic = Logic(self.make_agent, self.obs_spec, self.action_spec, self.learns_from)
+        agent = self.logic.agent
+        gamma = getattr(agent, "_gamma", None) if self.gamma is None else self.gamma
+        self.discount = self._checked_gamma(gamma)
+        self.n_step = self._checked_steps()
+        spec = batch_spec(self.logic, self.obs_spec, self.action_spec)
+        self.logic.find_variables(self._trained, spec)
+        if isinstance(agent, PPOAgent):
+            _tell_of_ppo()
+
+    def _checked_gamma(self, gamma: Any) -> float:
+        if self.logic.form in ("frame", "sequence", "rollout") and gamma is None:
+            return 1.0  # nothing is discounted by it
+        if gamma is None or not 0.0 < float(gamma) <= 1.0:
+            raise UserError(
+                f"gamma of {type(self.logic.agent).__name__}",
+                expected="the factor of its losses, above 0 and at most 1",
+                got=gamma,
+                remedy="Give gamma=0.99 as the agent has it: the replay buffer discounts by it.",
+            )
+        return float(gamma)
+
+    def _checked_steps(self) -> int:
+        agent: Any = self.logic.agent
+        length = agent.train_sequence_length
+        own = getattr(agent, "_n_step_update", 1 if length is None else length - 1)
+        if self.steps is None:
+            return int(own)
+        check_count(type(self).__name__, "steps", self.steps)
+        if self.logic.form == "frames" and self.steps != own:
+            raise UserError(
+                f"steps of {type(agent).__name__}",
+                expected=f"{own}, as its train_sequence_length says",
+                got=self.steps,
+                remedy="Make the agent with as many n_step_update.",
+            )
+        return self.steps
+
+    # State.
+
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Makes fresh values of all variables; eagerly, and outside of a strategy's scope."""
+        with tf.init_scope():
+            return self.logic.state(key)
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns what the policy carries from step to step as episodes begin, or None."""
+        return initial_carry(self.logic, batch_size)
+
+    # Acting.
+
+    def _act(
+        self, which: str, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest
+    ) -> ActionOutput:
+        args = (self.logic, which, state, obs, key, carry, (self.obs_spec, self.action_spec))
+        if not tf.executing_eagerly():
+            return act(*args)
+        # Eager kernels read variables past their methods.
+        return tf.function(lambda: act(*args), autograph=False)()
+
+    def compute_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Acts as the collect policy does."""
+        return self._act("explore", state, obs, key, carry)
+
+    def evaluate_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Acts as the policy does, by the mode of its distribution."""
+        return self._act("greedy", state, obs, key, carry)
+
+    def random_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Draws actions uniformly, to fill a replay buffer with."""
+        random = RandomAgent(obs_spec=self.obs_spec, action_spec=self.action_spec)
+        output = random.compute_actions(state, obs, key, carry)
+        return output.replace(extras=no_info(self.logic, tf.nest.flatten(obs)[0].shape[0]))
+
+    # Learning.
+
+    epochs_and_minibatches = (1, 1)  # an agent has epochs of its own
+
+    @property
+    def learns_from_replay(self) -> bool:  # type: ignore[override]
+        """Whether it learns from replayed experience."""
+        return self.logic.form != "rollout"
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether the items of a replay buffer are sequences."""
+        return self.logic.form == "sequence"
+
+    @property
+    def updates(self) -> tuple[OwnUpdate, ...]:  # type: ignore[override]
+        """One update: its `train`."""
+        return (OwnUpdate(name="train", step=self.train),)
+
+    def train(self, state: AgentState, batch: Nest, key: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes a training step of the TFAgent.
+
+        Args:
+          state: Variables, which change in place.
+          batch: See `experience_of`.
+          key: int32 [2].
+
+        Returns:
+          `loss`, and the means of what the agent reports beside it.
+        """
+        with self.logic.variables.stand_for(state), drawn_from(key):
+            return self._trained(batch)
+
+    def _trained(self, batch: Nest) -> dict[str, tf.Tensor]:
+        agent = self.logic.agent
+        experience = experience_of(self.logic, batch, self.discount, self.n_step)
+        if self.logic.form == "rollout":
+            experience = agent.preprocess_sequence(experience)
+        info = agent.train(experience, weights=weights_of(batch))
+        return scalars(info.loss, info.extra)
+
+    def learner_batch(
+        self, state: AgentState, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """Turns a rollout of autoreset NEXT_STEP into frames, one row for each environment."""
+        return rollout_batch(self.logic, trajectory), {}
+
+    def num_rows(self, rollout_length: int, num_envs: int) -> int:
+        """The environments: rows are whole sequences."""
+        return num_envs
+
+    def check_env(self, env: Env) -> None:
+        """Raises a UserError for training environments whose ends it would not see."""
+        if self.logic.form == "rollout" and env.autoreset is not Autoreset.NEXT_STEP:
+            raise needs_boundaries(self.logic, getattr(env.autoreset, "name", "none"))
+
+    def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns |target - Q(o, a)| of every row, float32 `[N]`, for prioritised replay.
+
+        Raises:
+          UserError: For an agent other than DQN, which does not report them.
+        """
+        agent: Any = self.logic.agent
+        if not isinstance(agent, DqnAgent) or isinstance(agent, CategoricalDqnAgent):
+            raise UserError(
+                "prioritised replay",
+                expected="an agent that tells its TD errors, such as DqnAgent",
+                got=type(agent).__name__,
+                remedy="Sample uniformly.",
+            )
+
+        def errors() -> tf.Tensor:
+            with self.logic.variables.read_as(state), drawn_from(key):
+                experience = experience_of(self.logic, batch, self.discount, self.n_step)
+                found = agent.loss(
+                    experience, gamma=agent._gamma, reward_scale_factor=agent._reward_scale_factor
+                )
+            return tf.abs(found.extra.td_error)
+
+        return tf.function(errors, autograph=False)() if tf.executing_eagerly() else errors()
+
+
+def from_tf_agent(
+    make_agent: Any,
+    *,
+    learns_from: str | None = None,
+    gamma: float | None = None,
+    n_step: int | None = None,
+    obs_spec: Nest = None,
+    action_spec: Nest = None,
+) -> Any:
+    """Makes an agent of this library of a TFAgent.
+
+    `OffPolicyWorkflow(env=env, agent=from_tf_agent(make_agent))` trains it on any environments, and
+    `Learner(from_tf_agent(make_agent, obs_spec=..., action_spec=...))` on any data.
+
+    Args:
+      make_agent: A function `(time_step_spec, action_spec)` that returns a TFAgent, or a TFAgent.
+      learns_from: "replay" (items, or sequences for a network with a memory) or "rollout" (its own
+        experience); None for what is known: PPO and REINFORCE learn from rollouts.
+      gamma: The factor by which its losses multiply discounts; None for its own.
+      n_step: Steps of an item of the replay buffer; None for its own number.
+      obs_spec: The nest of specs of one observation; None where a workflow will give it.
+      action_spec: The nest of specs of one action; likewise.
+
+    Returns:
+      A `TFAgentModule`; without specs a function that makes one from them.
+
+    Raises:
+      UserError: For what makes no TFAgent, or one whose state cannot be held outside of it.
+    """
+    made = functools.partial(
+        TFAgentModule, make_agent=make_agent, learns_from=learns_from, gamma=gamma, steps=n_step
+    )
+    if obs_spec is None and action_spec is None:
+        return made
+    return made(obs_spec=obs_spec, action_spec=action_spec)
+
+
+@functools.cache
+def _tell_of_ppo() -> None:
+    """Says once where TF-Agents' PPO differs from what its name promises."""
+    lines, first = inspect.getsourcelines(PPOAgent.compute_advantages)
+    at = next((i for i, line in enumerate(lines) if "final_value=value_preds" in line), 0)
+    _LOG.warning(
+        "TF-Agents' PPO with GAE bootstraps the last step of a rollout from V(s_{T-1}), the value "
+        "before it, and not from V(s_T); nor does it bootstrap behind a truncation: %s:%d. "
+        "tfrl.agents.PPO does both.",
+        inspect.getsourcefile(PPOAgent),
+        first + at,
+    )

@@ -1,0 +1,206 @@
+"""Experience of this library as what a TFAgent trains on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.trajectories import Trajectory as Frames
+from tf_agents.trajectories import Transition as FramePair
+
+from tfrl import struct
+from tfrl.compat.tf_agents.from_tf_agent_acting import INFO
+from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
+from tfrl.compat.tf_agents.time_steps import MID
+from tfrl.compat.tf_agents.trajectories import to_trajectory, to_transitions
+from tfrl.errors import UserError
+from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+# The column of a batch that is what the TFAgent takes, as it is.
+EXPERIENCE = "experience"
+
+
+def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
+    """Turns a batch into what the agent's `train` takes.
+
+    Args:
+      logic: The agent.
+      batch: A `Transition` or `Sequences` of a replay buffer; a dict with the column
+        `experience`, which is TF-Agents' own; or a dict of the columns `obs` and `action`, and
+        perhaps of the others of a Transition.
+      gamma: By which the agent's losses multiply; n of its steps give an item's discount.
+      n_step: Steps of an item.
+
+    Raises:
+      UserError: For sequences where it takes items, or the other way round.
+    """
+    if isinstance(batch, Mapping) and EXPERIENCE in batch:
+        return batch[EXPERIENCE]
+    sequences = isinstance(batch, Sequences)
+    if sequences != (logic.form == "sequence") or logic.form == "rollout":
+        raise UserError(
+            f"the batch of {type(logic.agent).__name__}",
+            expected=_wanted(logic.form),
+            got="sequences" if sequences else f"{type(batch).__name__} of single items",
+            remedy="Or give the column 'experience' with what its train() takes.",
+        )
+    if sequences:
+        steps = batch.steps
+        info = (steps.policy_extras or {}).get(INFO)
+        return frames_of(logic, steps, info, time_major=False)
+    if isinstance(batch, Mapping):
+        batch = _with_all_columns(batch, gamma)
+    return _of_items(logic, batch, gamma, n_step)
+
+
+def frames_of(
+    logic: Logic, steps: Trajectory, info: Any, *, time_major: bool = True, first: Any = None
+) -> Frames:
+    """Turns steps into frames `[B, T + 1, ...]`, with the policy info that was stored."""
+    spec = logic.agent.collect_policy.info_spec
+    if info is None:
+        lead = steps.reward.shape[:2]
+        info = [tf.zeros([*lead, *s.shape], s.dtype) for s in tf.nest.flatten(spec)]
+    plain = steps.replace(policy_extras=None)
+    packed = tf.nest.pack_sequence_as(spec, info) if tf.nest.flatten(spec) else None
+    return to_trajectory(plain, policy_info=packed, time_major=time_major, first=first)
+
+
+def rollout_batch(logic: Logic, trajectory: Trajectory) -> dict[str, Frames]:
+    """Turns a rollout `[T, B, ...]` into frames `[B, T + 1, ...]`, under `experience`.
+
+    Raises:
+      UserError: Where episodes end without a row that shows the terminal observation.
+    """
+    if trajectory.valid is None:
+        raise needs_boundaries(logic, "SAME_STEP")
+    info = (trajectory.policy_extras or {}).get(INFO)
+    return {EXPERIENCE: frames_of(logic, trajectory, info)}
+
+
+def needs_boundaries(logic: Logic, got: str) -> UserError:
+    """Returns the error for an autoreset mode without boundary frames."""
+    return UserError(
+        f"autoreset of the environments of {type(logic.agent).__name__}",
+        expected="NEXT_STEP, whose rows behind an episode's end are TF-Agents' boundary frames",
+        got=got,
+        remedy="Write make_env.autoreset = 'NEXT_STEP'.",
+    )
+
+
+def batch_spec(logic: Logic, obs_spec: Nest, action_spec: Nest, size: int = 2) -> Nest:
+    """Returns the nest of specs of a batch for `experience_of`, of so many rows."""
+    if logic.form in ("sequence", "rollout"):
+        spec = logic.agent.collect_data_spec
+        spec = tf.nest.map_structure(lambda s: tf.TensorSpec([size, 3, *s.shape], s.dtype), spec)
+        return {EXPERIENCE: spec}
+
+    def rows(spec: Nest) -> Nest:
+        return tf.nest.map_structure(lambda s: tf.TensorSpec([size, *s.shape], s.dtype), spec)
+
+    number = tf.TensorSpec([size], tf.float32)
+    columns = {"obs": rows(obs_spec), "next_obs": rows(obs_spec), "action": rows(action_spec)}
+    return {**columns, "reward": number, "discount": number}
+
+
+def _wanted(form: str) -> str:
+    return {
+        "sequence": "tfrl.types.Sequences: its network has a memory",
+        "rollout": "its own rollouts",
+    }.get(form, "single items, tfrl.types.Transition")
+
+
+def _with_all_columns(columns: Mapping[str, Any], gamma: float) -> Transition:
+    """A Transition of columns, in which those that are missing say nothing."""
+    missing = [name for name in ("obs", "action") if name not in columns]
+    if missing:
+        raise UserError(
+            "the batch of a TFAgent",
+            expected="columns 'obs' and 'action', or 'experience'",
+            got=f"{sorted(map(str, columns))}",
+            remedy="Name the columns as the fields of tfrl.types.Transition.",
+        )
+    size = tf.nest.flatten(columns["action"])[0].shape[0]
+    filled = {
+        "reward": tf.zeros([size]),
+        "next_obs": columns["obs"],
+        "discount": tf.fill([size], gamma),
+        **columns,
+    }
+    known = {n: filled[n] for n in ("obs", "action", "reward", "next_obs", "discount")}
+    return Transition(**known, weight=columns.get("weight"), extras=columns.get("extras"))
+
+
+def _of_items(logic: Logic, items: Transition, gamma: float, n_step: int) -> Nest:
+    spec = logic.agent.collect_policy.info_spec
+    info = ((items.extras or {}).get("policy_extras") or {}).get(INFO)
+    if info is None:
+        size = items.reward.shape[0]
+        info = [tf.zeros([size, *s.shape], s.dtype) for s in tf.nest.flatten(spec)]
+    pair = to_transitions(items.replace(extras=None), gamma)
+    info = tf.nest.pack_sequence_as(spec, info)
+    pair = pair._replace(action_step=pair.action_step._replace(info=info))
+    if logic.form == "transition":
+        return pair
+    now, then = pair.time_step, pair.next_time_step
+    frame = Frames(
+        step_type=now.step_type,
+        observation=now.observation,
+        action=pair.action_step.action,
+        policy_info=pair.action_step.info,
+        next_step_type=then.step_type,
+        reward=then.reward,
+        discount=then.discount,
+    )
+    return frame if logic.form == "frame" else _as_frames(frame, pair, gamma, n_step)
+
+
+def _as_frames(frame: Frames, pair: FramePair, gamma: float, n_step: int) -> Frames:
+    """Makes frames `[N, n + 1, ...]` of which n steps have an item's reward and discount.
+
+    The reward stands in the first. The others have none, and a discount that gamma makes 1.
+    """
+    nothing = frame.reward * 0.0
+    mid = tf.fill(frame.step_type.shape, MID)
+    between = frame._replace(
+        step_type=mid, next_step_type=mid, reward=nothing, discount=nothing + 1.0 / gamma
+    )
+    last = frame._replace(
+        step_type=pair.next_time_step.step_type,
+        next_step_type=mid,
+        observation=pair.next_time_step.observation,
+        reward=nothing,
+        discount=nothing + 1.0,
+    )
+    parts = [frame, *[between] * (n_step - 1), last]
+    return tf.nest.map_structure(lambda *xs: tf.stack(xs, axis=1), *parts)
+
+
+def weights_of(batch: Nest) -> tf.Tensor | None:
+    """Returns the importance weights of a batch, float32 `[N]`, or None."""
+    if isinstance(batch, Mapping):
+        return batch.get("weight")
+    return getattr(batch, "weight", None)
+
+
+def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
+    """Returns the loss, and the means of what an agent reports beside it.
+
+    Args:
+      loss: The total loss.
+      extra: `LossInfo.extra`: a nest of floats of any shape.
+    """
+    found = {"loss": tf.cast(loss, tf.float32)}
+    for path, x in struct.paths(_named(extra)).items():
+        if tf.is_tensor(x) and x.dtype.is_floating:
+            found[path] = tf.cast(tf.reduce_mean(x), tf.float32)
+    return found
+
+
+def _named(extra: Any) -> Any:
+    """Named tuples as dicts, without what is empty."""
+    if hasattr(extra, "_asdict"):
+        extra = extra._asdict()
+    if isinstance(extra, Mapping):
+        parts = {str(name): _named(x) for name, x in extra.items()}
+        return {n: x for n, x in parts.items() if x is not None and tf.nest.flatten(x)}
+    return {} if extra is None or tf.nest.flatten(extra) == [] else extra

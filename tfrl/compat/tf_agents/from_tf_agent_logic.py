@@ -1,0 +1,169 @@
+"""How a TFAgent is made, and what it is like."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
+from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
+from tf_agents.agents.ppo.ppo_agent import PPOAgent
+from tf_agents.agents.reinforce.reinforce_agent import ReinforceAgent
+from tf_agents.agents.tf_agent import TFAgent
+from tf_agents.policies.greedy_policy import GreedyPolicy
+from tf_agents.specs import tensor_spec as tensor_spec_lib
+
+from tfrl import seeding, struct
+from tfrl.compat.tf_agents import specs
+from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
+from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, recorded
+from tfrl.compat.tf_agents.time_steps import time_step_spec
+from tfrl.errors import UserError
+from tfrl.networks import keras_swap
+from tfrl.types import AgentState, Nest
+
+
+class Logic:
+    """A TFAgent whose own variables never change.
+
+    Attributes:
+      agent: The TFAgent.
+      policy: How it acts to be judged.
+      form: What its `train` takes: "transition" (pairs of time steps), "frame" (single frames),
+        "frames" (n + 1 of them), "sequence" (any number, of one episode), "rollout" (any number, of
+        several episodes).
+      variables: Its variables.
+    """
+
+    def __init__(self, make: Any, obs_spec: Nest, action_spec: Nest, learns_from: str | None):
+        """Makes the agent.
+
+        Args:
+          make: A function `(time_step_spec, action_spec)` that makes it, or a TFAgent.
+          obs_spec: The nest of specs of one observation.
+          action_spec: The nest of specs of one action.
+          learns_from: "replay" or "rollout"; None for what is known of the agent's class.
+        """
+        self._make = make
+        self._specs = (
+            tensor_spec_lib.from_spec(time_step_spec(obs_spec)),
+            specs.tensor_spec(action_spec, "action"),
+        )
+        self.agent, self._made = self._new(seeding.key(0))
+        self._check_specs()
+        self.form = _form(self.agent, learns_from)
+        policy = self.agent.policy
+        self.policy = policy if isinstance(policy, GreedyPolicy) else GreedyPolicy(policy)
+        self.variables: Any = None  # known once the training has been traced
+
+    def _new(self, key: tf.Tensor) -> tuple[TFAgent, list[tf.Variable]]:
+        """An agent, and the variables made with it."""
+        if isinstance(self._make, TFAgent):
+            return self._make, []
+        words = np.asarray(key).view(np.uint32)
+        seed = int(words[0]) << 32 | int(words[1])
+        with keras_swap.seeded(seed), drawn_from(key), recorded() as made:
+            agent = self._make(*self._specs)
+            if not isinstance(agent, TFAgent):
+                raise UserError(
+                    "make_agent",
+                    expected="a function (time_step_spec, action_spec) that returns a TFAgent",
+                    got=repr(agent) if agent is None else f"a {type(agent).__name__}",
+                    remedy="Return the agent, such as tf_agents.agents.DqnAgent(...).",
+                )
+            agent.initialize()
+        return agent, made
+
+    def _check_specs(self) -> None:
+        """Checks that an agent is for these observations and actions."""
+        mine = (self.agent.time_step_spec.observation, self.agent.action_spec)
+        wanted = (self._specs[0].observation, self._specs[1])
+        for name, have, want in zip(("observation", "action"), mine, wanted, strict=True):
+            kinds = [
+                {path: (s.shape.as_list(), s.dtype.name) for path, s in struct.paths(x).items()}
+                for x in (have, want)
+            ]
+            if kinds[0] != kinds[1]:
+                raise UserError(
+                    f"the {name} spec of {type(self.agent).__name__}",
+                    expected=f"that of the environments, {kinds[1]}",
+                    got=str(kinds[0]),
+                    remedy="Make the agent from the specs that make_agent is given.",
+                )
+
+    def find_variables(self, train: Callable[..., Any], batch_spec: Nest) -> None:
+        """Traces a training step, which makes the optimizers' variables, and lists all.
+
+        Args:
+          train: A function of the batch.
+          batch_spec: The nest of specs of one.
+        """
+        with recorded() as made:
+            traced = tf.function(train, autograph=False).get_concrete_function(batch_spec)
+        _check_plain(self.agent, traced.graph)
+        known = [*self._made, *made, *traced.graph.variables]
+        self.variables = AgentVariables(self.agent, known)
+        unknown = self.variables.unknown(traced.graph)
+        if unknown:
+            raise UserError(
+                f"{type(self.agent).__name__}, as a module of tfrl",
+                expected="a state of variables that are attributes of it, of its networks or of "
+                "its optimizers",
+                got=f"resources of another kind in its training: {unknown}",
+                remedy="Make them in make_agent, as tf.Variables.",
+            )
+
+    def state(self, key: tf.Tensor) -> AgentState:
+        """Returns fresh values, drawn from a key; of a TFAgent that was given its present ones."""
+        values = struct.paths(self.variables.values())
+        if not isinstance(self._make, TFAgent):
+            agent, made = self._new(key)
+            fresh = struct.paths(AgentVariables(agent, made).values())
+            # Slots of optimizers have not been made, and start like those that have.
+            values = {path: fresh.get(path, x) for path, x in values.items()}
+        return tf.nest.pack_sequence_as(self.variables.form, list(values.values()))
+
+
+def _check_plain(agent: TFAgent, graph: Any) -> None:
+    """Raises a UserError for a traced function inside of a training step: it keeps variables."""
+    calls = ("PartitionedCall", "StatefulPartitionedCall")
+    for op in graph.get_operations():
+        if op.type in calls and any(x.dtype == tf.resource for x in op.inputs):
+            raise UserError(
+                f"{type(agent).__name__}, as a module of tfrl",
+                expected="plain methods: what trains and acts is compiled as a whole",
+                got=f"a tf.function in its training, {op.get_attr('f').name}",
+                remedy="Take the decorator away.",
+            )
+
+
+def _form(agent: TFAgent, learns_from: str | None) -> str:
+    if learns_from not in (None, "replay", "rollout"):
+        raise UserError(
+            "learns_from",
+            expected="'replay', 'rollout' or None",
+            got=repr(learns_from),
+            remedy="Say 'rollout' for an agent like PPO, 'replay' for one like DQN.",
+        )
+    if learns_from == "rollout":
+        return "rollout"
+    if learns_from is None and isinstance(agent, PPOAgent | ReinforceAgent):
+        return "rollout"
+    length = agent.train_sequence_length
+    if isinstance(agent, CategoricalDqnAgent):  # converts frames itself
+        return "sequence" if length is None else "frames"
+    if hasattr(agent, "_as_transition"):
+        return "sequence" if length is None else "transition"
+    converter = getattr(agent, "_as_trajectory", agent)
+    if getattr(converter, "_num_outer_dims", 2) == 1:
+        return "frame"
+    if length is not None:
+        return "frames"
+    if learns_from == "replay" or isinstance(agent, BehavioralCloningAgent):
+        return "sequence"
+    raise UserError(
+        f"{type(agent).__name__}, as a module of tfrl",
+        expected="to know whether it learns from a replay buffer or from its own rollouts",
+        got="a class that TF-Agents does not have, without train_sequence_length",
+        remedy="Say learns_from='replay' or learns_from='rollout'.",
+    )

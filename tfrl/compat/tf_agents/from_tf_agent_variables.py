@@ -1,0 +1,218 @@
+"""The variables of a TFAgent as the leaves of an AgentState, and its code over others' values.
+
+A TFAgent owns its variables and optimizers. Here it is logic: its own variables are never read nor
+written once it is made. For acting they are read as values, which leaves no variable in the graph.
+For training, which writes them by fused kernels, inside conditions and through optimizers, they
+lend their places: while a training step is traced, each has the handle of a variable of the
+Learner, so that what is traced reads and writes that one, without a copy.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.networks import keras_swap
+from tfrl.types import AgentState
+
+_LOCK = threading.RLock()
+
+
+class AgentVariables:
+    """The variables of one TFAgent under names that are the same in every process.
+
+    Attributes:
+      form: The variables as an AgentState: `params` has a group for each network that is no target,
+        `target_params` those, `extra` optimizers, counters and all else.
+    """
+
+    def __init__(self, agent: Any, made: Sequence[tf.Variable]):
+        """Names the variables.
+
+        Args:
+          agent: The TFAgent.
+          made: All variables that were made with it, as far as known, in their order.
+        """
+        names = _named(agent, made)
+        self.form: AgentState = _as_state(names)
+        self._leaves: list[tf.Variable] = tf.nest.flatten(self.form)
+        self._paths = list(struct.paths(self.form))
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves, in their order."""
+        return list(self._paths)
+
+    def values(self) -> AgentState:
+        """Returns copies of the present values."""
+        return tf.nest.pack_sequence_as(self.form, [tf.identity(v) for v in self._leaves])
+
+    def check_untouched(self, agent: Any) -> None:
+        """Raises a UserError if the graph that is traced reads or writes one of these by itself."""
+        graph = tf.compat.v1.get_default_graph()
+        mine = {id(v.handle): path for v, path in zip(self._leaves, self._paths, strict=True)}
+        touched = [mine[id(t)] for t, _ in getattr(graph, "captures", []) if id(t) in mine]
+        if touched:
+            raise UserError(
+                f"{type(agent).__name__}, as a module of tfrl",
+                expected="plain methods: what trains and acts is compiled as a whole",
+                got=f"a method decorated with tf.function, over {touched[0]}",
+                remedy="Take the decorator away.",
+            )
+
+    def unknown(self, graph: Any) -> list[Any]:
+        """Returns the resources that a graph uses beside these variables."""
+        mine = {id(v.handle) for v in self._leaves}
+        captured = [t for t, _ in graph.captures if t.dtype == tf.resource]
+        return [t for t in captured if id(t) not in mine]
+
+    @contextlib.contextmanager
+    def read_as(self, state: AgentState) -> Iterator[None]:
+        """Lets the agent's code read the values of a state; for code inside a graph.
+
+        Raises:
+          UserError: Where the code assigns to a variable.
+        """
+        values = [tf.convert_to_tensor(x) for x in tf.nest.flatten(state)]
+        with _LOCK, keras_swap.read_as(self._leaves, values) as now:
+            yield
+            changed = [
+                path for path, x, y in zip(self._paths, values, now(), strict=True) if x is not y
+            ]
+        if changed:
+            raise UserError(
+                f"the TFAgent's {changed[0]}",
+                expected="variables that do not change when the policy acts",
+                got="an assignment in its action",
+                remedy="Carry it as policy state, which is kept for every environment.",
+            )
+
+    @contextlib.contextmanager
+    def stand_for(self, state: AgentState) -> Iterator[None]:
+        """Lets the agent's code read and write the variables of a state.
+
+        Args:
+          state: Variables like those of `form`.
+        """
+        theirs = [_plain(v) for v in tf.nest.flatten(state)]
+        before = [v.handle for v in self._leaves]
+        with _LOCK:
+            for mine, variable in zip(self._leaves, theirs, strict=True):
+                mine._handle = variable.handle
+            try:
+                yield
+            finally:
+                for mine, handle in zip(self._leaves, before, strict=True):
+                    mine._handle = handle
+
+
+def _plain(variable: Any) -> Any:
+    """The one variable of a strategy of one replica."""
+    values = getattr(variable, "values", None)
+    return values[0] if isinstance(values, tuple) else variable
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tf.Variable]]:
+    """Lists the variables that are made meanwhile, in their order."""
+    made: list[tf.Variable] = []
+
+    def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        variable = next_creator(**kwargs)
+        made.append(variable)
+        return variable
+
+    with tf.variable_creator_scope(creator):
+        yield made
+
+
+def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
+    """`{path: variable}`, each once."""
+    names: dict[str, tf.Variable] = {}
+    known: set[int] = set()
+
+    def add(path: str, variable: Any) -> None:
+        variable = keras_swap.plain(variable)
+        if id(variable) not in known:
+            known.add(id(variable))
+            names[path] = variable
+
+    attributes = [(name.lstrip("_"), x) for name, x in sorted(vars(agent).items())]
+    for name, network in attributes:
+        if isinstance(network, tf.keras.layers.Layer):
+            part = "target_params" if name.startswith("target_") else "params"
+            for i, variable in enumerate(network.variables):
+                add(f"{part}/{name}/{i:03d}_{_base(variable)}", variable)
+    for name, x in attributes:
+        if isinstance(x, tf.Variable):
+            add(f"extra/{name}", x)
+    primaries = dict(names)
+    for name, optimizer in attributes:
+        if hasattr(optimizer, "apply_gradients"):
+            for path, variable in _of_optimizer(optimizer, primaries):
+                add(f"extra/{name}/{path}", variable)
+    rest = [v for v in map(keras_swap.plain, [*made, *agent.variables]) if id(v) not in known]
+    for i, variable in enumerate({id(v): v for v in rest}.values()):
+        add(f"extra/others/{i:03d}_{_base(variable)}", variable)
+    return names
+
+
+def _base(variable: Any) -> str:
+    """The last part of a variable's name, without what tells it apart from earlier ones."""
+    name = variable.name.split(":")[0].split("/")[-1]
+    return re.sub(r"_\d+$", "", re.sub(r"[^A-Za-z0-9_]", "_", name))
+
+
+def _of_optimizer(
+    optimizer: Any, primaries: dict[str, tf.Variable]
+) -> Iterator[tuple[str, tf.Variable]]:
+    """The variables of an optimizer of TensorFlow 1 or of Keras, by names that do not vary."""
+    own = getattr(optimizer, "variables", [])
+    own = list(own() if callable(own) else own)
+    slots = {id(v): path for path, v in _slots(optimizer, primaries)}
+    # Keras' newer ones name a slot by what it belongs to; names may count what was made before.
+    short = {v.name: path for path, v in primaries.items()}
+    short = short if len(short) == len(primaries) else {}
+    rest = []
+    for variable in own:
+        path = slots.get(id(variable))
+        if path is None:
+            kind, _, of = variable.name.partition("/")[2].partition("/")
+            path = f"{kind}/{short[of]}" if of in short else None
+        if path is None:
+            rest.append(variable)
+        else:
+            yield path, variable
+    if slots:  # TensorFlow 1 sorts by names
+        rest = sorted(rest, key=_base)
+    for i, variable in enumerate(rest):
+        yield f"{i:03d}_{_base(variable)}", variable
+
+
+def _slots(optimizer: Any, primaries: dict[str, tf.Variable]) -> Iterator[tuple[str, tf.Variable]]:
+    for slot in getattr(optimizer, "get_slot_names", list)():
+        for path, primary in primaries.items():
+            with contextlib.suppress(KeyError):
+                variable = optimizer.get_slot(primary, slot)
+                if variable is not None:
+                    yield f"{slot}/{path}", variable
+
+
+def _as_state(names: dict[str, tf.Variable]) -> AgentState:
+    nested: dict[str, Any] = {}
+    for path, variable in names.items():
+        *folders, last = path.split("/")
+        place = nested
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = variable
+    return AgentState(
+        params=nested.get("params", {}),
+        target_params=nested.get("target_params"),
+        extra=nested.get("extra"),
+    )

@@ -1,0 +1,272 @@
+"""A Network of TF-Agents as a network of this library, whatever it gives.
+
+A TF-Agents Network is a Keras layer `(observation, step_type, network_state) -> (output, state)`.
+Inside a Keras model it becomes a pure function of its variables' values, by `KerasNetwork`; its
+network state is our carry.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.networks.network import Network
+
+from tfrl import networks, specs, struct
+from tfrl.compat.tf_agents import distributions
+from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
+from tfrl.compat.tf_agents.specs import plain, tensor_spec
+from tfrl.compat.tf_agents.time_steps import FIRST, MID
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+Params = dict[str, Any]
+MakeNetwork = Callable[..., Any]
+
+
+class _Model(tf.keras.Model):
+    """A network of TF-Agents as a Keras model of (observation, step_type, network_state)."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+        accepted = inspect.signature(network.call).parameters
+        keywords = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+        self._takes_training = keywords or "training" in accepted
+
+    def draws_from(self, key: tf.Tensor | None) -> Any:
+        """The context of a call: TF-Agents' dropout draws by TensorFlow's stateful operations."""
+        return contextlib.nullcontext() if key is None else drawn_from(key)
+
+    def call(self, inputs: Nest, training: bool = False) -> tuple[Nest, Nest]:
+        obs, step_type, state = inputs
+        state = tf.nest.pack_sequence_as(self.network.state_spec, tf.nest.flatten(state))
+        options = {"training": training} if self._takes_training else {}
+        output, after = self.network(obs, step_type=step_type, network_state=state, **options)
+        leaves = tf.nest.flatten(output)
+        if any(isinstance(leaf, tfp.distributions.Distribution) for leaf in leaves):
+            output = distributions.parameters(output)
+        return output, plain(after)
+
+
+@struct.logic_dataclass
+class TFAgentsNetwork(networks.Network):
+    """A network of TF-Agents; parameters are those of a `KerasNetwork`.
+
+    Attributes:
+      make_network: As of `from_tf_agents_network`.
+      spec: The nest of specs of one input, without an action mask.
+      action_spec: The nest of specs of one action, or None.
+      model: The network inside a Keras model.
+    """
+
+    make_network: MakeNetwork
+    spec: Nest
+    action_spec: Nest = None
+    model: networks.KerasNetwork = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Makes the network once."""
+        given = (self.make_network, self.spec, self.action_spec)
+        inputs = _input_spec(_made(*given), self.spec)
+        self.model = networks.KerasNetwork(model_fn=lambda: _Model(_made(*given)), spec=inputs)
+        if self.recurrent:
+            self._check_memory()
+
+    @property
+    def output(self) -> Nest:
+        """What comes out for one input; see `output_spec`."""
+        return self.model.template.output[0]
+
+    def init(self, key: tf.Tensor, spec: Nest = None) -> Params:
+        """Makes parameters with the network's own initialisers, seeded by the key; eagerly only.
+
+        Args:
+          key: int32 [2].
+          spec: Of the shapes of `self.spec`, or None.
+        """
+        if spec is not None and _shapes(spec) != _shapes(self.spec):
+            raise UserError(
+                "spec",
+                expected=f"that of the TF-Agents network, {self.spec!r}",
+                got=repr(spec),
+                remedy="Make the network with the spec of the same environment.",
+            )
+        with drawn_from(key):
+            return self.model.init(key)
+
+    def _inputs(self, x: Nest, step_type: Any, carry: Nest) -> Nest:
+        obs_spec, _, state_spec = self.model.spec
+        obs = [
+            _cast(v, s) for v, s in zip(tf.nest.flatten(x), tf.nest.flatten(obs_spec), strict=True)
+        ]
+        if not tf.is_tensor(step_type):  # one for all
+            rank = obs[0].shape.rank - tf.nest.flatten(obs_spec)[0].shape.rank
+            step_type = tf.fill(tf.shape(obs[0])[:rank], step_type)
+            step_type.set_shape(obs[0].shape[:rank])
+        state = tf.nest.flatten(carry) if self.recurrent else []
+        packed = tf.nest.pack_sequence_as(state_spec, state)
+        return tf.nest.pack_sequence_as(obs_spec, obs), step_type, packed
+
+    def apply(self, params: Params, x: Nest) -> Any:
+        """Returns the output for inputs `[..., *spec shape]`; see `Network.apply`."""
+        self._needs_no_carry()
+        return self.model.apply(params, self._inputs(x, MID, ()))[0]
+
+    def apply_training(self, params: Params, x: Nest, key: tf.Tensor) -> tuple[Any, Params]:
+        """Returns the output in training mode, and the parameters after the call."""
+        self._needs_no_carry()
+        inputs = self._inputs(x, MID, ())
+        (output, _), after = self.model.apply_training(params, inputs, key)
+        return output, after
+
+    def _needs_no_carry(self) -> None:
+        if self.recurrent:
+            raise UserError(
+                type(self).__name__,
+                expected="a call of step(params, x, carry) or unroll(params, x, carry, starts)",
+                got="one without a carry, of a network with a network state",
+                remedy="Use these two; agents that learn from single transitions take networks "
+                "without memory.",
+            )
+
+    # Memory.
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has a network state."""
+        return bool(tf.nest.flatten(self.model.spec[2]))
+
+    def initial_carry(self, batch_size: int) -> Nest:
+        """Returns the network's initial state, a nest of tuples; None without memory."""
+        if not self.recurrent:
+            return None
+        return plain(self.model.template.model.network.get_initial_state(batch_size))
+
+    def step(self, params: Params, x: Nest, carry: Nest = None) -> tuple[Any, Nest]:
+        """Takes one step of an episode; see `Network.step`."""
+        if not self.recurrent:
+            return self.apply(params, x), carry
+        _check_carry(carry)
+        output, after = self.model.apply(params, self._inputs(x, MID, carry))
+        return output, after
+
+    def unroll(
+        self, params: Params, x: Nest, carry: Nest, starts: tf.Tensor, key: tf.Tensor | None
+    ) -> tuple[Any, Params]:
+        """Goes over sequences; see `Network.unroll`."""
+        if not self.recurrent:
+            return super().unroll(params, x, carry, starts, key)
+        _check_carry(carry)
+        kinds = tf.where(starts, FIRST, MID)
+        obs, kinds, state = self._inputs(_swapped(x), tf.transpose(kinds), carry)  # [B, T, ...]
+        (output, _), after = self.model.call(params, (obs, kinds, state), key is not None, key)
+        return _swapped(output), {**params, "state": after}
+
+    def _check_memory(self) -> None:
+        """Refuses a network that does not begin anew where a step type is FIRST."""
+        params = self.model.init(tf.zeros([2], tf.int32))
+        inputs = specs.zeros(self.model.spec[0], (1, 2))
+        call = tf.function(self.model.call, autograph=False)
+        kinds = tf.constant([[MID, FIRST]])
+        found = []
+        for carry in (0.0, 1.0):
+            state = tf.nest.map_structure(
+                lambda s, c=carry: tf.fill([1, *s.shape], tf.cast(c, s.dtype)), self.model.spec[2]
+            )
+            (_, after), _ = call(params, (inputs, kinds, state), False, None)
+            found.append(tf.nest.flatten(after))
+        if any(tf.reduce_any(tf.abs(a - b) > 1e-6) for a, b in zip(*found, strict=True)):
+            raise UserError(
+                "TF-Agents network",
+                expected="a recurrent network that resets its state where step_type is FIRST",
+                got=f"{type(self.model.template.model.network).__name__}, whose state goes on",
+                remedy="Give lstm_size=... in place of rnn_construction_fn.",
+            )
+
+
+def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nest:
+    """Returns what a network gives for one input, without the batch axis.
+
+    Args:
+      make_network: As of `from_tf_agents_network`.
+      spec: The nest of specs of one input.
+      action_spec: The nest of specs of one action, or None.
+
+    Returns:
+      A nest of specs; of distributions a tuple of dicts of those of their parameters.
+    """
+    with tf.init_scope():
+        network = _made(make_network, spec, action_spec)
+        output, _ = _Model(network)(specs.zeros(_input_spec(network, spec), (1,)))
+    return tf.nest.map_structure(lambda y: tf.TensorSpec(y.shape[1:], y.dtype), output)
+
+
+def _made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
+    given = [tensor_spec(_floats(spec), "observation")]
+    if action_spec is not None:
+        given.append(tensor_spec(action_spec, "action"))
+    network = make_network(*given)
+    if not isinstance(network, Network):
+        raise UserError(
+            "make_network",
+            expected="a function of TF-Agents' specs that returns a Network of TF-Agents",
+            got=repr(network),
+            remedy="Pass the function, such as functools.partial(QNetwork, "
+            "fc_layer_params=(64,)); a plain Keras model is for KerasNetwork.",
+        )
+    return network
+
+
+def _input_spec(network: Any, spec: Nest) -> Nest:
+    """The specs of (observation, step_type, network_state)."""
+    return _floats(spec), tf.TensorSpec([], tf.int32), _floats(plain(network.state_spec))
+
+
+def _floats(spec: Nest) -> Nest:
+    """Specs with float32 in place of other floats."""
+
+    def one(s: Any) -> Any:
+        if not s.dtype.is_floating or s.dtype == tf.float32:
+            return tf.TensorSpec(s.shape, s.dtype) if not hasattr(s, "minimum") else s
+        if not hasattr(s, "minimum"):
+            return tf.TensorSpec(s.shape, tf.float32)
+        return specs.BoundedTensorSpec(s.shape, tf.float32, s.minimum, s.maximum)
+
+    return tf.nest.map_structure(one, spec)
+
+
+def _cast(x: Any, spec: Any) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    if x.dtype == spec.dtype:
+        return x
+    if spec.dtype.is_floating:
+        return tf.cast(x, spec.dtype)
+    raise UserError(
+        "input of a TF-Agents network",
+        expected=f"{spec.dtype.name}, as in the spec that it was made with",
+        got=x.dtype.name,
+        remedy="Give it float specs where observations are normalised.",
+    )
+
+
+def _shapes(spec: Nest) -> dict[str, list[int]]:
+    return {path: s.shape.as_list() for path, s in struct.paths(plain(spec)).items()}
+
+
+def _swapped(nest: Nest) -> Nest:
+    return tf.nest.map_structure(lambda x: tf.transpose(x, [1, 0, *range(2, x.shape.rank)]), nest)
+
+
+def _check_carry(carry: Nest) -> None:
+    """Refuses to begin with zeros in silence: in every step that would be another policy."""
+    if carry is None:
+        raise UserError(
+            "TF-Agents network",
+            expected="a carry",
+            got="None",
+            remedy="Begin an episode with initial_carry(batch_size), and hand on the carry that a "
+            "step returns.",
+        )

@@ -1,0 +1,151 @@
+"""Networks of TF-Agents as policies, values, Q-networks and torsos of this library."""
+
+import tensorflow as tf
+
+from tfrl import distributions, networks, specs, struct
+from tfrl.compat.tf_agents import distributions as their_distributions
+from tfrl.compat.tf_agents.network_base import (
+    MakeNetwork,
+    Params,
+    TFAgentsNetwork,
+    output_spec,
+)
+from tfrl.envs.action_masks import split_mask
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+
+def from_tf_agents_network(
+    make_network: MakeNetwork, obs_spec: Nest, action_spec: Nest = None
+) -> networks.Network:
+    """Turns a network of TF-Agents into one of this library.
+
+    What comes out depends on what the network gives:
+
+    * distributions, with an `action_spec`: a policy network, for `PPO(policy=...)` and its like;
+    * a vector of as many numbers as there are actions, with an `action_spec`: a Q-network, for
+      `DQN(q=...)`;
+    * one number, without an `action_spec`: a value network, for `PPO(value=...)`;
+    * a vector, without an `action_spec`: a torso, for all agents; of a critic it takes the tuple
+      (observation, action), so `obs_spec` is a tuple of both specs.
+
+    Initialisers draw from the key of `init`, random layers from that of `apply_training`; dropout
+    that is `permanent` draws without a key in `apply`. Regularisation losses of layers are not
+    seen.
+
+    Args:
+      make_network: Makes the network from TF-Agents' specs: `make_network(obs_spec)`, or
+        `make_network(obs_spec, action_spec)` where an `action_spec` is given. A class of TF-Agents'
+        or a `functools.partial` of one will do.
+      obs_spec: The nest of specs of one observation. An item `action_mask` is left out: agents
+        take it from the observation. Floats are float32.
+      action_spec: The nest of specs of one action; see above.
+
+    Raises:
+      UserError: For what is no Network of TF-Agents, for other outputs, and for a recurrent
+        network that does not begin anew where a step type is FIRST.
+    """
+    fields = {"make_network": make_network, "spec": split_mask(obs_spec)[0]}
+    output = output_spec(**fields, action_spec=action_spec)
+    vector = specs.is_spec(output) and output.shape.rank == 1
+    if isinstance(output, tuple) and action_spec is not None:
+        return TFAgentsPolicy(**fields, action_spec=action_spec)
+    if vector and action_spec is not None:
+        number = specs.num_actions(action_spec)
+        if output.shape[0] == number:
+            return TFAgentsQNetwork(**fields, action_spec=action_spec, num_actions=number)
+    if action_spec is None and vector:
+        return TFAgentsTorso(**fields)
+    if action_spec is None and specs.is_spec(output) and output.shape.rank == 0:
+        return TFAgentsValue(**fields)
+    wanted = "one number or one vector for each observation"
+    if action_spec is not None:
+        wanted = "distributions of actions, or one value for each action"
+    raise UserError(
+        "TF-Agents network",
+        expected=wanted,
+        got=repr(output),
+        remedy="Give an action_spec for policies and Q-networks, none for values and torsos.",
+    )
+
+
+@struct.logic_dataclass
+class TFAgentsTorso(TFAgentsNetwork, networks.Torso):
+    """A network of TF-Agents whose output is a vector, such as `EncodingNetwork`."""
+
+    def output_size(self, spec: Nest) -> int:
+        """Returns the number of features that come out."""
+        return self.output.shape[0]
+
+
+@struct.logic_dataclass
+class TFAgentsValue(TFAgentsNetwork):
+    """A network of TF-Agents whose output is one number, such as `ValueNetwork`."""
+
+
+@struct.logic_dataclass
+class TFAgentsQNetwork(TFAgentsNetwork):
+    """A network of TF-Agents with one value for each action, such as `QNetwork`.
+
+    Attributes:
+      num_actions: How many actions.
+    """
+
+    num_actions: int = 0
+
+
+@struct.logic_dataclass
+class TFAgentsPolicy(TFAgentsNetwork):
+    """A network of TF-Agents that gives distributions, such as `ActorDistributionNetwork`.
+
+    Attributes:
+      distribution: Knows the shapes of action masks.
+    """
+
+    distribution: distributions.ActionDistribution = struct.derived()
+
+    def __post_init__(self) -> None:
+        """Makes the network once."""
+        super().__post_init__()
+        self.distribution = distributions.make_distribution(self.action_spec)
+
+    def _distribution(self, found: Nest, mask: Nest) -> distributions.Distribution:
+        masks = self.distribution.check_mask(mask)
+        return their_distributions.distribution(found, self.action_spec, masks)
+
+    def apply(self, params: Params, x: Nest, mask: Nest = None) -> distributions.Distribution:
+        """Returns the distribution; see `PolicyNetwork.apply`."""
+        return self._distribution(super().apply(params, x), mask)
+
+    def apply_training(
+        self, params: Params, x: Nest, key: tf.Tensor, mask: Nest = None
+    ) -> tuple[distributions.Distribution, Params]:
+        """Returns the distribution in training mode, and the parameters after the call."""
+        found, after = super().apply_training(params, x, key)
+        return self._distribution(found, mask), after
+
+    def step(
+        self, params: Params, x: Nest, carry: Nest = None, mask: Nest = None
+    ) -> tuple[distributions.Distribution, Nest]:
+        """Takes one step of an episode; see `Network.step`."""
+        if not self.recurrent:
+            return self.apply(params, x, mask), carry
+        found, after = super().step(params, x, carry)
+        return self._distribution(found, mask), after
+
+    def unroll(
+        self,
+        params: Params,
+        x: Nest,
+        carry: Nest,
+        starts: tf.Tensor,
+        key: tf.Tensor | None,
+        mask: Nest = None,
+    ) -> tuple[distributions.Distribution, Params]:
+        """Goes over sequences; see `Network.unroll`."""
+        if not self.recurrent:
+            if key is None:
+                return self.apply(params, x, mask), params
+            return self.apply_training(params, x, key, mask)
+        found, after = super().unroll(params, x, carry, starts, key)
+        return self._distribution(found, mask), after

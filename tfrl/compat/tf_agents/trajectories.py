@@ -1,0 +1,300 @@
+"""Trajectories of this library as TF-Agents' trajectories and transitions, and back.
+
+Both count steps alike: row t has o_t, a_t and what followed. They differ at ends. TF-Agents stores
+frames: o_{t+1} is the observation of the next frame, so behind the last step of an episode stands a
+boundary frame (LAST, followed by FIRST) that shows the terminal observation. Here every row has its
+own successor, and under autoreset NEXT_STEP the invalid row is that very frame. So T rows are T
+frames, and one more frame shows the successor of the last row.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import PolicyStep, TimeStep
+from tf_agents.trajectories import Trajectory as Frames
+from tf_agents.trajectories import Transition as FramePair
+
+from tfrl.compat.tf_agents.specs import plain
+from tfrl.compat.tf_agents.time_steps import FIRST, LAST, MID
+from tfrl.errors import UserError
+from tfrl.types import Nest, Trajectory, Transition
+
+
+def to_trajectory(
+    steps: Trajectory,
+    *,
+    discount: float = 1.0,
+    first: Any = None,
+    policy_info: Nest = None,
+    time_major: bool = True,
+) -> Frames:
+    """Turns T steps into T + 1 frames of TF-Agents, batch-major.
+
+    Of an end that is both, the termination is told. The last frame shows the successor of the last
+    row: it repeats the last action and policy info, and its reward (0), discount (1) and next step
+    type are no data; TF-Agents reads none of them.
+
+    Args:
+      steps: Leaves `[T, B, ...]`, of tensors or of NumPy arrays, of autoreset NEXT_STEP or
+        DISABLED; or of one episode each, like those of `Sequences`.
+      discount: That of steps which do not terminate; above 0.
+      first: bool `[B]`, or one for all: whether row 0 begins an episode. None: as
+        `env_extras["episode_length"]` says, where it was recorded; else it does not.
+      policy_info: What to give as policy info, leaves like those of `steps`; None for
+        `steps.policy_extras`.
+      time_major: False where leaves are `[B, T, ...]`.
+
+    Returns:
+      A TF-Agents Trajectory `[B, T + 1, ...]` of the same kind of arrays.
+
+    Raises:
+      UserError: For an end that the next row does not show, as in experience of SAME_STEP. Inside
+        a `tf.function` values cannot be looked at, and such frames come out wrong.
+    """
+    steps = steps if time_major else _swapped(steps)
+    _check_boundaries(steps)
+    ended = steps.termination | steps.truncation
+    step_type = _step_types(steps, _begins(steps, first))  # [T, B]
+    # Two invalid rows, or an invalid one with flags, are frozen or padded: no episode begins there.
+    before = _concat([steps.valid[:1] | True, steps.valid])[-2]
+    shows_end = ended[-1] | ~(before | steps.valid[-1])
+    final = _where(shows_end, LAST, _where(steps.valid[-1], MID, FIRST))
+    step_type = _concat([step_type, final[None]])
+    behind = _where(shows_end, FIRST, MID)
+    info = steps.policy_extras if policy_info is None else policy_info
+    frames = Frames(
+        step_type=step_type,
+        observation=_with_last(plain(steps.obs), plain(steps.next_obs)),
+        action=_with_last(plain(steps.action)),
+        policy_info=() if info is None else _with_last(plain(info)),
+        next_step_type=_concat([step_type[1:], behind[None]]),
+        reward=_padded(_rewards(steps), 0.0),
+        discount=_padded(_discounts(steps, discount), 1.0),
+    )
+    return _swapped(frames)
+
+
+def to_transitions(
+    steps: Trajectory | Transition, gamma: float = 1.0, *, first: Any = None
+) -> FramePair:
+    """Turns steps, or items of a replay buffer, into TF-Agents' transitions, of any autoreset mode.
+
+    The losses of TF-Agents multiply `next_time_step.discount` by their gamma: so of an item of k
+    steps it is gamma^(k - 1), as `AsNStepTransition` has it, and their targets are the same. An
+    invalid row becomes a transition from LAST to FIRST, which their losses mask as they do those of
+    boundary frames: DQN does, SAC and TD3 do not. Leave such rows out for those.
+
+    Args:
+      steps: A Trajectory, leaves `[T, B, ...]`, for T * B transitions of one step; or a
+        Transition, leaves `[N, ...]`.
+      gamma: The discount that a Transition was made with, above 0.
+      first: As of `to_trajectory`.
+
+    Returns:
+      A TF-Agents Transition, leaves `[T * B, ...]` or `[N, ...]`, of the same kind of arrays.
+      Reward and discount of `time_step` are zeros, which nobody reads; an item's step types are
+      MID, but LAST behind a termination.
+
+    Raises:
+      UserError: For a gamma that is not above 0.
+    """
+    if isinstance(steps, Transition):
+        return _items(steps, gamma)
+    ended = steps.valid & (steps.termination | steps.truncation)
+    behind = _where(steps.valid, _where(ended, LAST, MID), FIRST)
+    pair = _pair(
+        steps,
+        _step_types(steps, _begins(steps, first)),
+        behind,
+        _rewards(steps),
+        _discounts(steps, 1.0),
+        steps.policy_extras,
+    )
+    return tf.nest.map_structure(_merged, pair)
+
+
+def from_trajectory(trajectory: Frames, *, time_major: bool = True) -> Trajectory:
+    """Turns T + 1 frames of TF-Agents into T steps, as of autoreset NEXT_STEP.
+
+    Boundary frames become invalid rows. An episode that ends with a discount of 0 terminates, with
+    any other it is truncated; discounts themselves are not kept.
+
+    Args:
+      trajectory: A TF-Agents Trajectory `[B, T + 1, ...]` with its boundary frames, of tensors or
+        of NumPy arrays.
+      time_major: False for leaves `[B, T, ...]`.
+
+    Returns:
+      A trajectory, leaves `[T, B, ...]`, of the same kind of arrays. Policy info is its
+      `policy_extras`; `env_extras` is None.
+
+    Raises:
+      UserError: For fewer than two frames; for an end behind which no boundary frame stands (not
+        inside a `tf.function`).
+    """
+    _check_frames(trajectory)
+    steps = steps_of(trajectory)
+    return _swapped(steps) if time_major else steps
+
+
+def steps_of(trajectory: Frames) -> Trajectory:
+    """Turns frames `[B, T + 1, ...]` into rows `[B, T, ...]`, each as it stands; see above."""
+    now = tf.nest.map_structure(lambda x: x[:, :-1], trajectory)
+    after = tf.nest.map_structure(lambda x: x[:, 1:], trajectory.observation)
+    valid = now.step_type != LAST
+    ends = valid & (now.next_step_type == LAST)
+    terminal = now.discount == 0.0
+    has_info = bool(tf.nest.flatten(now.policy_info))
+    return Trajectory(
+        obs=now.observation,
+        action=now.action,
+        reward=now.reward,
+        next_obs=after,
+        termination=ends & terminal,
+        truncation=ends & ~terminal,
+        valid=valid,
+        policy_extras=now.policy_info if has_info else None,
+    )
+
+
+def _items(items: Transition, gamma: float) -> FramePair:
+    if not gamma > 0.0:
+        raise UserError(
+            "gamma",
+            expected="a number above 0, by which TF-Agents' losses will multiply again",
+            got=gamma,
+            remedy="Give the discount that the items were made with.",
+        )
+    terminal = items.discount == 0.0
+    mid = _where(terminal, MID, MID)  # [N]
+    info = (items.extras or {}).get("policy_extras")
+    discount = items.discount / np.float32(gamma)
+    return _pair(items, mid, _where(terminal, LAST, MID), items.reward, discount, info)
+
+
+def _pair(
+    steps: Any, step_type: Any, behind: Any, reward: Nest, discount: Any, info: Nest
+) -> FramePair:
+    nothing = tf.nest.map_structure(_zeros_like, reward)
+    return FramePair(
+        time_step=TimeStep(step_type, nothing, _zeros_like(discount), plain(steps.obs)),
+        action_step=PolicyStep(plain(steps.action), (), () if info is None else plain(info)),
+        next_time_step=TimeStep(behind, reward, discount, plain(steps.next_obs)),
+    )
+
+
+def _begins(steps: Trajectory, first: Any) -> Any:
+    """Whether row 0 begins an episode, bool [B]."""
+    if first is None:
+        length = (steps.env_extras or {}).get("episode_length")
+        # It counts the row's own step.
+        first = False if length is None else length[0] == 1
+    return steps.valid[0] & first
+
+
+def _step_types(steps: Trajectory, begins: Any) -> Any:
+    """Step types of rows, int32 [T, B]; `begins` [B] of row 0."""
+    over = ~steps.valid | steps.termination | steps.truncation
+    begins = _concat([begins[None], over[:-1]])
+    return _where(steps.valid, _where(begins, FIRST, MID), LAST)
+
+
+def _rewards(steps: Trajectory) -> Nest:
+    return tf.nest.map_structure(lambda r: _where(steps.valid, r, _zeros_like(r)), steps.reward)
+
+
+def _discounts(steps: Trajectory, discount: float) -> Any:
+    usual = _where(steps.valid, np.float32(discount), np.float32(1.0))
+    return _where(steps.valid & steps.termination, np.float32(0.0), usual)
+
+
+def _check_boundaries(steps: Trajectory) -> None:
+    ended = steps.valid & (steps.termination | steps.truncation)
+    missing = _known(ended[:-1] & steps.valid[1:])
+    if missing is not None and missing.any():
+        t, b = np.argwhere(missing)[0]
+        raise UserError(
+            "to_trajectory",
+            expected="behind each end a row that is not valid and shows the terminal observation, "
+            "since TF-Agents' frames have no successors of their own",
+            got=f"an end in row {t} of environment {b}, and a step in row {t + 1}",
+            remedy="Collect with autoreset='NEXT_STEP', or use to_transitions.",
+        )
+
+
+def _check_frames(trajectory: Frames) -> None:
+    shape = trajectory.step_type.shape
+    if len(shape) != 2 or shape[1] is not None and shape[1] < 2:
+        raise UserError(
+            "from_trajectory",
+            expected="a TF-Agents Trajectory of leaves [B, T + 1, ...] with at least two frames",
+            got=f"step_type of shape {list(shape)}",
+            remedy="Give frames with a batch axis and a time axis; the last shows a successor.",
+        )
+    is_step = trajectory.step_type[:, :-1] != LAST
+    ends = is_step & (trajectory.next_step_type[:, :-1] == LAST)
+    missing = _known(ends & (trajectory.step_type[:, 1:] != LAST))
+    if missing is not None and missing.any():
+        b, t = np.argwhere(missing)[0]
+        raise UserError(
+            "from_trajectory",
+            expected="behind each end a boundary frame, whose step type is LAST",
+            got=f"an end in frame {t} of row {b}, and another episode in frame {t + 1}",
+            remedy="Store the boundary frames too; TF-Agents' drivers give them to observers.",
+        )
+
+
+# TensorFlow's functions for tensors, NumPy's for arrays.
+
+
+def _known(x: Any) -> np.ndarray | None:
+    """The value of an array or of an eager tensor; None while tracing."""
+    return tf.get_static_value(x) if tf.is_tensor(x) else np.asarray(x)
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    return tf.where(condition, x, y) if tf.is_tensor(condition) else np.where(condition, x, y)
+
+
+def _zeros_like(x: Any) -> Any:
+    return tf.zeros_like(x) if tf.is_tensor(x) else np.zeros_like(x)
+
+
+def _concat(parts: list[Any]) -> Any:
+    return (tf.concat if tf.is_tensor(parts[0]) else np.concatenate)(parts, axis=0)
+
+
+def _with_last(nest: Nest, after: Nest = None) -> Nest:
+    """Rows [T, ...] and behind them the last row of `after`, or of `nest` again."""
+    after = nest if after is None else after
+    return tf.nest.map_structure(lambda x, y: _concat([x, y[-1:]]), nest, after)
+
+
+def _padded(nest: Nest, value: float) -> Nest:
+    """Rows [T, ...] and behind them one of a single value."""
+    return tf.nest.map_structure(
+        lambda x: _concat([x, _zeros_like(x[-1:]) + np.asarray(value).astype(_dtype(x))]), nest
+    )
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype.as_numpy_dtype if tf.is_tensor(x) else x.dtype
+
+
+def _swapped(nest: Nest) -> Nest:
+    """Exchanges the two leading axes of every leaf."""
+
+    def swap(x: Any) -> Any:
+        if not tf.is_tensor(x):
+            return np.swapaxes(x, 0, 1)
+        return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
+
+    return tf.nest.map_structure(swap, nest)
+
+
+def _merged(x: Any) -> Any:
+    """Makes one axis of the two leading ones."""
+    if not tf.is_tensor(x):
+        return np.reshape(x, (-1, *x.shape[2:]))
+    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))

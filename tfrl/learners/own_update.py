@@ -1,0 +1,82 @@
+"""Updates that change a module's state by themselves, see `tfrl.agents.core.OwnUpdate`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl.agents.core import OwnUpdate, Update
+from tfrl.errors import UserError
+from tfrl.learners.loss_checks import check_scalars
+from tfrl.learners.modules import scalar_loss
+from tfrl.types import AgentState, Nest
+
+Updates = dict[str, Any]
+
+
+def parted(updates: Updates) -> tuple[Updates, dict[str, Update]]:
+    """Returns those of `{module_id: update}` that run by themselves, and those by gradients."""
+    own = {m: u for m, u in updates.items() if isinstance(u, OwnUpdate)}
+    return own, {m: u for m, u in updates.items() if m not in own}
+
+
+def take_own_step(
+    module_id: str,
+    update: OwnUpdate,
+    state: AgentState,
+    batch: Nest,
+    key: tf.Tensor,
+    *,
+    guard: bool,
+    several: bool,
+) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Takes one step; traced, outside of the replicas.
+
+    Args:
+      module_id: The module.
+      update: Its update.
+      state: Its state, variables, which change.
+      batch: Rows.
+      key: int32 [2].
+      guard: Whether a step whose loss is not finite is undone.
+      several: Whether there are several replicas, which is an error.
+
+    Returns:
+      Metrics, float32 scalars, and whether the loss was finite.
+    """
+    if several:
+        raise UserError(
+            f"module {module_id!r}",
+            expected="one replica: it changes its state by a training step of its own, whose "
+            "gradients cannot be summed over replicas",
+            got="several replicas",
+            remedy="Use --strategy=one_device.",
+        )
+    variables = tf.nest.flatten(state)
+    # Copies, if anything: what a step overwrites has readers.
+    before = [tf.identity(v.read_value()) for v in variables] if guard else []
+    with tf.control_dependencies([] if tf.executing_eagerly() else before):
+        metrics = dict(update.step(state, batch, key))
+    if "loss" not in metrics:
+        raise UserError(
+            f"update {update.name!r} of module {module_id!r}",
+            expected="metrics with an item 'loss'",
+            got=sorted(metrics),
+            remedy="Return {'loss': loss, ...} from its step.",
+        )
+    loss, _ = scalar_loss(f"module {module_id!r}", metrics["loss"])
+    check_scalars(module_id, {n: x for n, x in metrics.items() if n != "loss"})
+    row = {n: tf.cast(x, tf.float32) for n, x in {"loss": loss, **metrics}.items()}
+    finite = tf.math.is_finite(row["loss"])
+    if guard:
+        with tf.control_dependencies([] if tf.executing_eagerly() else list(row.values())):
+            _undo_unless(finite, variables, before)
+    return row, finite
+
+
+def _undo_unless(finite: tf.Tensor, variables: list[Any], before: list[tf.Tensor]) -> None:
+    def undo() -> tf.Tensor:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        return tf.constant(0)
+
+    tf.cond(finite, lambda: tf.constant(0), undo)
