@@ -55,7 +55,8 @@ EXTRAS = {
     "wandb": ["wandb~=0.19.0"],
     "offline": ["minari[hdf5]~=0.5.3"],
     "tune": ["optuna>=3.6,<5"],
-    "export": ["tf2onnx~=1.16"],
+    # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
+    "export": ["tf2onnx~=1.16", "onnxruntime>=1.17,<2"],
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
@@ -145,6 +146,7 @@ setup(
         "console_scripts": [
             "tfrl-train = tfrl.launch.train:run",
             "tfrl-evaluate = tfrl.launch.evaluate:run",
+            "tfrl-export = tfrl.launch.export:run",
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },

@@ -14,7 +14,7 @@ import pytest
 import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = ("train", "evaluate", "reverb_server")
+BINARIES = ("train", "evaluate", "export", "reverb_server")
 
 
 def _run(command, cwd, **env):

@@ -55,12 +55,23 @@ def test_the_command_with_several_policies_runs(tmp_path):
 def test_the_small_commands_run(tmp_path):
     text = "".join(blocks("bash")).replace("\\\n", " ")
     commands = [shlex.split(c) for c in text.splitlines() if "runs/small" in c]
-    assert len(commands) == 2
+    assert len(commands) == 4
+    last = []
     for command in commands:
         assert command[0] == ".venv/bin/python"
         out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
-    assert '"eval_episodes": 20' in out.splitlines()[-1]
+        last.append(out.splitlines()[-1])
+    assert '"eval_episodes": 20' in last[1]
+    assert all('"verified": true' in line for line in last[2:]), last[2:]
     assert (tmp_path / "small.gif").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_command_with_an_agent_of_tf_agents_runs(tmp_path):
+    text = "".join(blocks("bash")).replace("\\\n", " ")
+    (command,) = [shlex.split(c) for c in text.splitlines() if "runs/theirs" in c]
+    out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert "Final return" in out
 
 
 @pytest.mark.slow

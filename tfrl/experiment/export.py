@@ -9,118 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
 from tfrl.errors import UserError
+from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.storage import files
 
 
-def leaf_names(nest: Any, base: str) -> dict[str, str]:
-    """Returns `{path: name}` of a nest's leaves: `base`, or `base_<path>` with `/` as `_`."""
-    names = {
-        path: base if path == "." else f"{base}_{path.replace('/', '_')}"
-        for path in struct.paths(nest)
-    }
-    if len(set(names.values())) < len(names):
-        raise UserError(
-            f"names of the exported {base}",
-            expected="a different name for every part",
-            got=f"{', '.join(sorted(names))}, of which some agree once / is written as _",
-            remedy="Rename the keys of the space.",
-        )
-    return names
-
-
 class _Policy(tf.Module):
-    """Greedy actions from values that are copies of an agent's state."""
+    """The functions of a policy by name, and what they read."""
 
-    def __init__(self, agent: Any, agent_state: Any):
+    def __init__(self, policy: PolicyFunctions):
         super().__init__(name="policy")
-        # A dataclass as an attribute of a module would silently not be saved: a flat dict is.
-        self.values = {
-            path: tf.Variable(tf.convert_to_tensor(leaf), trainable=False)
-            for path, leaf in struct.paths(agent_state).items()
-        }
-        self._paths = tuple(struct.paths(agent_state))
-        self._carry = initial_carry(agent, 1)
-        self._carry_names = {} if self._carry is None else leaf_names(self._carry, "state")
-        self.action = self._action_function(agent, agent_state)
-        if self._carry is not None:
-            self.initial_state = self._initial_state_function(agent)
-
-    def _initial_state_function(self, agent: Any) -> Any:
-        names = tuple(self._carry_names.values())
-
-        def initial_state(batch_size: tf.Tensor) -> dict[str, tf.Tensor]:
-            carry = tf.nest.flatten(initial_carry(agent, batch_size))
-            return dict(zip(names, carry, strict=True))
-
-        return tf.function(
-            initial_state, input_signature=[tf.TensorSpec([], tf.int32, name="batch_size")]
-        )
-
-    def _action_function(self, agent: Any, agent_state: Any) -> Any:
-        obs_names = leaf_names(agent.obs_spec, "observation")
-        action_names = tuple(leaf_names(agent.action_spec, "action").values())
-        num_obs = len(obs_names)
-        # Structure only; the tensors must not be captured as constants.
-        structure = tf.nest.map_structure(lambda leaf: None if leaf is None else 0, agent_state)
-
-        def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            rest = iter(tf.convert_to_tensor(self.values[path]) for path in self._paths)
-            flat = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(structure)]
-            state = tf.nest.pack_sequence_as(structure, flat)
-            obs = tf.nest.pack_sequence_as(agent.obs_spec, inputs[:num_obs])
-            carry = None
-            if self._carry is not None:
-                carry = tf.nest.pack_sequence_as(self._carry, inputs[num_obs:])
-            output = agent.evaluate_actions(state, obs, seeding.key(0), carry)
-            _check_carry(agent, carry, output.carry)
-            tf.nest.assert_same_structure(agent.action_spec, output.action)
-            found = dict(zip(action_names, tf.nest.flatten(output.action), strict=True))
-            if carry is not None:
-                after = tf.nest.flatten(output.carry)
-                found.update(zip(self._carry_names.values(), after, strict=True))
-            return found
-
-        specs = [
-            tf.TensorSpec([None, *spec.shape], spec.dtype, name=obs_names[path])
-            for path, spec in struct.paths(agent.obs_spec).items()
-        ]
-        if self._carry is not None:
-            specs += [
-                tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=self._carry_names[path])
-                for path, x in struct.paths(self._carry).items()
-            ]
-        return tf.function(action, input_signature=specs)
-
-
-def initial_carry(agent: Any, batch_size: Any) -> Any:
-    """Returns the recurrent state of an agent at an episode's start; None without memory."""
-    make = getattr(agent, "initial_carry", None)
-    return None if make is None else make(batch_size)
-
-
-def _check_carry(agent: Any, before: Any, after: Any) -> None:
-    """Refuses a carry that nobody could begin with."""
-    if before is None and after is not None:
-        raise UserError(
-            f"export of {type(agent).__name__}",
-            expected="a method initial_carry(batch_size), since evaluate_actions returns a carry",
-            got="a policy with memory, and nothing to begin an episode with",
-            remedy="Let it return the recurrent state of an episode's start.",
-        )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps TensorFlow's "Assets written to" off the screen."""
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+        self.values = list(policy.tracked)
+        for name, function in policy.functions.items():
+            setattr(self, name, function)
 
 
 def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -> pathlib.Path:
@@ -144,7 +45,8 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
     Args:
       agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`; what it draws (a
         greedy policy draws nothing) comes from one constant key.
-      agent_state: Its state; the values are copied.
+      agent_state: Its state; the values are copied, as constants (variables of a large policy, see
+        `export_functions.CONSTANT_BYTES`).
       directory: The SavedModel's folder. One that is there is replaced when the new one is whole.
 
     Returns:
@@ -153,12 +55,26 @@ def export_policy(agent: Any, agent_state: Any, directory: str | pathlib.Path) -
     Raises:
       UserError: The folder cannot be written, or names collide.
     """
-    module = _Policy(agent, agent_state)
-    signature = module.action.get_concrete_function()
-    signatures = {"action": signature, "serving_default": signature}
-    if initial_carry(agent, 1) is not None:
-        signatures["initial_state"] = module.initial_state.get_concrete_function()
-    return save_module(module, signatures, directory)
+    return save_functions(policy_functions(agent, agent_state, ("action",)), directory)
+
+
+def save_functions(policy: PolicyFunctions, directory: str | pathlib.Path) -> pathlib.Path:
+    """Writes the functions of a policy as the signatures of a SavedModel; see `save_module`."""
+    signatures = {name: f.get_concrete_function() for name, f in policy.functions.items()}
+    signatures["serving_default"] = signatures["action"]
+    return save_module(_Policy(policy), signatures, directory)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps TensorFlow's "Assets written to" off the screen."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def save_module(
@@ -182,7 +98,7 @@ def save_module(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         temporary = files.temporary_name(directory.parent)
-        with _quiet():
+        with quiet():
             tf.saved_model.save(
                 module,
                 str(temporary),
@@ -192,13 +108,18 @@ def save_module(
             files.sync_file(file)
         files.replace_directory(temporary, directory)
     except OSError as error:
-        raise UserError(
-            f"policy folder {directory}",
-            expected="a folder that can be written",
-            got=files.reason(error),
-            remedy="Choose another place, or make room on the disk.",
-        ) from error
+        raise unwritable(directory, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return directory
+
+
+def unwritable(directory: pathlib.Path, error: OSError) -> UserError:
+    """Returns the error of a folder that cannot be written."""
+    return UserError(
+        f"policy folder {directory}",
+        expected="a folder that can be written",
+        got=files.reason(error),
+        remedy="Choose another place, or make room on the disk.",
+    )

@@ -19,7 +19,7 @@ def is_finished(folder: RunFolder, settings: Settings, state: Any) -> bool:
     now = {
         "env_steps": workflow.env_steps(state),
         "eval_episodes": settings.final_eval_episodes,
-        "params_digest": params_digest(_params(workflow.agent_state(state))),
+        "params_digest": params_digest(params_of(workflow.agent_state(state))),
     }
     return all(summary.get(name) == value for name, value in now.items())
 
@@ -53,15 +53,15 @@ def finish(
             "eval_return_mean": result.mean,
             "eval_return_std": result.std,
             "eval_episodes": len(result.episode_returns),
-            "params_digest": params_digest(_params(agent_state)),
+            "params_digest": params_digest(params_of(agent_state)),
             "stopped_by": stopped_by,
             "video": str(path.relative_to(folder.root)) if path else None,
         }
     )
 
 
-def _params(agent_state: Any) -> Any:
-    """The parameters of an agent, or of each policy of an agent of several."""
+def params_of(agent_state: Any) -> Any:
+    """Returns the parameters of an agent, or of each policy of an agent of several."""
     if isinstance(agent_state, dict):
         return {module_id: state.params for module_id, state in agent_state.items()}
     return agent_state.params

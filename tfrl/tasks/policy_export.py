@@ -2,45 +2,113 @@
 
 import logging
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import specs, struct
-from tfrl.experiment.export import leaf_names, save_module
+from tfrl.errors import UserError
+from tfrl.experiment.export import save_functions
+from tfrl.experiment.export_functions import PolicyFunctions, leaf_names
 from tfrl.tasks.task import RLTask
 
 _LOG = logging.getLogger(__name__)
 
 
-class _Policy(tf.Module):
-    """A model, and the actions that a task chooses with it."""
+def _greedy(task: RLTask, model: Any, action_spec: Any, states: Any) -> list[Any]:
+    """The leaves of `get_actions(model, states, optimal=True)`, of the spec's dtypes."""
+    found = task.get_actions(model, states, True)
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+        found = found[0]
+    tf.nest.assert_same_structure(action_spec, found)
+    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(action_spec), strict=True)
+    return [tf.cast(x, spec.dtype) for x, spec in pairs]
 
-    def __init__(self, task: RLTask, model: Any, obs_spec: Any, action_spec: Any):
-        super().__init__(name="policy")
-        self.model = model
-        obs_names = leaf_names(obs_spec, "observation")
-        action_names = tuple(leaf_names(action_spec, "action").values())
 
-        def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            states = tf.nest.pack_sequence_as(obs_spec, inputs)
-            found = task.get_actions(model, states, True)
-            if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
-                found = found[0]
-            tf.nest.assert_same_structure(action_spec, found)
-            leaves = [
-                tf.cast(x, spec.dtype)
-                for x, spec in zip(
-                    tf.nest.flatten(found), tf.nest.flatten(action_spec), strict=True
-                )
-            ]
-            return dict(zip(action_names, leaves, strict=True))
+def _traced(task: RLTask, model: Any) -> PolicyFunctions:
+    """The function `action`, traced; raises whatever `get_actions` does with symbolic tensors."""
+    env = task.get_environment()
+    try:
+        obs_spec, action_spec = (
+            specs.to_spec(env.observation_space),
+            specs.to_spec(env.action_space),
+        )
+    finally:
+        env.close()
+    obs_names = leaf_names(obs_spec, "observation")
+    action_names = tuple(leaf_names(action_spec, "action").values())
 
-        inputs = [
-            tf.TensorSpec([None, *spec.shape], spec.dtype, name=obs_names[path])
-            for path, spec in struct.paths(obs_spec).items()
-        ]
-        self.action = tf.function(action, input_signature=inputs)
+    def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        states = tf.nest.pack_sequence_as(obs_spec, inputs)
+        return dict(zip(action_names, _greedy(task, model, action_spec, states), strict=True))
+
+    inputs = [
+        tf.TensorSpec([None, *spec.shape], spec.dtype, name=obs_names[path])
+        for path, spec in struct.paths(obs_spec).items()
+    ]
+    traced = tf.function(action, input_signature=inputs)
+    try:
+        traced.get_concrete_function()
+    except Exception as error:  # NumPy says in many ways that it cannot take a symbolic tensor
+        raise _NotTensorFlowError(
+            type(task).__name__,
+            type(error).__name__,
+            next(iter(str(error).strip().splitlines()), ""),
+        ) from error
+    return PolicyFunctions(
+        functions={"action": traced},
+        tracked=(model,),
+        obs_spec=obs_spec,
+        action_spec=action_spec,
+        inputs=tuple(obs_names.values()),
+        outputs=action_names,
+        left_out=dict.fromkeys(("explore", "distribution"), "a task has get_actions alone"),
+    )
+
+
+class _NotTensorFlowError(Exception):
+    """`get_actions` computes outside of TensorFlow: task, kind of the error, its first line."""
+
+
+def task_functions(task: RLTask, model: Any) -> PolicyFunctions:
+    """Returns the greedy policy of a task as functions.
+
+    Args:
+      task: The task.
+      model: Of `get_model`.
+
+    Raises:
+      UserError: `get_actions` computes outside of TensorFlow; or a space has no spec.
+    """
+    try:
+        return _traced(task, model)
+    except _NotTensorFlowError as error:
+        raise UserError(
+            f"export of {error.args[0]}",
+            expected="get_actions that runs on symbolic tensors",
+            got=f"{error.args[1]}: {error.args[2]}",
+            remedy="Compute actions with TensorFlow, not with NumPy or Python numbers.",
+        ) from error
+
+
+class TaskOracle:
+    """A task's own actions, see `tfrl.experiment.export_oracle.AgentOracle`."""
+
+    def __init__(self, task: RLTask, model: Any, policy: PolicyFunctions):
+        self._task, self._model, self._policy = task, model, policy
+
+    def answers(
+        self, observations: Sequence[Any], signatures: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Returns `{action/<output>: [T, B, ...]}`."""
+        spec = self._policy.action_spec
+        steps = [_greedy(self._task, self._model, spec, obs) for obs in observations]
+        return {
+            f"action/{name}": np.stack([np.asarray(leaves[i]) for leaves in steps])
+            for i, name in enumerate(self._policy.outputs)
+        }
 
 
 def export_task(task: RLTask, model: Any, directory: str | pathlib.Path) -> pathlib.Path | None:
@@ -58,23 +126,12 @@ def export_task(task: RLTask, model: Any, directory: str | pathlib.Path) -> path
     Raises:
       UserError: The folder cannot be written, or a space has no spec.
     """
-    env = task.get_environment()
     try:
-        obs_spec, action_spec = (
-            specs.to_spec(env.observation_space),
-            specs.to_spec(env.action_space),
-        )
-    finally:
-        env.close()
-    module = _Policy(task, model, obs_spec, action_spec)
-    try:
-        signature = module.action.get_concrete_function()
-    except Exception as error:  # NumPy says in many ways that it cannot take a symbolic tensor
+        policy = _traced(task, model)
+    except _NotTensorFlowError as error:
         _LOG.warning(
             "No policy is exported: get_actions of %s does not run on symbolic tensors (%s: %s).",
-            type(task).__name__,
-            type(error).__name__,
-            next(iter(str(error).strip().splitlines()), ""),
+            *error.args,
         )
         return None
-    return save_module(module, {"action": signature, "serving_default": signature}, directory)
+    return save_functions(policy, directory)

@@ -1,0 +1,243 @@
+"""Formats of an export, each used by a process without tfrl, beside the library's own answers."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import seeding, specs
+from tfrl.agents import DQN, PPO, SAC
+from tfrl.errors import UserError
+from tfrl.experiment import export_client, export_lite, export_onnx, export_oracle, export_verify
+from tfrl.experiment.export import save_functions
+from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
+from tfrl.experiment.export_oracle import AgentOracle
+from tfrl.experiment.export_verify import verify
+
+OBS = tf.TensorSpec([3])
+BOX = specs.BoundedTensorSpec([2], tf.float32, [-2.0, 0.0], [2.0, 1.0])
+MASKED = {"observation": OBS, "action_mask": specs.BoundedTensorSpec([4], tf.bool, False, True)}
+AGENTS = {
+    "normalised": PPO(obs_spec=OBS, action_spec=specs.DiscreteSpec(4), normalize_obs=True),
+    "masked": PPO(obs_spec=MASKED, action_spec=specs.DiscreteSpec(4)),
+    "gru": PPO(obs_spec=OBS, action_spec=BOX, memory="gru", memory_size=8),
+    "lstm": PPO(obs_spec=OBS, action_spec=BOX, memory="lstm", memory_size=8, squash=True),
+    "rescaled": SAC(obs_spec=OBS, action_spec={"a": BOX, "b": BOX}, hidden=(64, 64)),
+    "pixels": DQN(
+        obs_spec=specs.BoundedTensorSpec([36, 36, 2], tf.uint8, 0, 255),
+        action_spec=specs.DiscreteSpec(3, start=1),
+    ),
+}
+
+
+def exported(name):
+    """An agent's functions, with larger heads than fresh ones have, and what to compare with."""
+    agent = AGENTS[name]
+    state = agent.init(seeding.key(2))
+    params = tf.nest.map_structure(lambda x: 3.0 * x if x.shape.rank else x, state.params)
+    state = state.replace(params=params)
+    return policy_functions(agent, state), AgentOracle(agent, state)
+
+
+def onnx():
+    pytest.importorskip("tf2onnx", reason="the extra 'export' is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+
+
+def test_a_saved_model_with_memory(tmp_path):
+    policy, oracle = exported("gru")
+    folder = save_functions(policy, tmp_path / "policy")
+    told = verify("saved_model", folder, policy, oracle)
+    assert (told["observations"], told["steps"], told["equal"]) == (1000, 20, None)
+    assert told["max_error"] <= 1e-5
+    outputs = set(told["outputs"])
+    assert {"action/action", "explore/action", "distribution/loc", "single/action"} <= outputs
+    assert {"action/state_policy_hidden", "explore/state_policy_hidden"} <= outputs
+
+
+def test_tflite_with_memory(tmp_path):
+    policy, oracle = exported("lstm")
+    about = export_lite.write_tflite(policy, tmp_path)
+    assert about["signatures"] == ["action", "distribution", "initial_state"]
+    assert about["ops"] == "built-in"
+    assert about["bytes"] == (tmp_path / "policy.tflite").stat().st_size
+    assert verify("tflite", tmp_path, policy, oracle)["max_error"] <= 1e-5
+
+
+def test_tflite_quantised(tmp_path):
+    policy, oracle = exported("rescaled")
+    plain = export_lite.write_tflite(policy, tmp_path)
+    about = export_lite.write_tflite(policy, tmp_path, quantize=True)
+    assert about["quantized"] and about["bytes"] < 0.6 * plain["bytes"]
+    told = verify("tflite", tmp_path, policy, oracle, quantized=True)
+    assert told["tolerance"] is None
+    assert 1e-5 < told["max_error"] < 0.1  # of actions in [-2, 2]
+
+
+@pytest.mark.parametrize("name", list(AGENTS))
+def test_onnx(tmp_path, name):
+    onnx()
+    policy, oracle = exported(name)
+    about = export_onnx.write_onnx(policy, tmp_path)
+    count = 100 if name == "pixels" else 1000
+    told = verify("onnx", tmp_path, policy, oracle, count=count)
+    assert told["observations"] == count
+    assert about["files"] == sorted(f.name for f in tmp_path.iterdir()) or policy.state
+    assert told["equal"] in (None, 1.0) and (told["max_error"] or 0.0) <= 1e-5
+    assert any(name.startswith("distribution/") for name in told["outputs"])
+
+
+def test_tflite_takes_batches_of_any_size(tmp_path):
+    policy, oracle = exported("normalised")
+    export_lite.write_tflite(policy, tmp_path)
+    runner = tf.lite.Interpreter(str(tmp_path / "policy.tflite")).get_signature_runner("action")
+    for size in (1, 5, 2):
+        obs = specs.sample(OBS, seeding.key(size), [size])
+        own = oracle.answers([obs], ())["action/action"][0]
+        np.testing.assert_array_equal(runner(observation=obs.numpy())["action"], own)
+
+
+def with_function(call):
+    """A policy whose action is a function of the observation."""
+    function = tf.function(
+        lambda x: {"action": call(x)},
+        input_signature=[tf.TensorSpec([None, 3], name="observation")],
+        autograph=False,
+    )
+    return PolicyFunctions(
+        functions={"action": function}, tracked=(), obs_spec=OBS, action_spec=OBS,
+        inputs=("observation",), outputs=("action",),
+    )  # fmt: skip
+
+
+def test_what_onnx_lacks_is_refused(tmp_path):
+    onnx()
+    with pytest.raises(UserError, match="--format=onnx: expected a policy of operations that ONNX"):
+        export_onnx.write_onnx(with_function(tf.math.digamma), tmp_path)
+
+
+def test_what_tflite_lacks_is_taken_from_tensorflow_or_refused(tmp_path):
+    about = export_lite.write_tflite(
+        with_function(lambda x: x * tf.linalg.det(tf.linalg.diag(x))[:, tf.newaxis]), tmp_path
+    )
+    assert about["ops"] == "built-in and Select TF ops"
+    with pytest.raises(UserError, match="--format=tflite: expected a policy of operations that"):
+        export_lite.write_tflite(
+            with_function(lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)), tmp_path
+        )
+
+
+def test_nothing_is_printed(tmp_path, capfd):
+    policy, _ = exported("normalised")
+    export_lite.write_tflite(policy, tmp_path)
+    if export_onnx_installed():
+        export_onnx.write_onnx(policy, tmp_path)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def export_onnx_installed():
+    import importlib.util
+
+    return all(importlib.util.find_spec(n) for n in ("tf2onnx", "onnxruntime"))
+
+
+class TestVerify:
+    """What the comparison finds; the other process is played by its own answers."""
+
+    @pytest.fixture(name="answers")
+    def fixture_answers(self, monkeypatch):
+        """Answers that a test may spoil before they are compared."""
+        spoil = []
+
+        def played(form, folder, policy, observations):
+            found = self.oracle.answers(observations, ("action", "explore", "distribution"))
+            found = {name: x.copy() for name, x in found.items()}
+            for name in policy.outputs:
+                found[f"single/{name}"] = found[f"action/{name}"][0, :1]
+            for change in spoil:
+                change(found)
+            return found
+
+        monkeypatch.setattr(export_verify, "client_answers", played)
+        return spoil
+
+    def verify(self, name, **options):
+        policy, self.oracle = exported(name)
+        return verify("onnx", None, policy, self.oracle, **options)
+
+    def test_equal_answers(self, answers):
+        told = self.verify("rescaled")
+        assert (told["max_error"], told["tolerance"]) == (0.0, 1e-5)
+        assert self.verify("masked")["equal"] == 1.0
+
+    def test_an_action_that_is_off(self, answers):
+        def off(found):
+            found["action/action_a"][0, 3, 1] += 1e-3
+
+        answers.append(off)
+        with pytest.raises(UserError) as error:
+            self.verify("rescaled")
+        assert str(error.value).startswith(
+            "verification of --format=onnx: expected the library's own actions, from a process "
+            "without it, to 1e-05, got distances and shares of equal choices: action/action_a 0.00"
+        )
+        assert self.verify("rescaled", quantized=True)["max_error"] > 5e-4
+
+    def test_a_choice_may_differ_among_equals_alone(self, answers):
+        def other(found):
+            found["action/action"][0, 7] = (found["action/action"][0, 7] + 1) % 4
+
+        answers.append(other)
+        with pytest.raises(UserError, match=r"action/action 0\.9990"):
+            self.verify("normalised")
+
+        def equal(agent, state, obs, carry=None):
+            rows = len(obs)
+            return {".": ("categorical", {"logits": tf.zeros([rows, 4])})}, carry
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(export_oracle, "policy_parameters", equal)
+            assert self.verify("normalised")["outputs"]["action/action ties"] == 1
+
+    def test_another_shape_dtype_or_nan(self, answers):
+        answers.append(lambda found: found.update({"action/action": found["action/action"][0]}))
+        with pytest.raises(UserError, match=r"int64\[1000\] instead of int64\[1, 1000\]"):
+            self.verify("normalised")
+        answers[:] = [
+            lambda found: found.update({"action/action_a": found["action/action_a"] + np.nan})
+        ]
+        with pytest.raises(UserError, match="action/action_a nan"):
+            self.verify("rescaled", quantized=True)
+
+
+def test_the_other_process_cannot_import_the_library(tmp_path):
+    client = repr(export_client.__file__)
+    code = (
+        f"import runpy, sys; found = runpy.run_path({client}); "
+        "sys.meta_path.insert(0, found['_Bar']({'tfrl'})); import tfrl"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert "ImportError: tfrl is not to be imported here" in done.stderr
+
+
+def test_a_failing_process_is_told_by_its_error(tmp_path):
+    policy, oracle = exported("normalised")
+    if not export_onnx_installed():
+        pytest.skip("the extra 'export' is not installed")
+    with pytest.raises(UserError) as error:
+        verify("onnx", tmp_path, policy, oracle)  # nothing is there
+    assert "got KeyError: 'action'." in str(error.value)
+
+
+def test_observations_and_masks():
+    drawn = export_verify.draw_observations(MASKED, memory=False)
+    (obs,) = drawn
+    assert obs["observation"].shape == (1000, 3)
+    mask = obs["action_mask"].numpy()
+    assert mask.dtype == bool and mask.any(-1).all() and not mask.all()
+    assert len(export_verify.draw_observations(OBS, memory=True)) == 20

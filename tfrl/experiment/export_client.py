@@ -1,0 +1,199 @@
+"""Acts by an exported policy, in a process that has no tfrl.
+
+  python -I export_client.py job.json
+
+A job has `format` and `folder` of the export; the names of its inputs, outputs and recurrent state
+(`inputs`, `outputs`, `state`, in the order of the specs); `observations`, a .npz of arrays
+`[T, B, ...]`; and `answers`, the .npz to write: `<signature>/<output>` `[T, B, ...]` and
+`single/<output>`, of the first observation alone. This file imports nothing of the package, and
+refuses to.
+"""
+
+import importlib.abc
+import json
+import os
+import pathlib
+import sys
+
+_ONLY = {
+    "saved_model": ("tensorflow",),
+    "tflite": ("tensorflow",),
+    "onnx": ("onnxruntime",),
+    "tf_agents": ("tensorflow", "tf_agents", "tensorflow_probability"),
+}
+_BARRED = {"tfrl", "gin", "gymnasium", "tensorflow", "tensorflow_probability", "tf_agents"}
+# What TF-Agents itself imports.
+_THEIRS = {"gin", "gymnasium"}
+_KEPT: list = []
+
+
+class _Bar(importlib.abc.MetaPathFinder):
+    def __init__(self, barred):
+        self.barred = barred
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.barred:
+            raise ImportError(f"{name} is not to be imported here")
+        return None
+
+
+def saved_model(job):
+    """Returns `{signature: function of named arrays}` of a SavedModel."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(job["folder"])
+    _KEPT.append(loaded)  # its variables go with it
+
+    def caller(signature):
+        types = {x.name: x.dtype for x in signature.structured_input_signature[1].values()}
+
+        def call(**inputs):
+            given = {name: tf.constant(x, types[name]) for name, x in inputs.items()}
+            return {name: x.numpy() for name, x in signature(**given).items()}
+
+        return call
+
+    return {name: caller(signature) for name, signature in loaded.signatures.items()}
+
+
+def tflite(job):
+    """Returns the same of a TFLite file."""
+    import tensorflow as tf
+
+    interpreter = tf.lite.Interpreter(model_path=str(pathlib.Path(job["folder"], "policy.tflite")))
+    names = interpreter.get_signature_list()
+    runners = {name: interpreter.get_signature_runner(name) for name in names}
+
+    def caller(runner):
+        types = {name: about["dtype"] for name, about in runner.get_input_details().items()}
+        return lambda **inputs: runner(**{k: x.astype(types[k]) for k, x in inputs.items()})
+
+    return {name: caller(runner) for name, runner in runners.items()}
+
+
+def onnx(job):
+    """Returns the same of a folder of ONNX files; the next state has the name of the state."""
+    import onnxruntime
+
+    types = {"tensor(int32)": "int32", "tensor(int64)": "int64"}
+
+    def caller(path):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        inputs = {x.name: types.get(x.type) for x in session.get_inputs()}
+        outputs = [x.name for x in session.get_outputs()]
+
+        def call(**given):
+            # What a policy does not look at is no input of the file.
+            fed = {k: x.astype(inputs[k] or x.dtype) for k, x in given.items() if k in inputs}
+            found = session.run(outputs, fed)
+            return {n.removeprefix("next_"): x for n, x in zip(outputs, found, strict=True)}
+
+        return call
+
+    return {path.stem: caller(path) for path in sorted(pathlib.Path(job["folder"]).glob("*.onnx"))}
+
+
+def tf_agents(job):
+    """Returns the same of the greedy policy that PolicySaver wrote; `single` after an update.
+
+    The policy that explores draws by TensorFlow's own numbers: it must load and act, no more.
+    """
+    import tensorflow as tf
+    from tf_agents.policies import SavedModelPyTFEagerPolicy
+    from tf_agents.trajectories import time_step as ts
+
+    folder = pathlib.Path(job["folder"])
+    loaded = {
+        name: SavedModelPyTFEagerPolicy(
+            str(folder / name), load_specs_from_pbtxt=True, batch_time_steps=False
+        )
+        for name in ("policy", "collect_policy")
+    }
+
+    def call(policy, inputs):
+        size = len(inputs[job["inputs"][0]])
+        observation = _packed(policy.time_step_spec.observation, job["inputs"], inputs)
+        state = _packed(policy.policy_state_spec, job["state"], inputs)
+        begins = not any(inputs[name].any() for name in job["state"])
+        step = ts.TimeStep(
+            step_type=tf.fill([size], int(ts.StepType.FIRST if begins else ts.StepType.MID)),
+            reward=tf.zeros([size]),
+            discount=tf.ones([size]),
+            observation=observation,
+        )
+        step = tf.nest.map_structure(tf.convert_to_tensor, step)
+        found = policy.action(step, tf.nest.map_structure(tf.convert_to_tensor, state))
+        leaves = tf.nest.flatten(found.action) + tf.nest.flatten(found.state)
+        named = zip(job["outputs"] + job["state"], leaves, strict=True)
+        return {name: x.numpy() for name, x in named}
+
+    def act(**inputs):
+        if len(inputs[job["inputs"][0]]) == 1:
+            for name, policy in loaded.items():
+                (checkpoint,) = folder.glob(f"checkpoints/{name}_checkpoint_*")
+                policy.update_from_checkpoint(str(checkpoint))
+            call(loaded["collect_policy"], inputs)
+        return call(loaded["policy"], inputs)
+
+    def begin(batch_size):
+        state = loaded["policy"].get_initial_state(int(batch_size))
+        named = zip(job["state"], tf.nest.flatten(state), strict=True)
+        return {name: x.numpy() for name, x in named}
+
+    return {"action": act, "initial_state": begin}
+
+
+def _packed(spec, names, arrays):
+    import tensorflow as tf
+
+    return tf.nest.pack_sequence_as(spec, [arrays[name] for name in names])
+
+
+def answers(job):
+    """Acts over all steps; returns what every signature answered."""
+    import numpy as np
+
+    with np.load(job["observations"]) as file:
+        observations = {name: file[name] for name in job["inputs"]}
+    steps, batch = observations[job["inputs"][0]].shape[:2]
+    signatures = globals()[job["format"]](job)
+
+    def begin(size):
+        return signatures["initial_state"](batch_size=np.asarray(size)) if job["state"] else {}
+
+    def at(t, rows=slice(None)):
+        return {name: x[t, rows] for name, x in observations.items()}
+
+    found: dict = {}
+    state = begin(batch)
+    for t in range(steps):
+        for name in ("action", "explore", "distribution"):
+            if name in signatures:
+                seed = {"seed": np.asarray(t)} if name == "explore" else {}
+                after = signatures[name](**at(t), **state, **seed)
+                for output, x in after.items():
+                    found.setdefault(f"{name}/{output}", []).append(np.asarray(x))
+        state = {name: found[f"action/{name}"][-1] for name in job["state"]}
+    stacked = {name: np.stack(each) for name, each in found.items()}
+    single = signatures["action"](**at(0, slice(0, 1)), **begin(1))
+    return {**stacked, **{f"single/{name}": np.asarray(x) for name, x in single.items()}}
+
+
+def main():
+    """Does the job that the command line names."""
+    import numpy as np
+
+    job = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
+    allowed = set(_ONLY[job["format"]])
+    barred = _BARRED - allowed - (_THEIRS if "tf_agents" in allowed else set())
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.meta_path.insert(0, _Bar(barred))
+    found = answers(job)
+    loaded = barred & set(sys.modules)
+    if loaded:
+        raise SystemExit(f"imported all the same: {', '.join(sorted(loaded))}")
+    np.savez(job["answers"], **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""A policy as flat functions with names: what every format of an export is made of."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.errors import UserError
+from tfrl.experiment import export_distribution
+
+# Up to this size the values of a policy are constants of its functions. From variables each would
+# be read in every call, which takes more time than the arithmetic of a small policy; but a graph
+# holds 2 GB at most, and each function has its own constants.
+CONSTANT_BYTES = 64 * 2**20
+
+SIGNATURES = ("action", "explore", "distribution")
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyFunctions:
+    """A policy to export.
+
+    Attributes:
+      functions: `{signature: tf.function}` with input signatures; their inputs and outputs are
+        named tensors.
+      tracked: What holds the variables that functions read; empty where all is constant.
+      obs_spec: The nest of specs of one observation.
+      action_spec: That of one action.
+      inputs: Names of the leaves of an observation, in `tf.nest` order.
+      outputs: Names of the leaves of an action.
+      state: Names of the leaves of the recurrent state; () without memory.
+      distributions: What the outputs of `distribution` mean, for `metadata.json`.
+      left_out: `{signature: why there is none}`.
+    """
+
+    functions: Mapping[str, Any]
+    tracked: Sequence[Any]
+    obs_spec: Any
+    action_spec: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    state: tuple[str, ...] = ()
+    distributions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def leaf_names(nest: Any, base: str) -> dict[str, str]:
+    """Returns `{path: name}` of a nest's leaves: `base`, or `base_<path>` with `/` as `_`."""
+    names = {path: leaf_name(path, base) for path in struct.paths(nest)}
+    if len(set(names.values())) < len(names):
+        raise UserError(
+            f"names of the exported {base}",
+            expected="a different name for every part",
+            got=f"{', '.join(sorted(names))}, of which some agree once / is written as _",
+            remedy="Rename the keys of the space.",
+        )
+    return names
+
+
+def leaf_name(path: str, base: str) -> str:
+    """Returns the name of one leaf."""
+    return base if path == "." else f"{base}_{path.replace('/', '_')}"
+
+
+def initial_carry(agent: Any, batch_size: Any) -> Any:
+    """Returns the recurrent state of an agent at an episode's start; None without memory."""
+    make = getattr(agent, "initial_carry", None)
+    return None if make is None else make(batch_size)
+
+
+def policy_functions(
+    agent: Any, agent_state: Any, signatures: Sequence[str] = SIGNATURES
+) -> PolicyFunctions:
+    """Makes the functions of an agent's policy; the values of its state are copied.
+
+    - `action(observation, [state])` acts greedily.
+    - `explore(observation, [state], seed)` acts as in training; `seed` is an int64 scalar, and the
+      same seed gives the same draws.
+    - `distribution(observation, [state])` gives the parameters of the policy's distribution, see
+      `export_distribution`.
+    - `initial_state(batch_size)` gives the state at the start of an episode, where there is memory.
+
+    Args:
+      agent: An agent with `obs_spec`, `action_spec` and `evaluate_actions`.
+      agent_state: Its state.
+      signatures: Which of the first three are asked for. What the agent cannot do is left out,
+        except for `action`.
+
+    Raises:
+      UserError: Names collide, or there is memory and nothing to begin with.
+    """
+    maker = _Maker(agent, agent_state)
+    functions: dict[str, Any] = {"action": maker.made(maker.act)}
+    left_out: dict[str, str] = {}
+    if "explore" in signatures:
+        _add(functions, left_out, "explore", lambda: maker.made(maker.explore, _SEED))
+    if "distribution" in signatures:
+        if export_distribution.has_distribution(agent):
+            functions["distribution"] = maker.made(maker.distribution)
+        else:
+            left_out["distribution"] = f"the distribution of {type(agent).__name__} is not known"
+    if maker.carry is not None:
+        functions["initial_state"] = maker.begin()
+    return PolicyFunctions(
+        functions=functions,
+        tracked=maker.values.read,
+        obs_spec=agent.obs_spec,
+        action_spec=agent.action_spec,
+        inputs=tuple(maker.obs_names.values()),
+        outputs=maker.action_names,
+        state=tuple(maker.carry_names.values()),
+        distributions=export_distribution.described(agent, maker.kinds),
+        left_out=left_out,
+    )
+
+
+_SEED = (tf.TensorSpec([], tf.int64, name="seed"),)
+
+
+def _add(
+    functions: dict[str, Any], left_out: dict[str, str], name: str, make: Callable[[], Any]
+) -> None:
+    """Adds a function that an agent need not have; why it has none goes into the metadata."""
+    try:
+        functions[name] = make()
+    except Exception as error:  # whatever a user's own agent raises on symbolic tensors
+        first = next(iter(str(error).strip().splitlines()), "")
+        left_out[name] = f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+class _Values:
+    """The values of an agent's state, as a function needs them: those that it uses, and no others.
+
+    A critic and target networks take no part in acting.
+    """
+
+    def __init__(self, agent_state: Any):
+        leaves = struct.paths(agent_state)
+        self._arrays = {path: np.array(leaf) for path, leaf in leaves.items()}
+        # Structure only: the tensors themselves must not be captured.
+        self._structure = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else 0, agent_state
+        )
+        self._variables: dict[str, tf.Variable] = {}
+
+    @property
+    def read(self) -> list[tf.Variable]:
+        """The variables that there are."""
+        return list(self._variables.values())
+
+    @property
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        return {path: tf.TensorSpec(x.shape, x.dtype) for path, x in self._arrays.items()}
+
+    def pack(self, leaves: Mapping[str, Any]) -> Any:
+        """Returns the agent's state with these leaves."""
+        rest = iter(leaves[path] for path in self._arrays)
+        flat = [None if x is None else next(rest) for x in tf.nest.flatten(self._structure)]
+        return tf.nest.pack_sequence_as(self._structure, flat)
+
+    def prepare(self, used: set[str]) -> bool:
+        """Makes variables of the used values if they are large; returns whether it did."""
+        if sum(self._arrays[path].nbytes for path in used) <= CONSTANT_BYTES:
+            return False
+        for path in sorted(used - set(self._variables)):
+            self._variables[path] = tf.Variable(self._arrays[path], trainable=False)
+        return True
+
+    def inside(self, used: set[str], large: bool) -> dict[str, tf.Tensor]:
+        """Returns the leaves within the function that is being traced."""
+        found = {}
+        for path, array in self._arrays.items():
+            if path not in used:
+                found[path] = tf.fill(array.shape, tf.zeros([], array.dtype))  # takes no room
+            elif large:
+                found[path] = tf.convert_to_tensor(self._variables[path])
+            else:
+                found[path] = tf.constant(array)
+        return found
+
+
+class _Maker:
+    """Makes flat functions of an agent's methods."""
+
+    def __init__(self, agent: Any, agent_state: Any):
+        self._agent = agent
+        self.values = _Values(agent_state)
+        self.carry = initial_carry(agent, 1)
+        self.obs_names = leaf_names(agent.obs_spec, "observation")
+        self.action_names = tuple(leaf_names(agent.action_spec, "action").values())
+        self.carry_names = {} if self.carry is None else leaf_names(self.carry, "state")
+        self.kinds: dict[str, str] = {}
+
+    @property
+    def _specs(self) -> list[tf.TensorSpec]:
+        found = [
+            tf.TensorSpec([None, *spec.shape], spec.dtype, name=self.obs_names[path])
+            for path, spec in struct.paths(self._agent.obs_spec).items()
+        ]
+        if self.carry is not None:
+            found += [
+                tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=self.carry_names[path])
+                for path, x in struct.paths(self.carry).items()
+            ]
+        return found
+
+    def made(self, call: Callable[..., Any], more: Sequence[tf.TensorSpec] = ()) -> Any:
+        """Returns `call(state, obs, carry, *more)` as a function of named tensors, traced."""
+        specs = [*self._specs, *more]
+
+        def flat(leaves: Mapping[str, Any], *inputs: tf.Tensor) -> Any:
+            return call(self.values.pack(leaves), *self._nests(inputs))
+
+        probe = tf.function(flat, autograph=False)
+        used = _used(probe.get_concrete_function(self.values.specs, *specs), self.values.specs)
+        large = self.values.prepare(used)
+        made = tf.function(
+            lambda *inputs: flat(self.values.inside(used, large), *inputs),
+            input_signature=specs,
+            autograph=False,
+        )
+        made.get_concrete_function()
+        return made
+
+    def _nests(self, inputs: Sequence[tf.Tensor]) -> tuple[Any, ...]:
+        num_obs, num_carry = len(self.obs_names), len(self.carry_names)
+        obs = tf.nest.pack_sequence_as(self._agent.obs_spec, inputs[:num_obs])
+        carry = None
+        if self.carry is not None:
+            leaves = inputs[num_obs : num_obs + num_carry]
+            carry = tf.nest.pack_sequence_as(self.carry, leaves)
+        return obs, carry, *inputs[num_obs + num_carry :]
+
+    # The methods.
+
+    def act(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
+        # A greedy policy draws nothing; one that does draws the same each time.
+        output = self._agent.evaluate_actions(state, obs, seeding.key(0), carry)
+        return self._acted(output, carry)
+
+    def explore(self, state: Any, obs: Any, carry: Any, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        output = self._agent.compute_actions(state, obs, seeding.key(seed), carry)
+        return self._acted(output, carry)
+
+    def _acted(self, output: Any, carry: Any) -> dict[str, tf.Tensor]:
+        self._check_carry(carry, output.carry)
+        tf.nest.assert_same_structure(self._agent.action_spec, output.action)
+        found = dict(zip(self.action_names, tf.nest.flatten(output.action), strict=True))
+        return {**found, **self._after(output.carry)}
+
+    def _after(self, carry: Any) -> dict[str, tf.Tensor]:
+        if self.carry is None:
+            return {}
+        return dict(zip(self.carry_names.values(), tf.nest.flatten(carry), strict=True))
+
+    def distribution(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
+        found, after = export_distribution.policy_parameters(self._agent, state, obs, carry)
+        named = {}
+        for path, (kind, parameters) in found.items():
+            self.kinds[path] = kind
+            named.update({leaf_name(path, name): x for name, x in parameters.items()})
+        return {**named, **self._after(after)}
+
+    def begin(self) -> Any:
+        """Returns the function `initial_state`."""
+        names = tuple(self.carry_names.values())
+
+        def initial_state(batch_size: tf.Tensor) -> dict[str, tf.Tensor]:
+            carry = tf.nest.flatten(initial_carry(self._agent, batch_size))
+            return dict(zip(names, carry, strict=True))
+
+        signature = [tf.TensorSpec([], tf.int32, name="batch_size")]
+        return tf.function(initial_state, input_signature=signature, autograph=False)
+
+    def _check_carry(self, before: Any, after: Any) -> None:
+        """Refuses a carry that nobody could begin with."""
+        if before is None and after is not None:
+            raise UserError(
+                f"export of {type(self._agent).__name__}",
+                expected="a method initial_carry(batch_size), since evaluate_actions returns a "
+                "carry",
+                got="a policy with memory, and nothing to begin an episode with",
+                remedy="Let it return the recurrent state of an episode's start.",
+            )
+
+
+def _used(concrete: Any, leaves: Mapping[str, Any]) -> set[str]:
+    """The names of those leaves, a function's first argument, that its outputs depend on."""
+    seen, rest = set(), [tensor.op for tensor in concrete.graph.outputs]
+    while rest:
+        op = rest.pop()
+        if op.name not in seen:
+            seen.add(op.name)
+            rest += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    inputs = concrete.graph.inputs  # dicts are flattened by sorted names
+    return {path for path, x in zip(sorted(leaves), inputs, strict=False) if x.op.name in seen}

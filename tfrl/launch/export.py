@@ -1,0 +1,125 @@
+"""`bin/export.py`: writes a run's policy, from any of its checkpoints, for use without tfrl."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import app
+from tfrl.launch import flags as common_flags
+
+DOC = """Exports the policy of a run for use without tfrl; the last line is one JSON object.
+
+  tfrl-export --root_dir=runs/ppo_tf_cartpole --format=onnx
+
+What was written is compared with the policy itself, in a process without tfrl."""
+
+FORMATS = ("saved_model", "tf_agents", "tflite", "onnx")
+
+flags.DEFINE_enum("format", "saved_model", FORMATS, "What to write.")
+# bin/evaluate.py has a flag of this name too; a process that knows both has the later one.
+flags.DEFINE_string(
+    "checkpoint",
+    "latest",
+    "Which one: latest, best (by evaluation), its number of env steps, or its folder.",
+    allow_override=True,
+)
+flags.DEFINE_string(
+    "output_dir", None, "Folder of the export; <root_dir>/export/<format> if it is left out."
+)
+flags.DEFINE_boolean("overwrite", False, "Replace an export that is there.")
+flags.DEFINE_boolean("quantize", False, "With tflite: weights of 8 bits.")
+flags.DEFINE_boolean("verify", True, "Compare the export with the policy on 1,000 observations.")
+
+
+def main() -> int:
+    """Exports as the flags say; returns the exit code."""
+    values = common_flags.common()
+    common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
+    from tfrl.launch import gin_files, run_config
+
+    files = [str(run_config.find(values.root_dir)), *values.gin_file]
+    form = flags.FLAGS.format
+    _check_flags(form, values.if_exists)
+    target = _target(values.root_dir or "", form)
+    gin_files.read(files, values.gin_bindings)
+    common_flags.configure_tensorflow(values)
+    strategy = common_flags.strategy_from_flags(values)
+    from tfrl.launch import exporting, settings
+
+    assembled = settings.assemble(files, values.gin_bindings)
+    assembled.workflow.use_strategy(strategy)
+    with contextlib.closing(assembled.workflow):
+        figures = exporting.export(
+            assembled,
+            values.root_dir or "",
+            form,
+            target,
+            checkpoint=flags.FLAGS.checkpoint,
+            seed=values.seed,
+            quantize=flags.FLAGS.quantize,
+            verify=flags.FLAGS.verify,
+        )
+    print(json.dumps(figures), flush=True)
+    return 0
+
+
+def _check_flags(form: str, if_exists: str) -> None:
+    if flags.FLAGS.quantize and form != "tflite":
+        raise UserError(
+            "--quantize",
+            expected="--format=tflite, which alone has weights of 8 bits",
+            got=f"--format={form}",
+            remedy="Leave it out, or export as tflite.",
+        )
+    if if_exists != "resume":
+        raise UserError(
+            f"--if_exists={if_exists}",
+            expected="its default: it is about trainings",
+            got=repr(if_exists),
+            remedy="--overwrite replaces an export that is there.",
+        )
+    missing = [n for n in ("tf2onnx", "onnxruntime") if not importlib.util.find_spec(n)]
+    if form == "onnx" and missing:
+        raise UserError(
+            "--format=onnx",
+            expected="the extra 'export' to be installed",
+            got=f"no module named {missing[0]}",
+            remedy="Install it with: pip install 'tfrl[export]'",
+        )
+
+
+def _target(root_dir: str, form: str) -> pathlib.Path:
+    """Returns the folder to write, after a look at what is there."""
+    given = flags.FLAGS.output_dir
+    target = pathlib.Path(given or pathlib.Path(root_dir, "export", form)).expanduser().absolute()
+    if not target.exists():
+        return target
+    ours = _is_export(target)
+    if not flags.FLAGS.overwrite or not ours:
+        what = "an export that is there already" if ours else "something else"
+        raise UserError(
+            f"--output_dir={target}",
+            expected="a folder that is not there yet, or an export together with --overwrite",
+            got=what,
+            remedy="Give --overwrite to replace it." if ours else "Choose another --output_dir.",
+        )
+    return target
+
+
+def _is_export(folder: pathlib.Path) -> bool:
+    """Whether a folder holds an export and nothing else, such as a run."""
+    try:
+        content = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("format") in FORMATS
+
+
+def run() -> None:
+    """Entry point of `tfrl-export` and `bin/export.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)
