@@ -1,5 +1,6 @@
 """Formats of an export, each used by a process without tfrl, beside the library's own answers."""
 
+import functools
 import subprocess
 import sys
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.experiment.export_in_process import in_process
 from tfrl import seeding, specs
 from tfrl.agents import DQN, PPO, SAC
 from tfrl.errors import UserError
 from tfrl.experiment import export_client, export_lite, export_onnx, export_oracle, export_verify
 from tfrl.experiment.export import save_functions
+from tfrl.experiment.export_comparison import compare
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.experiment.export_oracle import AgentOracle
 from tfrl.experiment.export_verify import verify
@@ -32,6 +35,7 @@ AGENTS = {
 }
 
 
+@functools.cache
 def exported(name):
     """An agent's functions, with larger heads than fresh ones have, and what to compare with."""
     agent = AGENTS[name]
@@ -46,7 +50,8 @@ def onnx():
     pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
 
 
-def test_a_saved_model_with_memory(tmp_path):
+def test_a_saved_model_with_memory(tmp_path, monkeypatch):
+    in_process(monkeypatch)
     policy, oracle = exported("gru")
     folder = save_functions(policy, tmp_path / "policy")
     told = verify("saved_model", folder, policy, oracle)
@@ -54,10 +59,12 @@ def test_a_saved_model_with_memory(tmp_path):
     assert told["max_error"] <= 1e-5
     outputs = set(told["outputs"])
     assert {"action/action", "explore/action", "distribution/loc", "single/action"} <= outputs
-    assert {"action/state_policy_hidden", "explore/state_policy_hidden"} <= outputs
+    memory = {f"{name}/state_policy_hidden" for name in ("action", "explore", "distribution")}
+    assert memory <= outputs
 
 
-def test_tflite_with_memory(tmp_path):
+def test_tflite_with_memory(tmp_path, monkeypatch):
+    in_process(monkeypatch)
     policy, oracle = exported("lstm")
     about = export_lite.write_tflite(policy, tmp_path)
     assert about["signatures"] == ["action", "distribution", "initial_state"]
@@ -66,7 +73,8 @@ def test_tflite_with_memory(tmp_path):
     assert verify("tflite", tmp_path, policy, oracle)["max_error"] <= 1e-5
 
 
-def test_tflite_quantised(tmp_path):
+def test_tflite_quantised(tmp_path, monkeypatch):
+    in_process(monkeypatch)
     policy, oracle = exported("rescaled")
     plain = export_lite.write_tflite(policy, tmp_path)
     about = export_lite.write_tflite(policy, tmp_path, quantize=True)
@@ -74,6 +82,16 @@ def test_tflite_quantised(tmp_path):
     told = verify("tflite", tmp_path, policy, oracle, quantized=True)
     assert told["tolerance"] is None
     assert 1e-5 < told["max_error"] < 0.1  # of actions in [-2, 2]
+    assert told["outputs"]["action/action_a within 5%"] >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["saved_model", "tflite"])
+def test_a_process_of_its_own_answers_the_same(tmp_path, form):
+    policy, oracle = exported("gru")
+    write = save_functions if form == "saved_model" else export_lite.write_tflite
+    write(policy, tmp_path)
+    assert verify(form, tmp_path, policy, oracle)["max_error"] <= 1e-5
 
 
 @pytest.mark.parametrize("name", list(AGENTS))
@@ -155,7 +173,7 @@ class TestVerify:
         def played(form, folder, policy, observations):
             found = self.oracle.answers(observations, ("action", "explore", "distribution"))
             found = {name: x.copy() for name, x in found.items()}
-            for name in policy.outputs:
+            for name in (*policy.outputs, *policy.state):
                 found[f"single/{name}"] = found[f"action/{name}"][0, :1]
             for change in spoil:
                 change(found)
@@ -164,9 +182,9 @@ class TestVerify:
         monkeypatch.setattr(export_verify, "client_answers", played)
         return spoil
 
-    def verify(self, name, **options):
+    def verify(self, name, form="onnx", **options):
         policy, self.oracle = exported(name)
-        return verify("onnx", None, policy, self.oracle, **options)
+        return verify(form, None, policy, self.oracle, **options)
 
     def test_equal_answers(self, answers):
         told = self.verify("rescaled")
@@ -185,6 +203,60 @@ class TestVerify:
             "without it, to 1e-05, got distances and shares of equal choices: action/action_a 0.00"
         )
         assert self.verify("rescaled", quantized=True)["max_error"] > 5e-4
+
+    def test_what_the_format_should_have_and_does_not(self, answers):
+        self.verify("gru")
+        for name in (
+            "action/action", "action/state_policy_hidden", "distribution/scale",
+            "distribution/state_policy_hidden", "single/action", "single/state_policy_hidden",
+        ):  # fmt: skip
+            answers[:] = [lambda found, name=name: found.pop(name)]
+            with pytest.raises(UserError, match=f"{name} is missing"):
+                self.verify("gru")
+        answers[:] = [lambda found: found.pop("explore/action")]
+        with pytest.raises(UserError, match=r"choices: explore/action is missing\."):
+            self.verify("gru", form="saved_model")
+        self.verify("gru", form="onnx")  # which has none
+        answers[:] = [lambda found: found.update({"action/more": found["action/action"]})]
+        with pytest.raises(UserError, match="action/more is not known"):
+            self.verify("gru")
+
+    @pytest.mark.parametrize("name", ["explore", "distribution"])
+    def test_a_memory_that_is_off_in_another_function(self, answers, name):
+        def off(found):
+            found[f"{name}/state_policy_hidden"][7, 3] += 1e-3
+
+        answers.append(off)
+        with pytest.raises(UserError, match=f"choices: {name}/state_policy_hidden 0.00"):
+            self.verify("gru", form="saved_model")
+
+    def test_weights_of_8_bits_have_bounds_too(self, answers):
+        rows = slice(0, 40)
+
+        def off(found):
+            found["action/action_a"][0, rows] -= 0.06 * np.array([4.0, 1.0], np.float32)
+
+        answers.append(off)
+        told = self.verify("rescaled", quantized=True)
+        assert told["outputs"]["action/action_a within 5%"] == pytest.approx(0.96)
+        rows = slice(0, 60)
+        with pytest.raises(UserError) as error:
+            self.verify("rescaled", quantized=True)
+        assert str(error.value) == (
+            "verification of --format=onnx: expected 95% of its actions to be the library's own: "
+            "equal, or nearer than 5% of their range, got distances and shares of equal choices: "
+            "action/action_a 0.9400 within 5%. Nothing was written. Leave out --quantize; "
+            "--noverify writes it unverified."
+        )
+
+        def other(found):
+            found["action/action"][0, rows] = (found["action/action"][0, rows] + 1) % 4
+
+        answers[:] = [other]
+        with pytest.raises(UserError, match=r"choices: action/action 0\.9400\."):
+            self.verify("normalised", quantized=True)
+        rows = slice(0, 40)
+        assert self.verify("normalised", quantized=True)["equal"] == pytest.approx(0.96)
 
     def test_a_choice_may_differ_among_equals_alone(self, answers):
         def other(found):
@@ -211,6 +283,30 @@ class TestVerify:
         ]
         with pytest.raises(UserError, match="action/action_a nan"):
             self.verify("rescaled", quantized=True)
+
+
+def test_draws_that_fell_otherwise_lead_to_another_memory():
+    policy = PolicyFunctions(
+        functions={}, tracked=(), obs_spec=OBS, action_spec=specs.DiscreteSpec(3),
+        inputs=("observation",), outputs=("action",), state=("state",),
+    )  # fmt: skip
+    own = {
+        f"{signature}/{name}": np.zeros([3, 1000], dtype)
+        for signature in ("action", "explore")
+        for name, dtype in (("action", np.int64), ("state", np.float32))
+    }
+    theirs = {name: x.copy() for name, x in own.items()}
+    theirs |= {f"single/{n}": theirs[f"action/{n}"][0, :1] for n in ("action", "state")}
+    theirs["explore/action"][0, 5] = 1
+    theirs["explore/state"][:, 5] = 1.0
+    theirs["explore/action"][1:, 5] = 2
+    found = compare(policy, own, theirs, ("action", "explore"))
+    assert found.wrong == []
+    assert found.shares["explore/action"] == pytest.approx(1 - 1 / 2998)
+    theirs["explore/state"][2, 6] = 1.0
+    assert compare(policy, own, theirs, ("action",)).wrong == ["explore/state 1"]
+    theirs["explore/action"][:] = 1
+    assert "explore/action 0.0000" in compare(policy, own, theirs, ("action",)).wrong
 
 
 def test_the_other_process_cannot_import_the_library(tmp_path):

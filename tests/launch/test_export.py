@@ -75,6 +75,7 @@ def test_process_writes_a_saved_model_with_its_metadata(trained):
     assert {k: v for k, v in after.items() if k.parts[0] != "export"} == before
 
 
+@pytest.mark.slow
 def test_tf_agents_reads_a_policy_and_the_checkpoints_of_others(call, trained, tmp_path):
     import tensorflow as tf
     from tf_agents.trajectories import time_step

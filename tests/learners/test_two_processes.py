@@ -171,7 +171,7 @@ MODULES = """
 """
 
 
-def run(program, folder, timeout=60.0):
+def run(program, folder, timeout=240.0):
     """What each of two processes prints last."""
     program = textwrap.dedent(HEAD) + textwrap.dedent(program)
     fakes = pathlib.Path(__file__).parent

@@ -15,7 +15,7 @@ from tfrl import seeding
 from tfrl.agents import DQN, PPO
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay
-from tfrl.workflows import OnPolicyWorkflow
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 
 
 class RatioTest(parameterized.TestCase):
@@ -125,6 +125,17 @@ class ErrorTest(parameterized.TestCase):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
         with self.assertRaisesRegex(UserError, "OffPolicyWorkflow trains DDPG, DQN, SAC and TD3"):
             OnPolicyWorkflow(env=env, agent=DQN)
+
+    @parameterized.parameters(
+        (object(), "got a object"),
+        (lambda a, b: None, "of other arguments"),
+        (lambda obs_spec, action_spec: 3, "a function that returned a int"),
+    )
+    def test_what_is_no_agent(self, agent, message):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+        for flow in (OnPolicyWorkflow, OffPolicyWorkflow):
+            with self.assertRaisesRegex(UserError, f"(?s){message}.*from_tf_agent"):
+                flow(env=env, agent=agent)
 
     def test_a_buffer_that_was_made_for_something_else(self):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)

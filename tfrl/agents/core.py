@@ -48,12 +48,13 @@ class OwnUpdate(struct.Struct):
 
     The Learner has no gradient, no optimizer and no clipping for it, and one replica only. It runs
     at its place in the list of updates, counts as a learner step, and what it did is undone where
-    its loss is not finite and the Learner checks that.
+    its loss or a parameter is not finite and the Learner checks that.
 
     Attributes:
       name: Names the update's metrics.
       step: `step(state, batch, key) -> metrics`; the leaves of `state` are variables, which it
-        changes in place. Metrics are float scalars, `loss` among them.
+        changes in place. Metrics are float scalars, `loss` among them. A leaf `mask` of the batch
+        says which rows count: the step heeds it, or refuses it.
     """
 
     name: str

@@ -401,7 +401,7 @@ def make_reinforce(
     entropy_coef: float | None = None,
     grad_clip: float | None = None,
 ) -> Any:
-    """Makes a `ReinforceAgent`. A rollout must hold an end of an episode, and counts up to it.
+    """Makes a `ReinforceAgent`. A rollout counts up to its last end of an episode, if it has one.
 
     Args:
       obs_spec: As of `make_ppo`.

@@ -165,15 +165,17 @@ def answers(job):
         return {name: x[t, rows] for name, x in observations.items()}
 
     found: dict = {}
-    state = begin(batch)
+    # Exploring goes on from its own memory, the rest from that of the greedy policy.
+    state, explored = begin(batch), begin(batch)
     for t in range(steps):
         for name in ("action", "explore", "distribution"):
             if name in signatures:
-                seed = {"seed": np.asarray(t)} if name == "explore" else {}
-                after = signatures[name](**at(t), **state, **seed)
-                for output, x in after.items():
+                more = {**explored, "seed": np.asarray(t)} if name == "explore" else state
+                for output, x in signatures[name](**at(t), **more).items():
                     found.setdefault(f"{name}/{output}", []).append(np.asarray(x))
         state = {name: found[f"action/{name}"][-1] for name in job["state"]}
+        if "explore" in signatures:
+            explored = {name: found[f"explore/{name}"][-1] for name in job["state"]}
     stacked = {name: np.stack(each) for name, each in found.items()}
     single = signatures["action"](**at(0, slice(0, 1)), **begin(1))
     return {**stacked, **{f"single/{name}": np.asarray(x) for name, x in single.items()}}

@@ -101,7 +101,8 @@ def policy_functions(
         if export_distribution.has_distribution(agent):
             functions["distribution"] = maker.made(maker.distribution)
         else:
-            left_out["distribution"] = f"the distribution of {type(agent).__name__} is not known"
+            name = getattr(agent, "algorithm", None) or type(agent).__name__
+            left_out["distribution"] = f"the distribution of {name} is not known"
     if maker.carry is not None:
         functions["initial_state"] = maker.begin()
     return PolicyFunctions(

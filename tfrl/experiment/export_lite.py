@@ -16,7 +16,7 @@ from tfrl.experiment.export_functions import PolicyFunctions
 
 FILE = "policy.tflite"
 # Its random numbers are made of operations that TFLite does not have.
-_WITHOUT = ("explore",)
+WITHOUT = ("explore",)
 
 
 def write_tflite(
@@ -39,7 +39,7 @@ def write_tflite(
     Raises:
       UserError: TFLite cannot express the policy.
     """
-    names = [name for name in policy.functions if name not in _WITHOUT]
+    names = [name for name in policy.functions if name not in WITHOUT]
     with tempfile.TemporaryDirectory() as scratch:
         saved = str(save_functions(policy, pathlib.Path(scratch, "saved_model")))
         content, error = _converted(saved, names, quantize, select=False)

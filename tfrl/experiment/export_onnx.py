@@ -15,7 +15,7 @@ OPSET = 17
 # Names of ONNX are unique: what comes out cannot be called what went in.
 NEXT = "next_"
 # Its random numbers are made of operations that ONNX does not have.
-_WITHOUT = ("explore",)
+WITHOUT = ("explore",)
 
 
 def require_onnx() -> None:
@@ -41,7 +41,7 @@ def write_onnx(policy: PolicyFunctions, directory: pathlib.Path) -> dict[str, An
       UserError: The extra `export` is not installed, or ONNX cannot express the policy.
     """
     require_onnx()
-    names = [name for name in policy.functions if name not in _WITHOUT]
+    names = [name for name in policy.functions if name not in WITHOUT]
     for name in names:
         content = _converted(name, policy.functions[name], set(policy.state))
         (directory / f"{name}.onnx").write_bytes(content)

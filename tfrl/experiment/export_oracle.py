@@ -1,6 +1,6 @@
 """The library's own answers, with which those of an exported policy are compared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,28 +31,38 @@ class AgentOracle:
           signatures: Which of action, explore and distribution.
 
         Returns:
-          `{<signature>/<output>: [T, B, ...]}`, as the client names them.
+          `{<signature>/<output>: [T, B, ...]}`, as the client names them; the memory after each
+          step is among the outputs of each signature.
         """
         agent, state = self._agent, self._state
-        carry = initial_carry(agent, len(tf.nest.flatten(observations[0])[0]))
+        # Exploring goes on from its own memory, the rest from that of the greedy policy.
+        carry = explored = initial_carry(agent, len(tf.nest.flatten(observations[0])[0]))
         found: dict[str, list[np.ndarray]] = {}
 
-        def add(signature: str, nest: Any, names: Sequence[str]) -> None:
-            for name, x in zip(names, tf.nest.flatten(nest), strict=True):
+        def add(signature: str, leaves: Mapping[str, Any], after: Any) -> None:
+            if self._carry_names:
+                after = zip(self._carry_names, tf.nest.flatten(after), strict=True)
+                leaves = {**leaves, **dict(after)}
+            for name, x in leaves.items():
                 found.setdefault(f"{signature}/{name}", []).append(np.asarray(x))
+
+        def actions(nest: Any) -> dict[str, Any]:
+            return dict(zip(self._names.values(), tf.nest.flatten(nest), strict=True))
 
         for t, obs in enumerate(observations):
             greedy = agent.evaluate_actions(state, obs, seeding.key(0), carry)
-            add("action", greedy.action, tuple(self._names.values()))
-            if self._carry_names:
-                add("action", greedy.carry, self._carry_names)
+            add("action", actions(greedy.action), greedy.carry)
             if "explore" in signatures:
-                drawn = agent.compute_actions(state, obs, seeding.key(t), carry)
-                add("explore", drawn.action, tuple(self._names.values()))
+                drawn = agent.compute_actions(state, obs, seeding.key(t), explored)
+                add("explore", actions(drawn.action), drawn.carry)
+                explored = drawn.carry
             if has_distribution(agent):
-                each, _ = policy_parameters(agent, state, obs, carry)
-                for path, (_, parameters) in each.items():
-                    for name, x in parameters.items():
-                        add("distribution", [x], [leaf_name(path, name)])
+                each, after = policy_parameters(agent, state, obs, carry)
+                parameters = {
+                    leaf_name(path, name): x
+                    for path, (_, values) in each.items()
+                    for name, x in values.items()
+                }
+                add("distribution", parameters, after)
             carry = greedy.carry
         return {name: np.stack(each) for name, each in found.items()}

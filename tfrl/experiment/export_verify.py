@@ -1,6 +1,5 @@
 """Compares what an exported policy answers, in a process without tfrl, with the library itself."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -8,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ import tensorflow as tf
 from tfrl import seeding, specs, struct
 from tfrl.envs.action_masks import MASK
 from tfrl.errors import UserError
-from tfrl.experiment import export_client
+from tfrl.experiment import export_client, export_lite, export_onnx
+from tfrl.experiment.export_comparison import EQUAL, RANGE, TOLERANCE, compare
 from tfrl.experiment.export_functions import PolicyFunctions, leaf_name
 from tfrl.experiment.export_oracle import Answers
 
@@ -25,15 +25,13 @@ OBSERVATIONS = 1000
 # Of a policy with memory: so many sequences of so many steps.
 _STEPS = 20
 _SECONDS = 300.0
-# Of actions, those larger than 1 relative to their size.
-TOLERANCE = 1e-5
-# Of parameters of a distribution, which are sums of larger numbers: relative to the largest.
-PARAMETERS = 1e-4
-# As of masked logits, which stand for minus infinity.
-_INFINITE = 1e29
-# Draws fall between two outcomes whose probabilities differ in the last bits.
-_DRAWN = 0.998
-_DISCRETE = ("logits", "q_values")
+# The functions that a format does not have, or whose draws nobody can repeat.
+_WITHOUT = {
+    "saved_model": (),
+    "tf_agents": ("explore", "distribution"),
+    "tflite": export_lite.WITHOUT,
+    "onnx": export_onnx.WITHOUT,
+}
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
@@ -123,40 +121,16 @@ def _run(form: str, job: pathlib.Path) -> None:
         raise _failed(form, named[-1] if named else f"exit code {done.returncode}")
 
 
-def _failed(form: str, got: str) -> UserError:
-    return UserError(
-        f"verification of --format={form}",
-        expected=f"the library's own actions, from a process without it, to {TOLERANCE:g}",
-        got=got,
-        remedy="Nothing was written. --noverify writes it unverified.",
-    )
-
-
-@dataclasses.dataclass
-class _Comparison:
-    """What was found so far, and what of it is too far off."""
-
-    found: dict[str, Any]
-    wrong: list[str]
-    strict: bool
-
-    def floats(self, name: str, own: np.ndarray, theirs: np.ndarray) -> None:
-        parameters = name.startswith("distribution/")
-        scale = _largest(own, None) if parameters else np.abs(own)
-        self.found[name] = error = _distance(own, theirs, scale)
-        limit = PARAMETERS if parameters else TOLERANCE
-        if not np.isfinite(error) or self.strict and error > limit:
-            self.wrong.append(f"{name} {error:.3g}")
-
-    def choices(
-        self, name: str, own: np.ndarray, theirs: np.ndarray, tie: np.ndarray, least: float = 1.0
-    ) -> None:
-        equal = (own == theirs) | tie
-        share = float(equal.mean())
-        self.found[name] = share
-        self.found[f"{name} ties"] = int((tie & (own != theirs)).sum())
-        if self.strict and share < least:
-            self.wrong.append(f"{name} {share:.4f}")
+def _failed(form: str, got: str, quantized: bool = False) -> UserError:
+    expected = f"the library's own actions, from a process without it, to {TOLERANCE:g}"
+    remedy = "Nothing was written. --noverify writes it unverified."
+    if quantized:
+        expected = (
+            f"{EQUAL:.0%} of its actions to be the library's own: equal, or nearer than "
+            f"{RANGE:.0%} of their range"
+        )
+        remedy = "Nothing was written. Leave out --quantize; --noverify writes it unverified."
+    return UserError(f"verification of --format={form}", expected=expected, got=got, remedy=remedy)
 
 
 def verify(
@@ -175,102 +149,38 @@ def verify(
       folder: The export.
       policy: What was exported.
       oracle: Has `answers`, see `export_oracle.AgentOracle`.
-      quantized: Whether to measure only: then any finite distance will do.
+      quantized: Whether weights are of 8 bits; then greedy actions alone are held to a bound, see
+        `export_comparison`.
       count: How many observations.
 
     Returns:
       `observations`, `steps`, and for each float output of each signature the largest distance,
-      see `TOLERANCE` and `PARAMETERS`, for each discrete one the share that is equal; for
-      `metadata.json`.
+      for each discrete one the share that is equal, see `export_comparison`; for `metadata.json`.
 
     Raises:
-      UserError: An action is farther off than `TOLERANCE`, or another one though no two were
-        equally good; or the other process failed.
+      UserError: An output is farther off than its bound, or a choice another one though no two
+        were equally good; an output of a function that the format should have is missing; or the
+        other process failed.
     """
     observations = draw_observations(policy.obs_spec, bool(policy.state), count)
     own = oracle.answers(observations, tuple(policy.functions))
     if form == "tf_agents":
         own = _clipped(own, policy)
     theirs = client_answers(form, folder, policy, observations)
-    result = _Comparison({}, [], strict=not quantized)
-    for name, x in theirs.items():
-        signature, output = name.split("/", 1)
-        expected = own[f"action/{output}"][0, :1] if signature == "single" else own.get(name)
-        if expected is None:  # the state after `explore` and `distribution`
-            expected = own[f"action/{output}"]
-        if x.shape != expected.shape or x.dtype != expected.dtype:
-            got, want = f"{x.dtype}{list(x.shape)}", f"{expected.dtype}{list(expected.shape)}"
-            result.wrong.append(f"{name} {got} instead of {want}")
-        elif np.issubdtype(x.dtype, np.floating):
-            result.floats(name, expected, x)
-        else:
-            rows = slice(0, 1) if signature == "single" else slice(None)
-            tie = _ties(policy, own, output, expected, x, rows if signature == "single" else None)
-            least = _DRAWN if signature == "explore" else 1.0
-            result.choices(name, expected, x, tie, least)
-    if result.wrong:
-        raise _failed(form, f"distances and shares of equal choices: {', '.join(result.wrong)}")
+    has = [name for name in policy.functions if name not in _WITHOUT[form]]
+    found = compare(policy, own, theirs, has, quantized=quantized)
+    if found.wrong:
+        told = f"distances and shares of equal choices: {', '.join(found.wrong)}"
+        raise _failed(form, told, quantized)
     steps = len(observations)
     return {
         "process": "without tfrl",
         "observations": steps * len(tf.nest.flatten(observations[0])[0]),
         "steps": steps,
         "tolerance": None if quantized else TOLERANCE,
-        **_summary(result.found),
-        "outputs": result.found,
+        **found.summary(policy.outputs),
+        "outputs": found.outputs(),
     }
-
-
-def _summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The least equal share and the largest distance over the outputs of `action`."""
-    of = {k: v for k, v in found.items() if k.startswith("action/")}
-    shares = [v for k, v in of.items() if f"{k} ties" in of]
-    errors = [v for k, v in of.items() if f"{k} ties" not in of and not k.endswith(" ties")]
-    return {
-        "max_error": max(errors) if errors else None,
-        "equal": min(shares) if shares else None,
-    }
-
-
-def _distance(own: np.ndarray, theirs: np.ndarray, scale: np.ndarray) -> float:
-    own, theirs = own.astype(np.float64), theirs.astype(np.float64)
-    return float(np.max(np.abs(own - theirs) / np.maximum(1.0, scale), initial=0.0))
-
-
-def _largest(values: np.ndarray, axis: int | None) -> np.ndarray:
-    """The largest size along an axis, or of all."""
-    sizes = np.abs(values)
-    finite = np.where(sizes < _INFINITE, sizes, 0.0)
-    return np.max(finite, axis=axis, keepdims=axis is None, initial=0.0)
-
-
-def _ties(
-    policy: PolicyFunctions,
-    own: Answers,
-    output: str,
-    expected: np.ndarray,
-    theirs: np.ndarray,
-    rows: slice | None,
-) -> np.ndarray:
-    """Where both choices are equally good to within the tolerance; bool of their shape."""
-    nothing = np.zeros(expected.shape, bool)
-    leaves = struct.paths(policy.action_spec)
-    path = next((p for p in leaves if leaf_name(p, "action") == output), None)
-    values = [own.get(f"distribution/{leaf_name(path, n)}") for n in _DISCRETE if path is not None]
-    found = next((x for x in values if x is not None), None)
-    if found is None or path is None:
-        return nothing
-    worth = found if rows is None else found[0, rows]
-    if worth.size == expected.size:  # Bernoulli: 0 is as good as 1 where the logit is 0
-        return np.abs(worth.reshape(expected.shape)) <= TOLERANCE
-    first = specs.bounds(leaves[path])[0]
-    worth = worth.reshape(*expected.shape, -1)
-    last = worth.shape[-1] - 1
-    index = [(x - first).astype(np.int64)[..., None] for x in (expected, theirs)]
-    each = [np.take_along_axis(worth, np.clip(i, 0, last), -1)[..., 0] for i in index]
-    there = ((index[1] >= 0) & (index[1] <= last))[..., 0]
-    close = TOLERANCE * np.maximum(1.0, _largest(worth, -1))
-    return there & (np.abs(each[0] - each[1]) <= close)
 
 
 def _clipped(own: Answers, policy: PolicyFunctions) -> Answers:

@@ -281,7 +281,7 @@ class GradientStep:
     def _take_own(
         self, k: int, m: str, update: OwnUpdate, minibatch: Minibatch
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """A step that the module takes by itself: its metrics, and whether the loss was finite."""
+        """A step that the module takes by itself: its metrics, and whether it was finite."""
         several = self._replicas.several
         key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
         return take_own_step(

@@ -37,11 +37,11 @@ def take_own_step(
       state: Its state, variables, which change.
       batch: Rows.
       key: int32 [2].
-      guard: Whether a step whose loss is not finite is undone.
+      guard: Whether a step is undone whose loss is not finite, or after which parameters are not.
       several: Whether there are several replicas, which is an error.
 
     Returns:
-      Metrics, float32 scalars, and whether the loss was finite.
+      Metrics, float32 scalars, and whether the loss was finite, and with `guard` the parameters.
     """
     if several:
         raise UserError(
@@ -68,9 +68,18 @@ def take_own_step(
     row = {n: tf.cast(x, tf.float32) for n, x in {"loss": loss, **metrics}.items()}
     finite = tf.math.is_finite(row["loss"])
     if guard:
+        # TensorFlow orders the reads of a variable behind what has been written to it.
         with tf.control_dependencies([] if tf.executing_eagerly() else list(row.values())):
+            finite &= _all_finite(state.params)
             _undo_unless(finite, variables, before)
     return row, finite
+
+
+def _all_finite(variables: Nest) -> tf.Tensor:
+    """Whether all floats are finite: a finite loss may have gradients that are not."""
+    values = [v.read_value() for v in tf.nest.flatten(variables) if v.dtype.is_floating]
+    found = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
+    return tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
 
 
 def _undo_unless(finite: tf.Tensor, variables: list[Any], before: list[tf.Tensor]) -> None:

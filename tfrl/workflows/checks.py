@@ -1,9 +1,11 @@
 """What a workflow checks of its arguments before anything is compiled."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
+from tfrl.agents.core import OwnUpdate
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -22,14 +24,63 @@ def check_whole(**sizes: Any) -> None:
             )
 
 
+def name_of(agent: Any) -> str:
+    """Returns the name of an agent's algorithm: its class, or that of the agent inside of it."""
+    return getattr(agent, "algorithm", None) or type(agent).__name__
+
+
+def made_agent(agent: Any, env: Env) -> Any:
+    """Returns an agent, made for an environment if a class or a function is given.
+
+    Raises:
+      UserError: For what is neither.
+    """
+    if hasattr(agent, "compute_actions") and not isinstance(agent, type):
+        return agent
+    if not callable(agent):
+        raise _no_agent(f"a {type(agent).__name__}")
+    specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+    try:
+        inspect.signature(agent).bind(**specs)
+    except (TypeError, ValueError) as error:
+        name = getattr(agent, "__name__", type(agent).__name__)
+        raise _no_agent(f"{name}, of other arguments ({error})") from error
+    made = agent(**specs)
+    if not hasattr(made, "compute_actions"):
+        raise _no_agent(f"a function that returned a {type(made).__name__}")
+    return made
+
+
+def _no_agent(got: str) -> UserError:
+    return UserError(
+        "agent",
+        expected="an agent, or a class or function that makes one of obs_spec and action_spec",
+        got=got,
+        remedy="Give functools.partial(DQN, hidden=(64,)), or an agent made for this environment; "
+        "one of TF-Agents goes through tfrl.compat.tf_agents.from_tf_agent.",
+    )
+
+
+def check_config(agent: Any, learner_config: Any) -> None:
+    """Raises a UserError for a configuration of optimizers that an agent does not use."""
+    updates = getattr(agent, "updates", ())
+    if learner_config is not None and updates and all(isinstance(u, OwnUpdate) for u in updates):
+        raise UserError(
+            "learner_config",
+            expected=f"None, since {name_of(agent)} trains by optimizers of its own",
+            got=repr(learner_config),
+            remedy="Leave it out, and set the learning rate where that agent is made.",
+        )
+
+
 def check_on_policy(agent: Any) -> None:
     """Raises a UserError for an agent that learns from replayed transitions only."""
     if getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
             expected="one that learns from its own rollouts: A2C, IMPALA, PPO, REINFORCE",
-            got=type(agent).__name__,
-            remedy="OffPolicyWorkflow trains DDPG, DQN, SAC and TD3.",
+            got=f"{name_of(agent)}, which learns from replayed transitions",
+            remedy="OffPolicyWorkflow trains DDPG, DQN, SAC and TD3, and all of their kind.",
         )
 
 

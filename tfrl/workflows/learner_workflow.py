@@ -26,7 +26,15 @@ from tfrl.learners import (
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
 from tfrl.types import EnvState, Nest, Trajectory
-from tfrl.workflows.checks import check_ends, check_episodes, check_fit, check_resets, check_whole
+from tfrl.workflows.checks import (
+    check_ends,
+    check_episodes,
+    check_fit,
+    check_resets,
+    check_whole,
+    made_agent,
+    name_of,
+)
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_program import LearnerProgram
 from tfrl.workflows.run_state import Progress, RolloutResult, RunState
@@ -58,7 +66,8 @@ class LearnerWorkflow(Workflow):
         agent: Agent | Callable[..., Agent],
         eval_env: Env | None,
         rollout_length: int,
-        learner_config: ModuleConfig,
+        learner_config: ModuleConfig | None,
+        default_config: ModuleConfig,
         check_numerics: CheckNumerics,
         eval_episodes: int,
         compile: str | Mapping[str, str],
@@ -72,7 +81,8 @@ class LearnerWorkflow(Workflow):
           agent: An agent, or a function that makes one from `obs_spec` and `action_spec`.
           eval_env: The environments to evaluate on, or None for the training ones.
           rollout_length: Steps per environment and iteration (T).
-          learner_config: Of the agent's module.
+          learner_config: Of the agent's module, or None.
+          default_config: What None stands for.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
           compile: As of `OnPolicyWorkflow`.
@@ -82,15 +92,15 @@ class LearnerWorkflow(Workflow):
         super().__init__(iterations_per_call=iterations_per_call)
         self.replicas = Replicas(strategy)
         self.env = check_episodes("env", env)
-        if not hasattr(agent, "compute_actions") or isinstance(agent, type):
-            agent = agent(obs_spec=env.obs_spec, action_spec=env.action_spec)
-        self.agent = agent
+        self.agent: Any = made_agent(agent, env)
+        agent = self.agent
+        self._check_agent(learner_config)
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # An agent of several policies names them; any other is the only module of the learner.
         self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        self.learner_config = learner_config
+        self.learner_config = learner_config or default_config
         self.check_numerics = check_numerics
         self.use_compile(compile)
         played = check_episodes("eval_env", eval_env) if eval_env is not None else env
@@ -103,6 +113,10 @@ class LearnerWorkflow(Workflow):
         check_fit(self.agent, {"env": self.env, "eval_env": self.eval_env})
         # Under SAME_STEP every row is a real step.
         self.all_rows_valid = env.autoreset in (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
+
+    @abc.abstractmethod
+    def _check_agent(self, learner_config: ModuleConfig | None) -> None:
+        """Raises a UserError for an agent that this workflow does not train."""
 
     def _complete(self) -> None:
         """The last step of a constructor, when all sizes are known."""
@@ -375,7 +389,7 @@ class LearnerWorkflow(Workflow):
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         how = env.halves[0].backend.stepped if isinstance(env, HostEnv) else ""
         return (
-            f"{type(self.agent).__name__} on {task}, "
+            f"{name_of(self.agent)} on {task}, "
             f"{env.num_envs} environments{f' ({how})' if how else ''} x "
             f"{self.rollout_length} steps, {self.describe_updates()}"
         )

@@ -17,7 +17,7 @@ from tfrl.ops.schedules import make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.checks import check_whole
+from tfrl.workflows.checks import check_config, check_whole
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.off_policy_checks import (
     check_agent,
@@ -126,14 +126,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
             agent=agent,
             eval_env=eval_env,
             rollout_length=rollout_length,
-            learner_config=learner_config or ModuleConfig(lr=3e-4, adam_epsilon=1e-8),
+            learner_config=learner_config,
+            default_config=ModuleConfig(lr=3e-4, adam_epsilon=1e-8),
             check_numerics=check_numerics,
             eval_episodes=eval_episodes,
             compile=compile,
             iterations_per_call=iterations_per_call,
             strategy=strategy,
         )
-        check_agent(self.agent)
         learning_starts = random_steps if learning_starts is None else learning_starts
         check_counts(random_steps=random_steps, learning_starts=learning_starts)
         self.random_steps, self.learning_starts = random_steps, learning_starts
@@ -154,6 +154,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_whole(iterations_per_row=iterations_per_row)
         self.iterations_per_row = iterations_per_row
         self._complete()
+
+    def _check_agent(self, learner_config: ModuleConfig | None) -> None:
+        check_agent(self.agent)
+        check_config(self.agent, learner_config)
 
     def _make_replay(self, replay: Any) -> Any:
         """The maker of the buffer."""

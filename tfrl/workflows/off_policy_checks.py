@@ -6,6 +6,7 @@ from typing import Any
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
+from tfrl.workflows.checks import name_of
 
 
 def check_agent(agent: Any) -> None:
@@ -15,8 +16,8 @@ def check_agent(agent: Any) -> None:
             "agent",
             expected="one that learns from replayed transitions: DQN, DDPG, TD3, SAC, or another "
             "subclass of tfrl.agents.OffPolicy",
-            got=type(agent).__name__,
-            remedy="OnPolicyWorkflow trains A2C, IMPALA, PPO and REINFORCE.",
+            got=f"{name_of(agent)}, which learns from its own rollouts",
+            remedy="OnPolicyWorkflow trains A2C, IMPALA, PPO and REINFORCE, and all of their kind.",
         )
 
 

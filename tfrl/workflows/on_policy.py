@@ -10,7 +10,7 @@ from tfrl.envs.core import Env
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.checks import check_on_policy, check_whole
+from tfrl.workflows.checks import check_config, check_on_policy, check_whole
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.on_policy_program import OnPolicyProgram
 from tfrl.workflows.sizes import minibatch_sizes
@@ -80,14 +80,14 @@ class OnPolicyWorkflow(LearnerWorkflow):
             agent=agent,
             eval_env=eval_env,
             rollout_length=rollout_length,
-            learner_config=learner_config or ModuleConfig(grad_clip=0.5),
+            learner_config=learner_config,
+            default_config=ModuleConfig(grad_clip=0.5),
             check_numerics=check_numerics,
             eval_episodes=eval_episodes,
             compile=compile,
             iterations_per_call=iterations_per_call,
             strategy=strategy,
         )
-        check_on_policy(self.agent)
         epochs, minibatches = getattr(self.agent, "epochs_and_minibatches", (4, 4))
         num_epochs = epochs if num_epochs is None else num_epochs
         num_minibatches = minibatches if num_minibatches is None else num_minibatches
@@ -104,6 +104,10 @@ class OnPolicyWorkflow(LearnerWorkflow):
         )
         self.remainder = remainder
         self._complete()
+
+    def _check_agent(self, learner_config: ModuleConfig | None) -> None:
+        check_on_policy(self.agent)
+        check_config(self.agent, learner_config)
 
     @property
     def divided_sizes(self) -> dict[str, int]:

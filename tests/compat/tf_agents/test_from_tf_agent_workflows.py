@@ -20,8 +20,8 @@ from tests.workflows.small_off_policy import (
     assert_same,
     bits,
     run,
-    workflow,
 )
+from tests.workflows.small_off_policy import workflow as small_workflow
 from tfrl.compat import tf_agents_factories as factories
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.errors import UserError
@@ -30,6 +30,8 @@ from tfrl.replay.reverb import ReverbReplay
 from tfrl.workflows import OnPolicyWorkflow
 
 DQN = functools.partial(factories.make_dqn, hidden=(8,), epsilon=((0, 1.0), (100, 0.1)))
+# They have optimizers of their own.
+workflow = functools.partial(small_workflow, learner_config=None)
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 

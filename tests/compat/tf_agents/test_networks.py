@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from tf_agents.agents.ddpg import critic_network
+from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.networks import (
     actor_distribution_network,
@@ -24,6 +24,7 @@ from tf_agents.networks import (
 from tf_agents.trajectories import StepType
 
 from tfrl import networks, seeding, specs
+from tfrl.agents import DQN, PPO, SAC
 from tfrl.compat.tf_agents import from_tf_agents_network, tensor_spec
 from tfrl.compat.tf_agents.networks import (
     TFAgentsPolicy,
@@ -343,7 +344,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
 class RefusalTest(parameterized.TestCase):
     @parameterized.parameters(
         (lambda o, a: tf.keras.Sequential([]), CHOICE, "returns a Network of TF-Agents"),
-        (lambda o, a: q_network.QNetwork(o, tensor_spec(CHOICE, "a")), BOX, "one scalar discrete"),
+        (lambda o, a: q_network.QNetwork(o, tensor_spec(CHOICE, "a")), BOX, "not one Discrete"),
         (
             partial(categorical_q_network.CategoricalQNetwork, num_atoms=5),
             CHOICE,
@@ -355,6 +356,52 @@ class RefusalTest(parameterized.TestCase):
     def test_outputs(self, make, action_spec, message):
         with pytest.raises(UserError, match=message):
             from_tf_agents_network(make, OBS, action_spec)
+
+    @parameterized.parameters(
+        (Q, None, "action_spec: expected the spec of one action, which QNetwork takes, got None"),
+        (value_network.ValueNetwork, CHOICE, "None: ValueNetwork takes observations alone"),
+        (actor_network.ActorNetwork, BOX, "Leave out action_spec for torsos.*not used whole"),
+        (3, None, "expected a function that makes the network.*got an object of int"),
+        (lambda a, b, c: None, CHOICE, "expected a function of obs_spec, and of action_spec"),
+    )
+    def test_calls(self, make, action_spec, message):
+        with pytest.raises(UserError, match=message):
+            from_tf_agents_network(make, OBS, action_spec)
+
+    def test_functions_of_any_signature(self):
+        ours = from_tf_agents_network(lambda *given: Q(*given), OBS, CHOICE)
+        assert type(ours) is TFAgentsQNetwork
+
+    def test_a_network_itself(self):
+        made = q_network.QNetwork(tensor_spec(OBS), tensor_spec(CHOICE))
+        with pytest.raises(UserError, match="such as functools.partial.*an object of QNetwork"):
+            from_tf_agents_network(made, OBS, CHOICE)
+        remedy = r"from_tf_agents_network\(make_network, env.obs_spec"
+        specs_of = {"obs_spec": OBS, "action_spec": CHOICE}
+        for agent, name in ((DQN, "q"), (DQN, "torso"), (PPO, "policy"), (SAC, "actor_torso")):
+            with pytest.raises(UserError, match=f"{agent.__name__}.{name}: .*{remedy}"):
+                agent(**specs_of, **{name: made})
+
+    def test_roles(self):
+        q, policy = (from_tf_agents_network(make, OBS, CHOICE) for make in (Q, Policy))
+        rnn = from_tf_agents_network(QRnn, OBS, CHOICE)
+        value = from_tf_agents_network(Value, OBS)
+        specs_of = {"obs_spec": OBS, "action_spec": CHOICE}
+        for agent, name, given, message in (
+            (PPO, "policy", q, "a distribution of actions.*TFAgentsQNetwork"),
+            (PPO, "value", q, r"one number.*float32 \[..., 3\]"),
+            (DQN, "q", value, "each of 3 actions.*TFAgentsValue"),
+            (DQN, "q", policy, "each of 3 actions.*a distribution, Categorical"),
+            (DQN, "q", rnn, "a network without memory.*TFAgentsQNetwork, which is recurrent"),
+        ):
+            with pytest.raises(UserError, match=f"{agent.__name__}.{name}: .*{message}"):
+                agent(**specs_of, **{name: given})
+        assert DQN(**specs_of, q=q, normalize_obs=True).network is q
+        assert PPO(**specs_of, policy=policy, value=value).value_network is value
+
+    def test_specs_without_a_name(self):
+        assert tensor_spec(OBS).name is None
+        assert tensor_spec({"a": OBS})["a"].name == "a"
 
     def test_spec_of_another_environment(self):
         ours = from_tf_agents_network(Q, OBS, CHOICE)

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl.testing import parameterized
 from tf_agents.networks import (
     actor_distribution_network,
     actor_distribution_rnn_network,
@@ -39,9 +38,15 @@ def q_net(env, *sizes):
     return from_tf_agents_network(make, env.obs_spec, env.action_spec)
 
 
-class LossTest(parameterized.TestCase):
-    @parameterized.parameters("graph", "xla")
-    def test_dqn_on_one_batch(self, mode):
+class TestLoss:
+    @pytest.mark.slow
+    def test_dqn_on_one_batch_in_a_graph(self):
+        self._dqn_on_one_batch("graph")
+
+    def test_dqn_on_one_batch(self):
+        self._dqn_on_one_batch("xla")
+
+    def _dqn_on_one_batch(self, mode):
         env = tfrl.make_env("tf:CartPole-v1", 1)
         agent = DQN(
             obs_spec=env.obs_spec, action_spec=env.action_spec, q=q_net(env, 16), target_every=1000
@@ -80,8 +85,14 @@ class LossTest(parameterized.TestCase):
         losses = [row["critic/loss"] for row in rows]
         assert losses[-1] < 0.5 * losses[0], losses
 
-    @parameterized.parameters(False, True)
-    def test_ppo(self, memory):
+    def test_ppo(self):
+        self._ppo(memory=False)
+
+    @pytest.mark.slow
+    def test_ppo_with_memory(self):
+        self._ppo(memory=True)
+
+    def _ppo(self, memory):
         env = tfrl.make_env("tf:CartPole-v1", 4)
         actor, critic = (
             actor_distribution_network.ActorDistributionNetwork,

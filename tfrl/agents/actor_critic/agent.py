@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfrl import distributions, networks, ops, struct
 from tfrl.agents.actor_critic import batch as batch_lib
+from tfrl.agents.actor_critic import roles
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
     check_hidden,
@@ -116,6 +117,7 @@ class ActorCritic(Agent):
                 got=self.sequence_length,
                 remedy="Give memory='lstm' or 'gru', or leave it out.",
             )
+        self._check_roles()
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
@@ -155,7 +157,8 @@ class ActorCritic(Agent):
                 f"{owner}.torso",
                 expected="a tfrl.networks torso",
                 got=type(self.torso).__name__,
-                remedy=f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
+                remedy=roles.origin_remedy(self.torso, "torso")
+                or f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
             )
         for name in ("obs_key", "value_obs_key"):
             key = getattr(self, name)
@@ -188,6 +191,15 @@ class ActorCritic(Agent):
                 remedy="Let the network choose: "
                 "ObservationTorso(obs_spec=..., body=..., obs_key='state').",
             )
+
+    def _check_roles(self) -> None:
+        """Refuses a policy that gives no distribution, and values that are not one number each."""
+        owner, seen = type(self).__name__, split_mask(self.obs_spec)[0]
+        if self.policy is not None:
+            options = (self.action_spec, self.normalize_obs)
+            roles.check_policy(owner, self.policy, seen, *options)
+        if self.value is not None:
+            roles.check_value(owner, self.value, seen, self.normalize_obs)
 
     def _check_mask(self) -> None:
         """Refuses a mask that does not fit the actions; a broadcast would hide it."""

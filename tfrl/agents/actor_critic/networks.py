@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfrl import distributions, networks
+from tfrl.agents.actor_critic import roles
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
@@ -108,12 +109,14 @@ def check_network(owner: str, name: str, network: Any, head: str) -> None:
     """
     if isinstance(network, networks.Network) and not isinstance(network, networks.Torso):
         return
+    remedy = (
+        f"A Keras model becomes one as the torso, given as a function that makes it: {name}={head}."
+    )
     raise UserError(
         f"{owner}.{name}",
         expected=f"a tfrl.networks network that ends in a {name}",
         got=type(network).__name__,
-        remedy="A Keras model becomes one as the torso, given as a function that makes it: "
-        f"{name}={head}.",
+        remedy=roles.origin_remedy(network, name) or remedy,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, seeding, specs, struct
+from tfrl.agents.actor_critic import roles
 from tfrl.agents.actor_critic.networks import check_hidden
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update
@@ -68,6 +69,8 @@ class DQN(OffPolicy):
         check_torso(owner, "torso", self.torso, "make_torso(env.obs_spec)")
         if self.q is not None:
             check_network(owner, self.q, self.num_actions)
+            options = (self.num_actions, self.normalize_obs)
+            roles.check_action_values(owner, self.q, seen, *options)
             unused: dict[str, Any] = {"torso": self.torso, "dueling": self.dueling}
             unused |= {"hidden": self.hidden, "obs_key": self.obs_key}
             check_unused(owner, "a Q-network is", unused)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tfrl import networks
+from tfrl.agents.actor_critic import roles
 from tfrl.agents.off_policy.networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -40,7 +41,8 @@ def check_network(owner: str, network: Any, num_actions: int) -> None:
     """Checks that a network given to an agent is a Q-network for its actions.
 
     Raises:
-      UserError: For a Keras model, a bare torso, and a network of another number of actions.
+      UserError: For a Keras model, a bare torso, a network with memory, and a network of another
+        number of actions.
     """
     expected = f"a tfrl.networks network with {num_actions} outputs, one an action"
     remedy = (
@@ -51,4 +53,12 @@ def check_network(owner: str, network: Any, num_actions: int) -> None:
     outputs = getattr(network, "num_actions", num_actions)
     if not proper or outputs != num_actions:
         got = f"{outputs} outputs" if proper else type(network).__name__
+        remedy = roles.origin_remedy(network, "q") or remedy
         raise UserError(f"{owner}.q", expected=expected, got=got, remedy=remedy)
+    if network.recurrent:
+        raise UserError(
+            f"{owner}.q",
+            expected=f"a network without memory: {owner} learns from single transitions",
+            got=f"{type(network).__name__}, which is recurrent",
+            remedy="Leave the recurrent layer out, or let PPO learn with memory='lstm'.",
+        )

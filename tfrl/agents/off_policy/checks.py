@@ -4,6 +4,7 @@ from typing import Any
 
 from tfrl import networks
 from tfrl.agents.actor_critic import numbers as numbers_lib
+from tfrl.agents.actor_critic import roles
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.errors import UserError
 
@@ -61,7 +62,7 @@ def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
         f"{owner}.{name}",
         expected="a tfrl.networks torso, or None",
         got=type(torso).__name__,
-        remedy=f"Give for example {example}.",
+        remedy=roles.origin_remedy(torso, name) or f"Give for example {example}.",
     )
 
 

@@ -1,22 +1,22 @@
 """Agents of TF-Agents as modules of the Learner and as agents of the workflows."""
 
 import functools
-import inspect
-import logging
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
 from tf_agents.agents.dqn.dqn_agent import DqnAgent
-from tf_agents.agents.ppo.ppo_agent import PPOAgent
+from tf_agents.agents.reinforce.reinforce_agent import ReinforceAgent
 
 from tfrl import struct
 from tfrl.agents.core import Agent, OwnUpdate
 from tfrl.agents.off_policy.checks import check_count
 from tfrl.agents.random import RandomAgent
 from tfrl.compat.tf_agents.from_tf_agent_acting import act, initial_carry, no_info
-from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
+from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from, unchecked
 from tfrl.compat.tf_agents.from_tf_agent_experience import (
+    EXPERIENCE,
     batch_spec,
     experience_of,
     needs_boundaries,
@@ -25,11 +25,10 @@ from tfrl.compat.tf_agents.from_tf_agent_experience import (
     weights_of,
 )
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
+from tfrl.compat.tf_agents.from_tf_agent_notices import tell_limits
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
-
-_LOG = logging.getLogger(__name__)
 
 
 @struct.logic_dataclass
@@ -73,8 +72,7 @@ class TFAgentModule(Agent):
         self.n_step = self._checked_steps()
         spec = batch_spec(self.logic, self.obs_spec, self.action_spec)
         self.logic.find_variables(self._trained, spec)
-        if isinstance(agent, PPOAgent):
-            _tell_of_ppo()
+        tell_limits(self.logic)
 
     def _checked_gamma(self, gamma: Any) -> float:
         if self.logic.form in ("frame", "sequence", "rollout") and gamma is None:
@@ -104,6 +102,11 @@ class TFAgentModule(Agent):
             )
         return self.steps
 
+    @property
+    def algorithm(self) -> str:
+        """The class of the TFAgent, for messages."""
+        return type(self.logic.agent).__name__
+
     # State.
 
     def init(self, key: tf.Tensor) -> AgentState:
@@ -120,11 +123,29 @@ class TFAgentModule(Agent):
     def _act(
         self, which: str, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest
     ) -> ActionOutput:
-        args = (self.logic, which, state, obs, key, carry, (self.obs_spec, self.action_spec))
+        def run(state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest) -> ActionOutput:
+            specs = (self.obs_spec, self.action_spec)
+            return act(self.logic, which, state, obs, key, carry, specs)
+
+        return self._in_graph(which, run, state, obs, key, carry)
+
+    def _in_graph(
+        self, name: str, function: Callable[..., Any], state: AgentState, *args: Any
+    ) -> Any:
+        """Calls a function of values in a graph: eager kernels read variables past their methods.
+
+        Args:
+          name: Of the function among those of this module, each of which is traced once.
+          function: Of `state` and `args`.
+          state: Values or variables.
+          *args: Nests.
+        """
         if not tf.executing_eagerly():
-            return act(*args)
-        # Eager kernels read variables past their methods.
-        return tf.function(lambda: act(*args), autograph=False)()
+            return function(state, *args)
+        traced = self.logic.traced
+        if name not in traced:
+            traced[name] = tf.function(function, autograph=False)
+        return traced[name](tf.nest.map_structure(tf.convert_to_tensor, state), *args)
 
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
@@ -174,9 +195,12 @@ class TFAgentModule(Agent):
           key: int32 [2].
 
         Returns:
-          `loss`, and the means of what the agent reports beside it.
+          `loss`, and the means of what the agent reports beside it. REINFORCE takes no step where
+          no episode ends: then all are 0, and `no_episode_end` is 1.
         """
-        with self.logic.variables.stand_for(state), drawn_from(key):
+        with self.logic.variables.stand_for(state), drawn_from(key), unchecked():
+            if isinstance(self.logic.agent, ReinforceAgent) and self.logic.form == "rollout":
+                return self._trained_if_ended(batch)
             return self._trained(batch)
 
     def _trained(self, batch: Nest) -> dict[str, tf.Tensor]:
@@ -184,8 +208,15 @@ class TFAgentModule(Agent):
         experience = experience_of(self.logic, batch, self.discount, self.n_step)
         if self.logic.form == "rollout":
             experience = agent.preprocess_sequence(experience)
-        info = agent.train(experience, weights=weights_of(batch))
+        info = agent.train(experience, weights=weights_of(self.logic, batch))
         return scalars(info.loss, info.extra)
+
+    def _trained_if_ended(self, batch: Nest) -> dict[str, tf.Tensor]:
+        """REINFORCE's step, which counts up to the last end of an episode, if there is one."""
+        ended = tf.reduce_any(batch[EXPERIENCE].is_last())
+        nothing = dict.fromkeys(self.logic.metrics, tf.constant(0.0))
+        row = tf.cond(ended, lambda: self._trained(batch), lambda: nothing)
+        return {**row, "no_episode_end": tf.cast(~ended, tf.float32)}
 
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
@@ -217,7 +248,7 @@ class TFAgentModule(Agent):
                 remedy="Sample uniformly.",
             )
 
-        def errors() -> tf.Tensor:
+        def errors(state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
             with self.logic.variables.read_as(state), drawn_from(key):
                 experience = experience_of(self.logic, batch, self.discount, self.n_step)
                 found = agent.loss(
@@ -225,7 +256,7 @@ class TFAgentModule(Agent):
                 )
             return tf.abs(found.extra.td_error)
 
-        return tf.function(errors, autograph=False)() if tf.executing_eagerly() else errors()
+        return self._in_graph("td_errors", errors, state, batch, key)
 
 
 def from_tf_agent(
@@ -263,17 +294,3 @@ def from_tf_agent(
     if obs_spec is None and action_spec is None:
         return made
     return made(obs_spec=obs_spec, action_spec=action_spec)
-
-
-@functools.cache
-def _tell_of_ppo() -> None:
-    """Says once where TF-Agents' PPO differs from what its name promises."""
-    lines, first = inspect.getsourcelines(PPOAgent.compute_advantages)
-    at = next((i for i, line in enumerate(lines) if "final_value=value_preds" in line), 0)
-    _LOG.warning(
-        "TF-Agents' PPO with GAE bootstraps the last step of a rollout from V(s_{T-1}), the value "
-        "before it, and not from V(s_T); nor does it bootstrap behind a truncation: %s:%d. "
-        "tfrl.agents.PPO does both.",
-        inspect.getsourcefile(PPOAgent),
-        first + at,
-    )

@@ -120,12 +120,42 @@ def drawn_from(key: tf.Tensor) -> Iterator[None]:
 
         return call
 
+    with _replaced(gen_random_ops, _NAMES, here):
+        yield
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Makes `tf.debugging.check_numerics` of this thread give back what it is given.
+
+    TF-Agents' training steps check their losses by it, which ends a program in graph mode and does
+    nothing in XLA. The Learner has its own check, which undoes the step.
+    """
+    me = threading.get_ident()
+
+    def here(name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def check_numerics(tensor: Any, message: str, name: Any = None) -> Any:
+            if threading.get_ident() == me:
+                return tf.convert_to_tensor(tensor)
+            return usual(tensor, message, name)
+
+        return check_numerics
+
+    with _replaced(tf.debugging, ["check_numerics"], here):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(
+    module: Any, names: list[str], made: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Puts `made(name, usual)` in the place of functions of a module."""
     with _LOCK:
-        before = {name: getattr(gen_random_ops, name) for name in _NAMES}
-        for name, usual in before.items():
-            setattr(gen_random_ops, name, here(name, usual))
+        before = {name: getattr(module, name) for name in names}
         try:
+            for name, usual in before.items():
+                setattr(module, name, made(name, usual))
             yield
         finally:
             for name, usual in before.items():
-                setattr(gen_random_ops, name, usual)
+                setattr(module, name, usual)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
+from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
 from tf_agents.trajectories import Trajectory as Frames
 from tf_agents.trajectories import Transition as FramePair
 
@@ -13,6 +15,7 @@ from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
 from tfrl.compat.tf_agents.time_steps import MID
 from tfrl.compat.tf_agents.trajectories import to_trajectory, to_transitions
 from tfrl.errors import UserError
+from tfrl.learners.batches import counted, field
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
 # The column of a batch that is what the TFAgent takes, as it is.
@@ -46,7 +49,11 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
     if sequences:
         steps = batch.steps
         info = (steps.policy_extras or {}).get(INFO)
-        return frames_of(logic, steps, info, time_major=False)
+        frames = frames_of(logic, steps, info, time_major=False)
+        if isinstance(logic.agent, BehavioralCloningAgent):
+            # Every frame is a label to it, and the last repeats an action.
+            return tf.nest.map_structure(lambda x: x[:, :-1], frames)
+        return frames
     if isinstance(batch, Mapping):
         batch = _with_all_columns(batch, gamma)
     return _of_items(logic, batch, gamma, n_step)
@@ -104,7 +111,7 @@ def batch_spec(logic: Logic, obs_spec: Nest, action_spec: Nest, size: int = 2) -
 
 def _wanted(form: str) -> str:
     return {
-        "sequence": "tfrl.types.Sequences: its network has a memory",
+        "sequence": "tfrl.types.Sequences: its train_sequence_length is None, for any number",
         "rollout": "its own rollouts",
     }.get(form, "single items, tfrl.types.Transition")
 
@@ -175,11 +182,38 @@ def _as_frames(frame: Frames, pair: FramePair, gamma: float, n_step: int) -> Fra
     return tf.nest.map_structure(lambda *xs: tf.stack(xs, axis=1), *parts)
 
 
-def weights_of(batch: Nest) -> tf.Tensor | None:
-    """Returns the importance weights of a batch, float32 `[N]`, or None."""
-    if isinstance(batch, Mapping):
-        return batch.get("weight")
-    return getattr(batch, "weight", None)
+def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
+    """Returns the weights of a batch, float32 `[N]` or `[N, T]`, or None.
+
+    They are importance weights; where rows do not count, those have weight 0 and the others so
+    much more that a loss is the mean of those that do.
+
+    Raises:
+      UserError: For masks where there is not one row an item, or where the loss takes no weights.
+    """
+    weights = field(batch, "weight")
+    if logic.form == "sequence" and isinstance(batch, Sequences):
+        if not isinstance(logic.agent, BehavioralCloningAgent):
+            return weights  # what is behind an end, TF-Agents' step types say
+        counts = batch.steps.valid
+        weights = None if weights is None else weights[:, tf.newaxis]
+    else:
+        counts = counted(batch)
+        rows = not (isinstance(batch, Mapping) and EXPERIENCE in batch)
+        rows &= not isinstance(logic.agent, CategoricalDqnAgent)  # it ignores weights
+        if counts is not None and not (rows and counts.shape.rank == 1):
+            raise UserError(
+                f"the batch of {type(logic.agent).__name__}",
+                expected="experience of which everything counts, or columns of single items with "
+                "a mask [N] for an agent whose loss takes weights",
+                got=f"a mask of shape {counts.shape}",
+                remedy="Leave out what does not count; cut minibatches with remainder='drop'.",
+            )
+    if counts is None:
+        return weights
+    counts = tf.cast(counts, tf.float32)
+    counts *= tf.cast(tf.size(counts), tf.float32) / tf.maximum(tf.reduce_sum(counts), 1.0)
+    return counts if weights is None else counts * weights
 
 
 def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
@@ -192,7 +226,8 @@ def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
     found = {"loss": tf.cast(loss, tf.float32)}
     for path, x in struct.paths(_named(extra)).items():
         if tf.is_tensor(x) and x.dtype.is_floating:
-            found[path] = tf.cast(tf.reduce_mean(x), tf.float32)
+            # Behavioural cloning tells a `loss` of its own, of every example and without weights.
+            found.setdefault(path, tf.cast(tf.reduce_mean(x), tf.float32))
     return found
 
 

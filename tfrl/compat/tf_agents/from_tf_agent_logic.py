@@ -33,6 +33,8 @@ class Logic:
         "frames" (n + 1 of them), "sequence" (any number, of one episode), "rollout" (any number, of
         several episodes).
       variables: Its variables.
+      metrics: The names of what a training step reports.
+      traced: What is called eagerly, `{name: tf.function}`.
     """
 
     def __init__(self, make: Any, obs_spec: Nest, action_spec: Nest, learns_from: str | None):
@@ -54,7 +56,10 @@ class Logic:
         self.form = _form(self.agent, learns_from)
         policy = self.agent.policy
         self.policy = policy if isinstance(policy, GreedyPolicy) else GreedyPolicy(policy)
-        self.variables: Any = None  # known once the training has been traced
+        # Known once the training has been traced.
+        self.variables: Any = None
+        self.metrics: tuple[str, ...] = ()
+        self.traced: dict[str, Any] = {}
 
     def _new(self, key: tf.Tensor) -> tuple[TFAgent, list[tf.Variable]]:
         """An agent, and the variables made with it."""
@@ -100,6 +105,7 @@ class Logic:
         """
         with recorded() as made:
             traced = tf.function(train, autograph=False).get_concrete_function(batch_spec)
+        self.metrics = tuple(traced.structured_outputs)
         _check_plain(self.agent, traced.graph)
         known = [*self._made, *made, *traced.graph.variables]
         self.variables = AgentVariables(self.agent, known)
@@ -133,7 +139,7 @@ def _check_plain(agent: TFAgent, graph: Any) -> None:
                 f"{type(agent).__name__}, as a module of tfrl",
                 expected="plain methods: what trains and acts is compiled as a whole",
                 got=f"a tf.function in its training, {op.get_attr('f').name}",
-                remedy="Take the decorator away.",
+                remedy="Take the decorator away, in a subclass if the class is TF-Agents' own.",
             )
 
 

@@ -98,17 +98,37 @@ class AgentVariables:
 
         Args:
           state: Variables like those of `form`.
+
+        Raises:
+          UserError: For a state of other variables.
         """
         theirs = [_plain(v) for v in tf.nest.flatten(state)]
-        before = [v.handle for v in self._leaves]
+        self._check_alike(theirs)
         with _LOCK:
-            for mine, variable in zip(self._leaves, theirs, strict=True):
-                mine._handle = variable.handle
+            # Meanwhile another thread may have lent others.
+            before = [v.handle for v in self._leaves]
             try:
+                for mine, variable in zip(self._leaves, theirs, strict=True):
+                    mine._handle = variable.handle
                 yield
             finally:
                 for mine, handle in zip(self._leaves, before, strict=True):
                     mine._handle = handle
+
+    def _check_alike(self, theirs: list[Any]) -> None:
+        def kinds(variables: list[Any]) -> list[str]:
+            return [f"{v.dtype.name} {v.shape}" for v in variables]
+
+        have, want = kinds(theirs), kinds(self._leaves)
+        if have != want:
+            pairs = zip(self._paths, have, want, strict=False)
+            first = next((f"{p} of {h}, not {w}" for p, h, w in pairs if h != w), "")
+            raise UserError(
+                "the state of a TFAgent",
+                expected=f"variables like those of init(), {len(want)}",
+                got=f"{len(have)}{first and ', ' + first}",
+                remedy="Make the state by init() of the same module.",
+            )
 
 
 def _plain(variable: Any) -> Any:

@@ -7,23 +7,21 @@ network state is our carry.
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tf_agents.networks.network import Network
 
 from tfrl import networks, specs, struct
 from tfrl.compat.tf_agents import distributions
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
-from tfrl.compat.tf_agents.specs import plain, tensor_spec
+from tfrl.compat.tf_agents.network_making import MakeNetwork, floats, made
+from tfrl.compat.tf_agents.specs import plain
 from tfrl.compat.tf_agents.time_steps import FIRST, MID
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
 Params = dict[str, Any]
-MakeNetwork = Callable[..., Any]
 
 
 class _Model(tf.keras.Model):
@@ -70,8 +68,8 @@ class TFAgentsNetwork(networks.Network):
     def __post_init__(self) -> None:
         """Makes the network once."""
         given = (self.make_network, self.spec, self.action_spec)
-        inputs = _input_spec(_made(*given), self.spec)
-        self.model = networks.KerasNetwork(model_fn=lambda: _Model(_made(*given)), spec=inputs)
+        inputs = _input_spec(made(*given), self.spec)
+        self.model = networks.KerasNetwork(model_fn=lambda: _Model(made(*given)), spec=inputs)
         if self.recurrent:
             self._check_memory()
 
@@ -199,43 +197,14 @@ def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nes
       A nest of specs; of distributions a tuple of dicts of those of their parameters.
     """
     with tf.init_scope():
-        network = _made(make_network, spec, action_spec)
+        network = made(make_network, spec, action_spec)
         output, _ = _Model(network)(specs.zeros(_input_spec(network, spec), (1,)))
     return tf.nest.map_structure(lambda y: tf.TensorSpec(y.shape[1:], y.dtype), output)
 
 
-def _made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
-    given = [tensor_spec(_floats(spec), "observation")]
-    if action_spec is not None:
-        given.append(tensor_spec(action_spec, "action"))
-    network = make_network(*given)
-    if not isinstance(network, Network):
-        raise UserError(
-            "make_network",
-            expected="a function of TF-Agents' specs that returns a Network of TF-Agents",
-            got=repr(network),
-            remedy="Pass the function, such as functools.partial(QNetwork, "
-            "fc_layer_params=(64,)); a plain Keras model is for KerasNetwork.",
-        )
-    return network
-
-
 def _input_spec(network: Any, spec: Nest) -> Nest:
     """The specs of (observation, step_type, network_state)."""
-    return _floats(spec), tf.TensorSpec([], tf.int32), _floats(plain(network.state_spec))
-
-
-def _floats(spec: Nest) -> Nest:
-    """Specs with float32 in place of other floats."""
-
-    def one(s: Any) -> Any:
-        if not s.dtype.is_floating or s.dtype == tf.float32:
-            return tf.TensorSpec(s.shape, s.dtype) if not hasattr(s, "minimum") else s
-        if not hasattr(s, "minimum"):
-            return tf.TensorSpec(s.shape, tf.float32)
-        return specs.BoundedTensorSpec(s.shape, tf.float32, s.minimum, s.maximum)
-
-    return tf.nest.map_structure(one, spec)
+    return floats(spec), tf.TensorSpec([], tf.int32), floats(plain(network.state_spec))
 
 
 def _cast(x: Any, spec: Any) -> tf.Tensor:

@@ -5,11 +5,11 @@ import tensorflow as tf
 from tfrl import distributions, networks, specs, struct
 from tfrl.compat.tf_agents import distributions as their_distributions
 from tfrl.compat.tf_agents.network_base import (
-    MakeNetwork,
     Params,
     TFAgentsNetwork,
     output_spec,
 )
+from tfrl.compat.tf_agents.network_making import MakeNetwork
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -48,25 +48,42 @@ def from_tf_agents_network(
     fields = {"make_network": make_network, "spec": split_mask(obs_spec)[0]}
     output = output_spec(**fields, action_spec=action_spec)
     vector = specs.is_spec(output) and output.shape.rank == 1
-    if isinstance(output, tuple) and action_spec is not None:
+    if action_spec is None:
+        if vector:
+            return TFAgentsTorso(**fields)
+        if specs.is_spec(output) and output.shape.rank == 0:
+            return TFAgentsValue(**fields)
+        raise _refused("one number or one vector for each observation", output)
+    if isinstance(output, tuple) and all(isinstance(leaf, dict) for leaf in output):
         return TFAgentsPolicy(**fields, action_spec=action_spec)
-    if vector and action_spec is not None:
-        number = specs.num_actions(action_spec)
-        if output.shape[0] == number:
-            return TFAgentsQNetwork(**fields, action_spec=action_spec, num_actions=number)
-    if action_spec is None and vector:
-        return TFAgentsTorso(**fields)
-    if action_spec is None and specs.is_spec(output) and output.shape.rank == 0:
-        return TFAgentsValue(**fields)
-    wanted = "one number or one vector for each observation"
-    if action_spec is not None:
-        wanted = "distributions of actions, or one value for each action"
-    raise UserError(
-        "TF-Agents network",
-        expected=wanted,
-        got=repr(output),
-        remedy="Give an action_spec for policies and Q-networks, none for values and torsos.",
+    number = _num_actions(action_spec)
+    if vector and output.shape[0] == number:
+        return TFAgentsQNetwork(**fields, action_spec=action_spec, num_actions=number)
+    wanted = "distributions of actions"
+    if number:
+        raise _refused(f"{wanted}, or one value for each action ({number} of them)", output)
+    remedy = (
+        "Leave out action_spec for torsos, and take a network of observations alone, such as "
+        "EncodingNetwork: SAC and TD3 put their own head on a torso, ActorNetworks are not used "
+        "whole."
     )
+    wanted += " where action_spec is not one Discrete action"
+    raise _refused(wanted, output, remedy)
+
+
+def _refused(
+    expected: str,
+    output: Nest,
+    remedy: str = "Give an action_spec for policies and Q-networks, none for values and torsos.",
+) -> UserError:
+    return UserError("TF-Agents network", expected=expected, got=repr(output), remedy=remedy)
+
+
+def _num_actions(spec: Nest) -> int | None:
+    """How many actions one Discrete spec has; None for others."""
+    if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
+        return specs.num_actions(spec)
+    return None
 
 
 @struct.logic_dataclass

@@ -15,14 +15,14 @@ from tfrl.types import Nest
 plain = tf_agents_specs.plain
 
 
-def array_spec(spec: Nest, name: str) -> Nest:
+def array_spec(spec: Nest, name: str | None = None) -> Nest:
     """Turns a nest of specs into TF-Agents' array specs.
 
     TF-Agents has no infinite bounds: they become the ends of the dtype, as everywhere there.
 
     Args:
       spec: A nest of specs.
-      name: The name of a single leaf; others are `name/path`.
+      name: The name of a single leaf, others are `name/path`; None for no name and `path`.
 
     Returns:
       Dicts and tuples of ArraySpec and BoundedArraySpec.
@@ -31,7 +31,7 @@ def array_spec(spec: Nest, name: str) -> Nest:
     return tf.nest.pack_sequence_as(plain(spec), leaves)
 
 
-def tensor_spec(spec: Nest, name: str) -> Nest:
+def tensor_spec(spec: Nest, name: str | None = None) -> Nest:
     """Turns a nest of specs into TF-Agents' tensor specs; see `array_spec`."""
     return tensor_spec_lib.from_spec(array_spec(spec, name))
 
@@ -50,12 +50,14 @@ def from_tf_agents_spec(spec: Nest, kind: str = "observation") -> Nest:
     return tf_agents_specs.from_tf_agents_spec("TF-Agents", kind, spec)
 
 
-def _name(name: str, path: str) -> str:
+def _name(name: str | None, path: str) -> str | None:
+    if path == ".":
+        return name
     # Names of operations are made of it.
-    return name if path == "." else re.sub(r"[^A-Za-z0-9_./-]", "_", f"{name}/{path}")
+    return re.sub(r"[^A-Za-z0-9_./-]", "_", path if name is None else f"{name}/{path}")
 
 
-def _leaf(name: str, spec: Any) -> array_spec_lib.ArraySpec:
+def _leaf(name: str | None, spec: Any) -> array_spec_lib.ArraySpec:
     shape, dtype = spec.shape.as_list(), spec.dtype.as_numpy_dtype
     if spec.dtype.is_bool or 0 in shape or not hasattr(spec, "minimum"):
         return array_spec_lib.ArraySpec(shape, dtype, name)

@@ -33,7 +33,8 @@ def to_trajectory(
 
     Of an end that is both, the termination is told. The last frame shows the successor of the last
     row: it repeats the last action and policy info, and its reward (0), discount (1) and next step
-    type are no data; TF-Agents reads none of them.
+    type are no data. Most of TF-Agents reads none of them, but behavioural cloning learns the
+    action (leave the frame out for it), and PPO's normaliser counts the reward.
 
     Args:
       steps: Leaves `[T, B, ...]`, of tensors or of NumPy arrays, of autoreset NEXT_STEP or

@@ -1,0 +1,78 @@
+"""What comes out of a given network must fit its role, whoever made it."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfrl import distributions, networks, specs
+from tfrl.agents import A2C, DQN, PPO
+from tfrl.errors import UserError
+
+OBS = {"picture": tf.TensorSpec([2, 2], tf.uint8), "own": tf.TensorSpec([3])}
+CHOICE = specs.DiscreteSpec(3)
+BOX = specs.BoundedTensorSpec([2], tf.float32, -1.0, 1.0)
+WHOLE = {"arm": BOX, "grip": CHOICE}
+TORSO = networks.make_torso(OBS, hidden=(4,))
+
+
+def policy(spec, torso=TORSO):
+    return networks.PolicyNetwork(torso=torso, distribution=distributions.make_distribution(spec))
+
+
+VALUE = networks.ValueNetwork(torso=TORSO)
+Q = networks.QNetwork(torso=TORSO, num_actions=3)
+MEMORY = networks.RecurrentTorso(body=TORSO, cell="gru", size=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(networks.Network):
+    """A user's own network without a hint of what it gives; it takes floats only."""
+
+    size: int
+
+    def init(self, key, spec):
+        return {"w": tf.zeros([3, self.size])}
+
+    def apply(self, params, x):
+        return x["own"] @ params["w"] + tf.reduce_sum(x["picture"] * 1.0)
+
+
+class RolesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (PPO, {"policy": Q}, CHOICE, "PPO.policy: expected a network that gives a distribution"),
+        (PPO, {"policy": VALUE}, CHOICE, "PPO.policy: .*ValueNetwork, which gives float32"),
+        (A2C, {"policy": policy(BOX)}, CHOICE, "A2C.policy: .*the same environment"),
+        (PPO, {"policy": policy(CHOICE)}, WHOLE, "PPO.policy: expected a policy of the actions"),
+        (PPO, {"policy": policy(specs.DiscreteSpec(4))}, CHOICE, "PolicyNetwork of one of 4 act"),
+        (PPO, {"value": Q}, CHOICE, r"PPO.value: .*one number.*float32 \[..., 3\]"),
+        (PPO, {"value": policy(CHOICE)}, CHOICE, "PPO.value: .*a distribution, Categorical"),
+        (DQN, {"q": VALUE}, CHOICE, r"DQN.q: expected a network that gives one value for each of"),
+        (DQN, {"q": policy(CHOICE)}, CHOICE, "DQN.q: .*a distribution, Categorical"),
+        (
+            DQN,
+            {"q": networks.QNetwork(torso=MEMORY, num_actions=3)},
+            CHOICE,
+            "DQN.q: expected a network without memory.*QNetwork, which is recurrent",
+        ),
+        (DQN, {"q": Own(2), "normalize_obs": True}, CHOICE, r"which gives float32 \[..., 2\]"),
+    )
+    def test_refused(self, agent, given, action_spec, message):
+        obs = OBS if "normalize_obs" not in given else {**OBS, "picture": tf.TensorSpec([2, 2])}
+        with pytest.raises(UserError, match=message):
+            agent(obs_spec=obs, action_spec=action_spec, **given)
+
+    @parameterized.parameters((CHOICE,), (BOX,), (WHOLE,), (specs.MultiDiscreteSpec([2, 3]),))
+    def test_accepted(self, action_spec):
+        for torso in (TORSO, MEMORY):
+            given = {"policy": policy(action_spec, torso), "value": VALUE}
+            assert PPO(obs_spec=OBS, action_spec=action_spec, **given).value_network == VALUE
+
+    def test_also_while_tracing(self):
+        @tf.function(autograph=False)
+        def construct():
+            DQN(obs_spec=OBS, action_spec=CHOICE, q=Q)
+            return tf.constant(1)
+
+        assert construct() == 1

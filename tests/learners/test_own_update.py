@@ -1,0 +1,45 @@
+"""Updates that a module takes by itself are undone where they are not finite."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfrl.agents.core import OwnUpdate
+from tfrl.learners import Learner, Module
+
+
+class Stepping(Module):
+    """A module that adds what the batch says to its parameter; its loss is 1."""
+
+    def init_params(self, key):
+        return {"w": tf.constant([1.0, 2.0]), "count": tf.constant(0)}
+
+    def forward(self, params, batch, key):
+        return batch
+
+    @property
+    def updates(self):
+        return (OwnUpdate(name="add", step=self.step),)
+
+    def step(self, state, batch, key):
+        state.params["w"].assign_add(tf.reduce_mean(batch["x"]) * tf.constant([0.0, 1.0]))
+        state.params["count"].assign_add(1)
+        return {"loss": tf.constant(1.0)}
+
+
+class GuardTest(parameterized.TestCase):
+    @parameterized.parameters("graph", "xla", "eager")
+    def test_parameters_that_are_not_finite_are_undone(self, compile):
+        learner = Learner(Stepping(), check_numerics="skip")
+        learner.build(0)
+        update = {"compile": compile, "minibatch_size": 2, "shuffle": False}
+        report = learner.update_from_batch({"x": tf.constant([3.0, 3, np.inf, 1])}, **update)
+        self.assertEqual(report["__all_modules__"]["skipped_steps"], 1)
+        np.testing.assert_array_equal(learner.state.params["w"], [1.0, 5.0])
+        self.assertEqual(int(learner.state.params["count"]), 1)
+
+    def test_nothing_is_undone_where_nothing_is_checked(self):
+        learner = Learner(Stepping(), check_numerics="off")
+        learner.build(0)
+        learner.update_from_batch({"x": tf.constant([np.inf])})
+        self.assertFalse(np.isfinite(learner.state.params["w"]).all())

@@ -1,0 +1,148 @@
+"""Checks that a network given to an agent gives what the agent asks of it.
+
+What comes out is looked at, not the class, so that they hold for networks of any origin.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import networks, seeding, specs
+from tfrl.errors import UserError
+from tfrl.ops import statistics
+from tfrl.types import Nest
+
+_ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
+
+
+def check_policy(
+    owner: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
+) -> None:
+    """Checks that a network gives distributions over the actions of a spec.
+
+    Args:
+      owner: The name of the agent's class.
+      network: The network.
+      spec: The nest of specs of what it sees.
+      action_spec: The nest of specs of one action.
+      normalize_obs: Whether it sees observations that are normalised.
+
+    Raises:
+      UserError: For another output, and for a distribution over other actions.
+    """
+
+    def check(found: Any) -> None:
+        if not all(hasattr(found, name) for name in _ASKED_OF_POLICIES):
+            wanted = "a distribution of actions for each observation"
+            raise _refused(owner, "policy", wanted, network, found)
+        number, logits = _num_actions(action_spec), getattr(found, "logits", None)
+        drawn = found.sample(seeding.key(0))
+        if not _same_shapes(drawn, action_spec):
+            got = repr(tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), drawn))
+        elif number and logits is not None and logits.shape[-1] not in (number, None):
+            got = f"one of {logits.shape[-1]} actions"
+        else:
+            return
+        raise UserError(
+            f"{owner}.policy",
+            expected=f"a policy of the actions {action_spec!r}",
+            got=f"{type(network).__name__} of {got}",
+            remedy="Make the policy with the action_spec of the same environment.",
+        )
+
+    _trace(network, spec, normalize_obs, check)
+
+
+def check_value(owner: str, network: networks.Network, spec: Nest, normalize_obs: bool) -> None:
+    """Checks that a network gives one number; arguments and errors as of `check_policy`."""
+
+    def check(found: Any) -> None:
+        if not _is_float(found, [1]):
+            wanted = "one number for each observation"
+            raise _refused(owner, "value", wanted, network, found)
+
+    _trace(network, spec, normalize_obs, check)
+
+
+def check_action_values(
+    owner: str, network: networks.Network, spec: Nest, num_actions: int, normalize_obs: bool
+) -> None:
+    """Checks that a network gives one value for each action; see `check_policy`."""
+
+    def check(found: Any) -> None:
+        if not _is_float(found, [1, num_actions]):
+            wanted = f"one value for each of {num_actions} actions, float32 [..., {num_actions}]"
+            raise _refused(owner, "q", wanted, network, found)
+
+    _trace(network, spec, normalize_obs, check)
+
+
+def _trace(
+    network: networks.Network, spec: Nest, normalize_obs: bool, check: Callable[[Any], None]
+) -> None:
+    """Calls `check` with what a network gives for one observation, `[1, ...]`, while tracing."""
+    with tf.init_scope():
+        params = network.init(seeding.key(0), spec)
+
+        def run() -> None:
+            obs = specs.zeros(spec, (1,))
+            if normalize_obs:
+                obs = statistics.normalize(statistics.init(spec), obs)
+            check(network.step(params, obs, network.initial_carry(1))[0])
+
+        tf.function(run, autograph=False).get_concrete_function()
+
+
+def _is_float(found: Any, shape: list[int]) -> bool:
+    floats = tf.is_tensor(found) and found.dtype.is_floating
+    return floats and found.shape.is_compatible_with(shape)
+
+
+def _num_actions(spec: Nest) -> int | None:
+    """How many actions one Discrete spec has; None for others."""
+    if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
+        return specs.num_actions(spec)
+    return None
+
+
+def _same_shapes(drawn: Nest, spec: Nest) -> bool:
+    try:
+        tf.nest.assert_same_structure(drawn, spec, check_types=False)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(drawn), tf.nest.flatten(spec), strict=True)
+    return all(x.shape.is_compatible_with([1, *s.shape]) for x, s in pairs)
+
+
+def origin_remedy(network: Any, name: str) -> str | None:
+    """What to do with a network of TF-Agents itself; None for what is none."""
+    if not any(c.__module__.split(".")[0] == "tf_agents" for c in type(network).__mro__):
+        return None
+    given = "env.obs_spec" if name == "value" else "env.obs_spec, env.action_spec"
+    if "torso" in name:
+        given = "env.obs_spec"
+    return (
+        "A network of TF-Agents becomes one of tfrl as tfrl.compat.tf_agents."
+        f"from_tf_agents_network(make_network, {given}), where make_network makes it: the class, "
+        "or functools.partial of the class and its settings."
+    )
+
+
+def _refused(
+    owner: str, name: str, wanted: str, network: networks.Network, found: Any
+) -> UserError:
+    if tf.is_tensor(found):
+        shape = ["...", *(found.shape[1:] if found.shape.rank else ())]
+        given = f"{found.dtype.name} [{', '.join(map(str, shape))}]"
+    elif all(hasattr(found, n) for n in _ASKED_OF_POLICIES):
+        given = f"a distribution, {type(found).__name__}"
+    else:
+        given = f"a {type(found).__name__}"
+    return UserError(
+        f"{owner}.{name}",
+        expected=f"a network that gives {wanted}",
+        got=f"{type(network).__name__}, which gives {given}",
+        remedy="A policy gives distributions (policy=), a value network numbers (value=), a "
+        "Q-network a value for each action (DQN's q=).",
+    )
