@@ -164,11 +164,4 @@ CLAIMS = (
         seeds=3,
         tested=False,
     ),
-    Claim(
-        "tf_agents/dqn_cartpole.gin",
-        475,
-        note="TF-Agents' own DqnAgent in our workflow; the second setting that was tried",
-        one_seed=300,
-        seeds=3,
-    ),
 )

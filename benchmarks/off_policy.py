@@ -110,7 +110,7 @@ def tfrl_runner(
         replay=functools.partial(replay_class(where), capacity=CAPACITY),
         batch_size=task.batch_size,
         random_steps=RANDOM_STEPS,
-        learner_config=ModuleConfig(**task.learner),
+        learner_config=ModuleConfig(**task.learner) if task.learner else None,
         compile=compile,
     )
     state = workflow.setup(seed=0)
