@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, struct
+from tfrl.agents import roles
 from tfrl.agents.actor_critic import batch as batch_lib
-from tfrl.agents.actor_critic import roles
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
     check_hidden,

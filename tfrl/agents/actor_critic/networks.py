@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfrl import distributions, networks
-from tfrl.agents.actor_critic import roles
+from tfrl.agents import roles
 from tfrl.errors import UserError
 from tfrl.types import Nest
 

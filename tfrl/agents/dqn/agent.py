@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, seeding, specs, struct
-from tfrl.agents.actor_critic import roles
+from tfrl.agents import roles
 from tfrl.agents.actor_critic.networks import check_hidden
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tfrl import networks
-from tfrl.agents.actor_critic import roles
+from tfrl.agents import roles
 from tfrl.agents.off_policy.networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest

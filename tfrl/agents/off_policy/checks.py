@@ -3,8 +3,8 @@
 from typing import Any
 
 from tfrl import networks
+from tfrl.agents import roles
 from tfrl.agents.actor_critic import numbers as numbers_lib
-from tfrl.agents.actor_critic import roles
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.errors import UserError
 
