@@ -1,5 +1,6 @@
 """The maker of in-graph buffers: mistakes, memory, modes of compilation, files, traces."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -225,6 +226,64 @@ def resident():
 
 
 class ModesTest(parameterized.TestCase):
+    @parameterized.product(
+        num_envs=(1, 2),
+        options=(
+            {},
+            {"n_step": 3},
+            {"frame_stack": 2, "obs_spec": tf.TensorSpec([2], tf.float32)},
+            {"kind": "prioritized"},
+            {"sequence_length": 3, "sequence_period": 2},
+        ),
+    )
+    def test_step_by_step_is_the_same_as_all_at_once(self, num_envs, options):
+        """A single step is added in a shorter way than several."""
+        one, many = (maker(num_envs=num_envs, **options).init() for _ in range(2))
+        rows = tf.nest.map_structure(
+            tf.constant, oracle.trajectory(streams(num_envs), 0, 18, options.get("frame_stack", 1))
+        )
+        for start in range(0, 18, 6):
+            many.add(tf.nest.map_structure(lambda x, a=start: x[a : a + 6], rows))
+        add = tf.function(one.add, autograph=False)
+        for t in range(18):
+            add(tf.nest.map_structure(lambda x, a=t: x[a : a + 1], rows))
+        found, wanted = one.state_values(), many.state_values()
+        for path in wanted:
+            a, b = found[path], wanted[path]
+            if path in ("steps", "frames", "frame_of"):  # the last row is nobody's
+                a, b = a[:-1], b[:-1]
+            np.testing.assert_array_equal(a, b, err_msg=path)
+        key = seeding.key(3)
+        for a, b in zip(
+            tf.nest.flatten(one.sample(key, 4)), tf.nest.flatten(many.sample(key, 4)), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+    @parameterized.product(n_step=(1, 3), length=(1, 2))
+    def test_xla_copies_no_variable_of_a_loop(self, n_step, length):
+        """It does where it makes a write again in place of reading what was written."""
+        capacity = 50_000
+        buffer = maker(capacity=capacity, num_envs=1, n_step=n_step).init()
+        rows = tf.nest.map_structure(
+            tf.constant, oracle.trajectory(streams(1), 0, length).replace(valid=None)
+        )
+
+        def loop(rows, key):
+            def body(i, total):
+                buffer.add(rows)
+                batch = buffer.sample(seeding.fold_in(key, i), 8)
+                parts = (batch.obs, batch.reward, batch.discount, batch.next_obs)
+                return i + 1, total + tf.add_n([tf.reduce_sum(x) for x in parts])
+
+            return tf.while_loop(lambda i, _: i < 10, body, (tf.constant(0), 0.0))
+
+        compiled = tf.function(loop, jit_compile=True, autograph=False)
+        text = compiled.experimental_get_compiler_ir(rows, seeding.key(0))(stage="optimized_hlo")
+        sizes = "|".join(str(v.shape[0]) for v in buffer.variables().values() if v.shape[0] > 1000)
+        copies = re.findall(rf" = \w+\[(?:{sizes})\b[^=]* copy\(", text.split("\nENTRY")[0])
+        self.assertIn("while(", text)
+        self.assertEqual(copies, [])
+
     @parameterized.parameters(
         {}, {"kind": "prioritized", "n_step": 3}, {"sequence_length": 3, "sequence_period": 2}
     )

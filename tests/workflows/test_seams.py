@@ -1,9 +1,12 @@
 """Seams: one trace per mode, the faster mode, and messages."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.seams import Seam, check_compile
 
 SEAMS = ("rollout", "update")
@@ -59,3 +62,30 @@ def test_compile_argument():
         check_compile("jit", SEAMS)
     with pytest.raises(UserError, match="got {'learner': 'xla'}"):
         check_compile({"learner": "xla"}, SEAMS)
+
+
+@pytest.mark.parametrize(
+    "rollout, update, chosen",
+    [
+        ({"graph": 5e-4, "xla": 2e-4}, "graph", "graph"),  # waking XLA's thread costs more
+        ({"graph": 9e-4, "xla": 2e-4}, "graph", "xla"),
+        ({"graph": 5e-4, "xla": 2e-4}, "xla", "xla"),  # of one program with the update
+    ],
+)
+def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(rollout, update, chosen):
+    program = Choosing()
+    program._on_host = program._in_python = False
+    program._workflow = types.SimpleNamespace(compile={"rollout": "auto"})
+    program.learner = types.SimpleNamespace(variables=dict, assign_variables=lambda values: None)
+    program.replicas = types.SimpleNamespace(local=lambda nest: [nest])
+    program.acting_state = program._trial_batch = lambda *_: None
+    program.rollout, program.update = Seam("rollout", None), Seam("update", None)
+
+    def timed(*_):
+        program.rollout.seconds = dict(rollout)
+        program.rollout.mode = min(rollout, key=rollout.get)
+
+    program.rollout.choose_by_time = timed
+    program.update.choose_by_time = lambda *_: setattr(program.update, "mode", update)
+    program._time_seams(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
+    assert program.rollout.mode == chosen

@@ -86,6 +86,8 @@ def masked_mean(x: Any, mask: Any = None, *, denominator: Any = None) -> tf.Tens
       float32 scalar, 0 without valid rows.
     """
     x, mask = _masked(x, mask)
+    if mask is None and denominator is None and x.shape.num_elements():
+        return tf.reduce_mean(x)
     rows = valid_count(x, mask) if denominator is None else tf.cast(denominator, tf.float32)
     # The floor changes 0 only: fewer rows than one would be none.
     count = tf.maximum(rows, 1.0) * tf.maximum(_elements_per_row(x, mask), 1.0)

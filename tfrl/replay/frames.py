@@ -81,7 +81,8 @@ class Frames:
 
         def one(x: tf.Tensor, stacked: bool, frame: tf.TensorSpec) -> tf.Tensor:
             if not stacked:
-                return tf.repeat(x[:, tf.newaxis], self.stack, axis=1)
+                x = x[:, tf.newaxis]
+                return x if self.stack == 1 else tf.repeat(x, self.stack, axis=1)
             at = len(frame.shape) - 1 if self._axis == -1 else 0
             shape = frame.shape.as_list()
             parts = tf.reshape(x, [-1, *shape[:at], self.stack, *shape[at:]])

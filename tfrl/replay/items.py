@@ -78,8 +78,11 @@ class ConsecutiveItems(Items):
     ) -> tuple[tf.Tensor, tf.Tensor, None]:
         """Returns the first steps and environments of items, int64 [N], and no weights."""
         sizes = self._sizes(counts)
-        through = tf.cumsum(sizes)
         bits = seeding.uniform_bits(key, [batch_size], tf.int64)
+        if self.replay.num_envs == 1:
+            number = tf.math.floormod(bits, tf.maximum(sizes, 1))
+            return counts.first + number, tf.zeros([batch_size], tf.int64), None
+        through = tf.cumsum(sizes)
         number = tf.math.floormod(bits, tf.maximum(through[-1], 1))
         env = tf.searchsorted(through, number, side="right", out_type=tf.int64)
         env = tf.minimum(env, self.replay.num_envs - 1)

@@ -1,5 +1,7 @@
 """Items out of the rings: n-step transitions and sequences."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl.replay import ring
@@ -54,6 +56,10 @@ class Reader:
         is_last = tf.where(newest, ~is_open, ~goes_on)
         return slot[:, :-1], inside, inside & is_last, frame[:, 0]
 
+    def _step_rows(self, slot: tf.Tensor) -> dict[str, Nest]:
+        """What is stored of the steps in slots beside their frames, leaves [*slot.shape, ...]."""
+        return self._replay.step_packer.unpack(tf.gather(self._steps, slot))  # type: ignore[no-any-return]
+
     def _observations(self, numbers: tf.Tensor, env: tf.Tensor) -> Nest:
         """Frames `[N, F, ...]` of numbers [N, F]."""
         slot = ring.slots(
@@ -75,30 +81,38 @@ class Reader:
 
     def _transitions(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Transition:
         n, stack = self._replay.n_step, self._replay.frame_stack
-        slot, inside, _, frame = self._window(counts, step, env, n)
-        rows = self._replay.step_packer.unpack(tf.gather(self._steps, slot))
-        taken = tf.reduce_sum(tf.cast(inside, tf.int64), axis=1)  # k
         powers = [self._replay.discount**j for j in range(n + 1)]
-        rewards = tf.where(inside, rows["reward"], 0.0) * tf.constant(powers[:-1], tf.float32)
-        terminated = tf.reduce_any(inside & _has(rows["flags"], 1), axis=1)
-        discount = tf.gather(tf.constant(powers, tf.float32), taken)
+        taken: Any
+        if n == 1:  # a step that begins an item is all of it
+            slot = ring.slots(step, env, self._replay.steps_per_env, self._replay.num_envs)
+            first, frame = self._step_rows(slot), tf.gather(self._frame_of, slot)
+            terminated, reward = _has(first["flags"], 1), first["reward"]
+            taken, discount = 1, tf.constant(powers[1], tf.float32)
+        else:
+            slot, inside, _, frame = self._window(counts, step, env, n)
+            rows = self._step_rows(slot)
+            taken = tf.reduce_sum(tf.cast(inside, tf.int64), axis=1)  # k
+            rewards = tf.where(inside, rows["reward"], 0.0) * tf.constant(powers[:-1], tf.float32)
+            terminated = tf.reduce_any(inside & _has(rows["flags"], 1), axis=1)
+            first, reward = _first(rows), tf.reduce_sum(rewards, axis=1)
+            discount = tf.gather(tf.constant(powers, tf.float32), taken)
         ages = tf.range(1 - stack, 1, dtype=tf.int64)
         numbers = [frame[:, tf.newaxis] + ages, (frame + taken)[:, tf.newaxis] + ages]
         frames = self._observations(tf.concat(numbers, axis=1), env)
-        extras = {name: rows[name] for name in _EXTRAS if name in rows}
+        extras = {name: first[name] for name in _EXTRAS if name in first}
         return Transition(
             obs=self._stacks(frames, [0]),
-            action=_first(rows["action"]),
-            reward=tf.reduce_sum(rewards, axis=1),
+            action=first["action"],
+            reward=reward,
             next_obs=self._stacks(frames, [stack]),
             discount=tf.where(terminated, 0.0, discount),
-            extras=_first(extras) if extras else None,
+            extras=extras or None,
         )
 
     def _sequences(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Sequences:
         length, stack = self._replay.sequence_length or 1, self._replay.frame_stack
         slot, valid, last, frame = self._window(counts, step, env, length)
-        rows = self._replay.step_packer.unpack(tf.gather(self._steps, slot))
+        rows = self._step_rows(slot)
         rows = tf.nest.map_structure(lambda x: _masked(valid, x), rows)
         taken = tf.reduce_sum(tf.cast(valid, tf.int64), axis=1, keepdims=True)
         ahead = tf.range(1 - stack, length + 1, dtype=tf.int64)  # K - 1 + L + 1 frames

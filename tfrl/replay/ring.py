@@ -60,6 +60,8 @@ def place(
     Returns:
       Their places, and the counts after them with `first` as it was.
     """
+    if valid.shape[0] == 1:
+        return _place_one(counts, valid, ends, stack)
     is_step = tf.cast(valid, tf.int64)
     before = tf.cumsum(is_step, axis=0, exclusive=True)
     through = before + is_step
@@ -81,6 +83,24 @@ def place(
     return places, after
 
 
+def _place_one(
+    counts: Counts, valid: tf.Tensor, ends: tf.Tensor, stack: int
+) -> tuple[Placement, Counts]:
+    """`place` for a single step, in a third of the operations."""
+    step, age = counts.steps[tf.newaxis], counts.age[tf.newaxis]
+    is_step = tf.cast(valid, tf.int64)
+    starts = tf.logical_and(valid, tf.equal(age, 0))
+    opened = stack * tf.cast(starts, tf.int64)
+    newest = counts.frames + opened
+    after = Counts(
+        steps=counts.steps + is_step[0],
+        frames=(newest + is_step)[0],
+        first=counts.first,
+        age=tf.where(ends, tf.zeros([], tf.int64), age + is_step)[0],
+    )
+    return Placement(step=step, frame=newest - 1, age=age, starts=starts), after
+
+
 def _running_max(x: tf.Tensor) -> tf.Tensor:
     """The maxima of the rows up to each row of x [T, B], T static; log2(T) operations."""
     length, shift = x.shape[0], 1
@@ -92,7 +112,8 @@ def _running_max(x: tf.Tensor) -> tf.Tensor:
 
 def slots(number: tf.Tensor, env: tf.Tensor, length: int, num_envs: int) -> tf.Tensor:
     """Returns the rows of a buffer `[length * num_envs, ...]`, time-major, of numbers."""
-    return tf.math.floormod(number, length) * num_envs + env
+    row = tf.math.floormod(number, length)
+    return row if num_envs == 1 else row * num_envs + env
 
 
 def number_in_slot(slot: tf.Tensor, oldest: tf.Tensor, length: int) -> tf.Tensor:

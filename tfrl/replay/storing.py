@@ -8,7 +8,12 @@ from tfrl.types import Nest
 
 
 def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
-    """Writes rows, int64 [M], of a variable."""
+    """Writes rows, int64 [M], of a variable whose last one is of no use to anybody."""
+    if rows.shape[0] == 1:
+        # XLA takes the write of one row for cheap enough to be done again by whoever reads the
+        # variable, and copies all of it for that. Of two rows it does not.
+        rows = tf.pad(rows, [[0, 1]], constant_values=variable.shape[0] - 1)
+        values = tf.pad(values, [[0, 1], *[[0, 0]] * (values.shape.rank - 1)])
     variable.scatter_update(tf.IndexedSlices(values, rows))
 
 
@@ -61,7 +66,7 @@ def frame_rows(
     env = tf.reshape(tf.broadcast_to(envs, places.frame.shape), [-1, 1])
     own = number + tf.range(1 - stack, 1, dtype=tf.int64)  # [M, K]
     at = [
-        (own, tf.repeat(starts[:, tf.newaxis], stack, axis=1)),
+        (own, starts[:, tf.newaxis]),
         (number + 1, valid[:, tf.newaxis]),
     ]
     where = []
@@ -75,7 +80,7 @@ def frame_rows(
     newest = frames.newest(tf.nest.map_structure(_merged, rows["next_obs"]))
     pack = replay.frame_packer.pack
     packed = [
-        masked(tf.repeat(starts, stack), pack(first)),
+        masked(starts if stack == 1 else tf.repeat(starts, stack), pack(first)),
         masked(valid, pack(newest)),
     ]
     return tf.concat(where, 0), tf.concat(packed, 0)

@@ -17,7 +17,7 @@ def scan(
     """Runs `carry, output = step(carry, t)` for t = 0 .. length - 1 and stacks the outputs.
 
     One `tf.while_loop` with a TensorArray of static size for each leaf of the outputs; outside a
-    `tf.function` a Python loop.
+    `tf.function`, and for one step, a Python loop.
 
     Args:
       step: Takes the carried nest and t (int32 scalar); returns the next carried nest, of the same
@@ -29,8 +29,8 @@ def scan(
     Returns:
       The last carried nest, and the outputs with a static leading axis [length].
     """
-    if tf.executing_eagerly():
-        return _scan_eagerly(step, init, length)
+    if length == 1 or tf.executing_eagerly():  # a loop of one step is 160 operations of a graph
+        return _scan_in_python(step, init, length)
     if output_spec is None:
         output_spec = _output_spec(step, init)
     specs = tf.nest.flatten(output_spec)
@@ -54,7 +54,7 @@ def scan(
     return carry, tf.nest.pack_sequence_as(output_spec, stacked)
 
 
-def _scan_eagerly(step: Any, init: Nest, length: int) -> tuple[Nest, Nest]:
+def _scan_in_python(step: Any, init: Nest, length: int) -> tuple[Nest, Nest]:
     carry, outputs = init, []
     for t in range(length):
         carry, output = step(carry, tf.constant(t))

@@ -13,6 +13,9 @@ from tfrl.workflows.seams import Seam, auto_needs_timing
 # Two XLA seams in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 0.010
+# On a CPU, XLA's programs run in a thread of their own. Called alone it answers in 0.1 ms; between
+# the matrix products of a graph that keeps two cores busy it takes so much longer to wake up.
+_WAKE_SECONDS = 0.0004
 
 
 class Choosing:
@@ -62,7 +65,7 @@ class Choosing:
         elif self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
             single = self.replicas.num_workers == 1 and not on_host(self._workflow.env)
-            if not self._timed and self._loop_mode != "eager" and single:
+            if self._lacks_clocks and self._loop_mode != "eager" and single:
                 self._time_seams(progress)
         return {
             "loop": self._loop_mode,
@@ -100,6 +103,7 @@ class Choosing:
 
     def _time_seams(self, progress: Progress) -> None:
         asked = self._workflow.compile["rollout"]
+        compared = not self._on_host and self.rollout.mode is None
         if not self._on_host:
             # The rollout of one replica tells how the others' will do.
             env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
@@ -119,6 +123,10 @@ class Choosing:
         fuses = self.prefers_fused and not self._in_python
         if fuses and self.update.mode == "xla" and asked == "auto":
             self.rollout.mode = "xla"
+        if compared and self.update.mode == "graph" and self.rollout.mode == "xla":
+            seconds = self.rollout.seconds
+            if seconds["graph"] < seconds["xla"] + _WAKE_SECONDS:
+                self.rollout.mode = "graph"
 
     @property
     def fused(self) -> bool:
@@ -132,6 +140,11 @@ class Choosing:
             return False  # Python has the clock
         # The public tf.config can only switch op determinism on.
         return not self.fused and not framework_config.is_op_determinism_enabled()
+
+    @property
+    def _lacks_clocks(self) -> bool:
+        """Whether there are none in some phase, so that the seams have to be timed apart."""
+        return not self._timed
 
     def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
         """Seconds by seam; without clocks, in the proportion of the seams timed apart."""

@@ -277,23 +277,22 @@ class LearnerProgram(Choosing, abc.ABC):
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
         start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
-        keys = keys_of(progress.key, progress.iterations)
-        with tf.control_dependencies([start]):
+        keys = self._keys(progress)
+        with tf.control_dependencies(self._clocks(start)):
             out = self._roll(progress, keys[0])
         return self._learn(progress, out, keys[1], start)
 
+    def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
+        """The keys of an iteration's rollout and of what follows it; traced."""
+        return keys_of(progress.key, progress.iterations)
+
     def _learn(self, progress: Progress, out: Any, key: tf.Tensor, start: tf.Tensor) -> Any:
         """The part of an iteration behind the rollout; returns what `_iterate` returns."""
-        timed = self._timed
-        with tf.control_dependencies(data(self.replicas.local(out))):
-            middle = tf.timestamp() if timed else start
+        middle = self._clock(start, self.replicas.local(out))
         env_steps = progress.env_steps + out.counts["env_steps"]
-        # What is known ahead need not wait for the rollout: both run at the same time.
-        begin = middle if progress.ahead is None else start
-        with tf.control_dependencies([begin]):
+        with tf.control_dependencies(self._clocks(middle)):
             metrics = self._improve(progress, out, key, env_steps)
-        with tf.control_dependencies(data(metrics)):
-            end = tf.timestamp() if timed else start
+        end = self._clock(start, metrics)
         some = out.counts["episodes"] > 0
         last_return = tf.where(some, out.metrics["episode_return"], progress.episode_return)
         last_length = tf.where(some, out.metrics["episode_length"], progress.episode_length)
@@ -316,12 +315,23 @@ class LearnerProgram(Choosing, abc.ABC):
         }
         names = self._names.setdefault(self._phase, sorted(row))  # eager calls do not trace
         floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
-        with tf.control_dependencies([end]):
+        with tf.control_dependencies(self._clocks(end)):
             learner_steps = tf.identity(self.learner.learner_steps.read_value())
         counters = tf.stack(
             [progress.iterations, progress.env_steps, progress.episodes, learner_steps]
         )
-        return progress, floats, counters, tf.stack([middle - start, end - begin])
+        return progress, floats, counters, tf.stack([middle - start, end - middle])
+
+    def _clock(self, start: tf.Tensor, behind: Nest) -> tf.Tensor:
+        """The time when a nest is computed; `start` where there are no clocks."""
+        if not self._timed:
+            return start
+        with tf.control_dependencies(data(behind)):
+            return tf.timestamp()
+
+    def _clocks(self, *times: tf.Tensor) -> list[tf.Tensor]:
+        """What has to wait for a clock waits for these."""
+        return list(times) if self._timed else []
 
     def _run_loop(self, progress: Progress, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
         n = len(self._names[self._phase])

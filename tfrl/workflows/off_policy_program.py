@@ -1,7 +1,7 @@
 """The compiled part of an off-policy run: roll, add to the replay buffer, sample, update."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -166,10 +166,15 @@ class OffPolicyProgram(LearnerProgram):
             return self._workflow.updates_due(zero, zero)  # type: ignore[no-any-return]
 
     @property
+    def _one_is_due(self) -> bool:
+        """Whether each iteration of a phase that learns has one learner step."""
+        due = self._due
+        return not self._in_python and isinstance(due, int) and due == 1
+
+    @property
     def _learns_once(self) -> bool:
         """Whether each iteration has one learner step."""
-        due = self._due
-        return self._learning and not self._in_python and isinstance(due, int) and due == 1
+        return self._learning and self._one_is_due
 
     @property
     def _samples_ahead(self) -> bool:
@@ -179,6 +184,21 @@ class OffPolicyProgram(LearnerProgram):
         with priorities: a learner step changes those of the next draw.
         """
         return self._learns_once and not self._workflow.prioritized
+
+    @property
+    def _timed(self) -> bool:
+        """Not where the seams run at the same time: clocks would make them wait."""
+        return super()._timed and not self._samples_ahead
+
+    @property
+    def _lacks_clocks(self) -> bool:
+        ahead = self._one_is_due and not self._workflow.prioritized
+        return ahead or super()._lacks_clocks
+
+    def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
+        if progress.ahead is None:
+            return super()._keys(progress)
+        return progress.ahead[2]  # type: ignore[no-any-return]
 
     @property
     def _gathers(self) -> bool:
@@ -218,9 +238,9 @@ class OffPolicyProgram(LearnerProgram):
         return out.replace(batch=batch, normalizer=None)
 
     def _batch_of(self, progress: Progress, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
-        """The sample of the only learner step of an iteration, and the key of its update."""
-        _, learn_key = keys_of(progress.key, iteration)
-        return self._sample_number(tf.constant(0), learn_key, env_steps)
+        """The sample of an iteration's only learner step, the key of its update, and `_keys`."""
+        keys = keys_of(progress.key, iteration)
+        return *self._sample_number(tf.constant(0), keys[1], env_steps), keys
 
     def _look_ahead(self, progress: Progress) -> Nest:
         if not self._samples_ahead:
@@ -249,7 +269,7 @@ class OffPolicyProgram(LearnerProgram):
     ) -> dict[str, tf.Tensor]:
         self.notes = []
         if self._samples_ahead or self._gathers:  # the experience is in the buffer
-            batch, update_key = progress.ahead or out.batch
+            batch, update_key, _ = progress.ahead or out.batch
             if self._workflow.all_rows_valid:  # known without waiting for the rollout
                 env_steps = progress.env_steps + self._workflow.steps_per_iteration
             return self._update_on(batch, update_key, env_steps)[0]
