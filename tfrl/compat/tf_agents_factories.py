@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl.errors import UserError
 from tfrl.ops.schedules import make_schedule
 from tfrl.types import Nest
 
@@ -66,6 +67,7 @@ def make_dqn(
     target_every: int = 500,
     obs_scale: tuple[float, ...] | None = None,
     grad_clip: float | None = None,
+    loss: str = "huber",
 ) -> Any:
     """Makes a `DqnAgent`, or with `double` a `DdqnAgent`.
 
@@ -83,11 +85,24 @@ def make_dqn(
       obs_scale: What the elements of the observation are multiplied by, for the network; None
         leaves them as they are. TF-Agents' DQN has no running statistics.
       grad_clip: The greatest norm of each gradient; None for any.
+      loss: Of a TD error: "huber", TF-Agents' default, which is linear beyond an error of 1 and so
+        leads to a median, that leaves rare large errors out; or "squared", which leads to a mean.
+
+    Raises:
+      UserError: For another loss.
     """
+    if loss not in ("huber", "squared"):
+        raise UserError(
+            "TFAgentsDQN.loss",
+            expected="'huber' or 'squared'",
+            got=repr(loss),
+            remedy="'huber' is TF-Agents' default.",
+        )
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
         from tf_agents.agents.dqn import dqn_agent
         from tf_agents.networks.q_network import QNetwork
+        from tf_agents.utils import common
 
         counter = _counter()
         kind = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
@@ -106,6 +121,7 @@ def make_dqn(
             n_step_update=n_step,
             target_update_tau=tau,
             target_update_period=target_every,
+            td_errors_loss_fn=getattr(common, f"element_wise_{loss}_loss"),
             gamma=discount,
             gradient_clipping=grad_clip,
             train_step_counter=counter,

@@ -19,6 +19,7 @@ from tests.compat.tf_agents.from_tf_agent_cases import (
     items,
     made,
     make_cloning,
+    make_cql,
     make_dqn,
     rollout,
     tf_agent,
@@ -28,6 +29,7 @@ from tfrl.agents.core import OwnUpdate
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of
+from tfrl.compat.tf_agents.from_tf_agent_logic import undecorated
 from tfrl.errors import UserError
 from tfrl.learners import Learner, Module
 from tfrl.types import AgentState, Sequences, Trajectory
@@ -84,6 +86,28 @@ class SameTest(parameterized.TestCase):
         theirs = tf.nest.map_structure(tf.convert_to_tensor, module.logic.variables.form)
         assert_same(values_of(state), values_of(theirs), 1e-5)
         self.assertEqual(int(agent.train_step_counter), 4 if name == "ppo" else 2)
+
+    @pytest.mark.slow
+    def test_a_decorated_loss_is_the_agents_own(self):
+        agent = make_cql(*agent_specs(action_spec=BOX))
+        agent.initialize()
+        module = over(agent, BOX)
+        state, batch = variables_of(module), items(BOX)
+        experience = experience_of(module.logic, batch, 0.9, 1)
+        step = tf.function(module.train, autograph=False)
+        losses = []
+        for i in range(2):  # the first clones, as a condition inside of the loss says
+            key = seeding.fold_in(KEY, i)
+            metrics = step(state, batch, key)
+            # Plain too: the trace that a tf.function keeps would draw the same twice.
+            with drawn_from(key), undecorated(agent):
+                info = agent.train(experience)
+            np.testing.assert_allclose(metrics["loss"], info.loss, rtol=1e-5)
+            losses.append(float(metrics["actor_loss"]))
+        theirs = tf.nest.map_structure(tf.convert_to_tensor, module.logic.variables.form)
+        assert_same(values_of(state), values_of(theirs), 1e-5)
+        self.assertNotIn("actor_loss", vars(agent))
+        self.assertTrue(np.all(np.isfinite(losses)))
 
     @parameterized.parameters("graph", "xla", "eager")
     def test_the_learner_takes_the_step(self, compile):
@@ -166,6 +190,25 @@ class SameTest(parameterized.TestCase):
         np.testing.assert_allclose(metrics["loss"], agent.train(experience).loss, rtol=1e-5)
         with self.assertRaisesRegex(UserError, "Sequences"):
             module.train(state, items(CHOICE), KEY)
+
+
+class LossTest(parameterized.TestCase):
+    @parameterized.parameters("huber", "squared")
+    def test_dqn_has_the_loss_that_is_asked_for(self, loss):
+        module = made("dqn", loss=loss)
+        batch = items(CHOICE, discount=module.discount)
+        batch = batch.replace(reward=4.0 * batch.reward)  # some errors are above 1, some below
+        error = np.asarray(module.td_errors(module.init(KEY), batch, KEY))
+        self.assertGreater(np.abs(error).max(), 1.0)
+        self.assertLess(np.abs(error).min(), 1.0)
+        want = np.where(np.abs(error) <= 1.0, error**2 / 2, np.abs(error) - 0.5)
+        want = np.mean(want if loss == "huber" else error**2)
+        metrics = module.train(variables_of(module), batch, KEY)
+        np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
+
+    def test_another_loss_is_refused(self):
+        with self.assertRaisesRegex(UserError, "TFAgentsDQN.loss: expected 'huber' or 'squared'"):
+            made("dqn", loss="hinge")
 
 
 class TargetTest(parameterized.TestCase):
