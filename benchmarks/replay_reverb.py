@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import multiprocessing
 import pathlib
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,11 @@ class Case:
     period: int = 40
     steps: int = 10_000
     batch: int = 256
+
+    @property
+    def frames(self) -> int:
+        """Observations that an item is made of, or lies across."""
+        return (self.length or self.n_step) + 1
 
 
 FRAMES: dict[str, Any] = {"shape": (84, 84, 4), "dtype": "uint8"}
@@ -83,7 +89,9 @@ def bare_table(case: Case) -> Any:
         signature = {"obs": one, "next_obs": one}
     lead = [length] if length else []
     signature["action"] = tf.TensorSpec(lead, tf.int64)
-    signature |= {name: tf.TensorSpec([n], tf.float32) for name in ("reward", "discount")}
+    signature |= {
+        name: tf.TensorSpec([n] if n > 1 else [], tf.float32) for name in ("reward", "discount")
+    }
     return reverb.Table(
         "bare",
         reverb.selectors.Uniform(),
@@ -140,7 +148,8 @@ def write_bare(client: Any, case: Case) -> Callable[[], float]:
                 elif i < n:
                     continue
                 else:
-                    item = {name: past[name][-n - 1 : -1] for name in ("reward", "discount")}
+                    span = slice(-n - 1, -1) if n > 1 else -2  # of one step scalars, as ours are
+                    item = {name: past[name][span] for name in ("reward", "discount")}
                     item["action"] = past["action"][-n - 1]
                     item |= {"obs": past["obs"][-n - 1], "next_obs": past["obs"][-1]}
                 writer.create_item("bare", 1.0, item)
@@ -199,7 +208,10 @@ def read(dataset: Any, batch: int, seconds: float) -> Callable[[], float]:
 
 
 def bytes_per_frame(case: Case) -> dict[str, float]:
-    """Returns the size of a checkpoint of each table alone, over the frames in it."""
+    """Returns the size of a checkpoint of each table alone, over the frames of its items.
+
+    Frames behind the last item are in no checkpoint, and the two writers end a few steps apart.
+    """
     import reverb
 
     sizes = {}
@@ -215,9 +227,12 @@ def bytes_per_frame(case: Case) -> dict[str, float]:
                 buffer = replay(case, address).init()
                 write_ours(buffer, case, CHUNK)()
                 buffer.close()
-            path = pathlib.Path(reverb.Client(address).checkpoint())
+            client = reverb.Client(address)
+            (table,) = client.server_info().values()
+            path = pathlib.Path(client.checkpoint())
             total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            sizes[name] = total / case.steps
+            apart = case.period if case.length else 1
+            sizes[name] = total / ((table.current_size - 1) * apart + case.frames)
             server.stop()
     return sizes
 
@@ -251,7 +266,11 @@ def run_case(name: str, rounds: int, seconds: float) -> None:
             "ours": read(buffer.dataset(case.batch), case.batch, seconds),
         }
         sampled = measure.medians(measure.alternate(readers, rounds))
-        sizes = bytes_per_frame(case) if len(case.shape) > 1 else {}
+        # Reverb chooses the lengths of chunks as it goes: sizes differ from run to run.
+        sizes = {}
+        if len(case.shape) > 1:
+            found = [bytes_per_frame(case) for _ in range(max(rounds, 5))]
+            sizes = {name: statistics.median(one[name] for one in found) for name in found[0]}
     finally:
         buffer.close()
         ours.send("stop")

@@ -157,6 +157,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     )
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
         """The same multiset for the same seed and a fixed policy."""
+        from tfrl.replay.reverb.packing import Packing
         from tfrl.replay.reverb.server import ReverbServer
 
         found = []
@@ -174,9 +175,15 @@ class ReverbWorkflowTest(parameterized.TestCase):
             state.program.buffer.flush()
             options = {"emit_timesteps": False, "unpack_as_table_signature": True}
             client = state.program.buffer.connection.client
+            self.assertIs(state.program.buffer.replay.packed, not elsewhere)
+            packing = Packing(tables)
             items = {}
             for sample in client.sample("replay", num_samples=4000, **options):
-                leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(sample.data)]
+                leaves = sample.data  # by path: the two servers hold them in two forms
+                if state.program.buffer.replay.packed:
+                    (packed,) = leaves.values()
+                    leaves = packing.unpack(packed[np.newaxis])
+                leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(leaves)]
                 items[sample.info.key] = b"|".join(leaves)
             found.append(collections.Counter(items.values()))
         self.assertEqual(found[0].total(), 64)
@@ -200,16 +207,22 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["learner_steps"], 20)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
 
-    @parameterized.parameters(True, False)
-    def test_how_many_batches_are_held_at_once(self, all_of_them):
-        """Batches of an XLA iteration are read before it while they are small, else one by one."""
+    @parameterized.parameters((True, True), (True, False), (False, False))
+    def test_how_many_batches_are_held_at_once(self, all_of_them, by_python):
+        """Batches of an XLA iteration are read before it while they are small, else one by one.
+
+        A few are read by Python.
+        """
         if not all_of_them:
             self.enter_context(mock.patch.object(program_lib, "FETCHED_BYTES", 1000))
+        most = 100 if by_python else 1
+        self.enter_context(mock.patch.object(program_lib, "_READ_BATCHES", most))
         flow = workflow(compile={"update": "xla"}, updates_per_step=2.0)
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 40)
         program = state.program
         self.assertEqual((program.fetches, program.fuses_on_host), (all_of_them,) * 2)
+        self.assertEqual(program.reads_from_python, by_python)
         self.assertEqual(rows[-1]["learner_steps"], 40)
         # obs and next_obs of 3 float32, action, index, reward and discount
         self.assertEqual(program._batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))

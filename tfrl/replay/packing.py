@@ -6,6 +6,7 @@ int64 words (which have kernels for gathers and scatters on CPUs and GPUs; int32
 """
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -74,7 +75,7 @@ class Packer:
             rows = rows[..., : sum(self._sizes)]
         parts = tf.split(rows, self._sizes, axis=-1) if len(self._sizes) > 1 else [rows]
         leaves = [
-            tf.reshape(part, [*lead, *spec.shape]) if self._plain else _from_bytes(part, lead, spec)
+            tf.reshape(part, [*lead, *spec.shape]) if self._plain else from_bytes(part, lead, spec)
             for part, spec in zip(parts, self._leaves, strict=True)
         ]
         return tf.nest.pack_sequence_as(self.spec, leaves)
@@ -94,8 +95,8 @@ def _to_bytes(x: tf.Tensor, size: int) -> tf.Tensor:
     return tf.reshape(x if x.dtype == tf.uint8 else tf.bitcast(x, tf.uint8), [-1, size])
 
 
-def _from_bytes(part: tf.Tensor, lead: list[int], spec: tf.TensorSpec) -> tf.Tensor:
-    """The leaf `[*lead, *spec.shape]` of bytes `[*lead, size]`."""
+def from_bytes(part: tf.Tensor, lead: Sequence[int], spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns the leaf `[*lead, *spec.shape]` of bytes, uint8 `[*lead, size]`."""
     shape = [*lead, *spec.shape]
     if spec.dtype == tf.bool:
         return tf.cast(tf.reshape(part, shape), tf.bool)

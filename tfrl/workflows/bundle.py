@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfrl.replay.packing import from_bytes
 from tfrl.types import Nest
 
 # Each small tensor that Python makes takes some ten microseconds; larger ones are not worth a copy.
@@ -13,7 +14,7 @@ _SMALL_BYTES = 2**14
 
 
 class Bundle:
-    """The form of a nest of arrays of fixed shapes, whose small leaves travel together by dtype."""
+    """The form of a nest of arrays of fixed shapes, whose small leaves travel together as bytes."""
 
     def __init__(self, nest: Nest):
         """Takes the form.
@@ -23,31 +24,29 @@ class Bundle:
         """
         leaves = tf.nest.flatten(nest)
         self._form = nest
-        self._shapes = [tuple(x.shape) for x in leaves]
-        together: dict[str, list[int]] = {}
-        self._alone: list[int] = []
-        for i, leaf in enumerate(leaves):
-            kind = tf.as_dtype(leaf.dtype)
-            size = math.prod(self._shapes[i]) * kind.size
-            if size > _SMALL_BYTES or not isinstance(leaf, np.ndarray):
-                self._alone.append(i)
-            else:
-                together.setdefault(kind.name, []).append(i)
-        self._together = list(together.values())
+        self._specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        self._sizes = [math.prod(s.shape) * s.dtype.size for s in self._specs]
+        self._together = [i for i, x in enumerate(leaves) if self._is_small(i, x)]
+        self._alone = [i for i in range(len(leaves)) if i not in self._together]
+
+    def _is_small(self, i: int, leaf: object) -> bool:
+        plain = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+        return plain and 0 < self._sizes[i] <= _SMALL_BYTES
 
     def tensors(self, nest: Nest) -> list[tf.Tensor]:
         """Returns a nest of the form as tensors, for `nest`."""
         leaves = tf.nest.flatten(nest)
-        found = [np.concatenate([leaves[i].ravel() for i in own]) for own in self._together]
-        return [tf.convert_to_tensor(x) for x in (*found, *(leaves[i] for i in self._alone))]
+        found = [tf.convert_to_tensor(leaves[i]) for i in self._alone]
+        if self._together:
+            parts = [leaves[i].reshape(-1).view(np.uint8) for i in self._together]
+            found.append(tf.constant(np.concatenate(parts)))
+        return found
 
     def nest(self, tensors: Sequence[tf.Tensor]) -> Nest:
         """Returns the nest of what `tensors` gave; traced."""
-        leaves: list[tf.Tensor | None] = [None] * len(self._shapes)
-        for own, packed in zip(self._together, tensors, strict=False):
-            sizes = [math.prod(self._shapes[i]) for i in own]
-            for i, part in zip(own, tf.split(packed, sizes), strict=True):
-                leaves[i] = tf.reshape(part, self._shapes[i])
-        for i, tensor in zip(self._alone, tensors[len(self._together) :], strict=True):
-            leaves[i] = tensor
-        return tf.nest.pack_sequence_as(self._form, leaves)
+        leaves = dict(zip(self._alone, tensors, strict=False))
+        if self._together:
+            parts = tf.split(tensors[-1], [self._sizes[i] for i in self._together])
+            for i, part in zip(self._together, parts, strict=True):
+                leaves[i] = from_bytes(part, [], self._specs[i])
+        return tf.nest.pack_sequence_as(self._form, [leaves[i] for i in range(len(self._specs))])

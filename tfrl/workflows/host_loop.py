@@ -180,7 +180,10 @@ class _Rest:
         jit = program.fuses_on_host and program.update.mode == "xla"
         self.call: Callable[..., Any] = self._traced_eagerly
         self._apart = jit and program.fetches
-        if not eager:
+        if self._apart and program.reads_from_python:
+            behind = FlatCall(self._behind_what_was_read, jit=True)
+            self.call = lambda leaves: behind([*program.read(), *leaves])
+        elif not eager:
             self.call = FlatCall(self._traced, jit=jit and not self._apart)
         self.names: list[str] = []
         self.tally: Any = None
@@ -243,6 +246,10 @@ class _Rest:
             return self._behind(fetched, *leaves)
         behind = counted_apart(self._behind)
         return tf.function(behind, jit_compile=True, autograph=False)(fetched, *leaves)
+
+    def _behind_what_was_read(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        fetched, count = self._program.fetched_of(leaves)
+        return self._behind(fetched, *leaves[count:])
 
     @property
     def _count(self) -> int:

@@ -17,6 +17,7 @@ from tfrl.learners import Learner
 from tfrl.ops.schedules import make_schedule
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows.flat_call import FlatReading
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
 from tfrl.workflows.seams import Seam
@@ -26,6 +27,8 @@ T = TypeVar("T")
 _TABLES, _SERVER = "tables", "server"
 # Bytes of batches that are read before their learner steps, at most.
 FETCHED_BYTES = 2**26
+# So many batches of an iteration, at most, are read by Python: see `reads_from_python`.
+_READ_BATCHES = 4
 
 
 class ReverbProgram(OffPolicyProgram):
@@ -43,6 +46,7 @@ class ReverbProgram(OffPolicyProgram):
             self.rollout, self.fill = (self._of_all(seam) for seam in (self.rollout, self.fill))
         self._iterator: Any = None
         self._spec: Nest = None
+        self._reading: FlatReading | None = None
         self._fetched: Nest = ()  # while a call is traced: the batches of its learner steps
 
     @property
@@ -187,6 +191,37 @@ class ReverbProgram(OffPolicyProgram):
         )
         return tf.nest.pack_sequence_as(first, [array.stack() for array in kept])
 
+    @property
+    def reads_from_python(self) -> bool:
+        """Whether Python asks for each batch, where those of an iteration are read first.
+
+        The call behind it is XLA's alone then. A graph of the two would go through TensorFlow's
+        pool of threads, which wait for work by turning around: on two cores the sampler needs them.
+        """
+        return self.fetches and self._due <= _READ_BATCHES
+
+    def read(self) -> list[tf.Tensor]:
+        """Returns the leaves of the batches of an iteration, eagerly; see `reads_from_python`."""
+        if self._reading is not None:
+            return [leaf for _ in range(self._due) for leaf in self._reading()]
+        reading = FlatReading(self._batches())
+        leaves = [leaf for _ in range(self._due) for leaf in reading()]
+        for leaf in leaves:  # Tracing asks for their shapes: with the interpreter locked.
+            leaf.numpy()
+        self._reading = reading
+        return leaves
+
+    def fetched_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
+        """Returns the batches [K, N, ...] of what `read` gave, and how many leaves that were.
+
+        Args:
+          leaves: Those, and others behind them.
+        """
+        flat = tf.nest.flatten(self._batch_spec)
+        each, count = len(flat), self._due * len(flat)
+        stacked = [tf.stack(leaves[i:count:each]) for i in range(each)]
+        return tf.nest.pack_sequence_as(self._batch_spec, stacked), count
+
     def behind_the_host(
         self, progress: Progress, played: Trajectory, key: tf.Tensor, fetched: Nest
     ) -> tuple[Progress, tf.Tensor, tf.Tensor]:
@@ -233,7 +268,7 @@ class ReverbProgram(OffPolicyProgram):
     def _forget_batches(self) -> None:
         if self._iterator is not None:
             self.buffer.connection.release(self._iterator)
-            self._iterator = None
+            self._iterator = self._reading = None
             self._forget_traces()  # they hold the iterator
 
     # What a checkpoint holds.

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.replay.reverb import ReverbReplay
+from tfrl.replay.reverb.packing import Packing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import oracle
@@ -171,6 +172,9 @@ def stored(buffer, table="replay"):
     """{first observation: priority} of a table, as the server tells it."""
     count = 40 * int(buffer.size(table))
     samples = buffer._connection.client.sample(table, count, emit_timesteps=False)
-    names = list(buffer.replay.signature(table))
-    at = names.index("obs")
+    if buffer.replay.packed:
+        packing = Packing(buffer.replay)
+        found = [(packing.unpack(np.asarray(s.data[0]).reshape(1, -1))["obs"], s) for s in samples]
+        return {float(obs.numpy().ravel()[0]): s.info.priority for obs, s in found}
+    at = list(buffer.replay.signature(table)).index("obs")
     return {float(s.data[at].ravel()[0]): s.info.priority for s in samples}

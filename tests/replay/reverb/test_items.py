@@ -20,6 +20,8 @@ CASES = (
     ("long_n_step", {"n_step": 9}),
     ("prioritized_one_step", {"n_step": 1, "kind": "prioritized"}),
     ("prioritized_n_step", {"n_step": 3, "kind": "prioritized"}),
+    ("one_step_in_columns", {"n_step": 1, "packed": False}),
+    ("n_step_in_columns", {"n_step": 3, "kind": "prioritized", "packed": False}),
     ("sequences", {"sequence_length": 4, "sequence_period": 2}),
     ("sequences_apart", {"sequence_length": 3}),
     ("dense_sequences", {"sequence_length": 4, "sequence_period": 1, "kind": "prioritized"}),
@@ -65,7 +67,7 @@ class ItemsTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("n_step", {"n_step": 4}),
-        ("prioritized", {"n_step": 4, "kind": "prioritized"}),
+        ("in_columns", {"n_step": 4, "kind": "prioritized", "packed": False}),
         ("sequences", {"sequence_length": 5, "sequence_period": 2}),
         ("episodes", {"episode_length": 20}),
     )

@@ -15,6 +15,7 @@ ONCE_CASES = tuple(
     for name, options in (
         ("one_step", {"n_step": 1}),
         ("n_step", {"n_step": 3}),
+        ("n_step_in_columns", {"n_step": 3, "packed": False}),
         ("sequences", {"sequence_length": 4, "sequence_period": 2}),
         ("episodes", {"episode_length": 12}),
     )

@@ -11,7 +11,7 @@ def test_the_page_is_run(tmp_path):
     assert {kind for kind, _ in page} == {"python"}
     code = "\n".join(session(page))
     comments = re.findall(r"^ *print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
-    assert code.count("print(") == len(comments) == 5
+    assert code.count("print(") == len(comments) == 7
     printed = run([sys.executable, "-c", code], tmp_path).splitlines()
     twice = comments.index("(64, 4)")  # two batches
     assert printed == comments[: twice + 1] + comments[twice:]

@@ -11,6 +11,7 @@ from tfrl.replay.reverb import files
 from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.local import LocalServer
+from tfrl.replay.reverb.packing import as_served, suits
 from tfrl.replay.reverb.sampled import SampledTables
 from tfrl.replay.reverb.tables import check_tables
 from tfrl.replay.reverb.writer import Writer
@@ -28,7 +29,7 @@ class ReverbBuffer(SampledTables):
     a table limits inserts: then they do not wait for items that the limiter holds back.
 
     Attributes:
-      replay: Its maker.
+      replay: Its maker, which says here whether items are packed.
       address: "host:port" of the server.
       possible_duplicates: Items, at most, that may have been inserted twice, because the connection
         broke before they were confirmed.
@@ -36,13 +37,14 @@ class ReverbBuffer(SampledTables):
 
     def __init__(self, replay: "ReverbReplay"):
         """Connects, or starts a server; see `ReverbReplay.init`."""
-        super().__init__(replay, _connect(replay))
+        self._asked = replay.packed
+        super().__init__(*_connected(replay))
         self.possible_duplicates = 0
         self._reconnections = self._created = 0
         self._writer: Writer | None = None  # opened by the first `add`: a learner has none
         self._closed = False
         try:
-            check_tables(self._connection.server_info(), replay)
+            check_tables(self._connection.server_info(), self.replay)
         except BaseException:
             self._connection.close()
             raise
@@ -182,11 +184,16 @@ class ReverbBuffer(SampledTables):
         Raises:
           UserError: For the folder of a buffer that was made in another way, or none.
         """
-        values, tables = files.restore(folder, self.replay)
-        if isinstance(self._connection, LocalServer):
-            fresh = LocalServer(self.replay, tables)
+        here = isinstance(self._connection, LocalServer)
+        # A server elsewhere has items in its own form, which was compared when it answered.
+        asked = self._asked if here else None
+        values, tables, packed = files.restore(folder, self.replay, asked)
+        if here:
+            replay = self.replay.replace(packed=packed)
+            fresh = LocalServer(replay, tables)
             self._close_writer()
             self._connection.close()
+            self.replay = replay
             self._use(fresh)
         else:
             self.flush()
@@ -218,12 +225,20 @@ class ReverbBuffer(SampledTables):
                 self._connection.close()
 
 
-def _connect(replay: "ReverbReplay") -> Any:
+def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
+    """Returns a maker that says whether items are packed, and a connection to its server."""
     reverb()
     if replay.address is None:
-        return LocalServer(replay)
+        if replay.packed is None:
+            replay = replay.replace(packed=suits(replay))
+        return replay, LocalServer(replay)
     from tfrl.replay.reverb.connection import Connection
 
-    return Connection(
+    connection = Connection(
         replay.address, timeout=replay.timeout, reconnect_seconds=replay.reconnect_seconds
     )
+    try:
+        return as_served(replay, connection.server_info()), connection
+    except BaseException:
+        connection.close()
+        raise

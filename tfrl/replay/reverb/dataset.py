@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfrl.replay.reverb import reading
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.signature import item_signature
+from tfrl.replay.reverb.packing import stored_signature
 from tfrl.replay.reverb.table_config import ONCE, TableConfig
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _items(
     patience: float,
     **options: int,
 ) -> tf.data.Dataset:
-    signature = item_signature(replay, config)
+    signature = stored_signature(replay, config)
     if config.kind in ONCE:
         in_flight, num_workers = 1, 1
     return reverb().TrajectoryDataset(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
+from tfrl.replay.reverb.packing import packs
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.maker import ReverbReplay
@@ -47,11 +48,19 @@ def save(
         shutil.rmtree(old)
 
 
-def restore(folder: str, replay: "ReverbReplay") -> tuple[dict[str, float], pathlib.Path]:
+def restore(
+    folder: str, replay: "ReverbReplay", packed: bool | None
+) -> tuple[dict[str, float], pathlib.Path, bool]:
     """Reads what `save` wrote.
 
+    Args:
+      folder: Its path.
+      replay: The maker.
+      packed: Whether items must be packed there; None for either.
+
     Returns:
-      The numbers, and where Reverb's checkpoint is (it is not there for a server elsewhere).
+      The numbers, where Reverb's checkpoint is (it is not there for a server elsewhere), and
+      whether its items are packed.
 
     Raises:
       UserError: For a folder that is none, or of a buffer that was made in another way.
@@ -59,7 +68,7 @@ def restore(folder: str, replay: "ReverbReplay") -> tuple[dict[str, float], path
     root = pathlib.Path(folder)
     try:
         content = json.loads((root / _VALUES).read_text())
-        tables, values = content["tables"], content["values"]
+        tables, values = dict(content["tables"]), content["values"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"replay buffer {folder}",
@@ -67,15 +76,24 @@ def restore(folder: str, replay: "ReverbReplay") -> tuple[dict[str, float], path
             got=f"{type(error).__name__}: {error}",
             remedy="Restore another one.",
         ) from error
-    _compare(folder, tables, made_with(replay))
-    return values, root / _TABLES
+    for stored in tables.values():
+        stored.setdefault("packed", False)  # before there were packed items
+    found = any(stored["packed"] for stored in tables.values())
+    either = packed is None and (packs(replay) or not found)
+    form = replay.replace(packed=found) if either else replay
+    _compare(folder, tables, made_with(form))
+    return values, root / _TABLES, found
 
 
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
     """Returns what the meaning of saved tables depends on, `{table: {argument: value}}`."""
     names = [n for n in replay.table_configs[0].__dataclass_fields__ if n != "name"]
     return {
-        config.name: {**{n: getattr(config, n) for n in names}, "discount": replay.discount}
+        config.name: {
+            **{n: getattr(config, n) for n in names},
+            "discount": replay.discount,
+            "packed": bool(replay.packed),
+        }
         for config in replay.table_configs
     }
 

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.stream import Stream
 
 
+def n_step_return(
+    powers: Sequence[float], rewards: Sequence[float], terminated: bool
+) -> tuple[np.float32, np.float32]:
+    """Returns the return of some steps and the discount behind them.
+
+    Args:
+      powers: Those of the discount, from 0 on.
+      rewards: One for each step.
+      terminated: Whether the last step ended the episode so.
+    """
+    discount = 0.0 if terminated else powers[len(rewards)]
+    return np.float32(sum(map(operator.mul, powers, rewards))), np.float32(discount)
+
+
 class Transitions:
     """Items of n steps, fewer at an episode's end, for all tables that have such."""
 
@@ -32,9 +46,7 @@ class Transitions:
 
     def values(self, rewards: Sequence[float], terminated: bool) -> tuple[np.float32, np.float32]:
         """The return of the last k rewards and the discount behind them."""
-        total = sum(map(operator.mul, self._powers, rewards))
-        discount = 0.0 if terminated else self._powers[len(rewards)]
-        return np.float32(total), np.float32(discount)
+        return n_step_return(self._powers, rewards, terminated)
 
     def stepped(self, stream: "Stream") -> None:
         """Makes the item that is complete by the newest step."""

@@ -14,6 +14,7 @@ import tree
 from tensorflow.python.saved_model import nested_structure_coder
 
 from tfrl.errors import UserError
+from tfrl.replay.reverb.packing import leaves_of
 
 _RATE_LIMITER = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
 _TABLES_FILE = "tables.tfrecord"
@@ -102,8 +103,9 @@ def _signature_differences(saved: Any, asked: Any) -> Iterator[str]:
 
 def _leaves(signature: Any) -> dict[str, str]:
     """Returns `{path: "float32 [3]"}`."""
-    leaves = {}
-    for path, spec in tree.flatten_with_path(signature):
+    listed, packed = leaves_of(signature) if isinstance(signature, dict) else ({}, False)
+    leaves = {"packed": "True"} if packed else {}
+    for path, spec in tree.flatten_with_path(listed if packed else signature):
         name = "/".join(map(str, path)) or "(the whole)"
         known = spec is not None and spec.shape.rank is not None
         shape = spec.shape.as_list() if known else "of any shape"

@@ -43,6 +43,10 @@ class ReverbReplay(struct.Struct):
         The first is the one that `sample` and `update_priorities` mean.
       timeout: Seconds that a call waits for the server, or for whoever is to sample or insert.
       reconnect_seconds: Seconds to wait for a server that was lost; None to end in an error.
+      packed: Whether an n-step item is stored as one column of bytes, which is sampled at less than
+        half the cost, or as a column for each leaf, which other programs can read by name. None for
+        what the server or the checkpoint has; a new server in this process, which nobody else
+        reads, then packs items of at most 1,024 bytes. Never for sequences.
       address: "host:port" of a server; None for one in this process.
     """
 
@@ -65,6 +69,7 @@ class ReverbReplay(struct.Struct):
     tables: tuple[TableConfig, ...] = ()
     timeout: float = 60.0
     reconnect_seconds: float | None = None
+    packed: bool | None = None
     address: str | None = None
     table_configs: Any = struct.derived()
 
@@ -78,6 +83,7 @@ class ReverbReplay(struct.Struct):
         if len(set(names)) < len(names) or "" in names:
             remedy = "Give each table a name of its own."
             _refuse("tables", "different names", ", ".join(names), remedy)
+        _check_packed(self)
 
     def table(self, name: str | None = None) -> TableConfig:
         """Returns the table of a name, resolved; the first one for None.
@@ -94,15 +100,19 @@ class ReverbReplay(struct.Struct):
     def signature(self, table: str | None = None) -> dict[str, Any]:
         """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
 
+        Packed items have one leaf, whose path lists those in it.
+
         Args:
           table: Its name; None for the first one.
         """
-        from tfrl.replay.reverb.signature import item_signature
+        from tfrl.replay.reverb.packing import stored_signature
 
-        return item_signature(self, self.table(table))
+        return stored_signature(self, self.table(table))
 
     def make_tables(self) -> list[Any]:
         """Returns the tables as `reverb.Table`s, empty, with signatures, for a server.
+
+        Items are packed if `packed` says so, and not for None.
 
         Raises:
           UserError: Where Reverb is not installed.
@@ -157,6 +167,17 @@ def _check_numbers(replay: ReverbReplay) -> None:
     if wrong or not isinstance(replay.tables, tuple):
         wanted, remedy = "a tuple of TableConfig", "Give such a tuple, or leave it out."
         _refuse("tables", wanted, repr(wrong[0] if wrong else replay.tables), remedy)
+
+
+def _check_packed(replay: ReverbReplay) -> None:
+    from tfrl.replay.reverb.packing import packs
+
+    if replay.packed not in (None, True, False):
+        remedy = "None takes what the server has."
+        _refuse("packed", "True, False or None", repr(replay.packed), remedy)
+    if replay.packed and not packs(replay):
+        wanted = "False or None for sequences, and for leaves that are no numbers or empty"
+        _refuse("packed", wanted, "True", "Leave it out.")
 
 
 def _refuse(name: str, expected: str, got: str, remedy: str) -> NoReturn:

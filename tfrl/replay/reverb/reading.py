@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrl.replay.reading import STATE_IN
+from tfrl.replay.reverb.packing import Packing
 from tfrl.replay.reverb.signature import (
     TERMINATED,
     TRUNCATED,
@@ -28,6 +29,9 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
       info: `reverb.SampleInfo`.
       flat: `{path: tensor}` as the table's signature says.
     """
+    if replay.packed:
+        (packed,) = flat.values()
+        flat = Packing(replay).unpack(packed)
     extras = {
         field: rebuild(field, spec, flat) for field, spec in step_extras(replay, config).items()
     }

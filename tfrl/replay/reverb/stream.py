@@ -17,11 +17,67 @@ if TYPE_CHECKING:
 MOST_PENDING, LEFT_PENDING = 40, 20
 
 
-class Stream:
-    """One environment's `TrajectoryWriter`, the rows of its episode, and the items made of them.
+class Outlet:
+    """One environment's `TrajectoryWriter`, and the items that were made with it.
 
     Reverb's C++ writer is called directly: its Python wrapper flattens and unflattens the step of
     every call, which took half of the time.
+
+    Attributes:
+      pending: Items that may be unconfirmed, at most.
+      created: Items that were made.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        keep: int,
+        highest: dict[str, float],
+        make_room: Callable[[Any], None],
+    ):
+        """Opens a writer.
+
+        Args:
+          client: A `reverb.Client`.
+          keep: Values of each column that items may be made of, the newest.
+          highest: The priority of new items by table, shared by all streams.
+          make_room: Called where as many items are unconfirmed as may be.
+        """
+        self._highest, self._make_room = highest, make_room
+        self._owner = client.trajectory_writer(num_keep_alive_refs=keep)
+        self._writer = self._owner._writer
+        self.pending = 0
+        self.created = 0
+
+    def create(self, tables: list[str], refs: list[list[Any]], squeezed: list[bool]) -> None:
+        """Makes an item in each of some tables."""
+        for table in tables:
+            if self.pending >= MOST_PENDING:
+                self._make_room(self)
+            self._writer.CreateItem(table, self._highest[table], refs, squeezed)
+            self.pending += 1
+            self.created += 1
+
+    def flush(self, left: int, milliseconds: int) -> bool:
+        """Waits until all but `left` items are confirmed; returns whether they are in time."""
+        if self.pending <= left:
+            return True
+        try:
+            self._writer.Flush(left, milliseconds)
+        except RuntimeError as error:
+            if "Timeout exceeded" in str(error):
+                return False
+            raise
+        self.pending = min(self.pending, left)
+        return True
+
+    def close(self) -> None:
+        """Ends the writer; what is not confirmed is lost."""
+        self._owner.close()
+
+
+class Stream(Outlet):
+    """The rows of an environment's episode, and the items made of them.
 
     Attributes:
       rows: What `Append` returned, `[row][column]`, the newest last; as many as an item may need.
@@ -46,17 +102,13 @@ class Stream:
           highest: The priority of new items by table, shared by all streams.
           make_room: Called where as many items are unconfirmed as may be.
         """
-        self._layout, self._highest, self._make_room = layout, highest, make_room
+        self._keep = max(config.steps for config in replay.table_configs) + 1
+        super().__init__(client, self._keep, highest, make_room)
+        self._layout = layout
         self._transitions, self._sequences = make_items(replay, layout)
-        span = max(config.steps for config in replay.table_configs)
-        self._keep = span + 1
-        self._owner = client.trajectory_writer(num_keep_alive_refs=span + 1)
-        self._writer = self._owner._writer
         self.rows: list[list[Any]] = []
         self.rewards: list[float] = []
         self.length = 0
-        self.pending = 0
-        self.created = 0
         self._open = False
 
     def step(
@@ -128,29 +180,3 @@ class Stream:
         """
         flags = [VALID] * (steps - 1) + [VALID | TRUNCATED]
         return [self.append_at(column, [np.uint8(flag)]) for flag in flags]
-
-    def create(self, tables: list[str], refs: list[list[Any]], squeezed: list[bool]) -> None:
-        """Makes an item in each of some tables."""
-        for table in tables:
-            if self.pending >= MOST_PENDING:
-                self._make_room(self)
-            self._writer.CreateItem(table, self._highest[table], refs, squeezed)
-            self.pending += 1
-            self.created += 1
-
-    def flush(self, left: int, milliseconds: int) -> bool:
-        """Waits until all but `left` items are confirmed; returns whether they are in time."""
-        if self.pending <= left:
-            return True
-        try:
-            self._writer.Flush(left, milliseconds)
-        except RuntimeError as error:
-            if "Timeout exceeded" in str(error):
-                return False
-            raise
-        self.pending = min(self.pending, left)
-        return True
-
-    def close(self) -> None:
-        """Ends the writer; what is not confirmed is lost."""
-        self._owner.close()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
 from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.packing import as_served, check_form, leaves_of, stored_signature
 from tfrl.replay.reverb.signature import check_signature, item_signature
 from tfrl.replay.reverb.table_config import ONCE, TableConfig
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns a `reverb.Table` for each table of a maker, empty."""
-    return [_table(config, item_signature(replay, config)) for config in replay.table_configs]
+    return [_table(config, stored_signature(replay, config)) for config in replay.table_configs]
 
 
 def _table(config: TableConfig, signature: dict[str, Any]) -> Any:
@@ -56,6 +57,7 @@ def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None
         limit (size, sampler, remover, rate limiter) that is not the one asked for, such as that of
         a table restored from another run's checkpoint.
     """
+    replay = as_served(replay, server_info)
     for config in replay.table_configs:
         if config.name not in server_info:
             raise UserError(
@@ -64,9 +66,10 @@ def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None
                 got=f"tables {', '.join(sorted(server_info))}",
                 remedy="Start the server with the configuration of this experiment.",
             )
-        check_signature(
-            config.name, item_signature(replay, config), server_info[config.name].signature
-        )
+        signature = server_info[config.name].signature
+        leaves, _ = leaves_of(signature)
+        check_signature(config.name, item_signature(replay, config), leaves)
+        check_form(replay, config, signature)
     for table in make_tables(replay):
         _check_limits(table.info, server_info[table.name])
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from tfrl.errors import UserError
 from tfrl.replay.reverb.layout import make_layout
+from tfrl.replay.reverb.packed_stream import PackedStream
+from tfrl.replay.reverb.packing import Packing
 from tfrl.replay.reverb.rows import Columns
-from tfrl.replay.reverb.stream import LEFT_PENDING, Stream
+from tfrl.replay.reverb.stream import LEFT_PENDING, Outlet, Stream
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -39,11 +41,18 @@ class Writer:
         """
         self._replay, self._check = replay, check
         self._columns = Columns(replay)
-        self._layout = make_layout(replay)
-        self._streams = [
-            Stream(replay, self._layout, client, highest, self._make_room)
-            for _ in range(replay.num_envs)
-        ]
+        envs = range(replay.num_envs)
+        self._streams: list[Any]
+        if replay.packed:
+            self._packing = Packing(replay)
+            self._streams = [
+                PackedStream(replay, self._packing, client, highest, self._make_room) for _ in envs
+            ]
+        else:
+            self._layout = make_layout(replay)
+            self._streams = [
+                Stream(replay, self._layout, client, highest, self._make_room) for _ in envs
+            ]
         self._limited = any(config.limits_inserts for config in replay.table_configs)
 
     @property
@@ -64,6 +73,20 @@ class Writer:
             has not taken in time.
         """
         columns = self._columns.of(trajectory)
+        if self._replay.packed:
+            self._add_packed(columns)
+        else:
+            self._add(columns)
+
+    def _add_packed(self, columns: dict[str, np.ndarray]) -> None:
+        rows, valid = self._packing.rows(columns), columns["valid"]
+        names = ("reward", "termination", "truncation")
+        parts = zip(*(columns[name].tolist() for name in names), strict=True)
+        for t, (rewards, terminated, truncated) in enumerate(parts):
+            for b in np.flatnonzero(valid[t]).tolist():
+                self._streams[b].step(rows[t, b], rewards[b], terminated[b], truncated[b])
+
+    def _add(self, columns: dict[str, np.ndarray]) -> None:
         layout = self._layout
         obs = [columns[path] for path in layout.obs]
         after = [columns["next_" + path] for path in layout.obs]
@@ -116,10 +139,10 @@ class Writer:
         for stream in self._streams:
             self._flush(stream, 0)
 
-    def _make_room(self, stream: Stream) -> None:
+    def _make_room(self, stream: Outlet) -> None:
         self._flush(stream, LEFT_PENDING)
 
-    def _flush(self, stream: Stream, left: int) -> None:
+    def _flush(self, stream: Outlet, left: int) -> None:
         deadline = time.monotonic() + self._replay.timeout
         while not stream.flush(left, int(1000 * _SLICE_SECONDS)):
             self._check()
