@@ -130,6 +130,39 @@ def with_function(call):
     )  # fmt: skip
 
 
+def run_onnx(tmp_path, call, x):
+    import onnxruntime
+
+    export_onnx.write_onnx(with_function(call), tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "action.onnx")
+    assert [given.name for given in session.get_inputs()] == ["observation"]
+    (found,) = session.run(None, {"observation": x})
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_onnx_has_the_shapes_that_distributions_broadcast_to(tmp_path, size):
+    """BroadcastArgs, which tf2onnx lacks; of ranks that differ, and of nothing too."""
+    onnx()
+
+    def call(x):
+        shape = tf.broadcast_dynamic_shape(tf.shape(x)[:1], [2, 1])
+        same = tf.broadcast_dynamic_shape(shape, tf.zeros([0], tf.int32))
+        return tf.zeros(same) + x[:, 0] + tf.cast(tf.size(same), tf.float32)
+
+    x = np.arange(3 * size, dtype=np.float32).reshape(size, 3)
+    np.testing.assert_array_equal(run_onnx(tmp_path, call, x), call(tf.constant(x)))
+
+
+@pytest.mark.parametrize("size", [3, 900])
+def test_onnx_holds_tensors_from_outside_of_the_function(tmp_path, size):
+    onnx()
+    outside = tf.range(size, dtype=tf.float32)
+    x = np.ones([2, 3], np.float32)
+    found = run_onnx(tmp_path, lambda x: x[:, :1] * outside, x)
+    np.testing.assert_array_equal(found, np.tile(np.arange(size), [2, 1]))
+
+
 def test_what_onnx_lacks_is_refused(tmp_path):
     onnx()
     with pytest.raises(UserError, match="--format=onnx: expected a policy of operations that ONNX"):
@@ -170,7 +203,7 @@ class TestVerify:
         """Answers that a test may spoil before they are compared."""
         spoil = []
 
-        def played(form, folder, policy, observations):
+        def played(form, folder, policy, observations, key=None):
             found = self.oracle.answers(observations, ("action", "explore", "distribution"))
             found = {name: x.copy() for name, x in found.items()}
             for name in (*policy.outputs, *policy.state):

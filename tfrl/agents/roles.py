@@ -17,7 +17,12 @@ _ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
 
 
 def check_policy(
-    owner: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
+    owner: str,
+    network: networks.Network,
+    spec: Nest,
+    action_spec: Nest,
+    normalize_obs: bool,
+    name: str = "policy",
 ) -> None:
     """Checks that a network gives distributions over the actions of a spec.
 
@@ -27,6 +32,7 @@ def check_policy(
       spec: The nest of specs of what it sees.
       action_spec: The nest of specs of one action.
       normalize_obs: Whether it sees observations that are normalised.
+      name: The agent's field.
 
     Raises:
       UserError: For another output, and for a distribution over other actions.
@@ -35,7 +41,7 @@ def check_policy(
     def check(found: Any) -> None:
         if not all(hasattr(found, name) for name in _ASKED_OF_POLICIES):
             wanted = "a distribution of actions for each observation"
-            raise _refused(owner, "policy", wanted, network, found)
+            raise _refused(owner, name, wanted, network, found)
         number, logits = _num_actions(action_spec), getattr(found, "logits", None)
         drawn = found.sample(seeding.key(0))
         if not _same_shapes(drawn, action_spec):
@@ -45,7 +51,7 @@ def check_policy(
         else:
             return
         raise UserError(
-            f"{owner}.policy",
+            f"{owner}.{name}",
             expected=f"a policy of the actions {action_spec!r}",
             got=f"{type(network).__name__} of {got}",
             remedy="Make the policy with the action_spec of the same environment.",
@@ -54,26 +60,56 @@ def check_policy(
     _trace(network, spec, normalize_obs, check)
 
 
-def check_value(owner: str, network: networks.Network, spec: Nest, normalize_obs: bool) -> None:
+def check_value(
+    owner: str,
+    network: networks.Network,
+    spec: Nest,
+    normalize_obs: bool,
+    name: str = "value",
+) -> None:
     """Checks that a network gives one number; arguments and errors as of `check_policy`."""
 
     def check(found: Any) -> None:
         if not _is_float(found, [1]):
             wanted = "one number for each observation"
-            raise _refused(owner, "value", wanted, network, found)
+            raise _refused(owner, name, wanted, network, found)
 
     _trace(network, spec, normalize_obs, check)
 
 
 def check_action_values(
-    owner: str, network: networks.Network, spec: Nest, num_actions: int, normalize_obs: bool
+    owner: str,
+    network: networks.Network,
+    spec: Nest,
+    num_actions: int,
+    normalize_obs: bool,
+    name: str = "q",
 ) -> None:
     """Checks that a network gives one value for each action; see `check_policy`."""
 
     def check(found: Any) -> None:
         if not _is_float(found, [1, num_actions]):
             wanted = f"one value for each of {num_actions} actions, float32 [..., {num_actions}]"
-            raise _refused(owner, "q", wanted, network, found)
+            raise _refused(owner, name, wanted, network, found)
+
+    _trace(network, spec, normalize_obs, check)
+
+
+def check_actions(
+    owner: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
+) -> None:
+    """Checks that an actor network gives actions of the spec; see `check_policy`."""
+
+    def check(found: Any) -> None:
+        try:
+            tf.nest.assert_same_structure(found, action_spec, check_types=False)
+            pairs = zip(tf.nest.flatten(found), tf.nest.flatten(action_spec), strict=True)
+            alike = all(_is_float(x, [1, *s.shape]) for x, s in pairs)
+        except (TypeError, ValueError):
+            alike = False
+        if not alike:
+            wanted = f"an action of {action_spec!r} for each observation"
+            raise _refused(owner, "actor_network", wanted, network, found)
 
     _trace(network, spec, normalize_obs, check)
 
@@ -122,6 +158,8 @@ def origin_remedy(network: Any, name: str) -> str | None:
     given = "env.obs_spec" if name == "value" else "env.obs_spec, env.action_spec"
     if "torso" in name:
         given = "env.obs_spec"
+    if name == "critic_network":
+        given = "(env.obs_spec, env.action_spec)"
     return (
         "A network of TF-Agents becomes one of tfrl as tfrl.compat.tf_agents."
         f"from_tf_agents_network(make_network, {given}), where make_network makes it: the class, "

@@ -4,7 +4,8 @@
 
 A job has `format` and `folder` of the export; the names of its inputs, outputs and recurrent state
 (`inputs`, `outputs`, `state`, in the order of the specs); `observations`, a .npz of arrays
-`[T, B, ...]`; and `answers`, the .npz to write: `<signature>/<output>` `[T, B, ...]` and
+`[T, B, ...]`; `key`, of TF-Agents' policy that explores: the two numbers to draw by, or null where
+it is not to be compared; and `answers`, the .npz to write: `<signature>/<output>` `[T, B, ...]` and
 `single/<output>`, of the first observation alone. This file imports nothing of the package, and
 refuses to.
 """
@@ -13,7 +14,10 @@ import importlib.abc
 import json
 import os
 import pathlib
+import re
+import shutil
 import sys
+import tempfile
 
 _ONLY = {
     "saved_model": ("tensorflow",),
@@ -25,6 +29,15 @@ _BARRED = {"tfrl", "gin", "gymnasium", "tensorflow", "tensorflow_probability", "
 # What TF-Agents itself imports.
 _THEIRS = {"gin", "gymnasium"}
 _KEPT: list = []
+# The scope in which a policy for TF-Agents draws its key, and all operations that could draw.
+KEY_SCOPE = "tfrl_key"
+_OF_KEY = re.compile(rf"(^|/){KEY_SCOPE}(_\d+)?/")
+_DRAWS = {
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson",
+    "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform",
+    "RandomUniformInt", "RngReadAndSkip", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
+    "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "TruncatedNormal",
+}  # fmt: skip
 
 
 class _Bar(importlib.abc.MetaPathFinder):
@@ -93,22 +106,56 @@ def onnx(job):
     return {path.stem: caller(path) for path in sorted(pathlib.Path(job["folder"]).glob("*.onnx"))}
 
 
-def tf_agents(job):
-    """Returns the same of the greedy policy that PolicySaver wrote; `single` after an update.
+def draws(folder):
+    """Returns a SavedModel's proto, and its nodes that draw: those of the key, and all others."""
+    from tensorflow.core.protobuf import saved_model_pb2
 
-    The policy that explores draws by TensorFlow's own numbers: it must load and act, no more.
+    model = saved_model_pb2.SavedModel()
+    model.ParseFromString(pathlib.Path(folder, "saved_model.pb").read_bytes())
+    graphs = [graph.graph_def for graph in model.meta_graphs]
+    nodes = [node for graph in graphs for node in graph.node]
+    nodes += [
+        n for graph in graphs for function in graph.library.function for n in function.node_def
+    ]
+    found = [node for node in nodes if node.op in _DRAWS]
+    keys = [node for node in found if _OF_KEY.search(node.name)]
+    return model, keys, [node for node in found if not _OF_KEY.search(node.name)]
+
+
+def _with_key(folder, copy, key):
+    """Copies a policy of TF-Agents, with a constant in the place of the key that it draws."""
+    import tensorflow as tf
+
+    shutil.copytree(folder, copy)
+    model, keys, _ = draws(folder)
+    constant = tf.make_tensor_proto(key, tf.int32)
+    for node in keys:
+        node.op = "Const"
+        del node.input[:]
+        node.attr.clear()
+        node.attr["dtype"].type = tf.int32.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(constant)
+    (copy / "saved_model.pb").write_bytes(model.SerializeToString())
+    return copy
+
+
+def tf_agents(job):
+    """Returns the same of the policies that PolicySaver wrote; `single` after an update.
+
+    The policy that explores draws its key by TensorFlow's own numbers. So it must load and act as
+    it is, and a copy of it, whose key is that of the job, gives the draws to compare.
     """
     import tensorflow as tf
     from tf_agents.policies import SavedModelPyTFEagerPolicy
     from tf_agents.trajectories import time_step as ts
 
-    folder = pathlib.Path(job["folder"])
-    loaded = {
-        name: SavedModelPyTFEagerPolicy(
-            str(folder / name), load_specs_from_pbtxt=True, batch_time_steps=False
+    def load(place):
+        return SavedModelPyTFEagerPolicy(
+            str(place), load_specs_from_pbtxt=True, batch_time_steps=False
         )
-        for name in ("policy", "collect_policy")
-    }
+
+    folder = pathlib.Path(job["folder"])
+    loaded = {name: load(folder / name) for name in ("policy", "collect_policy")}
 
     def call(policy, inputs):
         size = len(inputs[job["inputs"][0]])
@@ -140,7 +187,14 @@ def tf_agents(job):
         named = zip(job["state"], tf.nest.flatten(state), strict=True)
         return {name: x.numpy() for name, x in named}
 
-    return {"action": act, "initial_state": begin}
+    found = {"action": act, "initial_state": begin}
+    if job["key"] is not None:
+        scratch = tempfile.TemporaryDirectory()
+        _KEPT.append(scratch)
+        copy = pathlib.Path(scratch.name, "collect_policy")
+        explores = load(_with_key(folder / "collect_policy", copy, job["key"]))
+        found["explore"] = lambda seed, **inputs: call(explores, inputs)
+    return found
 
 
 def _packed(spec, names, arrays):

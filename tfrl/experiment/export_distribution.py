@@ -56,7 +56,8 @@ def policy_parameters(
         return {".": ("q_values", {"q_values": agent.action_values(state, obs)})}, carry
     seen, mask = split_mask(agent.normalized(state, obs))
     if isinstance(agent, SAC):
-        policy = agent.actor.apply(state.params["actor"], seen, mask)
+        actor: Any = agent.actor
+        policy = actor.apply(state.params["actor"], seen, mask)
         return {".": _parameters(policy)}, carry
     if isinstance(agent, TD3):
         action = agent.evaluate_actions(state, obs, tf.zeros([2], tf.int32)).action

@@ -2,8 +2,10 @@
 
 import logging
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import extras
@@ -48,6 +50,61 @@ def write_onnx(policy: PolicyFunctions, directory: pathlib.Path) -> dict[str, An
     return {"files": [f"{name}.onnx" for name in names], "opset": OPSET, "signatures": names}
 
 
+def _fill_in(model: Any, graph: Any) -> None:
+    """Makes constants of the inputs that stand for tensors from outside of a function.
+
+    Such as the atoms of TF-Agents' CategoricalDqnAgent, a tensor that belongs to the agent.
+    """
+    from onnx import numpy_helper
+
+    values = {inner.name: x for x, inner in graph.captures if x.dtype != tf.resource}
+    read = set(_read(model.graph))
+    for given in [x for x in model.graph.input if x.name in values]:
+        model.graph.input.remove(given)
+        if given.name in read:  # small ones are constants already
+            array = numpy_helper.from_array(np.asarray(values[given.name]), given.name)
+            model.graph.initializer.append(array)
+
+
+def _read(graph: Any) -> Iterator[str]:
+    """The names that the nodes of an ONNX graph read, bodies of loops included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _read(body)
+
+
+def _broadcast_args(ctx: Any, node: Any, name: str, args: Any) -> None:
+    """Writes TensorFlow's BroadcastArgs, which tf2onnx does not know, in operations of ONNX.
+
+    The shape that two shapes broadcast to is that of an array of the first one, expanded to the
+    second. It comes out of distributions of TensorFlow Probability, so of TF-Agents' policies.
+    """
+    from onnx import TensorProto, helper
+
+    dtype, outputs = ctx.get_dtype(node.output[0]), list(node.output)
+    shape = ctx.get_shape(node.output[0])
+    given = [_cast(ctx, x, TensorProto.INT64) for x in node.input]
+    ctx.remove_node(node.name)
+    nothing = helper.make_tensor("nothing", TensorProto.BOOL, [1], [False])
+    array = ctx.make_node("ConstantOfShape", given[:1], attr={"value": nothing}).output[0]
+    whole = ctx.make_node("Expand", [array, given[1]]).output[0]
+    found = ctx.make_node("Shape", [whole]).output[0]
+    ctx.make_node(
+        "Cast", [found], attr={"to": dtype}, name=name, outputs=outputs,
+        shapes=[shape], dtypes=[dtype],
+    )  # fmt: skip
+
+
+def _cast(ctx: Any, name: str, dtype: int) -> str:
+    return str(ctx.make_node("Cast", [name], attr={"to": dtype}).output[0])
+
+
+# Of tf2onnx's custom handlers: `{operation of TensorFlow: (function, arguments)}`.
+_HANDLERS: dict[str, Any] = {"BroadcastArgs": (_broadcast_args, [])}
+
+
 def _converted(name: str, function: Any, state: set[str]) -> bytes:
     import onnx
     import tf2onnx
@@ -65,7 +122,10 @@ def _converted(name: str, function: Any, state: set[str]) -> bytes:
     logger.setLevel(logging.CRITICAL)
     try:
         with quiet():
-            model, _ = tf2onnx.convert.from_function(flat, input_signature=signature, opset=OPSET)
+            model, _ = tf2onnx.convert.from_function(
+                flat, input_signature=signature, opset=OPSET, custom_op_handlers=_HANDLERS
+            )
+        _fill_in(model, flat.get_concrete_function(*signature).graph)
         onnx.checker.check_model(model)  # tf2onnx leaves what it does not know as it is
     except Exception as error:  # of many kinds, by operation
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)

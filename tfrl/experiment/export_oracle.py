@@ -1,6 +1,6 @@
 """The library's own answers, with which those of an exported policy are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,18 @@ class AgentOracle:
         carry = initial_carry(agent, 1)
         self._carry_names = () if carry is None else tuple(leaf_names(carry, "state").values())
 
-    def answers(self, observations: Sequence[Any], signatures: Sequence[str]) -> Answers:
+    def answers(
+        self,
+        observations: Sequence[Any],
+        signatures: Sequence[str],
+        keys: Callable[[int], tf.Tensor] = seeding.key,
+    ) -> Answers:
         """Acts over the observations of an episode.
 
         Args:
           observations: Nests `[B, ...]`, one a step.
           signatures: Which of action, explore and distribution.
+          keys: The key that `explore` draws by in each step.
 
         Returns:
           `{<signature>/<output>: [T, B, ...]}`, as the client names them; the memory after each
@@ -53,7 +59,7 @@ class AgentOracle:
             greedy = agent.evaluate_actions(state, obs, seeding.key(0), carry)
             add("action", actions(greedy.action), greedy.carry)
             if "explore" in signatures:
-                drawn = agent.compute_actions(state, obs, seeding.key(t), explored)
+                drawn = agent.compute_actions(state, obs, keys(t), explored)
                 add("explore", actions(drawn.action), drawn.carry)
                 explored = drawn.carry
             if has_distribution(agent):

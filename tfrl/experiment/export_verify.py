@@ -25,13 +25,15 @@ OBSERVATIONS = 1000
 # Of a policy with memory: so many sequences of so many steps.
 _STEPS = 20
 _SECONDS = 300.0
-# The functions that a format does not have, or whose draws nobody can repeat.
+# The functions that a format does not have.
 _WITHOUT = {
     "saved_model": (),
-    "tf_agents": ("explore", "distribution"),
+    "tf_agents": ("distribution",),
     "tflite": export_lite.WITHOUT,
     "onnx": export_onnx.WITHOUT,
 }
+# The seed of the key that stands in for the one that a policy for TF-Agents draws.
+_KEY = 12
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
@@ -66,7 +68,11 @@ def _mask(mask: np.ndarray) -> np.ndarray:
 
 
 def client_answers(
-    form: str, folder: pathlib.Path, policy: PolicyFunctions, observations: Sequence[Any]
+    form: str,
+    folder: pathlib.Path,
+    policy: PolicyFunctions,
+    observations: Sequence[Any],
+    key: tf.Tensor | None = None,
 ) -> Answers:
     """Lets a process without tfrl act by an export.
 
@@ -75,6 +81,7 @@ def client_answers(
       folder: The export.
       policy: What was exported.
       observations: Nests `[B, ...]`, one a step.
+      key: What TF-Agents' policy that explores draws by, int32 [2]; None to leave it out.
 
     Returns:
       Its answers, see `export_client`.
@@ -95,6 +102,7 @@ def client_answers(
             "inputs": policy.inputs,
             "outputs": policy.outputs,
             "state": policy.state,
+            "key": None if key is None else np.asarray(key).tolist(),
             "observations": str(given),
             "answers": str(taken),
         }
@@ -155,7 +163,8 @@ def verify(
 
     Returns:
       `observations`, `steps`, and for each float output of each signature the largest distance,
-      for each discrete one the share that is equal, see `export_comparison`; for `metadata.json`.
+      for each discrete one the share that is equal, see `export_comparison`; `not_compared`, why a
+      function is left out; for `metadata.json`.
 
     Raises:
       UserError: An output is farther off than its bound, or a choice another one though no two
@@ -163,11 +172,19 @@ def verify(
         other process failed.
     """
     observations = draw_observations(policy.obs_spec, bool(policy.state), count)
-    own = oracle.answers(observations, tuple(policy.functions))
-    if form == "tf_agents":
-        own = _clipped(own, policy)
-    theirs = client_answers(form, folder, policy, observations)
     has = [name for name in policy.functions if name not in _WITHOUT[form]]
+    left_out: dict[str, str] = {}
+    if form == "tf_agents":
+        left_out = _without_key(folder, policy)
+        has = [name for name in has if name not in left_out]
+        key = seeding.key(_KEY)
+        own = oracle.answers(observations, has, lambda t: key)
+        own = _clipped(own, policy)
+        given = None if "explore" not in has else key
+        theirs = client_answers(form, folder, policy, observations, given)
+    else:
+        own = oracle.answers(observations, tuple(policy.functions))
+        theirs = client_answers(form, folder, policy, observations)
     found = compare(policy, own, theirs, has, quantized=quantized)
     if found.wrong:
         told = f"distances and shares of equal choices: {', '.join(found.wrong)}"
@@ -180,7 +197,17 @@ def verify(
         "tolerance": None if quantized else TOLERANCE,
         **found.summary(policy.outputs),
         "outputs": found.outputs(),
+        "not_compared": left_out,
     }
+
+
+def _without_key(folder: pathlib.Path, policy: PolicyFunctions) -> dict[str, str]:
+    """Says why the draws of TF-Agents' policy that explores cannot be repeated, if they cannot."""
+    if "explore" not in policy.functions:
+        return {"explore": policy.left_out.get("explore", "the policy has none")}
+    _, _, others = export_client.draws(folder / "collect_policy")
+    kinds = sorted({node.op for node in others})
+    return {"explore": f"it draws by {', '.join(kinds)}, past its key"} if kinds else {}
 
 
 def _clipped(own: Answers, policy: PolicyFunctions) -> Answers:

@@ -34,7 +34,10 @@ class CriticEnsemble(Network, struct.Struct):
 
     Attributes:
       torso: Takes the tuple (observation, action), or with `num_actions` the observation; an MLP
-        concatenates vectors, make_torso with the tuple of specs takes all else.
+        concatenates vectors, make_torso with the tuple of specs takes all else. None if there is
+        a `network`.
+      network: One critic whole, in the place of torso and head. Such critics are unstacked, and
+        not for populations.
       num_critics: n.
       num_actions: How many discrete actions each critic has a value of; None for critics that take
         the action.
@@ -43,14 +46,22 @@ class CriticEnsemble(Network, struct.Struct):
         give the same values up to rounding, or "auto" (the faster on the device).
     """
 
-    torso: Torso
+    torso: Torso | None = None
+    network: Network | None = None
     num_critics: int = 2
     num_actions: int | None = None
     head_scale: float = 1.0
     apply_rule: str = "auto"
 
     def __post_init__(self) -> None:
-        """Checks the rule."""
+        """Checks the rule, and that there is either a torso or a network."""
+        if (self.torso is None) == (self.network is None):
+            raise UserError(
+                "CriticEnsemble",
+                expected="a torso, or a whole network",
+                got="both" if self.network else "neither",
+                remedy="Give CriticEnsemble(torso=MLP(hidden=(256, 256))).",
+            )
         if self.apply_rule not in _RULES:
             raise UserError(
                 "apply_rule",
@@ -60,8 +71,11 @@ class CriticEnsemble(Network, struct.Struct):
             )
 
     @property
-    def member(self) -> ValueNetwork | QNetwork:
+    def member(self) -> Network:
         """The network of one critic."""
+        if self.torso is None:
+            assert self.network is not None
+            return self.network
         if self.num_actions is None:
             return ValueNetwork(torso=self.torso, head_scale=self.head_scale)
         return QNetwork(torso=self.torso, num_actions=self.num_actions, head_scale=self.head_scale)
@@ -86,8 +100,9 @@ class CriticEnsemble(Network, struct.Struct):
           action: The actions.
         """
         x = x if action is None else (x, action)
-        axis = params["head"]["kernel"].shape.rank - 3  # of the critics
-        if resolve_rule(self.apply_rule) == "unstacked":
+        # Of the critics.
+        axis = 0 if self.torso is None else params["head"]["kernel"].shape.rank - 3
+        if self._unstacked():
             members = _unstack(params, axis, self.num_critics)
             return tf.stack([self.member.apply(p, x) for p in members], axis=axis)
         return self._batched(params, x, axis)
@@ -100,7 +115,7 @@ class CriticEnsemble(Network, struct.Struct):
         Not for populations. Critic i draws from `fold_in(key, i)`.
         """
         x = x if action is None else (x, action)
-        if resolve_rule(self.apply_rule) == "batched":
+        if not self._unstacked():
             return self.member.apply_training(params, self._copies(x, 0), key)
         keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
         members = zip(_unstack(params, 0, self.num_critics), keys, strict=True)
@@ -108,6 +123,9 @@ class CriticEnsemble(Network, struct.Struct):
         values = tf.stack([y for y, _ in found])
         # What only gradients train is as it was.
         return values, struct.stack([p for _, p in found]) if split_leaves(params)[1] else params
+
+    def _unstacked(self) -> bool:
+        return self.torso is None or resolve_rule(self.apply_rule) == "unstacked"
 
     def _copies(self, x: Nest, axis: int) -> Nest:
         """The inputs of n critics, `[n, ...]`, or for a population `[P * n, ...]`."""

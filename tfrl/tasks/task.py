@@ -106,6 +106,22 @@ class RLTask(abc.ABC):
 
     # What a task may change.
 
+    def train_model(self, model: Any, batch: Samples) -> dict[str, Any]:
+        """Takes a whole training step, in the place of `compute_loss` and the optimizer; traced.
+
+        For a model that trains by itself, such as an agent of another library. A task that defines
+        it needs no `compute_loss`, and `run_model`, `get_optimizer` and `get_learning_rate` are not
+        called. What it did is undone where the loss or a variable of the model is not finite.
+
+        Args:
+          model: Of `get_model`, whose variables it changes.
+          batch: Clips `[batch_size, num_samples, ...]`.
+
+        Returns:
+          `{name: scalar}`, `loss` among them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} trains by compute_loss")
+
     def run_model(self, model: Any, batch: Samples) -> Any:
         """Runs the model on a batch for `compute_loss`; traced.
 
@@ -248,9 +264,16 @@ class RLTask(abc.ABC):
         return results[0] if results else None
 
 
+def trains_itself(task: RLTask) -> bool:
+    """Whether a task defines `train_model`."""
+    return type(task).train_model is not RLTask.train_model
+
+
 def check_trainable(task: RLTask) -> None:
     """Raises a UserError for a task that lacks one of the methods that training calls."""
     for name in TRAINED_BY:
+        if name == "compute_loss" and trains_itself(task):
+            continue
         if name not in vars(task) and getattr(type(task), name) is getattr(RLTask, name):
             raise _undefined(task, name)
 

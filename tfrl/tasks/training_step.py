@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl.agents import OwnUpdate
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import OptimizerEntry
+from tfrl.learners.own_update import take_own_step
 from tfrl.tasks.samples import Samples
-from tfrl.tasks.task import RLTask, check_trainable
+from tfrl.tasks.task import RLTask, check_trainable, trains_itself
+from tfrl.types import AgentState
 
 OWN_METRICS = ("loss", "gradient_norm", "finite")
 
@@ -35,14 +38,18 @@ class TrainingStep:
         self._task = task
         self.model = _checked_model(task)
         self._trained = list(self.model.trainable_variables)
-        thing = f"get_optimizer of {type(task).__name__}"
-        self._entry = OptimizerEntry(
-            task.get_optimizer(), self._trained, task.get_learning_rate(), thing=thing
-        )
+        self._entry: OptimizerEntry | None = None
+        step = self._own_step
+        if not trains_itself(task):
+            thing = f"get_optimizer of {type(task).__name__}"
+            self._entry = OptimizerEntry(
+                task.get_optimizer(), self._trained, task.get_learning_rate(), thing=thing
+            )
+            step = self._step
         self._names = {v.ref(): name for name, v in self.model_variables().items()}
-        self._update = self._step
+        self._update = step
         if compile != "eager":
-            self._update = tf.function(self._step, jit_compile=compile == "xla" or None)
+            self._update = tf.function(step, jit_compile=compile == "xla" or None)
 
     def model_variables(self) -> dict[str, tf.Variable]:
         """Returns the model's variables by position and role: `000_kernel`, `001_bias`, ...
@@ -57,6 +64,8 @@ class TrainingStep:
     def variables(self) -> dict[str, tf.Variable]:
         """Returns all that an update changes: `model/...` and `optimizer/...`."""
         found = {f"model/{name}": v for name, v in self.model_variables().items()}
+        if self._entry is None:
+            return found
         for name, v in self._entry.own_variables().items():
             found[f"optimizer/{name}"] = v
         for slot in self._entry.slots().values():
@@ -65,13 +74,15 @@ class TrainingStep:
 
     def set_learning_rate(self, env_steps: int) -> None:
         """Assigns what the schedule says at so many env steps, where there is one."""
-        self._entry.set_learning_rate(tf.constant(env_steps, tf.int64))
+        if self._entry is not None:
+            self._entry.set_learning_rate(tf.constant(env_steps, tf.int64))
 
     def update(self, batch: Samples) -> dict[str, tf.Tensor]:
         """Takes one step on a batch of clips; none where loss or gradients are not finite.
 
         Returns:
-          Scalars: `loss`, `gradient_norm`, `finite`, and what `compute_loss` gave.
+          Scalars: `loss`, `gradient_norm`, `finite`, and what `compute_loss` gave; of a task that
+          trains its model by itself `loss`, `finite` and what `train_model` gave.
         """
         return self._update(batch)
 
@@ -96,8 +107,24 @@ class TrainingStep:
         tf.cond(finite, lambda: self._apply(pairs), lambda: tf.constant(False))
         return {**metrics, "loss": total, "gradient_norm": norm, "finite": finite}
 
+    def _own_step(self, batch: Samples) -> dict[str, tf.Tensor]:
+        """The task's own training step, undone where something is not finite."""
+        task = self._task
+        update = OwnUpdate(name="train_model", step=lambda *_: task.train_model(self.model, batch))
+        row, finite = take_own_step(
+            type(task).__name__,
+            update,
+            AgentState(params={"model": list(self.model.variables)}),
+            batch,
+            tf.zeros([2], tf.int32),
+            guard=True,
+            several=False,
+        )
+        return {**row, "finite": finite}
+
     def _apply(self, pairs: list[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
         gradients, variables = zip(*pairs, strict=True)
+        assert self._entry is not None
         self._entry.apply(gradients, variables)
         return tf.constant(True)
 

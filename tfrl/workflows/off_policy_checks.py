@@ -142,6 +142,15 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
             got=items.n_step,
             remedy="Leave it out, or give the table that the agent learns from first.",
         )
+    if items.kind == "prioritized" and not getattr(agent, "tells_td_errors", True):
+        name = getattr(agent, "algorithm", type(agent).__name__)
+        raise UserError(
+            "replay.kind",
+            expected=f"'uniform': {name} tells no TD errors that could be priorities, or ignores "
+            "importance weights",
+            got="'prioritized'",
+            remedy="Leave it out.",
+        )
     lengths = [name for name in ("sequence_length", "episode_length") if getattr(items, name, None)]
     wanted_sequences = getattr(agent, "takes_sequences", False)
     if wanted_sequences and "sequence_length" not in lengths:

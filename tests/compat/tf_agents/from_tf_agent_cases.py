@@ -71,6 +71,31 @@ def make_dqn(time_step_spec, action_spec, optimizer=None, network=QNetwork, **op
     )
 
 
+def make_cql(time_step_spec, action_spec, **options):
+    """A CqlSacAgent, whose actor loss TF-Agents decorates; it clones in its first step."""
+    from tf_agents.agents.cql.cql_sac_agent import CqlSacAgent
+
+    sac = factories.make_sac(VECTOR, BOX, hidden=(8,)).logic.agent
+    optimizers = [tf.compat.v1.train.AdamOptimizer(1e-2) for _ in range(3)]
+    return CqlSacAgent(
+        time_step_spec,
+        action_spec,
+        critic_network=sac._critic_network_1.copy(name="Critic"),
+        actor_network=sac._actor_network.copy(name="Actor"),
+        actor_optimizer=optimizers[0],
+        critic_optimizer=optimizers[1],
+        alpha_optimizer=optimizers[2],
+        cql_alpha=1.0,
+        num_cql_samples=2,
+        include_critic_entropy_term=True,
+        use_lagrange_cql_alpha=True,
+        num_bc_steps=1,
+        gamma=0.9,
+        train_step_counter=tf.Variable(0, dtype=tf.int64),
+        **options,
+    )
+
+
 def make_cloning(time_step_spec, action_spec, **options):
     """A BehavioralCloningAgent over single frames."""
     return BehavioralCloningAgent(

@@ -133,14 +133,116 @@ class ActionTest(parameterized.TestCase):
         first, second = draws((1, 2))
         assert_same(first, second)
 
-    def test_distribution(self):
+    def test_distribution_of_what_does_not_explore(self):
         agent, state = made("td3")
         step = time_step(observations(agent))
         policy = compat.as_tf_policy(agent, state)
         found = policy.distribution(step).action
         np.testing.assert_array_equal(found.sample(), policy.action(step).action)
-        with self.assertRaisesRegex(NotImplementedError, "log-probability"):
+
+
+GRID = specs.BoundedTensorSpec([2, 2], tf.float32, -1.0, [[1.0, 2.0], [3.0, 4.0]])
+MULTI = specs.MultiDiscreteSpec([2, 3], start=[1, 0])
+BITS = specs.BinarySpec([3])
+DRAWN_FROM = {
+    "ppo": (AGENTS["ppo"], "Categorical"),
+    "ppo_nested": (AGENTS["ppo_nested"], "ShiftedCategorical"),
+    "ppo_memory": (AGENTS["ppo_memory"], "MultivariateNormalDiag"),
+    "ppo_multi": ((agents.PPO, VECTOR, MULTI, SMALL), "IndependentShiftedCategorical"),
+    "ppo_bits": ((agents.PPO, VECTOR, BITS, SMALL), "IndependentBernoulli"),
+    "ppo_scalar": (
+        (agents.A2C, VECTOR, specs.BoundedTensorSpec([], tf.float32, -1.0, 1.0), SMALL),
+        "Normal",
+    ),
+    "ppo_grid": ((agents.PPO, VECTOR, GRID, SMALL), "IndependentNormal"),
+    "ppo_squashed": (
+        (agents.PPO, VECTOR, BOX, {**SMALL, "squash": True}),
+        "SquashToSpecNormal",
+    ),
+    "sac": (AGENTS["sac"], "SquashToSpecNormal"),
+    "sac_choice": ((agents.SAC, VECTOR, CHOICE, SMALL), "ShiftedCategorical"),
+    "dqn_nested": ((agents.DQN, NESTED, CHOICE, {**SMALL, "epsilon": 0.3}), "ShiftedCategorical"),
+}
+
+
+class DistributionTest(parameterized.TestCase):
+    @parameterized.parameters(*DRAWN_FROM)
+    def test_it_is_what_actions_are_drawn_from(self, name):
+        (kind, obs_spec, action_spec, kwargs), expected = DRAWN_FROM[name]
+        agent = kind(obs_spec=obs_spec, action_spec=action_spec, **kwargs)
+        state = agent.init(KEY)
+        policy = compat.as_tf_policy(agent, state, explore=True)
+        obs = tf.nest.map_structure(lambda x: tf.repeat(x[1:2], 4000, 0), observations(agent))
+        step, carry = time_step(obs, (1,) * 4000), policy.get_initial_state(4000)
+        found = policy.distribution(step, carry)
+        self.assertEqual(found.action.name.replace("_", ""), expected)
+        drawn = policy.action(step, carry, seed=KEY)
+        own = found.action.sample(seed=5)
+        self.assertEqual((own.dtype, own.shape), (drawn.action.dtype, drawn.action.shape))
+        a, b = (np.asarray(x, np.float64).reshape(4000, -1) for x in (own, drawn.action))
+        error = np.sqrt((a.var(0) + b.var(0)) / 4000) + 1e-9
+        self.assertLess(np.max(np.abs(a.mean(0) - b.mean(0)) / error), 5.0)
+        np.testing.assert_allclose(a.std(0), b.std(0), rtol=0.15, atol=1e-6)
+        if "log_prob" in (drawn.info or {}):
+            log_prob = found.action.log_prob(drawn.action)
+            np.testing.assert_allclose(log_prob, drawn.info["log_prob"], rtol=1e-3, atol=1e-3)
+            self.assertEqual(np.count_nonzero(found.info["log_prob"]), 0)
+        tf.nest.assert_same_structure(found.state, drawn.state)
+        if "nested" in name:  # row 1 forbids the first action
+            np.testing.assert_allclose(found.action.prob(tf.fill([4000], 2)), 0.0)
+
+    def test_nests(self):
+        agent, state = made("ppo_composite")
+        step = time_step(observations(agent))
+        policy = compat.as_tf_policy(agent, state, explore=True)
+        found = policy.distribution(step).action
+        tf.nest.assert_same_structure(found, policy.action_spec)
+        drawn = policy.action(step, (), KEY)
+        parts = zip(tf.nest.flatten(found), tf.nest.flatten(drawn.action), strict=True)
+        whole = tf.add_n([d.log_prob(x) for d, x in parts])
+        np.testing.assert_allclose(whole, drawn.info["log_prob"], rtol=1e-4)
+        sac = agents.SAC(obs_spec=VECTOR, action_spec={"a": BOX, "b": GRID}, **SMALL)
+        policy = compat.as_tf_policy(sac, sac.init(KEY), explore=True)
+        found = policy.distribution(step).action
+        greedy = compat.as_tf_policy(sac, sac.init(KEY), clip=False).action(step).action
+        for name in "ab":
+            np.testing.assert_allclose(found[name].mode(), greedy[name], atol=1e-6)
+        self.assertEqual(found["b"].log_prob(greedy["b"]).shape, [3])
+
+    def test_epsilon_is_shared_among_the_valid_actions(self):
+        agent, state = made("dqn_nested", epsilon=0.3)
+        obs = observations(agent)
+        found = compat.as_tf_policy(agent, state, explore=True).distribution(time_step(obs)).action
+        best = agent.evaluate_actions(state, obs, KEY).action.numpy()
+        expected = np.array([[1.0, 0.0, 0.0], [0.0, 0.15, 0.15], [0.1] * 3])
+        expected[[1, 2], best[1:] - 2] += 0.7
+        np.testing.assert_allclose(found.probs_parameter(), expected, atol=1e-6)
+        self.assertTrue(np.all(np.isfinite(found.entropy())))
+
+    def test_agents_without_one(self):
+        agent, state = made("td3")
+        step = time_step(observations(agent))
+        with self.assertRaisesRegex(NotImplementedError, "TD3.*noise is clipped"):
             compat.as_tf_policy(agent, state, explore=True).distribution(step)
+        odd = agents.RandomAgent(obs_spec=VECTOR, action_spec=BOX)
+        with self.assertRaisesRegex(NotImplementedError, "RandomAgent draws its actions from is"):
+            compat.as_tf_policy(odd, AgentState(params={}), explore=True).distribution(step)
+
+    @parameterized.parameters("ppo", "ppo_multi", "ppo_grid", "ppo_bits", "sac", "dqn_nested")
+    def test_policy_saver_takes_it(self, name):
+        (kind, obs_spec, action_spec, kwargs), _ = DRAWN_FROM[name]
+        agent = kind(obs_spec=obs_spec, action_spec=action_spec, **kwargs)
+        policy = compat.as_tf_policy(agent, agent.init(KEY), explore=True)
+        folder = folder_of(self)
+        policy_saver.PolicySaver(policy).save(folder)
+        loaded = tf.saved_model.load(folder)
+        step = time_step(observations(agent))
+        self.assertEqual(loaded.action(step).action.dtype, agent.action_spec.dtype)
+        if name in ("ppo", "dqn_nested"):
+            found = loaded.distribution(step).action
+            np.testing.assert_allclose(
+                found.logits, policy.distribution(step).action.logits, rtol=1e-5
+            )
 
 
 class MemoryTest(parameterized.TestCase):

@@ -1,5 +1,7 @@
 """Policies in PolicySaver's layout, read by TF-Agents' own class."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,12 +9,22 @@ from tf_agents.networks.q_rnn_network import QRnnNetwork
 from tf_agents.policies import SavedModelPyTFEagerPolicy
 from tf_agents.trajectories import time_step
 
-from tests.compat.tf_agents.from_tf_agent_cases import CHOICE, KEY, VECTOR, made, make_dqn
+from tests.compat.tf_agents.from_tf_agent_cases import (
+    BOX,
+    CHOICE,
+    FACTORIES,
+    KEY,
+    VECTOR,
+    made,
+    make_dqn,
+)
 from tests.experiment.export_in_process import in_process
 from tfrl import seeding, specs
-from tfrl.agents import DQN
+from tfrl.agents import DQN, PPO, TD3
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.export_policy import write_policies
+from tfrl.errors import UserError
+from tfrl.experiment import export_lite, export_onnx
 from tfrl.experiment.export import save_functions
 from tfrl.experiment.export_functions import policy_functions
 from tfrl.experiment.export_oracle import AgentOracle
@@ -51,8 +63,40 @@ def test_what_tf_agents_reads_is_compared_with_the_policy(tmp_path, monkeypatch)
     write_policies(agent, state, tmp_path, 5)
     policy, oracle = policy_functions(agent, state), AgentOracle(agent, state)
     told = verify("tf_agents", tmp_path, policy, oracle)
-    assert told["equal"] == 1.0
-    assert {name.split("/")[0] for name in told["outputs"]} == {"action", "single"}
+    assert (told["equal"], told["outputs"]["explore/action"]) == (1.0, 1.0)
+    assert {name.split("/")[0] for name in told["outputs"]} == {"action", "explore", "single"}
+    assert told["not_compared"] == {}
+    other = AgentOracle(agent, state.replace(extra={**state.extra, "epsilon": tf.constant(0.5)}))
+    with pytest.raises(UserError, match=r"equal choices: explore/action 0\.\d+\."):
+        verify("tf_agents", tmp_path, policy, other)
+
+
+def test_draws_of_a_policy_with_memory_are_repeated(tmp_path, monkeypatch):
+    in_process(monkeypatch)
+    agent = PPO(obs_spec=VECTOR, action_spec=BOX, memory="gru", memory_size=4)
+    state = agent.init(KEY)
+    write_policies(agent, state, tmp_path, 0)
+    told = verify("tf_agents", tmp_path, policy_functions(agent, state), AgentOracle(agent, state))
+    assert {"explore/action", "explore/state_policy_hidden"} <= set(told["outputs"])
+
+
+def test_draws_that_follow_no_key_are_not_compared(tmp_path, monkeypatch):
+    in_process(monkeypatch)
+
+    class Noisy(TD3):
+        def compute_actions(self, state, obs, key, carry=None):
+            output = super().compute_actions(state, obs, key, carry)
+            noisy = output.action + tf.random.normal(tf.shape(output.action))
+            return output.replace(action=noisy)
+
+    agent = Noisy(obs_spec=VECTOR, action_spec=BOX, hidden=(8,))
+    state = agent.init(KEY)
+    write_policies(agent, state, tmp_path, 0)
+    told = verify("tf_agents", tmp_path, policy_functions(agent, state), AgentOracle(agent, state))
+    assert "explore/action" not in told["outputs"]
+    why = "it draws by RandomStandardNormal, past its key"
+    assert told["not_compared"] == {"explore": why}
+    assert told["max_error"] <= 1e-5
 
 
 def recurrent_dqn():
@@ -78,3 +122,42 @@ def test_agents_of_tf_agents_whose_memory_moves_only_as_they_explore(tmp_path, m
     explored = own[f"explore/{moved}"]
     assert (explored[0] != own[f"action/{moved}"][0]).any()
     assert (explored[1] != explored[0]).any(), "it goes on from its own memory"
+
+
+@functools.cache
+def exported(name):
+    module = made(name)
+    state = module.init(KEY)
+    return module, state, policy_functions(module, state), AgentOracle(module, state)
+
+
+FAST = [("dqn", "onnx"), ("categorical_dqn", "onnx"), ("dqn", "tf_agents")]
+EVERY = [
+    pytest.param(name, form, marks=() if (name, form) in FAST else pytest.mark.slow)
+    for name in FACTORIES
+    if "n_step" not in name
+    for form in ("saved_model", "tf_agents", "tflite", "onnx")
+]
+
+
+@pytest.mark.parametrize(("name", "form"), EVERY)
+def test_every_agent_of_tf_agents_in_every_format(tmp_path, monkeypatch, name, form):
+    if form == "onnx":
+        pytest.importorskip("tf2onnx", reason="the extra 'export' is not installed")
+        pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+    in_process(monkeypatch)
+    module, state, policy, oracle = exported(name)
+    place = tmp_path / "policy"
+    if form == "saved_model":
+        save_functions(policy, place)
+    elif form == "tf_agents":
+        write_policies(module, state, place, 5)
+    else:
+        place.mkdir()
+        write = export_lite.write_tflite if form == "tflite" else export_onnx.write_onnx
+        about = write(policy, place)
+        assert about.get("ops", "built-in") == "built-in"
+    told = verify(form, place, policy, oracle)
+    assert told["equal"] == 1.0 or told["max_error"] <= 1e-5
+    explores = {"explore/action"} if form in ("saved_model", "tf_agents") else set()
+    assert {"action/action", "single/action"} | explores <= set(told["outputs"])

@@ -14,6 +14,7 @@ from tests.compat.tf_agents.from_tf_agent_cases import (
     KEY,
     VECTOR,
     agent_specs,
+    items,
     made,
     make_cloning,
     make_dqn,
@@ -153,6 +154,14 @@ class Decorated(DqnAgent):
         return super()._train(experience, weights)
 
 
+class DecoratedLoss(DqnAgent):
+    """One whose decorated method is called by its training."""
+
+    @tf.function(autograph=False)
+    def _loss(self, experience, **options):
+        return super()._loss(experience, **options)
+
+
 class ErrorsTest(parameterized.TestCase):
     def test_what_makes_no_agent(self):
         with self.assertRaisesRegex(UserError, "make_agent"):
@@ -196,6 +205,16 @@ class ErrorsTest(parameterized.TestCase):
         agent._train_fn = agent._train
         with self.assertRaisesRegex(UserError, "a tf.function in its training"):
             from_tf_agent(agent, obs_spec=VECTOR, action_spec=CHOICE)
+
+    def test_decorated_methods_that_training_calls_are_called_plainly(self):
+        agent, losses = make_dqn(*agent_specs()), []
+        agent.initialize()
+        for kind in (DqnAgent, DecoratedLoss):
+            agent.__class__ = kind
+            module = from_tf_agent(agent, obs_spec=VECTOR, action_spec=CHOICE)
+            state = tf.nest.map_structure(tf.Variable, module.init(KEY))
+            losses.append(float(module.train(state, items(CHOICE), KEY)["loss"]))
+        self.assertAlmostEqual(*losses, places=6)
 
     def test_a_nested_observation_is_told_alike(self):
         spec = {"b": VECTOR, "a": specs.BoundedTensorSpec([1], tf.float32, 0.0, 1.0)}

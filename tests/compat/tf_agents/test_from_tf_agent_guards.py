@@ -129,6 +129,12 @@ class MaskTest(parameterized.TestCase):
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
         assert_same(values_of(states[0]), values_of(states[1]), 1e-4)
 
+    def test_weights_that_a_loss_ignores_are_refused(self):
+        module = made("categorical_dqn")
+        weighted = items(CHOICE).replace(weight=tf.ones([6]))
+        with self.assertRaisesRegex(UserError, "importance weights of CategoricalDqnAgent"):
+            module.train(variables_of(module), weighted, KEY)
+
     def test_minibatches_are_padded(self):
         module = made("dqn")
         learners = [Learner(module) for _ in range(2)]

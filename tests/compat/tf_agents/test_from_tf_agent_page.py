@@ -1,4 +1,4 @@
-"""The page docs/compat_tf_agents_in.md: its snippet runs, and it names what is there."""
+"""The page docs/compat_tf_agents_in.md: its snippets run, and it names what is there."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ def test_snippet():
     with contextlib.redirect_stdout(printed):
         for code in session(blocks(PAGE)):
             exec(compile(code, "compat_tf_agents_in.md", "exec"), names)  # noqa: S102
-    assert printed.getvalue().splitlines()[-1] == "300 ['q_network']"
+    assert printed.getvalue().splitlines()[-2:] == ["300 ['q_network']", "100 50 0"]
 
 
 def test_names():

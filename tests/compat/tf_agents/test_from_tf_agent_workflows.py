@@ -1,6 +1,7 @@
 """Agents of TF-Agents in our workflows: on the device, on the host, from Reverb, by gin."""
 
 import functools
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -33,6 +34,12 @@ DQN = functools.partial(factories.make_dqn, hidden=(8,), epsilon=((0, 1.0), (100
 # They have optimizers of their own.
 workflow = functools.partial(small_workflow, learner_config=None)
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+FORMATS = [
+    "saved_model",
+    "tf_agents",
+    "tflite",
+    *(["onnx"] if all(importlib.util.find_spec(n) for n in ("tf2onnx", "onnxruntime")) else []),
+]
 
 
 def on_policy(agent, autoreset="NEXT_STEP", **options):
@@ -51,12 +58,13 @@ class OffPolicyTest(parameterized.TestCase):
         before = bits(flow, copy)
         state = flow.advance(state, 5).state
         assert_same(bits(flow, copy), before)
+        other = workflow(agent=DQN)  # as a new process has one, with a TFAgent of its own
         with tempfile.TemporaryDirectory() as folder:
             flow.save(copy, folder)
-            restored = flow.restore(folder)
-        assert_same(bits(flow, restored), before)
-        restored = flow.advance(restored, 5).state
-        assert_same(bits(flow, restored), bits(flow, state))
+            restored = other.restore(folder)
+        assert_same(bits(other, restored), before)
+        restored = other.advance(restored, 5).state
+        assert_same(bits(other, restored), bits(flow, state))
         metrics, _ = flow.evaluate(state)
         self.assertGreater(metrics["eval_return_mean"], 5)
 
@@ -90,6 +98,11 @@ class OffPolicyTest(parameterized.TestCase):
         flow = workflow(agent=DQN, replay=PRIORITIZED)
         _, rows = run(flow, 0, 40)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
+
+    def test_prioritised_items_of_what_ignores_weights_are_refused(self):
+        agent = functools.partial(factories.make_categorical_dqn, hidden=(8,))
+        with self.assertRaisesRegex(UserError, "replay.kind: expected 'uniform': CategoricalDqn"):
+            workflow(agent=agent, replay=PRIORITIZED)
 
     @pytest.mark.slow
     def test_a_memory_learns_from_replayed_sequences(self):
@@ -155,7 +168,7 @@ print(json.dumps([m for m in ("tf_agents", "reverb") if m in sys.modules]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn_cartpole", "sac_pendulum", "ppo_cartpole"])
-def test_binaries_train_and_evaluate(name, tmp_path):
+def test_binaries_train_evaluate_and_export(name, tmp_path):
     steps = 4096 if name == "ppo_cartpole" else 1536
     for binary, flags in (
         (
@@ -167,6 +180,7 @@ def test_binaries_train_and_evaluate(name, tmp_path):
             ],
         ),
         ("evaluate", ["--episodes=4"]),
+        *(("export", [f"--format={form}"]) for form in FORMATS),
     ):
         command = [sys.executable, str(ROOT / "bin" / f"{binary}.py"), f"--root_dir={tmp_path}"]
         done = subprocess.run(
@@ -177,3 +191,6 @@ def test_binaries_train_and_evaluate(name, tmp_path):
     assert summary["env_steps"] >= steps
     loaded = tf.saved_model.load(str(tmp_path / "policy"))
     assert "action" in loaded.signatures
+    for form in FORMATS:
+        metadata = json.loads((tmp_path / "export" / form / "metadata.json").read_text())
+        assert metadata["verification"]["observations"] == 1000, form

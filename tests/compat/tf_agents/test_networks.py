@@ -360,7 +360,7 @@ class RefusalTest(parameterized.TestCase):
     @parameterized.parameters(
         (Q, None, "action_spec: expected the spec of one action, which QNetwork takes, got None"),
         (value_network.ValueNetwork, CHOICE, "None: ValueNetwork takes observations alone"),
-        (actor_network.ActorNetwork, BOX, "Leave out action_spec for torsos.*not used whole"),
+        (actor_network.ActorNetwork, None, "action_spec: expected the spec of one action"),
         (3, None, "expected a function that makes the network.*got an object of int"),
         (lambda a, b, c: None, CHOICE, "expected a function of obs_spec, and of action_spec"),
     )

@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.ddpg import actor_network, critic_network
+from tf_agents.agents.sac.tanh_normal_projection_network import TanhNormalProjectionNetwork
 from tf_agents.networks import (
     actor_distribution_network,
     actor_distribution_rnn_network,
@@ -17,9 +19,10 @@ from tf_agents.networks import (
 )
 
 import tfrl
-from tfrl import seeding, specs, struct
-from tfrl.agents import DQN, PPO, SAC
-from tfrl.compat.tf_agents import from_tf_agents_network
+from tfrl import networks, seeding, specs, struct
+from tfrl.agents import DDPG, DQN, PPO, SAC, TD3
+from tfrl.compat.tf_agents import from_tf_agents_network, tensor_spec
+from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.ops.schedules import LinearSchedule
 from tfrl.replay import InGraphReplay
@@ -36,6 +39,128 @@ partial = functools.partial
 def q_net(env, *sizes):
     make = partial(q_network.QNetwork, fc_layer_params=sizes)
     return from_tf_agents_network(make, env.obs_spec, env.action_spec)
+
+
+BOX = specs.BoundedTensorSpec([2], tf.float32, [-1.0, 0.0], [3.0, 1.0])
+OBS = tf.TensorSpec([3], tf.float32)
+
+
+def actor_net(kind, obs_spec=OBS, action_spec=BOX):
+    """An actor of TF-Agents as TD3 and SAC take them, and its maker."""
+    make = partial(actor_network.ActorNetwork, fc_layer_params=(16,))
+    if kind is SAC:
+        make = partial(
+            actor_distribution_network.ActorDistributionNetwork,
+            fc_layer_params=(16,),
+            continuous_projection_net=TanhNormalProjectionNetwork,
+        )
+    return from_tf_agents_network(make, obs_spec, action_spec)
+
+
+def critic_net(obs_spec=OBS, action_spec=BOX):
+    make = partial(critic_network.CriticNetwork, joint_fc_layer_params=(16,))
+    return from_tf_agents_network(make, (obs_spec, action_spec))
+
+
+def whole(kind, **more):
+    return kind(
+        obs_spec=OBS,
+        action_spec=BOX,
+        actor_network=actor_net(kind),
+        critic_network=critic_net(),
+        **more,
+    )
+
+
+class TestWholeNetworks:
+    @pytest.mark.parametrize("kind", [TD3, DDPG])
+    def test_actions_are_those_of_the_actor_network(self, kind):
+        agent = whole(kind)
+        state = agent.init(KEY)
+        obs = seeding.normal(KEY, [20, 3])
+        network = agent.actor.network.model.template.model.network
+        for mine, x in zip(
+            network.variables, tf.nest.flatten(state.params["actor"]["params"]), strict=True
+        ):
+            mine.assign(x)
+        action, _ = network(obs)
+        found = agent.evaluate_actions(state, obs, KEY).action
+        np.testing.assert_allclose(found, action, atol=1e-6)
+        explored = agent.compute_actions(state, obs, KEY).action.numpy()
+        assert (explored >= BOX.minimum).all() and (explored <= BOX.maximum).all()
+        assert np.abs(explored - action).max() > 0.01
+
+    def test_values_are_those_of_the_critic_network(self):
+        agent = whole(TD3)
+        params = agent.init(KEY).params["critic"]
+        obs, unit = seeding.normal(KEY, [20, 3]), tf.ones([20, 2]) * 0.3
+        found = agent.critic.apply(params, obs, unit)
+        assert found.shape == (2, 20)
+        network = agent.critic_network.model.template.model.network
+        for i in range(2):
+            leaves = tf.nest.flatten(params["params"])
+            for mine, x in zip(network.variables, leaves, strict=True):
+                mine.assign(x[i])
+            np.testing.assert_allclose(found[i], network((obs, unit))[0], rtol=1e-5)
+
+    def test_log_probabilities_are_those_of_the_unit_vector(self):
+        agent = whole(SAC)
+        state, obs = agent.init(KEY), seeding.normal(KEY, [20, 3])
+        policy = agent.actor.apply(state.params["actor"], obs)
+        theirs = agent.actor_network.apply(state.params["actor"], obs)
+        unit, log_prob = policy.sample_and_log_prob(KEY)
+        action = agent.unit_actions.from_unit(unit)
+        half = (BOX.maximum - BOX.minimum) / 2
+        expected = theirs.log_prob(action) + np.sum(np.log(half))
+        inside = np.abs(unit).max(-1) < 0.99  # where rounding of the action does not matter
+        assert inside.sum() > 5
+        np.testing.assert_allclose(log_prob[inside], expected[inside], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            agent.evaluate_actions(state, obs, KEY).action, theirs.mode(), atol=1e-6
+        )
+
+    def test_a_discrete_action(self):
+        choice = specs.DiscreteSpec(4)
+        q = partial(q_network.QNetwork, fc_layer_params=(8,))
+        agent = SAC(
+            obs_spec=OBS,
+            action_spec=choice,
+            actor_network=from_tf_agents_network(
+                partial(actor_distribution_network.ActorDistributionNetwork, fc_layer_params=(8,)),
+                OBS,
+                choice,
+            ),
+            critic_network=from_tf_agents_network(q, OBS, choice),
+        )
+        learner = Learner(agent, config=ModuleConfig(lr=1e-2))
+        learner.build(KEY)
+        report = learner.update_from_batch(cases.transitions(agent, rows=16), compile="graph")
+        assert np.isfinite(report["default_policy"]["critic/loss"])
+
+    def test_mistakes(self):
+        given = {"obs_spec": OBS, "action_spec": BOX}
+        with pytest.raises(UserError, match="TD3.actor_network: expected a network that gives an "):
+            TD3(**given, actor_network=from_tf_agents_network(value_network.ValueNetwork, OBS))
+        normal = from_tf_agents_network(
+            actor_distribution_network.ActorDistributionNetwork, OBS, BOX
+        )
+        with pytest.raises(UserError, match="SAC.actor_network: expected squashed Gaussians.*Tanh"):
+            SAC(**given, actor_network=normal)
+        joined = partial(
+            encoding_network.EncodingNetwork,
+            preprocessing_combiner=tf.keras.layers.Concatenate(),
+            fc_layer_params=(4,),
+        )
+        with pytest.raises(UserError, match="TD3.critic_network: expected a network that gives "):
+            TD3(**given, critic_network=from_tf_agents_network(joined, (OBS, BOX)))
+        torso = networks.MLP(hidden=(4,))
+        with pytest.raises(UserError, match="TD3.actor_torso.*actor_network is given"):
+            TD3(**given, actor_network=actor_net(TD3), actor_torso=torso)
+        with pytest.raises(UserError, match="SAC.max_log_std.*actor_network is given"):
+            SAC(**given, actor_network=actor_net(SAC), max_log_std=1.0)
+        theirs = actor_network.ActorNetwork(tensor_spec(OBS), tensor_spec(BOX))
+        with pytest.raises(UserError, match="SAC.actor_network.*from_tf_agents_network.make"):
+            SAC(**given, actor_network=theirs)
 
 
 class TestLoss:
@@ -84,6 +209,21 @@ class TestLoss:
         ]
         losses = [row["critic/loss"] for row in rows]
         assert losses[-1] < 0.5 * losses[0], losses
+
+    @pytest.mark.parametrize("kind", [TD3, SAC])
+    def test_whole_networks(self, kind):
+        agent = whole(kind)
+        learner = Learner(agent, config=ModuleConfig(lr=1e-2))
+        learner.build(KEY)
+        batch = cases.transitions(agent, rows=32)
+        rows = [
+            learner.update_from_batch(batch, compile="graph")["default_policy"] for _ in range(100)
+        ]
+        losses = [row["critic/loss"] for row in rows]
+        assert losses[-1] < 0.5 * losses[0], losses
+        kernels = [np.asarray(x) for x in tf.nest.flatten(learner.state.params["critic"])]
+        assert all(len(x) == agent.num_critics for x in kernels)
+        assert any((x[0] != x[1]).any() for x in kernels)
 
     def test_ppo(self):
         self._ppo(memory=False)

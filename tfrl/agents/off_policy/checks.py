@@ -66,20 +66,41 @@ def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
     )
 
 
+def _check_network(owner: str, name: str, network: Any) -> None:
+    if network is None or isinstance(network, networks.Network):
+        return
+    raise UserError(
+        f"{owner}.{name}",
+        expected="a tfrl.networks network, or None",
+        got=type(network).__name__,
+        remedy=roles.origin_remedy(network, name) or "See docs/custom_network.md.",
+    )
+
+
 def check_torsos(agent: Any) -> None:
-    """Raises a UserError unless the torsos of an actor and of critics fit their settings.
+    """Raises a UserError unless torsos and networks of actor and critics fit their settings.
 
     Args:
-      agent: An agent with `actor_torso`, `critic_torso`, `hidden` and `obs_key`.
+      agent: An agent with `actor_torso`, `critic_torso`, `actor_network`, `critic_network`,
+        `hidden` and `obs_key`.
     """
     owner = type(agent).__name__
+    for part in ("actor", "critic"):
+        network = getattr(agent, f"{part}_network")
+        _check_network(owner, f"{part}_network", network)
+        if network is not None:
+            unused = {f"{part}_torso": getattr(agent, f"{part}_torso")}
+            check_unused(owner, f"{part}_network is", unused)
     example = "make_torso(env.obs_spec, hidden=(256, 256))"
     check_torso(owner, "actor_torso", agent.actor_torso, example)
     example = f"StateActionTorso(encoder={example}, body=MLP(hidden=(256,)))"
     check_torso(owner, "critic_torso", agent.critic_torso, example)
-    if agent.actor_torso is not None and agent.critic_torso is not None:
+    parts = (agent.actor_torso or agent.actor_network, agent.critic_torso or agent.critic_network)
+    if all(part is not None for part in parts):
         unused = {"hidden": agent.hidden, "obs_key": agent.obs_key}
-        check_unused(owner, "a torso for the actor and one for the critics are", unused)
+        torsos = agent.actor_torso is not None and agent.critic_torso is not None
+        what = "a torso" if torsos else "a torso or network"
+        check_unused(owner, f"{what} for the actor and one for the critics are", unused)
     hidden = agent.hidden
     whole = isinstance(hidden, tuple | list)
     if hidden is not None and not (whole and all(type(h) is int and h >= 1 for h in hidden)):

@@ -38,6 +38,7 @@ def make_critic(
     num_actions: int | None,
     hidden: tuple[int, ...],
     obs_key: str | None,
+    network: networks.Network | None = None,
     **ensemble: Any,
 ) -> networks.CriticEnsemble:
     """Critics of an observation and an action, or with `num_actions` of an observation alone.
@@ -48,8 +49,11 @@ def make_critic(
       num_actions: How many discrete actions; None for continuous ones.
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
+      network: One critic whole, in the place of a torso; or None.
       **ensemble: Fields of `CriticEnsemble`.
     """
+    if network is not None:
+        return networks.CriticEnsemble(network=network, num_actions=num_actions, **ensemble)
     default = critic_torso if num_actions is None else default_torso
     torso = torso or default(obs_spec, hidden, obs_key)
     return networks.CriticEnsemble(torso=torso, num_actions=num_actions, **ensemble)

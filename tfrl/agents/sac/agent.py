@@ -14,7 +14,7 @@ from tfrl.agents.off_policy.networks import DEFAULT_HIDDEN, make_critic
 from tfrl.agents.off_policy.unit_actions import UnitActions
 from tfrl.agents.sac import losses
 from tfrl.agents.sac.checks import check_settings
-from tfrl.agents.sac.networks import make_actor
+from tfrl.agents.sac.networks import check_critic, make_actor, whole_actor
 from tfrl.envs.action_masks import split_mask
 from tfrl.ops import TDExtra
 from tfrl.types import ActionOutput, AgentState, Nest
@@ -36,6 +36,10 @@ class SAC(OffPolicy):
         image).
       critic_torso: The critics' torso, which takes the tuple (observation, action vector), or for
         a Discrete action the observation; None for the same.
+      actor_network: The actor whole, in the place of a torso: it gives distributions of actions, of
+        Boxes squashed Gaussians within their bounds.
+      critic_network: One critic whole, likewise: the tuple to one number, or for a Discrete action
+        the observation to a value for each. Each critic has parameters of its own.
       num_critics: How many critics.
       critic_subset: Critics drawn at random for each target, as in REDQ, whose actor then ascends
         the mean of all; None for all of them, whose least value both take.
@@ -52,6 +56,8 @@ class SAC(OffPolicy):
 
     actor_torso: networks.Torso | None = None
     critic_torso: networks.Torso | None = None
+    actor_network: networks.Network | None = None
+    critic_network: networks.Network | None = None
     num_critics: int = 2
     critic_subset: int | None = None
     temperature: float = 1.0
@@ -62,7 +68,7 @@ class SAC(OffPolicy):
     max_log_std: float = 2.0
     target_every: int = 1
     apply_rule: str = "auto"
-    actor: networks.PolicyNetwork = struct.derived()
+    actor: networks.Network = struct.derived()
     critic: networks.CriticEnsemble = struct.derived()
     unit_actions: UnitActions | None = struct.derived()
 
@@ -78,22 +84,29 @@ class SAC(OffPolicy):
             action_spec, num = self.unit_actions.spec, None
         check_settings(self, seen)
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
-        self.actor = make_actor(
-            self.actor_torso,
-            seen,
-            action_spec,
-            hidden,
-            self.obs_key,
-            min_log_std=self.min_log_std,
-            max_log_std=self.max_log_std,
-        )
-        self.actor.distribution.check_mask(mask)
+        if self.actor_network is not None:
+            self.actor = whole_actor(self, self.actor_network, seen)
+        else:
+            actor = make_actor(
+                self.actor_torso,
+                seen,
+                action_spec,
+                hidden,
+                self.obs_key,
+                min_log_std=self.min_log_std,
+                max_log_std=self.max_log_std,
+            )
+            actor.distribution.check_mask(mask)
+            self.actor = actor
+        if self.critic_network is not None:
+            check_critic(self, self.critic_network, seen)
         self.critic = make_critic(
             self.critic_torso,
             seen,
             num,
             hidden,
             self.obs_key,
+            self.critic_network,
             num_critics=self.num_critics,
             apply_rule=self.apply_rule,
         )
@@ -146,7 +159,8 @@ class SAC(OffPolicy):
 
     def _policy(self, state: AgentState, obs: Nest) -> Any:
         seen, mask = split_mask(self.normalized(state, obs))
-        return self.actor.apply(state.params["actor"], seen, mask)
+        actor: Any = self.actor
+        return actor.apply(state.params["actor"], seen, mask)
 
     def _emitted(self, action: tf.Tensor) -> Nest:
         return action if self.unit_actions is None else self.unit_actions.from_unit(action)
@@ -207,7 +221,8 @@ class SAC(OffPolicy):
         keys = seeding.streams(key, ("action", "subset", "layers"))
         seen, _ = split_mask(batch.obs)
         next_seen, next_mask = split_mask(batch.next_obs)
-        policy: Any = self.actor.apply(params["actor"], next_seen, next_mask)
+        actor: Any = self.actor
+        policy = actor.apply(params["actor"], next_seen, next_mask)
         critic, target = self._subset(state.target_params["critic"], keys["subset"])
         alpha = self.alpha(params)
         if self.discrete:
@@ -241,8 +256,8 @@ class SAC(OffPolicy):
         """
         keys = seeding.streams(key, ("action", "layers"))
         seen, mask = split_mask(batch.obs)
-        policy: Any
-        policy, after = self.actor.apply_training(params["actor"], seen, keys["layers"], mask)
+        actor: Any = self.actor
+        policy, after = actor.apply_training(params["actor"], seen, keys["layers"], mask)
         critic = tf.nest.map_structure(tf.stop_gradient, params["critic"])
         reduce = tf.reduce_min if self.critic_subset is None else tf.reduce_mean
         alpha = self.alpha(params)

@@ -34,6 +34,8 @@ def check_settings(agent: Any, seen: Nest) -> None:
         unchanged("a fixed temperature is", "target_entropy", "entropy_scale")
     if agent.target_entropy is not None:
         unchanged("target_entropy is", "entropy_scale")
+    if agent.actor_network is not None:
+        unchanged("actor_network is", "min_log_std", "max_log_std")
     if agent.discrete:
         unchanged("a Discrete action is", "min_log_std", "max_log_std")
         check_hidden(owner, agent.hidden, None, seen, [agent.obs_key])

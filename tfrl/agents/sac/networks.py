@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from tfrl import distributions, networks
+import tensorflow as tf
+
+from tfrl import distributions, networks, seeding, specs, struct
+from tfrl.agents import roles
 from tfrl.agents.off_policy.networks import default_torso
+from tfrl.errors import UserError
 from tfrl.types import Nest
 
 
@@ -31,3 +35,95 @@ def make_actor(
     )
     torso = torso or default_torso(obs_spec, hidden, obs_key)
     return networks.PolicyNetwork(torso=torso, distribution=distribution)
+
+
+@struct.logic_dataclass
+class UnitPolicy(networks.Network):
+    """A network of squashed Gaussians within the bounds of actions, as ones over [-1, 1].
+
+    Attributes:
+      network: Observations to a distribution of actions of the spec.
+    """
+
+    network: networks.Network
+
+    def init(self, key: tf.Tensor, spec: Nest) -> dict[str, Any]:
+        """Makes the network's parameters."""
+        return self.network.init(key, spec)
+
+    def apply(self, params: dict[str, Any], x: Nest, mask: Nest = None) -> Any:
+        """Returns a squashed Gaussian over vectors `[..., A]` of all action elements."""
+        return unit_gaussian(self.network.apply(params, x))
+
+    def apply_training(
+        self, params: dict[str, Any], x: Nest, key: tf.Tensor, mask: Nest = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns it in training mode, and the parameters after the call."""
+        found, after = self.network.apply_training(params, x, key)
+        return unit_gaussian(found), after
+
+
+def unit_gaussian(found: Any) -> distributions.SquashedGaussian | None:
+    """Returns squashed Gaussians of all leaves as one over [-1, 1]; None for others.
+
+    tanh gives the unit vector whatever the bounds are, so that only they change.
+    """
+    parts = found.parts if isinstance(found, distributions.Joint) else (found,)
+    if not all(isinstance(part, distributions.SquashedGaussian) for part in parts):
+        return None
+    loc = tf.concat([part.loc for part in parts], -1)
+    log_std = tf.concat([tf.broadcast_to(part.log_std, tf.shape(part.loc)) for part in parts], -1)
+    size = loc.shape[-1]
+    return distributions.SquashedGaussian(
+        loc=loc, log_std=log_std, low=(-1.0,) * size, high=(1.0,) * size
+    )
+
+
+def whole_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Network:
+    """Returns what SAC takes of an actor that was given whole.
+
+    Args:
+      agent: The agent, `SAC`.
+      network: Its `actor_network`.
+      seen: The nest of specs of what the network sees.
+
+    Raises:
+      UserError: It gives something else than a policy for the actions; for Boxes, than one of
+        squashed Gaussians.
+    """
+    owner = type(agent).__name__
+    roles.check_policy(
+        owner, network, seen, agent.action_spec, agent.normalize_obs, "actor_network"
+    )
+    if agent.discrete:
+        return network
+    found: list[Any] = []
+
+    with tf.init_scope():
+        params = network.init(seeding.key(0), seen)
+
+        def trace() -> None:
+            found.append(network.apply(params, specs.zeros(seen, (1,))))
+            found.append(unit_gaussian(found[0]))
+
+        tf.function(trace, autograph=False).get_concrete_function()
+    if found[1] is None:
+        raise UserError(
+            f"{owner}.actor_network",
+            expected="squashed Gaussians, whose actions lie within the bounds",
+            got=f"{type(found[0]).__name__} of {type(network).__name__}",
+            remedy="Give make_distribution(..., squash=True); TF-Agents' ActorDistributionNetwork "
+            "with continuous_projection_net=TanhNormalProjectionNetwork.",
+        )
+    return UnitPolicy(network=network)
+
+
+def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
+    """Raises a UserError for a critic network that gives something else than SAC takes."""
+    owner = type(agent).__name__
+    if agent.discrete:
+        number = specs.num_actions(agent.action_spec)
+        roles.check_action_values(owner, network, seen, number, False, "critic_network")
+    else:
+        taken = (seen, agent.unit_actions.spec)
+        roles.check_value(owner, network, taken, False, "critic_network")

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, seeding, struct
+from tfrl.agents import roles
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update
 from tfrl.agents.off_policy.agent import OffPolicy
@@ -13,7 +14,7 @@ from tfrl.agents.off_policy.losses import critic_loss
 from tfrl.agents.off_policy.networks import DEFAULT_HIDDEN, default_torso, make_critic
 from tfrl.agents.off_policy.unit_actions import UnitActions
 from tfrl.agents.td3 import losses
-from tfrl.agents.td3.networks import DeterministicPolicy
+from tfrl.agents.td3.networks import DeterministicPolicy, WholePolicy
 from tfrl.envs.action_masks import split_mask
 from tfrl.ops import TDExtra
 from tfrl.types import ActionOutput, AgentState, Nest
@@ -33,6 +34,9 @@ class TD3(OffPolicy):
         image).
       critic_torso: The critics' torso, which takes the tuple (observation, action vector); None
         for the same.
+      actor_network: The actor whole, in the place of a torso: it gives actions within their bounds.
+      critic_network: One critic whole, likewise: the tuple to one number. Each critic has
+        parameters of its own.
       num_critics: How many critics; targets take the least of all, the actor ascends the first.
       policy_delay: Learner steps for one of the actor and one move of the target networks.
       exploration_noise: Standard deviation of the noise of `compute_actions`.
@@ -43,13 +47,15 @@ class TD3(OffPolicy):
 
     actor_torso: networks.Torso | None = None
     critic_torso: networks.Torso | None = None
+    actor_network: networks.Network | None = None
+    critic_network: networks.Network | None = None
     num_critics: int = 2
     policy_delay: int = 2
     exploration_noise: float = 0.1
     target_noise: float = 0.2
     target_noise_clip: float = 0.5
     apply_rule: str = "auto"
-    actor: DeterministicPolicy = struct.derived()
+    actor: DeterministicPolicy | WholePolicy = struct.derived()
     critic: networks.CriticEnsemble = struct.derived()
     unit_actions: UnitActions = struct.derived()
 
@@ -64,17 +70,29 @@ class TD3(OffPolicy):
         seen, mask = split_mask(self.obs_spec)
         distributions.make_distribution(self.action_spec).check_mask(mask)
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
-        torso = self.actor_torso or default_torso(seen, hidden, self.obs_key)
-        self.actor = DeterministicPolicy(torso=torso, size=self.unit_actions.size)
+        self.actor = self._made_actor(seen, hidden)
+        if self.critic_network is not None:
+            taken = (seen, self.unit_actions.spec)
+            roles.check_value(owner, self.critic_network, taken, False, "critic_network")
         self.critic = make_critic(
             self.critic_torso,
             seen,
             None,
             hidden,
             self.obs_key,
+            self.critic_network,
             num_critics=self.num_critics,
             apply_rule=self.apply_rule,
         )
+
+    def _made_actor(self, seen: Nest, hidden: tuple[int, ...]) -> DeterministicPolicy | WholePolicy:
+        network = self.actor_network
+        if network is None:
+            torso = self.actor_torso or default_torso(seen, hidden, self.obs_key)
+            return DeterministicPolicy(torso=torso, size=self.unit_actions.size)
+        owner = type(self).__name__
+        roles.check_actions(owner, network, seen, self.action_spec, self.normalize_obs)
+        return WholePolicy(network=network, unit_actions=self.unit_actions)
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import networks, seeding, struct
+from tfrl.agents.off_policy.unit_actions import UnitActions
 from tfrl.types import Nest
 
 
@@ -46,3 +47,31 @@ class DeterministicPolicy(networks.Network):
         """Returns vectors with the torso in training mode, and the parameters after the call."""
         hidden, torso = self.torso.apply_training(params["torso"], x, key)
         return tf.tanh(self._head().apply(params["head"], hidden)), {**params, "torso": torso}
+
+
+@struct.logic_dataclass
+class WholePolicy(networks.Network):
+    """A network that gives actions within their bounds, as vectors in [-1, 1].
+
+    Attributes:
+      network: Observations to actions of the spec.
+      unit_actions: The map between both.
+    """
+
+    network: networks.Network
+    unit_actions: UnitActions
+
+    def init(self, key: tf.Tensor, spec: Nest) -> dict[str, Any]:
+        """Makes the network's parameters."""
+        return self.network.init(key, spec)
+
+    def apply(self, params: dict[str, Any], x: Nest) -> tf.Tensor:
+        """Returns vectors, float32 `[..., size]`."""
+        return self.unit_actions.to_unit(self.network.apply(params, x))
+
+    def apply_training(
+        self, params: dict[str, Any], x: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, Any]]:
+        """Returns vectors in training mode, and the parameters after the call."""
+        action, after = self.network.apply_training(params, x, key)
+        return self.unit_actions.to_unit(action), after

@@ -12,6 +12,7 @@ from tfrl.compat.tf_agents.networks import from_tf_agents_network
 from tfrl.compat.tf_agents.replay import sequences, trajectory_spec, transitions, window_dataset
 from tfrl.compat.tf_agents.replay_writer import TrajectoryWriter
 from tfrl.compat.tf_agents.specs import array_spec, from_tf_agents_spec, tensor_spec
+from tfrl.compat.tf_agents.task import TFAgentTask
 from tfrl.compat.tf_agents.time_steps import (
     from_time_step,
     split_action_mask,
@@ -22,6 +23,7 @@ from tfrl.compat.tf_agents.trajectories import from_trajectory, to_trajectory, t
 
 __all__ = [
     "TFAgentModule",
+    "TFAgentTask",
     "TrajectoryWriter",
     "array_spec",
     "as_py_environment",

@@ -11,6 +11,7 @@ from tf_agents.trajectories import time_step as time_step_lib
 from tfrl import struct
 from tfrl.compat.tf_agents import specs
 from tfrl.errors import UserError
+from tfrl.experiment.export_client import KEY_SCOPE
 from tfrl.types import ActionOutput, AgentState, Nest
 
 # Of the batch that is traced to learn what a policy gives; no size that shapes have by chance.
@@ -44,8 +45,10 @@ def as_tf_policy(
     Returns:
       The policy. `variables()` are those that acting reads. The seed of `action` is as everywhere
       in TF-Agents: None and a number are stateful, a tensor of two numbers is the key itself. The
-      distribution of a policy that explores is not known to TensorFlow Probability: `distribution`
-      raises NotImplementedError there, and is deterministic elsewhere.
+      `distribution` of a policy that explores is what it draws from, see
+      `policy_distributions.exploring_distribution`, which raises NotImplementedError for agents
+      without one, such as TD3; the info beside it has a `log_prob` of 0, as in TF-Agents, since
+      there is no action yet. Elsewhere `distribution` is deterministic.
 
     Raises:
       UserError: For an agent that lacks something, or whose extras are no batch.
@@ -100,13 +103,23 @@ class _Acting:
         """The carry at an episode's start as policy state."""
         return _plain(self.initial_carry(batch_size))
 
+    def _packed(self, obs: Nest, carry: Nest) -> tuple[Nest, Nest]:
+        """Plain nests as the agent takes them."""
+        obs = tf.nest.pack_sequence_as(self.agent.obs_spec, tf.nest.flatten(obs))
+        if self._carry is None:
+            return obs, None
+        return obs, tf.nest.pack_sequence_as(self._carry, tf.nest.flatten(carry))
+
+    def distribution(self, obs: Nest, carry: Nest) -> Nest:
+        """What actions are drawn from, a plain nest of distributions."""
+        from tfrl.compat.tf_agents.policy_distributions import exploring_distribution
+
+        found = exploring_distribution(self.agent, self.state, *self._packed(obs, carry))
+        return tf.nest.pack_sequence_as(specs.plain(self.agent.action_spec), tf.nest.flatten(found))
+
     def __call__(self, obs: Nest, carry: Nest, key: tf.Tensor) -> tuple[Nest, Nest, Nest]:
         """Returns action, carry and extras as plain nests."""
-        obs = tf.nest.pack_sequence_as(self.agent.obs_spec, tf.nest.flatten(obs))
-        if self._carry is not None:
-            carry = tf.nest.pack_sequence_as(self._carry, tf.nest.flatten(carry))
-        else:
-            carry = None
+        obs, carry = self._packed(obs, carry)
         act = self.agent.compute_actions if self.explore else self.agent.evaluate_actions
         output: ActionOutput = act(self.state, obs, key, carry)
         action = tf.nest.pack_sequence_as(
@@ -177,6 +190,7 @@ class ActingPolicy(TFPolicy):
             **{v.name: v for ref, v in used.items() if ref not in names},
         }
         self._call, self._extras, self._explores = acting.__call__, acting.extras, acting.explore
+        self._drawn_from = acting.distribution
 
         def initial_state(batch_size: Any) -> Nest:
             if batch_size is None:
@@ -193,13 +207,12 @@ class ActingPolicy(TFPolicy):
         return policy_step.PolicyStep(action, carry, extras)
 
     def _distribution(self, time_step: TimeStep, policy_state: Nest) -> Any:
-        if self._explores:
-            raise NotImplementedError(
-                "A tfrl policy that explores has no TensorFlow Probability distribution; call "
-                "action, whose info has the log-probability."
-            )
         from tensorflow_probability import distributions
 
+        if self._explores:
+            found = self._drawn_from(time_step.observation, policy_state)
+            step = self._action(time_step, policy_state, None)
+            return step._replace(action=found, info=_without_log_prob(step.info))
         step = self._action(time_step, policy_state, None)
         return step._replace(action=tf.nest.map_structure(distributions.Deterministic, step.action))
 
@@ -212,6 +225,13 @@ class ActingPolicy(TFPolicy):
         return self._extras(info)
 
 
+def _without_log_prob(info: Nest) -> Nest:
+    """Policy info without what belongs to one action."""
+    if isinstance(info, dict) and "log_prob" in info:
+        return {**info, "log_prob": tf.zeros_like(info["log_prob"])}
+    return info
+
+
 def key_of(seed: Any) -> tf.Tensor:
     """Returns a key int32 [2] of a seed, with the meaning that seeds have in TF-Agents.
 
@@ -220,7 +240,8 @@ def key_of(seed: Any) -> tf.Tensor:
     """
     from tensorflow_probability import random
 
-    return tf.ensure_shape(tf.cast(random.sanitize_seed(seed), tf.int32), [2])
+    with tf.name_scope(KEY_SCOPE):  # by which an exported policy's key is found
+        return tf.ensure_shape(tf.cast(random.sanitize_seed(seed), tf.int32), [2])
 
 
 def _plain(nest: Nest) -> Nest:

@@ -24,7 +24,7 @@ from tfrl.compat.tf_agents.from_tf_agent_experience import (
     scalars,
     weights_of,
 )
-from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
+from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, undecorated
 from tfrl.compat.tf_agents.from_tf_agent_notices import tell_limits
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
@@ -198,7 +198,8 @@ class TFAgentModule(Agent):
           `loss`, and the means of what the agent reports beside it. REINFORCE takes no step where
           no episode ends: then all are 0, and `no_episode_end` is 1.
         """
-        with self.logic.variables.stand_for(state), drawn_from(key), unchecked():
+        plain = undecorated(self.logic.agent)
+        with plain, self.logic.variables.stand_for(state), drawn_from(key), unchecked():
             if isinstance(self.logic.agent, ReinforceAgent) and self.logic.form == "rollout":
                 return self._trained_if_ended(batch)
             return self._trained(batch)
@@ -233,6 +234,12 @@ class TFAgentModule(Agent):
         if self.logic.form == "rollout" and env.autoreset is not Autoreset.NEXT_STEP:
             raise needs_boundaries(self.logic, getattr(env.autoreset, "name", "none"))
 
+    @property
+    def tells_td_errors(self) -> bool:
+        """Whether prioritised replay will do: DQN alone reports errors and takes weights."""
+        agent: Any = self.logic.agent
+        return isinstance(agent, DqnAgent) and not isinstance(agent, CategoricalDqnAgent)
+
     def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
         """Returns |target - Q(o, a)| of every row, float32 `[N]`, for prioritised replay.
 
@@ -240,7 +247,7 @@ class TFAgentModule(Agent):
           UserError: For an agent other than DQN, which does not report them.
         """
         agent: Any = self.logic.agent
-        if not isinstance(agent, DqnAgent) or isinstance(agent, CategoricalDqnAgent):
+        if not self.tells_td_errors:
             raise UserError(
                 "prioritised replay",
                 expected="an agent that tells its TD errors, such as DqnAgent",
@@ -249,7 +256,8 @@ class TFAgentModule(Agent):
             )
 
         def errors(state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
-            with self.logic.variables.read_as(state), drawn_from(key):
+            plain = undecorated(agent)
+            with plain, self.logic.variables.read_as(state), drawn_from(key):
                 experience = experience_of(self.logic, batch, self.discount, self.n_step)
                 found = agent.loss(
                     experience, gamma=agent._gamma, reward_scale_factor=agent._reward_scale_factor

@@ -189,9 +189,17 @@ def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
     much more that a loss is the mean of those that do.
 
     Raises:
-      UserError: For masks where there is not one row an item, or where the loss takes no weights.
+      UserError: For masks where there is not one row an item; for masks and importance weights
+        where the loss takes no weights.
     """
     weights = field(batch, "weight")
+    if weights is not None and isinstance(logic.agent, CategoricalDqnAgent):
+        raise UserError(
+            f"importance weights of {type(logic.agent).__name__}",
+            expected="none: its loss ignores the weights that its train() takes",
+            got=f"weights of shape {weights.shape}, as of prioritised replay",
+            remedy="Sample uniformly, or take DqnAgent.",
+        )
     if logic.form == "sequence" and isinstance(batch, Sequences):
         if not isinstance(logic.agent, BehavioralCloningAgent):
             return weights  # what is behind an end, TF-Agents' step types say

@@ -1,6 +1,12 @@
 """How a TFAgent is made, and what it is like."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +27,9 @@ from tfrl.compat.tf_agents.time_steps import time_step_spec
 from tfrl.errors import UserError
 from tfrl.networks import keras_swap
 from tfrl.types import AgentState, Nest
+
+_LOCK = threading.RLock()
+_CONVERTED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Logic:
@@ -103,7 +112,7 @@ class Logic:
           train: A function of the batch.
           batch_spec: The nest of specs of one.
         """
-        with recorded() as made:
+        with recorded() as made, undecorated(self.agent):
             traced = tf.function(train, autograph=False).get_concrete_function(batch_spec)
         self.metrics = tuple(traced.structured_outputs)
         _check_plain(self.agent, traced.graph)
@@ -128,6 +137,44 @@ class Logic:
             # Slots of optimizers have not been made, and start like those that have.
             values = {path: fresh.get(path, x) for path, x in values.items()}
         return tf.nest.pack_sequence_as(self.variables.form, list(values.values()))
+
+
+@contextlib.contextmanager
+def undecorated(agent: TFAgent) -> Iterator[None]:
+    """Lets methods of an agent's class that are decorated with `tf.function` be called plainly.
+
+    Such a function keeps a trace, over the variables that it saw first; what trains and acts here
+    is compiled as a whole. What AutoGraph makes of one (a condition on a tensor, for instance) is
+    kept: as of the `actor_loss` of TF-Agents' CqlSacAgent.
+    """
+    plain = {}
+    for name in dir(type(agent)):
+        function = inspect.getattr_static(type(agent), name)
+        if isinstance(function, tf.types.experimental.PolymorphicFunction):
+            plain[name] = functools.partial(_converted(function), agent)
+    with _LOCK:
+        # Past `tf.Module`; an attribute of the object goes before one of its class.
+        before = {name: vars(agent)[name] for name in plain if name in vars(agent)}
+        vars(agent).update({name: plain[name] for name in plain if name not in before})
+        try:
+            with warnings.catch_warnings():
+                if plain:  # of "is ()" in TF-Agents' networks, which AutoGraph compiles anew
+                    warnings.simplefilter("ignore", SyntaxWarning)
+                yield
+        finally:
+            for name in plain:
+                if name not in before:
+                    del vars(agent)[name]
+
+
+def _converted(function: Any) -> Callable[..., Any]:
+    """The Python function below a `tf.function`, through AutoGraph if that would be."""
+    plain: Callable[..., Any] = function.python_function
+    if not getattr(function, "_autograph", True):
+        return tf.autograph.experimental.do_not_convert(plain)
+    if plain not in _CONVERTED:
+        _CONVERTED[plain] = tf.autograph.to_graph(plain)
+    return _CONVERTED[plain]
 
 
 def _check_plain(agent: TFAgent, graph: Any) -> None:

@@ -25,7 +25,10 @@ def from_tf_agents_network(
     * distributions, with an `action_spec`: a policy network, for `PPO(policy=...)` and its like;
     * a vector of as many numbers as there are actions, with an `action_spec`: a Q-network, for
       `DQN(q=...)`;
-    * one number, without an `action_spec`: a value network, for `PPO(value=...)`;
+    * actions, with an `action_spec` of Boxes: an actor, for `TD3(actor_network=...)` and DDPG;
+    * one number, without an `action_spec`: a value network, for `PPO(value=...)`; of the tuple
+      (observation, action) a critic, for `SAC(critic_network=...)`, TD3 and DDPG, which gives it
+      actions as one vector in [-1, 1];
     * a vector, without an `action_spec`: a torso, for all agents; of a critic it takes the tuple
       (observation, action), so `obs_spec` is a tuple of both specs.
 
@@ -59,15 +62,16 @@ def from_tf_agents_network(
     number = _num_actions(action_spec)
     if vector and output.shape[0] == number:
         return TFAgentsQNetwork(**fields, action_spec=action_spec, num_actions=number)
+    if _is_action(output, action_spec):
+        return TFAgentsActor(**fields, action_spec=action_spec)
     wanted = "distributions of actions"
     if number:
         raise _refused(f"{wanted}, or one value for each action ({number} of them)", output)
     remedy = (
-        "Leave out action_spec for torsos, and take a network of observations alone, such as "
-        "EncodingNetwork: SAC and TD3 put their own head on a torso, ActorNetworks are not used "
-        "whole."
+        "Leave out action_spec for torsos and critics: a torso is a network of observations alone, "
+        "such as EncodingNetwork, a critic one of the tuple (obs_spec, action_spec)."
     )
-    wanted += " where action_spec is not one Discrete action"
+    wanted += ", or actions, where action_spec is not one Discrete action"
     raise _refused(wanted, output, remedy)
 
 
@@ -84,6 +88,21 @@ def _num_actions(spec: Nest) -> int | None:
     if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
         return specs.num_actions(spec)
     return None
+
+
+def _is_action(output: Nest, spec: Nest) -> bool:
+    """Whether it is like an action of Boxes."""
+    try:
+        tf.nest.assert_same_structure(output, spec, check_types=False)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(output), tf.nest.flatten(spec), strict=True)
+    return all(x.shape == s.shape and x.dtype.is_floating and s.dtype.is_floating for x, s in pairs)
+
+
+@struct.logic_dataclass
+class TFAgentsActor(TFAgentsNetwork):
+    """A network of TF-Agents that gives actions within their bounds, such as `ActorNetwork`."""
 
 
 @struct.logic_dataclass
