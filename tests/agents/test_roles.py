@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl import distributions, networks, specs
-from tfrl.agents import A2C, DQN, PPO
+from tfrl import distributions, networks, seeding, specs
+from tfrl.agents import A2C, DQN, PPO, SAC, TD3
 from tfrl.errors import UserError
+from tfrl.types import Transition
 
 OBS = {"picture": tf.TensorSpec([2, 2], tf.uint8), "own": tf.TensorSpec([3])}
 CHOICE = specs.DiscreteSpec(3)
@@ -37,6 +39,72 @@ class Own(networks.Network):
 
     def apply(self, params, x):
         return x["own"] @ params["w"] + tf.reduce_sum(x["picture"] * 1.0)
+
+
+class OwnPolicy(Own):
+    """A user's own policy, which knows no masks."""
+
+    def apply(self, params, x):
+        return distributions.Categorical(logits=super().apply(params, x))
+
+
+PLAIN = {"picture": tf.TensorSpec([2, 2]), "own": tf.TensorSpec([3])}
+PLAIN_VALUE = networks.ValueNetwork(torso=networks.make_torso(PLAIN, hidden=(4,)))
+
+
+def sac(spec=CHOICE, **given):
+    return SAC(obs_spec=PLAIN, action_spec=spec, normalize_obs=True, **given)
+
+
+class WholeNetworksTest(parameterized.TestCase):
+    def test_an_own_policy_need_not_know_masks(self):
+        agent = sac(actor_network=OwnPolicy(3), critic_network=Own(3))
+        state = agent.init(seeding.key(0))
+        obs = tf.nest.map_structure(lambda s: tf.ones([5, *s.shape], s.dtype), PLAIN)
+        self.assertEqual(agent.compute_actions(state, obs, seeding.key(1)).action.shape, [5])
+        batch = Transition(
+            obs=obs,
+            action=tf.zeros([5], tf.int64),
+            reward=tf.ones([5]),
+            next_obs=obs,
+            discount=tf.ones([5]),
+        )
+        batch = agent.prepare_minibatch(state, batch, lambda x: x)
+        for loss in (agent.critic_loss, agent.actor_loss):
+            found, _ = loss(state.params, state, batch, seeding.key(2))
+            self.assertTrue(np.isfinite(found))
+
+    def test_masks_are_for_discrete_actions(self):
+        spec = {"observation": OBS, "action_mask": tf.TensorSpec([2], tf.bool)}
+        squashed = networks.PolicyNetwork(
+            torso=TORSO,
+            distribution=distributions.make_distribution(BOX, squash=True),
+        )
+        with pytest.raises(UserError, match="Masks are for discrete actions"):
+            SAC(obs_spec=spec, action_spec=BOX, actor_network=squashed)
+
+    @parameterized.parameters(
+        (SAC, {"critic_network": networks.QNetwork(torso=MEMORY, num_actions=3)}, CHOICE),
+        (TD3, {"actor_network": networks.ValueNetwork(torso=MEMORY)}, BOX),
+    )
+    def test_none_has_a_memory(self, kind, given, spec):
+        (name,) = given
+        wanted = f"{kind.__name__}.{name}: expected a network without memory, got "
+        with pytest.raises(UserError, match=wanted):
+            kind(obs_spec=OBS, action_spec=spec, **given)
+
+    @parameterized.parameters(
+        ({"critic_network": Own(2)}, CHOICE, "for a Discrete action a value for each"),
+        (
+            {"critic_network": PLAIN_VALUE},
+            CHOICE,
+            "expected a network that gives one value for each of",
+        ),
+        ({"actor_network": PLAIN_VALUE}, CHOICE, "An actor gives distributions of actions to SAC"),
+    )
+    def test_the_remedy_is_about_them(self, given, spec, message):
+        with pytest.raises(UserError, match=message):
+            sac(spec, **given)
 
 
 class RolesTest(parameterized.TestCase):

@@ -53,6 +53,26 @@ def run(flow, state, env_steps):
 
 
 class ReverbWorkflowTest(parameterized.TestCase):
+    def test_batches_are_awaited_by_python_where_a_phase_is_traced(self):
+        """Tracing would wait for them with the interpreter locked."""
+        asked = collections.defaultdict(list)
+        read = program_lib.ReverbProgram.read
+
+        def noted(program, ahead):
+            asked[program.phase].append(ahead)
+            return read(program, ahead)
+
+        flow = workflow(
+            overlap=True, compile={"update": "xla"}, random_steps=40, learning_starts=16
+        )
+        self.addCleanup(flow.close)
+        with mock.patch.object(program_lib.ReverbProgram, "read", noted):
+            run(flow, flow.setup(0), 80)
+        self.assertEqual(set(asked), {"random, learns", "policy, learns"})
+        for found in asked.values():
+            self.assertEqual(found, [False] + [True] * (len(found) - 1))
+            self.assertGreater(len(found), 2)
+
     @parameterized.parameters((False, 1.0), (True, 1.0), (True, 0.25))
     def test_counts(self, overlap, ratio):
         flow = workflow(overlap=overlap, updates_per_step=ratio)

@@ -13,6 +13,15 @@ from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.types import Nest
 
+_REMEDY = (
+    "A policy gives distributions (policy=), a value network numbers (value=), a Q-network a value "
+    "for each action (DQN's q=)."
+)
+_REMEDIES = {
+    "actor_network": "An actor gives distributions of actions to SAC, actions to TD3 and DDPG.",
+    "critic_network": "A critic gives one number for the tuple (observation, action vector), and "
+    "for a Discrete action a value for each of an observation alone.",
+}
 _ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
 
 
@@ -66,15 +75,20 @@ def check_value(
     spec: Nest,
     normalize_obs: bool,
     name: str = "value",
+    action_spec: Nest = None,
 ) -> None:
-    """Checks that a network gives one number; arguments and errors as of `check_policy`."""
+    """Checks that a network gives one number; arguments and errors as of `check_policy`.
+
+    With an `action_spec` it is one of the tuple (observation, action), of which the observation is
+    normalised.
+    """
 
     def check(found: Any) -> None:
         if not _is_float(found, [1]):
             wanted = "one number for each observation"
             raise _refused(owner, name, wanted, network, found)
 
-    _trace(network, spec, normalize_obs, check)
+    _trace(network, spec, normalize_obs, check, action_spec)
 
 
 def check_action_values(
@@ -115,17 +129,24 @@ def check_actions(
 
 
 def _trace(
-    network: networks.Network, spec: Nest, normalize_obs: bool, check: Callable[[Any], None]
+    network: networks.Network,
+    spec: Nest,
+    normalize_obs: bool,
+    check: Callable[[Any], None],
+    action_spec: Nest = None,
 ) -> None:
     """Calls `check` with what a network gives for one observation, `[1, ...]`, while tracing."""
     with tf.init_scope():
-        params = network.init(seeding.key(0), spec)
+        whole = spec if action_spec is None else (spec, action_spec)
+        params = network.init(seeding.key(0), whole)
 
         def run() -> None:
-            obs = specs.zeros(spec, (1,))
+            x = specs.zeros(spec, (1,))
             if normalize_obs:
-                obs = statistics.normalize(statistics.init(spec), obs)
-            check(network.step(params, obs, network.initial_carry(1))[0])
+                x = statistics.normalize(statistics.init(spec), x)
+            if action_spec is not None:
+                x = (x, specs.zeros(action_spec, (1,)))
+            check(network.step(params, x, network.initial_carry(1))[0])
 
         tf.function(run, autograph=False).get_concrete_function()
 
@@ -151,8 +172,14 @@ def _same_shapes(drawn: Nest, spec: Nest) -> bool:
     return all(x.shape.is_compatible_with([1, *s.shape]) for x, s in pairs)
 
 
-def origin_remedy(network: Any, name: str) -> str | None:
-    """What to do with a network of TF-Agents itself; None for what is none."""
+def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None:
+    """What to do with a network of TF-Agents itself; None for what is none.
+
+    Args:
+      network: The network.
+      name: The agent's field.
+      discrete: Whether the agent's action is a Discrete one.
+    """
     if not any(c.__module__.split(".")[0] == "tf_agents" for c in type(network).__mro__):
         return None
     given = "env.obs_spec" if name == "value" else "env.obs_spec, env.action_spec"
@@ -160,6 +187,8 @@ def origin_remedy(network: Any, name: str) -> str | None:
         given = "env.obs_spec"
     if name == "critic_network":
         given = "(env.obs_spec, env.action_spec)"
+        if discrete:
+            given = given.strip("()")
     return (
         "A network of TF-Agents becomes one of tfrl as tfrl.compat.tf_agents."
         f"from_tf_agents_network(make_network, {given}), where make_network makes it: the class, "
@@ -181,6 +210,5 @@ def _refused(
         f"{owner}.{name}",
         expected=f"a network that gives {wanted}",
         got=f"{type(network).__name__}, which gives {given}",
-        remedy="A policy gives distributions (policy=), a value network numbers (value=), a "
-        "Q-network a value for each action (DQN's q=).",
+        remedy=_REMEDIES.get(name, _REMEDY),
     )

@@ -10,6 +10,7 @@ from tfrl.agents import DQN, SAC, TD3, MultiAgent
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.distributions.core import shaped_action
 from tfrl.envs.action_masks import split_mask
+from tfrl.networks.actor_critic import mask_argument
 from tfrl.storage import files
 
 Nest = Any
@@ -57,7 +58,7 @@ def policy_parameters(
     seen, mask = split_mask(agent.normalized(state, obs))
     if isinstance(agent, SAC):
         actor: Any = agent.actor
-        policy = actor.apply(state.params["actor"], seen, mask)
+        policy = actor.apply(state.params["actor"], seen, **mask_argument(mask))
         return {".": _parameters(policy)}, carry
     if isinstance(agent, TD3):
         action = agent.evaluate_actions(state, obs, tf.zeros([2], tf.int32)).action

@@ -76,7 +76,7 @@ class ActorCriticNetwork(struct.Struct):
         """
         features, after = self._features(params, obs, carry)
         distribution, own = self.policy.step(
-            params["policy"], features, _of(carry, "policy"), **_masked(mask)
+            params["policy"], features, _of(carry, "policy"), **mask_argument(mask)
         )
         if self.policy.recurrent:
             after["policy"] = own
@@ -138,7 +138,7 @@ class ActorCriticNetwork(struct.Struct):
         after = {}
         if self.trunk is not None:
             obs, after["trunk"] = run("trunk", obs)
-        distribution, after["policy"] = run("policy", obs, **_masked(mask))
+        distribution, after["policy"] = run("policy", obs, **mask_argument(mask))
         value, after["value"] = run("value", obs)
         return distribution, value, {g: p for g, p in after.items() if split_leaves(p)[1]}
 
@@ -147,6 +147,9 @@ def _of(carry: Carry, name: str) -> Nest:
     return None if carry is None else carry.get(name)
 
 
-def _masked(mask: Nest) -> dict[str, Nest]:
-    # A user's own policy network need not know masks where there are none.
+def mask_argument(mask: Nest) -> dict[str, Nest]:
+    """Returns the argument of a policy network that is a mask, none where there is none.
+
+    So a user's own policy network need not know masks where there are none.
+    """
     return {} if mask is None else {"mask": mask}

@@ -36,22 +36,22 @@ class CriticEnsemble(Network, struct.Struct):
       torso: Takes the tuple (observation, action), or with `num_actions` the observation; an MLP
         concatenates vectors, make_torso with the tuple of specs takes all else. None if there is
         a `network`.
-      network: One critic whole, in the place of torso and head. Such critics are unstacked, and
-        not for populations.
       num_critics: n.
       num_actions: How many discrete actions each critic has a value of; None for critics that take
         the action.
       head_scale: The gain of the heads' orthogonal kernels.
       apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
         give the same values up to rounding, or "auto" (the faster on the device).
+      network: One critic whole, in the place of torso and head. Such critics are unstacked, and
+        not for populations.
     """
 
     torso: Torso | None = None
-    network: Network | None = None
     num_critics: int = 2
     num_actions: int | None = None
     head_scale: float = 1.0
     apply_rule: str = "auto"
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         """Checks the rule, and that there is either a torso or a network."""

@@ -17,7 +17,7 @@ def scan(
     """Runs `carry, output = step(carry, t)` for t = 0 .. length - 1 and stacks the outputs.
 
     One `tf.while_loop` with a TensorArray of static size for each leaf of the outputs; outside a
-    `tf.function`, and for one step, a Python loop.
+    `tf.function`, and for one step, a Python loop, which takes outputs as they come.
 
     Args:
       step: Takes the carried nest and t (int32 scalar); returns the next carried nest, of the same

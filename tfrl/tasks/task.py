@@ -112,6 +112,8 @@ class RLTask(abc.ABC):
         For a model that trains by itself, such as an agent of another library. A task that defines
         it needs no `compute_loss`, and `run_model`, `get_optimizer` and `get_learning_rate` are not
         called. What it did is undone where the loss or a variable of the model is not finite.
+        `model.variables` are all that it may change, an optimizer's slots included, made before
+        `get_model` returns: what is saved and undone are they.
 
         Args:
           model: Of `get_model`, whose variables it changes.

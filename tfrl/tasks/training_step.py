@@ -38,6 +38,8 @@ class TrainingStep:
         self._task = task
         self.model = _checked_model(task)
         self._trained = list(self.model.trainable_variables)
+        if trains_itself(task):
+            _check_own_optimizer(task, self.model)
         self._entry: OptimizerEntry | None = None
         step = self._own_step
         if not trains_itself(task):
@@ -148,6 +150,18 @@ def _checked_model(task: RLTask) -> Any:
             remedy="Give it an Input, or call it once on a batch of observations.",
         )
     return model
+
+
+def _check_own_optimizer(task: RLTask, model: Any) -> None:
+    """Refuses a compiled Keras model: its optimizer's slots would be neither saved nor undone."""
+    if getattr(model, "optimizer", None) is not None and isinstance(model, tf.keras.Model):
+        raise UserError(
+            f"get_model of {type(task).__name__}",
+            expected="a model whose `variables` are all that train_model changes",
+            got="a compiled Keras model, whose optimizer has variables of its own",
+            remedy="Define compute_loss and get_optimizer instead of train_model, or return a "
+            "tf.Module whose `variables` are those of both.",
+        )
 
 
 def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -64,8 +64,8 @@ class Choosing:
             self._loop_mode = "eager"
         elif self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
-            single = self.replicas.num_workers == 1 and not on_host(self._workflow.env)
-            if self._lacks_clocks and self._loop_mode != "eager" and single:
+            lacks = self._overlaps or not self._timed
+            if lacks and self._loop_mode != "eager" and self._times_apart:
                 self._time_seams(progress)
         return {
             "loop": self._loop_mode,
@@ -123,6 +123,7 @@ class Choosing:
         fuses = self.prefers_fused and not self._in_python
         if fuses and self.update.mode == "xla" and asked == "auto":
             self.rollout.mode = "xla"
+        compared = compared and self._overlaps and not self._in_python
         if compared and self.update.mode == "graph" and self.rollout.mode == "xla":
             seconds = self.rollout.seconds
             if seconds["graph"] < seconds["xla"] + _WAKE_SECONDS:
@@ -142,9 +143,14 @@ class Choosing:
         return not self.fused and not framework_config.is_op_determinism_enabled()
 
     @property
-    def _lacks_clocks(self) -> bool:
-        """Whether there are none in some phase, so that the seams have to be timed apart."""
-        return not self._timed
+    def _overlaps(self) -> bool:
+        """Whether the rollout and the update of some phase run at the same time in a graph."""
+        return False
+
+    @property
+    def _times_apart(self) -> bool:
+        """Whether the seams can be called by themselves to time them."""
+        return bool(self.replicas.num_workers == 1 and not on_host(self._workflow.env))
 
     def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
         """Seconds by seam; without clocks, in the proportion of the seams timed apart."""

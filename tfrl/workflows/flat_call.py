@@ -27,6 +27,11 @@ class FlatCall:
         self._fn = tf.function(counted_apart(fn), autograph=False, jit_compile=jit)
         self._made: Any = None
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether it has been called."""
+        return self._made is not None
+
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls it; the tensors must be shaped as those of the first call."""
         if self._made is None:

@@ -182,7 +182,7 @@ class _Rest:
         self._apart = jit and program.fetches
         if self._apart and program.reads_from_python:
             behind = FlatCall(self._behind_what_was_read, jit=True)
-            self.call = lambda leaves: behind([*program.read(), *leaves])
+            self.call = lambda leaves: behind([*program.read(behind.is_traced), *leaves])
         elif not eager:
             self.call = FlatCall(self._traced, jit=jit and not self._apart)
         self.names: list[str] = []

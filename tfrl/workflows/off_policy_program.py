@@ -188,12 +188,12 @@ class OffPolicyProgram(LearnerProgram):
     @property
     def _timed(self) -> bool:
         """Not where the seams run at the same time: clocks would make them wait."""
-        return super()._timed and not self._samples_ahead
+        overlap = self._samples_ahead and self._loop_mode == "graph" and self._times_apart
+        return super()._timed and not overlap
 
     @property
-    def _lacks_clocks(self) -> bool:
-        ahead = self._one_is_due and not self._workflow.prioritized
-        return ahead or super()._lacks_clocks
+    def _overlaps(self) -> bool:
+        return self._one_is_due and not self._workflow.prioritized
 
     def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
         if progress.ahead is None:

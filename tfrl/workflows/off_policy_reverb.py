@@ -200,14 +200,19 @@ class ReverbProgram(OffPolicyProgram):
         """
         return self.fetches and self._due <= _READ_BATCHES
 
-    def read(self) -> list[tf.Tensor]:
-        """Returns the leaves of the batches of an iteration, eagerly; see `reads_from_python`."""
-        if self._reading is not None:
-            return [leaf for _ in range(self._due) for leaf in self._reading()]
-        reading = FlatReading(self._batches())
+    def read(self, ahead: bool) -> list[tf.Tensor]:
+        """Returns the leaves of the batches of an iteration, eagerly; see `reads_from_python`.
+
+        Args:
+          ahead: Whether they may still be awaited when this returns, with `overlap`. Not for a call
+            that is yet to be traced: it asks for their shapes, and waits for these with the
+            interpreter locked, so that nobody would notice that the server was lost.
+        """
+        reading = self._reading or FlatReading(self._batches())
         leaves = [leaf for _ in range(self._due) for leaf in reading()]
-        for leaf in leaves:  # Tracing asks for their shapes: with the interpreter locked.
-            leaf.numpy()
+        if not ahead:
+            for leaf in leaves:
+                leaf.numpy()
         self._reading = reading
         return leaves
 

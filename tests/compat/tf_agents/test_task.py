@@ -161,6 +161,18 @@ def test_mistakes(numbers, factory, env, message):
         TrainingStep(Task(config(**numbers), factory, env), "graph")
 
 
+def test_a_compiled_keras_model_keeps_variables_to_itself():
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+
+    class Compiled(Task):
+        def get_model(self):
+            return model
+
+    with pytest.raises(UserError, match="get_model of Compiled: .*all that train_model changes"):
+        TrainingStep(Compiled(config()), "graph")
+
+
 @pytest.mark.slow
 def test_environments_of_a_workflow_in_processes():
     agent = functools.partial(factories.make_dqn, **SMALL)

@@ -66,15 +66,24 @@ def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
     )
 
 
-def _check_network(owner: str, name: str, network: Any) -> None:
-    if network is None or isinstance(network, networks.Network):
+def _check_network(owner: str, name: str, network: Any, discrete: bool) -> None:
+    if network is None:
         return
-    raise UserError(
-        f"{owner}.{name}",
-        expected="a tfrl.networks network, or None",
-        got=type(network).__name__,
-        remedy=roles.origin_remedy(network, name) or "See docs/custom_network.md.",
-    )
+    if not isinstance(network, networks.Network):
+        remedy = roles.origin_remedy(network, name, discrete)
+        raise UserError(
+            f"{owner}.{name}",
+            expected="a tfrl.networks network, or None",
+            got=type(network).__name__,
+            remedy=remedy or "See docs/custom_network.md.",
+        )
+    if network.recurrent:
+        raise UserError(
+            f"{owner}.{name}",
+            expected="a network without memory",
+            got=f"{type(network).__name__}, which has one",
+            remedy=f"{owner} learns from single steps; PPO and A2C train policies with memory.",
+        )
 
 
 def check_torsos(agent: Any) -> None:
@@ -87,7 +96,7 @@ def check_torsos(agent: Any) -> None:
     owner = type(agent).__name__
     for part in ("actor", "critic"):
         network = getattr(agent, f"{part}_network")
-        _check_network(owner, f"{part}_network", network)
+        _check_network(owner, f"{part}_network", network, getattr(agent, "discrete", False))
         if network is not None:
             unused = {f"{part}_torso": getattr(agent, f"{part}_torso")}
             check_unused(owner, f"{part}_network is", unused)

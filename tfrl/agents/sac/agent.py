@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import networks, ops, seeding, specs, struct
+from tfrl import distributions, networks, ops, seeding, specs, struct
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update
 from tfrl.agents.off_policy.agent import OffPolicy
@@ -16,6 +16,7 @@ from tfrl.agents.sac import losses
 from tfrl.agents.sac.checks import check_settings
 from tfrl.agents.sac.networks import check_critic, make_actor, whole_actor
 from tfrl.envs.action_masks import split_mask
+from tfrl.networks.actor_critic import mask_argument
 from tfrl.ops import TDExtra
 from tfrl.types import ActionOutput, AgentState, Nest
 
@@ -83,11 +84,12 @@ class SAC(OffPolicy):
             self.unit_actions = UnitActions(action_spec=spec, owner=type(self).__name__)
             action_spec, num = self.unit_actions.spec, None
         check_settings(self, seen)
+        distributions.make_distribution(action_spec).check_mask(mask)
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
         if self.actor_network is not None:
             self.actor = whole_actor(self, self.actor_network, seen)
         else:
-            actor = make_actor(
+            self.actor = make_actor(
                 self.actor_torso,
                 seen,
                 action_spec,
@@ -96,8 +98,6 @@ class SAC(OffPolicy):
                 min_log_std=self.min_log_std,
                 max_log_std=self.max_log_std,
             )
-            actor.distribution.check_mask(mask)
-            self.actor = actor
         if self.critic_network is not None:
             check_critic(self, self.critic_network, seen)
         self.critic = make_critic(
@@ -160,7 +160,7 @@ class SAC(OffPolicy):
     def _policy(self, state: AgentState, obs: Nest) -> Any:
         seen, mask = split_mask(self.normalized(state, obs))
         actor: Any = self.actor
-        return actor.apply(state.params["actor"], seen, mask)
+        return actor.apply(state.params["actor"], seen, **mask_argument(mask))
 
     def _emitted(self, action: tf.Tensor) -> Nest:
         return action if self.unit_actions is None else self.unit_actions.from_unit(action)
@@ -222,7 +222,7 @@ class SAC(OffPolicy):
         seen, _ = split_mask(batch.obs)
         next_seen, next_mask = split_mask(batch.next_obs)
         actor: Any = self.actor
-        policy = actor.apply(params["actor"], next_seen, next_mask)
+        policy = actor.apply(params["actor"], next_seen, **mask_argument(next_mask))
         critic, target = self._subset(state.target_params["critic"], keys["subset"])
         alpha = self.alpha(params)
         if self.discrete:
@@ -257,7 +257,9 @@ class SAC(OffPolicy):
         keys = seeding.streams(key, ("action", "layers"))
         seen, mask = split_mask(batch.obs)
         actor: Any = self.actor
-        policy, after = actor.apply_training(params["actor"], seen, keys["layers"], mask)
+        policy, after = actor.apply_training(
+            params["actor"], seen, keys["layers"], **mask_argument(mask)
+        )
         critic = tf.nest.map_structure(tf.stop_gradient, params["critic"])
         reduce = tf.reduce_min if self.critic_subset is None else tf.reduce_mean
         alpha = self.alpha(params)

@@ -120,10 +120,10 @@ def whole_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.N
 
 def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
     """Raises a UserError for a critic network that gives something else than SAC takes."""
-    owner = type(agent).__name__
+    given = (type(agent).__name__, network, seen)
+    normalize, name = agent.normalize_obs, "critic_network"
     if agent.discrete:
         number = specs.num_actions(agent.action_spec)
-        roles.check_action_values(owner, network, seen, number, False, "critic_network")
+        roles.check_action_values(*given, number, normalize, name)
     else:
-        taken = (seen, agent.unit_actions.spec)
-        roles.check_value(owner, network, taken, False, "critic_network")
+        roles.check_value(*given, normalize, name, agent.unit_actions.spec)

@@ -72,8 +72,8 @@ class TD3(OffPolicy):
         hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
         self.actor = self._made_actor(seen, hidden)
         if self.critic_network is not None:
-            taken = (seen, self.unit_actions.spec)
-            roles.check_value(owner, self.critic_network, taken, False, "critic_network")
+            given = (owner, self.critic_network, seen, self.normalize_obs, "critic_network")
+            roles.check_value(*given, self.unit_actions.spec)
         self.critic = make_critic(
             self.critic_torso,
             seen,

@@ -45,8 +45,9 @@ class ReverbReplay(struct.Struct):
       reconnect_seconds: Seconds to wait for a server that was lost; None to end in an error.
       packed: Whether an n-step item is stored as one column of bytes, which is sampled at less than
         half the cost, or as a column for each leaf, which other programs can read by name. None for
-        what the server or the checkpoint has; a new server in this process, which nobody else
-        reads, then packs items of at most 1,024 bytes. Never for sequences.
+        what a server elsewhere, or the folder that `restore` reads, has; a new server in this
+        process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
+        sequences.
       address: "host:port" of a server; None for one in this process.
     """
 
