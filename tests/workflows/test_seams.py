@@ -1,12 +1,15 @@
 """Seams: one trace per mode, the faster mode, and messages."""
 
 import types
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.workflows import seams
 from tfrl.workflows.choosing import Choosing
+from tfrl.workflows.flat_call import straight
 from tfrl.workflows.seams import Seam, check_compile
 
 SEAMS = ("rollout", "update")
@@ -40,6 +43,34 @@ def test_the_clearly_faster_mode_is_kept():
     assert seam.choose_by_time(tf.ones([4])) == "xla"
     assert seam.mode == "xla"
     assert seam.seconds["xla"] < seam.seconds["graph"]
+
+
+def test_near_the_tie_it_is_the_graph_unless_more_is_won():
+    seam = Seam("update", lambda x: x)
+    times = {"graph": 1.0, "xla": 0.95}
+    seam.compiled = lambda mode: mode
+    with mock.patch.object(seams, "_best_seconds", lambda mode, args: times[mode]):
+        assert seam.choose_by_time() == "graph"
+        assert seam.choose_by_time(leans=True) == "xla"
+        times["xla"] = 1.2
+        assert seam.choose_by_time(leans=True) == "graph"
+
+
+def test_timing_leaves_out_what_python_does_with_arguments():
+    given = {"x": [tf.ones([2]), None], "n": tf.constant(3)}
+    traces = []
+
+    def fn(nest):
+        traces.append(1)
+        return nest["x"][0] * tf.cast(nest["n"], tf.float32)
+
+    compiled = tf.function(fn, autograph=False)
+    compiled(given)
+    assert straight(compiled, (given,))().numpy().tolist() == [3.0, 3.0]
+    assert straight(fn, (given,))().numpy().tolist() == [3.0, 3.0]
+    variable = tf.function(lambda v: v + 1.0, autograph=False)
+    assert float(straight(variable, (tf.Variable(1.0),))()) == 2.0
+    assert len(traces) == 2
 
 
 def test_an_op_that_xla_lacks_keeps_the_graph():
@@ -91,6 +122,6 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, 
         program.rollout.mode = min(rollout, key=rollout.get)
 
     program.rollout.choose_by_time = timed
-    program.update.choose_by_time = lambda *_: setattr(program.update, "mode", update)
+    program.update.choose_by_time = lambda *_, leans: setattr(program.update, "mode", update)
     program._time_seams(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
     assert program.rollout.mode == chosen

@@ -33,6 +33,8 @@ class Choosing:
     # Whether a rollout follows an XLA update whatever its own time: apart, a few steps cost little
     # either way, but only together are they one program, which is many times as fast.
     prefers_fused = False
+    # Whether all that follows a rollout on the host is XLA's where the update is.
+    fuses_on_host: bool = False
 
     def acting_state(self) -> Any:
         """Returns the values by which the agent acts, of the replica that this is called on."""
@@ -115,12 +117,13 @@ class Choosing:
         batch = self._trial_batch(progress)
         before = {path: v.numpy() for path, v in self.learner.variables().items()}
         update_args = (batch, progress.key, progress.env_steps)
+        fuses = self.prefers_fused and not self._in_python
         if self.update.mode is None:
-            self.update.choose_by_time(*update_args)
+            leans = fuses or self._in_python and self.fuses_on_host
+            self.update.choose_by_time(*update_args, leans=leans)
         else:
             self.update.time_as_chosen(*update_args)
         self.learner.assign_variables(before)
-        fuses = self.prefers_fused and not self._in_python
         if fuses and self.update.mode == "xla" and asked == "auto":
             self.rollout.mode = "xla"
         compared = compared and self._overlaps and not self._in_python

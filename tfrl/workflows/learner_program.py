@@ -38,8 +38,6 @@ class LearnerProgram(Choosing, abc.ABC):
     may have phases, which differ in what is traced.
     """
 
-    # Whether all that follows a rollout on the host is XLA's where the update is.
-    fuses_on_host: bool = False
     # While the call behind a rollout is traced: what it leaves to Python, of `note_dtypes`.
     notes: Sequence[tf.Tensor] = ()
 

@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
+from tfrl.workflows.flat_call import straight
 
 MODES = ("xla", "graph", "eager")
 
-# XLA must win by this factor: a choice near the tie would differ from run to run.
+# One must win by this factor: a choice near the tie would differ from run to run.
 _MARGIN = 1.15
 # Timing a seam stops after this long and so many calls, each way.
 _TIMING_CALLS = 3
@@ -81,8 +82,14 @@ class Seam:
         inside = self.mode == "graph" and not tf.executing_eagerly()
         return self._fn(*args) if inside else self(*args)
 
-    def choose_by_time(self, *args: Any) -> str:
-        """Times graph and XLA on `args` and keeps the faster; returns its name."""
+    def choose_by_time(self, *args: Any, leans: bool = False) -> str:
+        """Times graph and XLA on `args` and keeps the faster; returns its name.
+
+        Args:
+          *args: Of the function.
+          leans: Whether near the tie it is XLA, because what surrounds the function is XLA's with
+            it; otherwise the graph.
+        """
         for mode in ("graph", "xla"):
             try:
                 self.seconds[mode] = _best_seconds(self.compiled(mode), args)
@@ -92,7 +99,7 @@ class Seam:
                 # A user's network may hold an op that XLA does not have.
                 tf.get_logger().info("seam %s does not compile under XLA: %s", self.name, error)
         graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
-        self.mode = "xla" if xla * _MARGIN < graph else "graph"
+        self.mode = "xla" if xla * (1 / _MARGIN if leans else _MARGIN) < graph else "graph"
         return self.mode
 
     def time_as_chosen(self, *args: Any) -> None:
@@ -112,10 +119,11 @@ class PythonSeam(Seam):
 def _best_seconds(fn: Callable[..., Any], args: Any) -> float:
     """The shortest of some calls, the first (which traces and compiles) left out."""
     _wait(fn(*args))
+    call = straight(fn, args)
     best, spent, calls = float("inf"), 0.0, 0
     while spent < _TIMING_SECONDS or calls < _TIMING_CALLS and spent < 1.0:
         start = time.perf_counter()
-        _wait(fn(*args))
+        _wait(call())
         took = time.perf_counter() - start
         best, spent, calls = min(best, took), spent + took, calls + 1
     return best
