@@ -51,7 +51,7 @@ def check_policy(
         if not all(hasattr(found, name) for name in _ASKED_OF_POLICIES):
             wanted = "a distribution of actions for each observation"
             raise _refused(owner, name, wanted, network, found)
-        number, logits = _num_actions(action_spec), getattr(found, "logits", None)
+        number, logits = num_actions(action_spec), getattr(found, "logits", None)
         drawn = found.sample(seeding.key(0))
         if not _same_shapes(drawn, action_spec):
             got = repr(tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), drawn))
@@ -156,8 +156,8 @@ def _is_float(found: Any, shape: list[int]) -> bool:
     return floats and found.shape.is_compatible_with(shape)
 
 
-def _num_actions(spec: Nest) -> int | None:
-    """How many actions one Discrete spec has; None for others."""
+def num_actions(spec: Nest) -> int | None:
+    """Returns how many actions one Discrete spec has; None for others."""
     if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
         return specs.num_actions(spec)
     return None

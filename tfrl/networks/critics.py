@@ -73,12 +73,12 @@ class CriticEnsemble(Network, struct.Struct):
     @property
     def member(self) -> Network:
         """The network of one critic."""
-        if self.torso is None:
-            assert self.network is not None
+        if self.network is not None:
             return self.network
+        torso: Any = self.torso
         if self.num_actions is None:
-            return ValueNetwork(torso=self.torso, head_scale=self.head_scale)
-        return QNetwork(torso=self.torso, num_actions=self.num_actions, head_scale=self.head_scale)
+            return ValueNetwork(torso=torso, head_scale=self.head_scale)
+        return QNetwork(torso=torso, num_actions=self.num_actions, head_scale=self.head_scale)
 
     def init(self, key: tf.Tensor, spec: Nest) -> Params:
         """Makes stacked parameters, critic i from `fold_in(key, i)`.

@@ -126,8 +126,8 @@ class TrainingStep:
 
     def _apply(self, pairs: list[tuple[tf.Tensor, tf.Variable]]) -> tf.Tensor:
         gradients, variables = zip(*pairs, strict=True)
-        assert self._entry is not None
-        self._entry.apply(gradients, variables)
+        entry: Any = self._entry
+        entry.apply(gradients, variables)
         return tf.constant(True)
 
 

@@ -62,6 +62,15 @@ def critic_net(obs_spec=OBS, action_spec=BOX):
     return from_tf_agents_network(make, (obs_spec, action_spec))
 
 
+def losses_on_one_batch(agent):
+    """The critics' losses in 100 steps on the same items, and the learner."""
+    learner = Learner(agent, config=ModuleConfig(lr=1e-2))
+    learner.build(KEY)
+    batch = cases.transitions(agent, rows=32)
+    rows = [learner.update_from_batch(batch, compile="graph")["default_policy"] for _ in range(100)]
+    return [row["critic/loss"] for row in rows], learner
+
+
 def whole(kind, **more):
     return kind(
         obs_spec=OBS,
@@ -201,25 +210,13 @@ class TestLoss:
             critic_torso=from_tf_agents_network(joined, (env.obs_spec, unit)),
             target_entropy=0.0,
         )
-        learner = Learner(agent, config=ModuleConfig(lr=1e-2))
-        learner.build(KEY)
-        batch = cases.transitions(agent, rows=32)
-        rows = [
-            learner.update_from_batch(batch, compile="graph")["default_policy"] for _ in range(100)
-        ]
-        losses = [row["critic/loss"] for row in rows]
+        losses, _ = losses_on_one_batch(agent)
         assert losses[-1] < 0.5 * losses[0], losses
 
     @pytest.mark.parametrize("kind", [TD3, SAC])
     def test_whole_networks(self, kind):
         agent = whole(kind)
-        learner = Learner(agent, config=ModuleConfig(lr=1e-2))
-        learner.build(KEY)
-        batch = cases.transitions(agent, rows=32)
-        rows = [
-            learner.update_from_batch(batch, compile="graph")["default_policy"] for _ in range(100)
-        ]
-        losses = [row["critic/loss"] for row in rows]
+        losses, learner = losses_on_one_batch(agent)
         assert losses[-1] < 0.5 * losses[0], losses
         kernels = [np.asarray(x) for x in tf.nest.flatten(learner.state.params["critic"])]
         assert all(len(x) == agent.num_critics for x in kernels)

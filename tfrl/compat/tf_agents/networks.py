@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfrl import distributions, networks, specs, struct
+from tfrl.agents.roles import num_actions
 from tfrl.compat.tf_agents import distributions as their_distributions
 from tfrl.compat.tf_agents.network_base import (
     Params,
@@ -59,7 +60,7 @@ def from_tf_agents_network(
         raise _refused("one number or one vector for each observation", output)
     if isinstance(output, tuple) and all(isinstance(leaf, dict) for leaf in output):
         return TFAgentsPolicy(**fields, action_spec=action_spec)
-    number = _num_actions(action_spec)
+    number = num_actions(action_spec)
     if vector and output.shape[0] == number:
         return TFAgentsQNetwork(**fields, action_spec=action_spec, num_actions=number)
     if _is_action(output, action_spec):
@@ -81,13 +82,6 @@ def _refused(
     remedy: str = "Give an action_spec for policies and Q-networks, none for values and torsos.",
 ) -> UserError:
     return UserError("TF-Agents network", expected=expected, got=repr(output), remedy=remedy)
-
-
-def _num_actions(spec: Nest) -> int | None:
-    """How many actions one Discrete spec has; None for others."""
-    if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
-        return specs.num_actions(spec)
-    return None
 
 
 def _is_action(output: Nest, spec: Nest) -> bool:
