@@ -43,7 +43,7 @@ class ReverbReplay(struct.Struct):
         The first is the one that `sample` and `update_priorities` mean.
       timeout: Seconds that a call waits for the server, or for whoever is to sample or insert.
       reconnect_seconds: Seconds to wait for a server that was lost; None to end in an error.
-      packed: Whether an n-step item is stored as one column of bytes, which is sampled at less than
+      packed: Whether an n-step item is stored as one column of bytes, which is sampled at about
         half the cost, or as a column for each leaf, which other programs can read by name. None for
         what a server elsewhere, or the folder that `restore` reads, has; a new server in this
         process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
