@@ -125,7 +125,9 @@ class ModuleTest(parameterized.TestCase):
         assert module.prepare_minibatch(state, BATCH, lambda x: x) is BATCH
         assert module.should_stop({}) is None
         assert type(module).should_stop is Agent.should_stop
-        for name in ("init", "before_update", "after_update", "prepare_minibatch", "should_stop"):
+        assert module.after_update_due(state, TIME) is None
+        hooks = ("before_update", "after_update", "after_update_due")
+        for name in ("init", *hooks, "prepare_minibatch", "should_stop"):
             assert callable(getattr(Agent, name)) and callable(getattr(module, name))
 
     def test_groups_are_found_by_one_call_of_init_also_while_tracing(self):
@@ -199,6 +201,9 @@ class AsModuleTest(parameterized.TestCase):
             def after_update(self, state, timesteps):
                 return state.replace(extra=timesteps)
 
+            def after_update_due(self, state, timesteps):
+                return timesteps > 5
+
             def prepare_minibatch(self, state, batch, all_reduce_sum):
                 return all_reduce_sum(batch)
 
@@ -206,6 +211,7 @@ class AsModuleTest(parameterized.TestCase):
                 return metrics["kl"] > 1.0
 
         module = modules.as_module(Hooked(), "a")
+        assert bool(module.after_update_due(None, tf.constant(6)))
         assert module.after_update(module.init(KEY), TIME).extra is TIME
         assert module.prepare_minibatch(None, 2, lambda x: x * 2) == 4
         assert bool(module.should_stop({"kl": tf.constant(2.0)}))

@@ -452,6 +452,30 @@ class HookTest(parameterized.TestCase):
         np.testing.assert_allclose(learner.state.target_params["w"], 1 - 1 / 16)
         np.testing.assert_allclose(learner.state.params["w"], 1 - 1 / 8)
 
+    @parameterized.parameters("graph", "xla", "eager")
+    def test_a_hook_that_is_due_now_and_then_changes_nothing_otherwise(self, compile):
+        @struct.logic_dataclass
+        class Seldom(Dot):
+            def init(self, key):
+                state = super().init(key)
+                return state.replace(target_params=state.params, extra=tf.constant(0))
+
+            def adapt(self, state, metrics):
+                return state.replace(extra=state.extra + 1)
+
+            def after_update_due(self, state, timesteps):
+                return tf.equal(state.extra % 3, 0)  # `adapt` has run
+
+            def after_update(self, state, timesteps):
+                return state.replace(target_params=state.params)
+
+        learner = built(Seldom())
+        seen = []
+        for _ in range(7):
+            learner.update_from_batch(column([1, 1]), compile=compile)
+            seen.append(float(learner.state.target_params["w"][0]))
+        np.testing.assert_allclose(seen, [1, 1, 5 / 8, 5 / 8, 5 / 8, 2 / 8, 2 / 8], atol=1e-6)
+
 
 class StateTest(parameterized.TestCase):
     def setUp(self):

@@ -144,6 +144,14 @@ class Agent(abc.ABC):
         """As `before_update`, after the gradient steps; target networks live here."""
         return state
 
+    def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
+        """Returns whether `after_update` is called in this update, a bool; None for always.
+
+        Where it is not, nothing is read or written for it. Arguments as `before_update`; `adapt`
+        has run.
+        """
+        return None
+
     def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """As `before_update`, after the gradient steps and before `after_update`.
 

@@ -178,7 +178,19 @@ class GradientHooks(LearnerCore):
 
     def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced after the gradient steps: the module's `after_update`, target networks say."""
-        self._assign_changes(module_id, self.modules[module_id].after_update, timesteps)
+        module = self.modules[module_id]
+        due = module.after_update_due(struct.values(self._states[module_id]), timesteps)
+        if due is None:
+            self._assign_changes(module_id, module.after_update, timesteps)
+            return
+
+        def change() -> tf.Tensor:
+            # Read and written in the branch: values that pass through a `tf.cond` cost a graph
+            # several operations each, whether it is taken or not.
+            self._assign_changes(module_id, module.after_update, timesteps)
+            return tf.constant(0)
+
+        tf.cond(due, change, lambda: tf.constant(0))
 
     def follow_schedules(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced where nothing is updated: the module's `before_update`, by which it acts."""

@@ -117,6 +117,10 @@ class Module(abc.ABC):
         """As `before_update`, after the gradient steps."""
         return state
 
+    def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
+        """Whether `after_update` is called this time, see `Agent.after_update_due`."""
+        return None
+
     def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """Before `after_update`, with the metrics of the update, see `Agent.adapt`."""
         return state
@@ -229,6 +233,10 @@ class DuckModule(Module):
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """The object's hook, if it has one."""
         return self._hook("after_update", state, state, timesteps)
+
+    def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
+        """The object's hook, if it has one."""
+        return self._hook("after_update_due", None, state, timesteps)
 
     def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """The object's hook, if it has one."""

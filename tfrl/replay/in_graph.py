@@ -13,6 +13,8 @@ from tfrl.replay.packing import Packer
 from tfrl.types import Nest
 
 KINDS = ("uniform", "prioritized")
+_SMALL_FRAME = 256  # bytes
+_FRAME_ROOM = 1.125  # of larger frames, for each step
 
 
 @struct.logic_dataclass
@@ -42,7 +44,8 @@ class InGraphReplay(struct.Struct):
       frame_stack_paths: The observation's stacked leaves; None for all.
       frames_per_step: Room for frames. An episode of L steps takes L + K frames, so the capacity is
         reached where episodes are longer than K / (frames_per_step - 1) steps in the mean. With
-        shorter ones the buffer holds fewer steps.
+        shorter ones the buffer holds fewer steps. None for K + 1, which any episodes fit in, where
+        a frame takes at most 256 bytes, and for 1.125 where it takes more.
     """
 
     obs_spec: Nest
@@ -60,7 +63,7 @@ class InGraphReplay(struct.Struct):
     frame_stack: int = 1
     frame_stack_axis: int = -1
     frame_stack_paths: tuple[str, ...] | None = None
-    frames_per_step: float = 1.125
+    frames_per_step: float | None = None
     frames: Any = struct.derived()
     frame_packer: Any = struct.derived()
     step_packer: Any = struct.derived()
@@ -89,7 +92,20 @@ class InGraphReplay(struct.Struct):
     @property
     def frames_per_env(self) -> int:
         """Length of the ring of frames of each environment."""
-        return math.ceil(self.steps_per_env * self.frames_per_step) + self.frame_stack
+        room = self.frames_per_step
+        if room is None:
+            room = self._most_frames if self.frame_packer.row_bytes <= _SMALL_FRAME else _FRAME_ROOM
+        return math.ceil(self.steps_per_env * room) + self.frame_stack
+
+    @property
+    def _most_frames(self) -> int:
+        """The most frames that a step takes, in an episode of one step."""
+        return self.frame_stack + 1
+
+    @property
+    def loses_frames(self) -> bool:
+        """Whether a step may lose a frame before its own place is taken by another."""
+        return self.frames_per_env < self.steps_per_env * self._most_frames
 
     def step_spec(self) -> dict[str, Nest]:
         """Returns the spec of what is stored of each step beside its frames."""
@@ -176,8 +192,9 @@ def _check_numbers(replay: InGraphReplay) -> None:
         _refuse("kind", f"one of {', '.join(KINDS)}", replay.kind, remedy)
     if replay.frame_stack_axis not in (0, -1):
         _refuse("frame_stack_axis", "0 or -1", replay.frame_stack_axis, "Give the stack's axis.")
-    if not isinstance(replay.frames_per_step, int | float) or replay.frames_per_step < 1.0:
-        _refuse("frames_per_step", "a number of at least 1", replay.frames_per_step, "Raise it.")
+    room = replay.frames_per_step
+    if room is not None and (not isinstance(room, int | float) or room < 1.0):
+        _refuse("frames_per_step", "a number of at least 1", room, "Raise it.")
     if replay.sequence_length is None:
         if replay.sequence_period is not None:
             remedy = "Give sequence_length too, or leave sequence_period out."

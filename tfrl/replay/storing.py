@@ -30,6 +30,8 @@ def oldest_step(
     """
     stack, num_envs = replay.frame_stack, replay.num_envs
     first = tf.maximum(after.first, after.steps - replay.steps_per_env)
+    if not replay.loses_frames:
+        return first
     # Every step has one frame at least of its own, so no more can have lost theirs.
     ahead = tf.range(length * (1 + stack), dtype=tf.int64)[:, tf.newaxis]
     envs = tf.range(num_envs, dtype=tf.int64)

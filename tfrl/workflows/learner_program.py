@@ -314,11 +314,13 @@ class LearnerProgram(Choosing, abc.ABC):
         names = self._names.setdefault(self._phase, sorted(row))  # eager calls do not trace
         floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
         with tf.control_dependencies(self._clocks(end)):
-            learner_steps = tf.identity(self.learner.learner_steps.read_value())
-        counters = tf.stack(
-            [progress.iterations, progress.env_steps, progress.episodes, learner_steps]
-        )
+            counters = self._counters(progress)
         return progress, floats, counters, tf.stack([middle - start, end - middle])
+
+    def _counters(self, progress: Progress) -> tf.Tensor:
+        """The `_COUNTERS` after an iteration."""
+        learner_steps = tf.identity(self.learner.learner_steps.read_value())
+        return tf.stack([progress.iterations, progress.env_steps, progress.episodes, learner_steps])
 
     def _clock(self, start: tf.Tensor, behind: Nest) -> tf.Tensor:
         """The time when a nest is computed; `start` where there are no clocks."""
@@ -360,21 +362,35 @@ class LearnerProgram(Choosing, abc.ABC):
             progress, *row = self._iterate(progress)
             return progress, done + 1, *row
         tally = Tally(self._names[self._phase])
-        last = tf.minimum(done + per_row, iterations)
+        # What a loop carries costs a graph several operations in each iteration.
+        timed = self._timed
+        most = tf.minimum(done + per_row, iterations)
+        if self._workflow.all_rows_valid:  # it is known now where the limit is reached
+            steps = self._workflow.steps_per_iteration
+            left = (limit - progress.env_steps - 1) // steps + 1
+            most = tf.cast(
+                tf.minimum(tf.cast(most, tf.int64), tf.cast(done, tf.int64) + left), tf.int32
+            )
 
-        def body(done: Any, progress: Any, sums: Any, counters: Any, seconds: Any) -> Any:
-            progress, f, c, s = self._iterate(progress)
-            return done + 1, progress, tally.add(sums, f), c, seconds + s
+        def going(done: Any, progress: Any, *_: Any) -> tf.Tensor:
+            if self._workflow.all_rows_valid:
+                return done < most
+            return (done < most) & (progress.env_steps < limit)
 
-        none = tf.zeros([len(_COUNTERS)], tf.int64)
-        done, progress, sums, counters, seconds = tf.while_loop(
-            lambda done, progress, *_: (done < last) & (progress.env_steps < limit),
+        def body(done: Any, progress: Any, sums: Any, seconds: Any) -> Any:
+            progress, f, _, s = self._iterate(progress)
+            return done + 1, progress, tally.add(sums, f), [t + s for t in seconds]
+
+        zero = tf.zeros([2], tf.float64)
+        done, progress, sums, seconds = tf.while_loop(
+            going,
             body,
-            (done, progress, tally.start(), none, tf.zeros([2], tf.float64)),
+            (done, progress, tally.start(), [zero] if timed else []),
             parallel_iterations=1,
             name="iterations",
         )
-        return progress, done, tally.result(sums), counters, seconds
+        counters = self._counters(progress)
+        return progress, done, tally.result(sums), counters, seconds[0] if timed else zero
 
     def _run_eagerly(self, progress: Progress, iterations: int, limit: int) -> Any:
         per_row = self._workflow.iterations_per_row

@@ -228,6 +228,11 @@ class LearnerWorkflow(Workflow):
             in_numpy=True,
         )
 
+    @property
+    def steps_per_iteration(self) -> int:
+        """Env steps of an iteration in which all rows are valid."""
+        return self.rollout_length * self.env.num_envs
+
     def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
         """The fields of `info` that are stored; agents that end together have no `agents`."""
         asked = getattr(self.agent, "env_extra_fields", ())
@@ -244,9 +249,11 @@ class LearnerWorkflow(Workflow):
         lengths = tf.cast(extras["episode_length"], tf.float32)
         # Of several agents: that of the team.
         returns = tf.add_n(tf.nest.flatten(extras["episode_return"]))
-        env_steps = tf.math.count_nonzero(trajectory.valid)
         if self.all_rows_valid:  # so nothing needs a mask
+            env_steps = tf.size(trajectory.valid, tf.int64)
             trajectory = trajectory.replace(valid=None)
+        else:
+            env_steps = tf.math.count_nonzero(trajectory.valid)
         batch, metrics = self.make_batch(agent_state, trajectory)
         return RolloutResult(
             batch=batch,

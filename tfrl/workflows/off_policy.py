@@ -259,11 +259,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns what the buffer is given of a rollout: all of it, and no metrics."""
         return trajectory, {}
 
-    @property
-    def steps_per_iteration(self) -> int:
-        """Env steps of an iteration in which all rows are valid."""
-        return self.rollout_length * self.env.num_envs
-
     def updates_due(self, before: tf.Tensor, after: tf.Tensor) -> int | tf.Tensor:
         """Returns how many learner steps follow from env steps, a number where it is always that.
 

@@ -64,7 +64,9 @@ class OffPolicyProgram(LearnerProgram):
         self.buffer.add(trajectory)
 
     def _sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
-        return self.buffer.sample(key, self._workflow.batch_size, beta)
+        batch = self.buffer.sample(key, self._workflow.batch_size, beta)
+        # What nobody asks for costs something in every iteration of a graph.
+        return batch if self._workflow.prioritized else batch.replace(index=None)
 
     def _update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
         """Sets priorities; returns notes of what is left to Python, of `note_dtypes`."""
@@ -198,7 +200,8 @@ class OffPolicyProgram(LearnerProgram):
     def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
         if progress.ahead is None:
             return super()._keys(progress)
-        return progress.ahead[2]  # type: ignore[no-any-return]
+        play_key = progress.ahead[2]
+        return play_key, play_key  # what follows the rollout has its keys in `ahead` too
 
     @property
     def _gathers(self) -> bool:
@@ -238,9 +241,9 @@ class OffPolicyProgram(LearnerProgram):
         return out.replace(batch=batch, normalizer=None)
 
     def _batch_of(self, progress: Progress, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
-        """The sample of an iteration's only learner step, the key of its update, and `_keys`."""
-        keys = keys_of(progress.key, iteration)
-        return *self._sample_number(tf.constant(0), keys[1], env_steps), keys
+        """The sample of an iteration's one learner step, the key of its update, and a rollout's."""
+        play_key, key = keys_of(progress.key, iteration)
+        return *self._sample_number(tf.constant(0), key, env_steps), play_key
 
     def _look_ahead(self, progress: Progress) -> Nest:
         if not self._samples_ahead:

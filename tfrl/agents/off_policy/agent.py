@@ -83,8 +83,8 @@ class OffPolicy(Agent):
         """Target networks move once in so many learner steps."""
 
     def targets_due(self, learner_steps: tf.Tensor) -> tf.Tensor:
-        """Whether they move after the learner step that so many steps came before; a bool."""
-        return tf.equal((learner_steps + 1) % self.target_period, 0)
+        """Whether they move after so many learner steps; a bool."""
+        return tf.equal(learner_steps % self.target_period, 0)
 
     def made_state(
         self,
@@ -109,19 +109,20 @@ class OffPolicy(Agent):
             extra=extra or None,
         )
 
-    def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
-        """Moves the target networks, if it is time."""
-        params = {g: state.params[g] for g in state.target_params}
-
-        def moved() -> Nest:
-            return follow(state.target_params, params, self.tau)
-
+    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+        """Counts the learner steps, where the target networks go by them."""
         if self.target_period == 1:
-            return state.replace(target_params=moved())
-        steps = state.extra[LEARNER_STEPS]
-        # Not a select: to read and write every parameter in every step would cost more.
-        targets = tf.cond(self.targets_due(steps), moved, lambda: state.target_params)
-        return state.replace(target_params=targets, extra={**state.extra, LEARNER_STEPS: steps + 1})
+            return state
+        return state.replace(extra={**state.extra, LEARNER_STEPS: state.extra[LEARNER_STEPS] + 1})
+
+    def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
+        """Whether the target networks move; always with a period of 1."""
+        return None if self.target_period == 1 else self.targets_due(state.extra[LEARNER_STEPS])
+
+    def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
+        """Moves the target networks."""
+        params = {g: state.params[g] for g in state.target_params}
+        return state.replace(target_params=follow(state.target_params, params, self.tau))
 
     # Observations.
 

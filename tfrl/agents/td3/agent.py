@@ -111,8 +111,8 @@ class TD3(OffPolicy):
         return self.policy_delay
 
     def targets_due(self, learner_steps: tf.Tensor) -> tf.Tensor:
-        """Whether it was a step of the actor: the Learner takes these at 0, d, 2 d, ..."""
-        return tf.equal(learner_steps % self.policy_delay, 0)
+        """Whether the last was a step of the actor: the Learner takes these at 0, d, 2 d, ..."""
+        return tf.equal((learner_steps - 1) % self.policy_delay, 0)
 
     def init(self, key: tf.Tensor) -> AgentState:
         """Makes fresh parameters, the groups `actor` and `critic`, and target networks of both."""
