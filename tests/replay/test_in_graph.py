@@ -2,11 +2,14 @@
 
 import gc
 import re
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -185,6 +188,38 @@ class MemoryTest(parameterized.TestCase):
         large = maker(obs_spec=tf.TensorSpec([65], tf.float32))  # 260 bytes
         self.assertEqual(large.frames_per_env, 24)  # 20 * 1.125 and one, rounded up
 
+    @pytest.mark.slow
+    def test_a_million_atari_transitions_are_there_in_less_than_9_gb_with_all_else(self):
+        if available() < 11e9:
+            self.skipTest("needs 11 GB of memory")
+        code = """
+import sys, numpy as np, tensorflow as tf
+from tfrl.replay import InGraphReplay
+from tfrl import seeding
+sys.path.insert(0, {folder!r})
+from test_in_graph import ATARI, ACTION, peak
+from tfrl.types import Trajectory
+shape = dict(capacity=1_000_000, num_envs=8, frame_stack=4, n_step=3)
+buffer = InGraphReplay(obs_spec=ATARI, action_spec=ACTION, **shape).init()
+obs = np.random.default_rng(0).integers(0, 255, [17, 8, 84, 84, 4], np.uint8)
+no = np.zeros([16, 8], bool)
+rows = Trajectory(
+    obs=obs[:-1], action=no.astype(np.int64), reward=no.astype(np.float32), next_obs=obs[1:],
+    termination=no, truncation=no, valid=~no,
+)
+rows = tf.nest.map_structure(tf.constant, rows)
+add = tf.function(buffer.add, autograph=False)
+for _ in range(20):
+    add(rows)
+sample = tf.function(lambda key: buffer.sample(key, 32), autograph=False)
+assert sample(seeding.key(0)).obs.shape == (32, 84, 84, 4)
+print("peak", peak())
+"""
+        code = code.format(folder=str(Path(__file__).parent))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertIn("peak", done.stdout, done.stderr)
+        self.assertBetween(float(done.stdout.split()[-1]), 7.5e9, 9e9)
+
     def test_the_variables_take_what_is_said(self):
         replay = InGraphReplay(
             obs_spec=ATARI,
@@ -236,6 +271,16 @@ class MemoryTest(parameterized.TestCase):
             best.append(min(times))
         self.assertLess(best[1], 2e-3)
         self.assertLess(best[1], 4 * best[0])
+
+
+def peak():
+    """The most bytes that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def available():
+    found = Path("/proc/meminfo").read_text().split("MemAvailable:")[1]
+    return int(found.split()[0]) * 1024
 
 
 def resident():

@@ -1,5 +1,6 @@
 """Writers flush on a schedule, and a buffer that only samples has none."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import helpers
 import oracle
 
+from benchmarks import replay_reverb
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.stream import MOST_PENDING
@@ -67,3 +69,10 @@ def test_many_environments_in_one_call():
     wanted = [100 * b + t for b in range(70) for t in range(5)]
     np.testing.assert_array_equal(sorted(item[0] for item in found.values()), wanted)
     buffer.close()
+
+
+@pytest.mark.parametrize("name", ["1_step_frames", "3_step_frames", "sequences_frames"])
+def test_frames_take_no_more_room_than_with_a_bare_writer(name):
+    case = dataclasses.replace(replay_reverb.CASES[name], steps=500)
+    found = replay_reverb.bytes_per_frame(case)
+    assert 50 < found["ours"] <= 1.03 * found["bare"]

@@ -7,7 +7,7 @@ import numpy as np
 
 from tfrl.replay.reverb.items import make_items
 from tfrl.replay.reverb.layout import Layout
-from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID
+from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, leaves
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.maker import ReverbReplay
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Items of a writer that may be unconfirmed, and how many of them a flush of the schedule leaves: it
 # need not wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
 MOST_PENDING, LEFT_PENDING = 40, 20
+# Observations of so many bytes are written in chunks of a set length, so many steps at most. Reverb
+# tunes lengths by what happens to be confirmed, and its short chunks of frames take more room.
+_FRAME_BYTES, _FRAME_CHUNK = 1024, 16
 
 
 class Outlet:
@@ -104,12 +107,25 @@ class Stream(Outlet):
         """
         self._keep = max(config.steps for config in replay.table_configs) + 1
         super().__init__(client, self._keep, highest, make_room)
+        self._set_chunk_lengths(replay)
         self._layout = layout
         self._transitions, self._sequences = make_items(replay, layout)
         self.rows: list[list[Any]] = []
         self.rewards: list[float] = []
         self.length = 0
         self._open = False
+
+    def _set_chunk_lengths(self, replay: "ReverbReplay") -> None:
+        """Gives large observations chunks as long as items allow, up to a bound."""
+        from reverb import pybind
+
+        length = min(self._keep, _FRAME_CHUNK)
+        for column, spec in enumerate(leaves("obs", replay.obs_spec).values()):
+            if spec.shape.num_elements() * spec.dtype.size >= _FRAME_BYTES:
+                options = pybind.ConstantChunkerOptions(
+                    max_chunk_length=length, num_keep_alive_refs=self._keep
+                )
+                self._writer.ConfigureChunker(column, options)
 
     def step(
         self,
