@@ -9,7 +9,10 @@ from tests.agents import off_policy_cases as cases
 from tfrl import networks, seeding, specs, struct
 from tfrl.agents import DQN, SAC, TD3
 from tfrl.agents.off_policy import UnitActions
+from tfrl.agents.off_policy.columns import COLUMNS
 from tfrl.agents.off_policy.targets import copied, follow
+from tfrl.errors import UserError
+from tfrl.learners import Learner
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
 from tfrl.types import Trajectory
@@ -286,3 +289,24 @@ class CustomTorsoTest(parameterized.TestCase):
             self.assertEqual(len(moving), 2)
             for path in moving:
                 self.assertFalse(np.array_equal(before[path], after[path]), path)
+
+
+class ColumnsTest(parameterized.TestCase):
+    @parameterized.parameters("dqn", "sac", "td3")
+    def test_a_dict_of_columns_teaches_what_a_transition_does(self, name):
+        agent = made(name)
+        batch = cases.transitions(agent)
+        columns = {n: getattr(batch, n) for n in COLUMNS}
+        params = []
+        for rows in (batch, {**columns, "episode": tf.zeros([batch.reward.shape[0]])}):
+            learner = Learner(agent)
+            learner.build(KEY)
+            learner.update_from_batch(rows, shuffle=False)
+            params.append([v.numpy() for v in tf.nest.flatten(learner.state.params)])
+        for x, y in zip(*params, strict=True):
+            np.testing.assert_array_equal(x, y)
+        learner = Learner(agent)
+        learner.build(KEY)
+        del columns["reward"], columns["discount"]
+        with self.assertRaisesRegex(UserError, "rewards, without reward, discount. Name the"):
+            learner.update_from_batch({**columns, "rewards": batch.reward})

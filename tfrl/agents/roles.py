@@ -173,14 +173,16 @@ def _same_shapes(drawn: Nest, spec: Nest) -> bool:
 
 
 def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None:
-    """What to do with a network of TF-Agents itself; None for what is none.
+    """What to do with a network of TF-Agents, or what makes one; None for what is none.
 
     Args:
       network: The network.
       name: The agent's field.
       discrete: Whether the agent's action is a Discrete one.
     """
-    if not any(c.__module__.split(".")[0] == "tf_agents" for c in type(network).__mro__):
+    made = getattr(network, "func", network)  # of a partial
+    classes = made.__mro__ if isinstance(made, type) else type(made).__mro__
+    if not any(c.__module__.split(".")[0] == "tf_agents" for c in classes):
         return None
     given = "env.obs_spec" if name == "value" else "env.obs_spec, env.action_spec"
     if "torso" in name:

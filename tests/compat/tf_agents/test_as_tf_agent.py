@@ -380,3 +380,14 @@ class WrongTest(parameterized.TestCase):
     def test_weights_of_rollouts(self):
         with self.assertRaisesRegex(UserError, "weights of train: expected None"):
             made("ppo").train(experience("ppo"), weights=1.0)
+
+    @parameterized.parameters(("td3", 3), ("td3", 5), ("dqn", 3))
+    def test_windows_of_another_length(self, name, length):
+        n = logic(name).n_step + 1
+        with self.assertRaisesRegex(UserError, rf"expected windows \[B, {n}\].*num_steps=agent"):
+            made(name).train(windows(name, length)._replace(policy_info=()))
+
+    def test_experience_without_a_time_axis(self):
+        flat = tf.nest.map_structure(lambda x: x[:, 0], experience("ppo"))
+        with self.assertRaisesRegex(UserError, r"experience of train: expected frames \[B, T\]"):
+            made("ppo").train(flat)

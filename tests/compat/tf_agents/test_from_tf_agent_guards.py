@@ -12,6 +12,7 @@ from tf_agents.networks.q_rnn_network import QRnnNetwork
 from tests.compat.tf_agents.from_tf_agent_cases import CHOICE, KEY, VECTOR, items, made, rollout
 from tests.compat.tf_agents.test_from_tf_agent_learns import assert_same, values_of, variables_of
 from tfrl import seeding
+from tfrl.agents import RandomAgent
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.from_tf_agent_draws import unchecked
 from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of, weights_of
@@ -255,3 +256,24 @@ class EagerTest(parameterized.TestCase):
         self.assertEqual(set(traced), {"greedy", "explore", "td_errors"})
         counts = {n: f.experimental_get_tracing_count() for n, f in traced.items()}
         self.assertEqual(counts, {"greedy": 1, "explore": 1, "td_errors": 1})
+
+
+class ColumnsTest(parameterized.TestCase):
+    @parameterized.parameters("dqn", "categorical_dqn_n_step", "sac", "ddpg")
+    def test_missing_columns_are_refused_by_name(self, name):
+        module = made(name)
+        batch = items(module.action_spec)
+        names = ("obs", "action", "reward", "next_obs", "discount")
+        columns = {n: getattr(batch, n) for n in names}
+        learner = Learner(module)
+        learner.build(0)
+        learner.update_from_batch(columns)
+        columns["rewards"] = columns.pop("reward")
+        with self.assertRaisesRegex(UserError, "the batch of .*rewards, without reward. Name"):
+            learner.update_from_batch(columns)
+
+    def test_what_makes_no_agent(self):
+        for wrong in (3, RandomAgent(obs_spec=VECTOR, action_spec=CHOICE)):
+            got = type(wrong).__name__
+            with self.assertRaisesRegex(UserError, f"make_agent: expected a function.*a {got}"):
+                from_tf_agent(wrong, obs_spec=VECTOR, action_spec=CHOICE)

@@ -24,7 +24,7 @@ from tf_agents.networks import (
 from tf_agents.trajectories import StepType
 
 from tfrl import networks, seeding, specs
-from tfrl.agents import DQN, PPO, SAC
+from tfrl.agents import DQN, PPO, SAC, TD3
 from tfrl.compat.tf_agents import from_tf_agents_network, tensor_spec
 from tfrl.compat.tf_agents.networks import (
     TFAgentsPolicy,
@@ -363,6 +363,7 @@ class RefusalTest(parameterized.TestCase):
         (actor_network.ActorNetwork, None, "action_spec: expected the spec of one action"),
         (3, None, "expected a function that makes the network.*got an object of int"),
         (lambda a, b, c: None, CHOICE, "expected a function of obs_spec, and of action_spec"),
+        (lambda o: critic_network.CriticNetwork(o), None, "raises TypeError.*A critic has"),
     )
     def test_calls(self, make, action_spec, message):
         with pytest.raises(UserError, match=message):
@@ -417,3 +418,16 @@ class RefusalTest(parameterized.TestCase):
 
         with pytest.raises(UserError, match="a Normal.*got Laplace"):
             from_tf_agents_network(lambda o, a: Odd(o, name="odd"), OBS, BOX)
+
+
+class OriginTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (TD3, {"actor_network": partial(actor_network.ActorNetwork, fc_layer_params=(4,))}),
+        (TD3, {"critic_network": critic_network.CriticNetwork}),
+        (PPO, {"value": partial(value_network.ValueNetwork, fc_layer_params=(4,))}),
+    )
+    def test_what_makes_a_network_of_tf_agents_is_told_how_it_becomes_one_of_ours(
+        self, kind, given
+    ):
+        with pytest.raises(UserError, match=r"A network of TF-Agents becomes.*from_tf_agents_netw"):
+            kind(obs_spec=OBS, action_spec=BOX, **given)

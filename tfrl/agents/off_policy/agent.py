@@ -1,7 +1,7 @@
 """What the off-policy agents share: statistics, target networks, random play, checks."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ from tfrl import struct
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import Agent
 from tfrl.agents.off_policy.checks import check_count, check_number
+from tfrl.agents.off_policy.columns import transition_of
 from tfrl.agents.off_policy.targets import copied, follow
 from tfrl.agents.random import RandomAgent
 from tfrl.envs.action_masks import MASK, split_mask
@@ -147,8 +148,10 @@ class OffPolicy(Agent):
         """Returns transitions as the losses take them, made once for all updates of a step.
 
         Observations are normalised by the statistics of the moment, and actions are as the
-        networks see them, see `network_action`.
+        networks see them, see `network_action`. A dict of columns is named as a `Transition`.
         """
+        if isinstance(batch, Mapping):
+            batch = transition_of(type(self).__name__, batch)
         return batch.replace(
             obs=self.normalized(state, batch.obs),
             next_obs=self.normalized(state, batch.next_obs),

@@ -18,6 +18,7 @@ from tfrl.compat.tf_agents.as_tf_agent_training import (
     total_loss,
 )
 from tfrl.compat.tf_agents.as_tf_policy import ActingPolicy, as_tf_policy
+from tfrl.errors import UserError
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
 from tfrl.types import Nest
@@ -167,6 +168,13 @@ class LearnerAgent(TFAgent):
         return self._training.learner
 
     def _train(self, experience: Any, weights: Any = None) -> LossInfo:
+        if experience.step_type.shape.rank not in (None, 2):
+            raise UserError(
+                "experience of train",
+                expected="frames [B, T], batch and time",
+                got=f"step_type of shape {experience.step_type.shape}",
+                remedy="Give what a replay buffer or a driver of TF-Agents gives.",
+            )
         if not self._training.takes(experience.step_type.shape):
             with tf.control_dependencies([refuse_dynamic(experience)]):
                 return LossInfo(tf.zeros([]), ())

@@ -4,22 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl.agents.off_policy.columns import MaskedTransition
 from tfrl.compat.tf_agents.as_tf_agent_training import Training, check_weights
 from tfrl.compat.tf_agents.replay import sequences, transitions
 from tfrl.compat.tf_agents.time_steps import LAST
-from tfrl.types import AgentState, Nest, Transition
-
-
-@struct.dataclass
-class MaskedTransition(Transition):
-    """Transitions of which some do not count.
-
-    Attributes:
-      mask: bool `[N]`; False for a window that begins with a boundary frame.
-    """
-
-    mask: tf.Tensor | None = None
+from tfrl.errors import UserError
+from tfrl.types import AgentState, Nest
 
 
 class OffPolicyTraining(Training):
@@ -28,6 +18,7 @@ class OffPolicyTraining(Training):
     def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
         """Returns transitions, and the steps that they were made of."""
         experience = self.packed(experience)
+        self._check_length(experience.step_type.shape)
         items = transitions(experience, self.agent.discount)
         fields = {name: getattr(items, name) for name in _FIELDS}
         if weights is not None:
@@ -36,6 +27,17 @@ class OffPolicyTraining(Training):
         counts = self.observes and self.learner.state.normalizer is not None
         seen = sequences(experience).steps if counts else ()
         return MaskedTransition(**fields, mask=mask), seen
+
+    def _check_length(self, shape: tf.TensorShape) -> None:
+        """Raises a UserError for windows that would be items of another number of steps."""
+        wanted = self.agent.n_step + 1
+        if shape.rank != 2 or shape[1] != wanted:
+            raise UserError(
+                f"the experience of {type(self.agent).__name__}",
+                expected=f"windows [B, {wanted}] of frames, n_step + 1",
+                got=f"step_type of shape {shape}",
+                remedy="Sample with num_steps=agent.train_sequence_length.",
+            )
 
     def options(self, rows: Nest) -> dict[str, Any]:
         """All rows at once, in their order."""

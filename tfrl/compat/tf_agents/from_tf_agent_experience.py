@@ -10,6 +10,7 @@ from tf_agents.trajectories import Trajectory as Frames
 from tf_agents.trajectories import Transition as FramePair
 
 from tfrl import struct
+from tfrl.agents.off_policy.columns import transition_of
 from tfrl.compat.tf_agents.from_tf_agent_acting import INFO
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
 from tfrl.compat.tf_agents.time_steps import MID
@@ -28,13 +29,14 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
     Args:
       logic: The agent.
       batch: A `Transition` or `Sequences` of a replay buffer; a dict with the column
-        `experience`, which is TF-Agents' own; or a dict of the columns `obs` and `action`, and
-        perhaps of the others of a Transition.
+        `experience`, which is TF-Agents' own; or a dict of the columns of a Transition, of which
+        behavioural cloning needs `obs` and `action` alone.
       gamma: By which the agent's losses multiply; n of its steps give an item's discount.
       n_step: Steps of an item.
 
     Raises:
-      UserError: For sequences where it takes items, or the other way round.
+      UserError: For sequences where it takes items, or the other way round, and for columns that
+        are missing.
     """
     if isinstance(batch, Mapping) and EXPERIENCE in batch:
         return batch[EXPERIENCE]
@@ -55,7 +57,7 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
             return tf.nest.map_structure(lambda x: x[:, :-1], frames)
         return frames
     if isinstance(batch, Mapping):
-        batch = _with_all_columns(batch, gamma)
+        batch = _items_of(logic, batch, gamma)
     return _of_items(logic, batch, gamma, n_step)
 
 
@@ -116,25 +118,19 @@ def _wanted(form: str) -> str:
     }.get(form, "single items, tfrl.types.Transition")
 
 
-def _with_all_columns(columns: Mapping[str, Any], gamma: float) -> Transition:
-    """A Transition of columns, in which those that are missing say nothing."""
-    missing = [name for name in ("obs", "action") if name not in columns]
-    if missing:
-        raise UserError(
-            "the batch of a TFAgent",
-            expected="columns 'obs' and 'action', or 'experience'",
-            got=f"{sorted(map(str, columns))}",
-            remedy="Name the columns as the fields of tfrl.types.Transition.",
-        )
-    size = tf.nest.flatten(columns["action"])[0].shape[0]
-    filled = {
+def _items_of(logic: Logic, columns: Mapping[str, Any], gamma: float) -> Transition:
+    """A Transition of columns; to an agent that imitates, all but two say nothing."""
+    name = type(logic.agent).__name__
+    if not isinstance(logic.agent, BehavioralCloningAgent):
+        return transition_of(name, columns)
+    items = transition_of(name, columns, needed=("obs", "action"))
+    size = tf.nest.flatten(items.action)[0].shape[0]
+    usual = {
         "reward": tf.zeros([size]),
-        "next_obs": columns["obs"],
+        "next_obs": items.obs,
         "discount": tf.fill([size], gamma),
-        **columns,
     }
-    known = {n: filled[n] for n in ("obs", "action", "reward", "next_obs", "discount")}
-    return Transition(**known, weight=columns.get("weight"), extras=columns.get("extras"))
+    return items.replace(**{n: x for n, x in usual.items() if getattr(items, n) is None})
 
 
 def _of_items(logic: Logic, items: Transition, gamma: float, n_step: int) -> Nest:

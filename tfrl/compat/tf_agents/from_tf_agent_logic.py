@@ -74,17 +74,14 @@ class Logic:
         """An agent, and the variables made with it."""
         if isinstance(self._make, TFAgent):
             return self._make, []
+        if not callable(self._make):
+            raise _no_maker(_a(self._make))
         words = np.asarray(key).view(np.uint32)
         seed = int(words[0]) << 32 | int(words[1])
         with keras_swap.seeded(seed), drawn_from(key), recorded() as made:
             agent = self._make(*self._specs)
             if not isinstance(agent, TFAgent):
-                raise UserError(
-                    "make_agent",
-                    expected="a function (time_step_spec, action_spec) that returns a TFAgent",
-                    got=repr(agent) if agent is None else f"a {type(agent).__name__}",
-                    remedy="Return the agent, such as tf_agents.agents.DqnAgent(...).",
-                )
+                raise _no_maker(repr(agent) if agent is None else _a(agent))
             agent.initialize()
         return agent, made
 
@@ -220,3 +217,16 @@ def _form(agent: TFAgent, learns_from: str | None) -> str:
         got="a class that TF-Agents does not have, without train_sequence_length",
         remedy="Say learns_from='replay' or learns_from='rollout'.",
     )
+
+
+def _no_maker(got: str) -> UserError:
+    return UserError(
+        "make_agent",
+        expected="a function (time_step_spec, action_spec) that returns a TFAgent",
+        got=got,
+        remedy="Return the agent, such as tf_agents.agents.DqnAgent(...).",
+    )
+
+
+def _a(thing: Any) -> str:
+    return f"a {type(thing).__name__}"

@@ -25,7 +25,16 @@ def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
     if action_spec is not None:
         given.append(tensor_spec(action_spec, "action"))
     _check_makes(make_network, len(given))
-    network = make_network(*given)
+    try:
+        network = make_network(*given)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "make_network",
+            expected="a function that makes a network of these specs",
+            got=f"{_name_of(make_network)}, which raises {type(error).__name__}: {error}",
+            remedy="See above what it stumbles over. A critic has (env.obs_spec, env.action_spec) "
+            "for an obs_spec, and no action_spec.",
+        ) from error
     if not isinstance(network, Network):
         raise UserError(
             "make_network",
