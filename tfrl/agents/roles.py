@@ -3,6 +3,7 @@
 What comes out is looked at, not the class, so that they hold for networks of any origin.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -180,7 +181,7 @@ def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None
       name: The agent's field.
       discrete: Whether the agent's action is a Discrete one.
     """
-    made = getattr(network, "func", network)  # of a partial
+    made = network.func if isinstance(network, functools.partial) else network
     classes = made.__mro__ if isinstance(made, type) else type(made).__mro__
     if not any(c.__module__.split(".")[0] == "tf_agents" for c in classes):
         return None

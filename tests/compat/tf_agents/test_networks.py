@@ -369,6 +369,13 @@ class RefusalTest(parameterized.TestCase):
         with pytest.raises(UserError, match=message):
             from_tf_agents_network(make, OBS, action_spec)
 
+    def test_a_users_error_of_the_function_is_told_as_it_is(self):
+        def make(obs, action):
+            raise UserError("size", expected="3", got=4, remedy="Ask for 3.")
+
+        with pytest.raises(UserError, match="^size: expected 3, got 4"):
+            from_tf_agents_network(make, OBS, CHOICE)
+
     def test_functions_of_any_signature(self):
         ours = from_tf_agents_network(lambda *given: Q(*given), OBS, CHOICE)
         assert type(ours) is TFAgentsQNetwork

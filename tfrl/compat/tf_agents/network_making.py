@@ -27,6 +27,8 @@ def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
     _check_makes(make_network, len(given))
     try:
         network = make_network(*given)
+    except UserError:
+        raise  # it is a ValueError, and says enough
     except (TypeError, ValueError) as error:
         raise UserError(
             "make_network",
