@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MOST_PENDING, LEFT_PENDING = 40, 20
 # Observations of so many bytes are written in chunks of a set length, so many steps at most. Reverb
 # tunes lengths by what happens to be confirmed, and its short chunks of frames take more room.
-_FRAME_BYTES, _FRAME_CHUNK = 1024, 16
+# A sequence is read whole; an n-step item reads two, and all else in their chunks for nothing.
+_FRAME_BYTES, _SEQUENCE_CHUNK, _ITEM_CHUNK = 1024, 16, 2
 
 
 class Outlet:
@@ -116,10 +117,11 @@ class Stream(Outlet):
         self._open = False
 
     def _set_chunk_lengths(self, replay: "ReverbReplay") -> None:
-        """Gives large observations chunks as long as items allow, up to a bound."""
+        """Gives large observations chunks of a length that suits how items are read."""
         from reverb import pybind
 
-        length = min(self._keep, _FRAME_CHUNK)
+        sequences = any(config.is_sequence for config in replay.table_configs)
+        length = min(self._keep, _SEQUENCE_CHUNK if sequences else _ITEM_CHUNK)
         for column, spec in enumerate(leaves("obs", replay.obs_spec).values()):
             if spec.shape.num_elements() * spec.dtype.size >= _FRAME_BYTES:
                 options = pybind.ConstantChunkerOptions(
