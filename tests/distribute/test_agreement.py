@@ -1,10 +1,17 @@
 import math
 
+import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 
 from tfrl.distribute import Agreement, is_chief
+
+
+def test_one_process_has_its_own_bytes():
+    own = np.arange(5, dtype=np.uint8)
+    (found,) = Agreement().each_gives(own)
+    np.testing.assert_array_equal(found, own)
 
 
 @pytest.mark.parametrize("strategy", [None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])])
@@ -42,6 +49,17 @@ PROGRAM = """
     print(agreement.each_says(0.1 + i), agreement.each_says(-2**62 + i))
     print(agreement.chief_says(7 + i), agreement.chief_says(i == 0), agreement.any(i == 1))
     print(agreement.any(False), agreement._sum.experimental_get_tracing_count())
+    import numpy as np
+    import tfrl.distribute.agreement as module
+    parts = [np.random.default_rng(k).integers(0, 256, n, np.uint8) for k, n in enumerate((7, 21))]
+    none = np.zeros(0, np.uint8)
+    gives = agreement.each_gives
+    right = [all(map(np.array_equal, gives(parts[i]), parts))]  # in one piece
+    module._PIECE_BYTES = 8
+    right.append(all(map(np.array_equal, gives(parts[i]), parts)))  # in three
+    right.append([x.size for x in gives(parts[0] if i else none)] == [0, 7])
+    right.append([x.size for x in gives(none)] == [0, 0])
+    print("bytes", *right)
     time.sleep(i)
     started = time.monotonic()
     agreement.barrier("together")
@@ -67,6 +85,7 @@ def test_two_processes_agree(tmp_path):
     places = ("the barrier 'that'", "the barrier 'this'")
     for i, output in enumerate(outputs):
         lines = output.splitlines()
+        assert lines.pop(3) == "bytes True True True True"
         assert lines[:5] == [
             "[0.1, 1.1] [-4611686018427387904, -4611686018427387903]",
             "7 True True",
@@ -75,7 +94,7 @@ def test_two_processes_agree(tmp_path):
             f"{names[i]} is at {places[i]}, but {names[1 - i]} elsewhere: all must make the same "
             "calls",
         ]
-    assert outputs[0].splitlines()[5] == (
+    assert outputs[0].splitlines()[6] == (
         f"WorkerLostError {names[1]}: expected to come to the barrier 'the end' within 2 s, got at "
         "least one that runs, but did not come. See its output; start all workers again with the "
         "same command: the run goes on from its last complete checkpoint."

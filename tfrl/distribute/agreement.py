@@ -13,6 +13,9 @@ from tfrl.distribute.failures import WorkerLostError, lost_workers
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.workers import workers_of
 
+# Bytes of each worker that travel at a time.
+_PIECE_BYTES = 2**23
+
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Returns whether this process writes what only one may write; True if it is the only one.
@@ -47,6 +50,7 @@ class Agreement:
         signature = [tf.TensorSpec([self.num_workers, 2], tf.int64)]
         total = counted_apart(self._sum_over_workers)
         self._sum = tf.function(total, input_signature=signature, autograph=False)
+        self._sum_of_bytes = tf.function(counted_apart(self._sum_over_workers), autograph=False)
 
     @property
     def is_chief(self) -> bool:
@@ -72,6 +76,34 @@ class Agreement:
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any worker."""
         return any(self._exchange("a flag", int(bool(flag))))
+
+    def each_gives(self, given: np.ndarray) -> list[np.ndarray]:
+        """Returns every worker's bytes, in the order of the workers; they may be of any length.
+
+        They travel in pieces of a few megabytes, so that nothing of all workers' size is made
+        but the result.
+
+        Args:
+          given: uint8 [n], n as each worker has it.
+        """
+        if self.num_workers == 1:
+            return [given]
+        lengths = [int(n) for n in self.each_says(int(given.size))]
+        found = [np.empty(n, np.uint8) for n in lengths]
+        # Powers of two, so that few sizes are traced.
+        piece = min(_PIECE_BYTES, max(4, 1 << (max(lengths, default=0) - 1).bit_length()))
+        for start in range(0, max(lengths), piece):
+            row = np.zeros([self.num_workers, piece], np.uint8)
+            own = given[start : start + piece]
+            row[self.index, : own.size] = own
+            # Integers: sums with zeros are the same bits.
+            with lost_workers(self._strategy), self._bounded("a piece of bytes"):
+                total = self._sum_of_bytes(tf.constant(row.view(np.int32)))
+                table = total.numpy().view(np.uint8)
+            for each, values in zip(found, table, strict=True):
+                part = each[start : start + piece]
+                part[:] = values[: part.size]
+        return found
 
     def barrier(self, name: str) -> None:
         """Waits until every worker has come to the barrier of this name.
@@ -118,7 +150,7 @@ class Agreement:
             ) from error
 
     def _sum_over_workers(self, row: tf.Tensor) -> tf.Tensor:
-        """Sums one row of each worker; each is zero but where it is the worker's own."""
+        """Sums a table of each worker; it is zero but in the worker's own row."""
         strategy = cast(tf.distribute.Strategy, self._strategy)  # several workers have one
         num_local = strategy.num_replicas_in_sync // self.num_workers
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self._timeout)

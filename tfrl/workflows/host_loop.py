@@ -224,10 +224,11 @@ class _Rest:
     # What a rollout gave.
 
     def steps_in(self, played: Trajectory) -> int:
-        """Returns how many rows are steps."""
+        """Returns how many rows are steps, those of other processes too."""
         if self._workflow.all_rows_valid:
             return self._length * self._workflow.env.num_envs
-        return int(np.count_nonzero(played.valid))
+        steps, agreement = int(np.count_nonzero(played.valid)), self._workflow.agreement
+        return steps if agreement is None else int(sum(agreement.each_says(steps)))
 
     def taken(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""

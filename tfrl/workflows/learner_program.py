@@ -14,7 +14,7 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.learners import Learner
-from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.types import Nest, Trajectory
 from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop, keys_of
@@ -59,7 +59,9 @@ class LearnerProgram(Choosing, abc.ABC):
         self._in_python = self._on_host or workflow.loops_in_python
         self.rollout = self._playing("rollout", workflow.collect, workflow.roll)
         self._digest = tf.function(counted_apart(workflow.digest), autograph=False)
-        self._host = HostLoop(self, workflow.overlap) if self._in_python else None
+        # Of two calls at a time the sums over processes could come in different orders.
+        ahead = workflow.overlap and self.replicas.num_workers == 1
+        self._host = HostLoop(self, ahead) if self._in_python else None
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla)
@@ -248,7 +250,7 @@ class LearnerProgram(Choosing, abc.ABC):
         common = self.replicas.first((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
-    def _merged(self, out: Any, normalizer: Nest, env_state: EnvState) -> Any:
+    def _merged(self, out: Any, normalizer: Nest, env_state: Nest) -> Any:
         """What a replica's rollout found together with that of the others."""
         counts = self.replicas.sum(out.counts)
         shares = {}
@@ -473,8 +475,12 @@ class LearnerProgram(Choosing, abc.ABC):
           key: int32 [2].
           fetched: What `fetched` gave.
         """
-        out = self._digest(self.acting_state(), played)
+        out = self._digested(played)
         return self._learn(progress, out, key, tf.constant(0.0, tf.float64))[:3]
+
+    def _digested(self, played: Trajectory) -> Any:
+        """What is made of a rollout on the host, a `RolloutResult`; traced."""
+        return self._digest(self.acting_state(), played)
 
 
 def data(nest: Nest) -> list[tf.Tensor]:

@@ -23,7 +23,6 @@ from tfrl.workflows.off_policy_checks import (
     check_agent,
     check_batch_size,
     check_counts,
-    check_one_process,
     check_place_of_replay,
     check_replay,
     check_room,
@@ -113,7 +112,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
           overlap: In environments on the host, and with Reverb: whether the learner steps of an
             iteration run in the background of the next one's rollout, which then acts by the
             parameters from before them. This lag is always the same, and so is the run;
-            `policy_lag` among the metrics is its number of learner steps. Elsewhere there is none.
+            `policy_lag` among the metrics is its number of learner steps. Elsewhere, and in several
+            processes, there is none.
           strategy: A tf.distribute strategy; by default the one whose scope this is called in.
             All sizes are those of all replicas together, which divide them.
 
@@ -201,7 +201,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
           UserError: For an address of another form, or a buffer that Reverb cannot hold.
         """
         replay = on_server(self.replay, address)
-        check_one_process(replay, self.replicas.num_workers)
         if reconnect_seconds is not None:
             replay = replay.replace(reconnect_seconds=reconnect_seconds)
         self.replay = replay
@@ -211,7 +210,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Rows of a learner step."""
         check_batch_size(self.batch_size, self.replicas.num_replicas)
         check_room(self.replay, self.batch_size)
-        check_one_process(self.replay, self.replicas.num_workers)
         return {}
 
     # Checkpoints.
@@ -228,10 +226,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # Hooks.
 
     def setup_replay(self) -> ReplayBuffer:
-        """Makes the empty replay buffer of a fresh run."""
-        buffer = self.replay.init()
-        if self.loops_in_python:
-            self._servers.add(buffer)
+        """Makes the empty replay buffer of a fresh run; of several processes that of this one."""
+        if not self.loops_in_python:
+            return self.replay.init()  # type: ignore[no-any-return]
+        buffer = self.replay.part(self.replicas.num_workers).init()
+        self._servers.add(buffer)
         return buffer
 
     def make_program(self, learner: Learner, eval_key: tf.Tensor) -> OffPolicyProgram:

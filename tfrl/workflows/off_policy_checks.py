@@ -1,6 +1,7 @@
 """What an off-policy workflow checks of its arguments."""
 
 import fractions
+import re
 from typing import Any
 
 from tfrl import struct
@@ -95,13 +96,17 @@ _PLACES = {
     "replay/tables": "in Reverb in the training's process",
     "replay/server": "in a Reverb server",
 }
+_OF_A_PROCESS = re.compile(r"^replay/worker_(\d+)/")
 
 
 def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> None:
     """Raises a UserError where the experience of a checkpoint was kept elsewhere."""
 
     def place(paths: set[str]) -> str | None:
-        found = [name for path, name in _PLACES.items() if path in paths]
+        parts = {int(m[1]) for m in map(_OF_A_PROCESS.match, paths) if m}
+        words = f", of {len(parts)} processes each" if parts else ""
+        paths = {_OF_A_PROCESS.sub("replay/", path) for path in paths}
+        found = [name + words for path, name in _PLACES.items() if path in paths]
         graph = "in the graph" if any(p.startswith("replay/") for p in paths) else None
         return found[0] if found else graph
 
@@ -111,8 +116,9 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
             f"the experience of the checkpoint {checkpoint}",
             expected=f"one that was {wanted}, as this run's is to be",
             got=f"one that was {got}",
-            remedy="Give --replay_server (or leave it out) as the run had it, or fill the buffer "
-            "anew with --gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
+            remedy="Give --replay_server (or leave it out) and --strategy as the run had them, or "
+            "fill the buffer anew with "
+            "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
         )
 
 
@@ -183,17 +189,6 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
 def sampled(replay: Any) -> Any:
     """Returns what says how items are sampled: a maker, or the first of its tables on Reverb."""
     return replay.table() if isinstance(replay, ReverbReplay) else replay
-
-
-def check_one_process(replay: Any, num_workers: int) -> None:
-    """Raises a UserError for experience in Reverb where replicas are of several processes."""
-    if num_workers > 1 and isinstance(replay, ReverbReplay):
-        raise UserError(
-            "replay",
-            expected=f"a buffer that each of {num_workers} processes has a part of: InGraphReplay",
-            got="ReverbReplay",
-            remedy="With Reverb use --strategy=mirrored or one_device, which are one process.",
-        )
 
 
 def on_server(replay: Any, address: str) -> Any:

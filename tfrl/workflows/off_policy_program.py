@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
@@ -95,15 +96,38 @@ class OffPolicyProgram(LearnerProgram):
         """Returns the values of the variables by path, those of the buffer under `replay/`."""
         values = super().state_values()
         if self._workflow.checkpoint_replay:
-            found = self._buffer_values()
+            found = self._of_all_processes(self._buffer_values())
             values.update({f"{REPLAY}{path}": x for path, x in found.items()})
         return values
+
+    def _of_all_processes(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the buffers of all processes, of those that each of them has."""
+        agreement = self._workflow.agreement
+        if agreement is None:
+            return dict(own)
+        found = {}
+        for path in sorted(own):
+            value = np.asarray(own[path])
+            parts = agreement.each_gives(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
+            for worker, part in enumerate(parts):
+                found[self._path_of(worker, path)] = part.view(value.dtype).reshape(shape)
+        return found
+
+    def _path_of(self, worker: int, path: str) -> str:
+        """What a checkpoint calls a value of one of several processes' buffer."""
+        number, _, rest = path.partition("/")
+        return f"{worker * self.replicas.num_local + int(number)}/{rest}"
 
     def state_paths(self) -> set[str]:
         """Returns the paths of `state_values`, without a copy of the buffer."""
         paths = set(super().state_values())
         if self._workflow.checkpoint_replay:
-            paths |= {f"{REPLAY}{path}" for path in self._buffer_paths()}
+            own, agreement = self._buffer_paths(), self._workflow.agreement
+            if agreement is not None:
+                workers = range(agreement.num_workers)
+                own = {self._path_of(worker, path) for worker in workers for path in own}
+            paths |= {f"{REPLAY}{path}" for path in own}
         return paths
 
     def _buffer_paths(self) -> set[str]:
@@ -125,8 +149,11 @@ class OffPolicyProgram(LearnerProgram):
         if not environments:
             return
         if self._workflow.checkpoint_replay:
-            own = {p: v for p, v in values.items() if p.startswith(REPLAY)}
-            self._load_buffer({p.removeprefix(REPLAY): v for p, v in own.items()})
+            agreement = self._workflow.agreement
+            names = {path: path for path in self._buffer_paths()}
+            if agreement is not None:
+                names = {path: self._path_of(agreement.index, path) for path in names}
+            self._load_buffer({p: values[f"{REPLAY}{name}"] for p, name in names.items()})
             if self._in_python:
                 self.buffer.cut()  # new episodes
         else:
@@ -302,7 +329,7 @@ class OffPolicyProgram(LearnerProgram):
             return row
         if tf.executing_eagerly():
             return self._mean([once(tf.constant(j))[0] for j in range(int(due))])
-        tally, size = Tally(self._update_names), self._workflow.batch_size
+        tally, size = Tally(self._update_names), self._rows_here
         kept = [tf.TensorArray(t, due, element_shape=[size]) for t in self.note_dtypes]
 
         def body(j: tf.Tensor, sums: tf.Tensor, kept: list[Any]) -> Any:
@@ -321,6 +348,11 @@ class OffPolicyProgram(LearnerProgram):
         )
         self.notes = [array.stack() for array in kept]
         return dict(zip(self._update_names, tf.unstack(tally.result(sums)), strict=True))
+
+    @property
+    def _rows_here(self) -> int:
+        """Rows of a learner step that are this process'."""
+        return int(self._workflow.batch_size) // self.replicas.num_workers
 
     def _sample_number(
         self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
+from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.ops.schedules import make_schedule
@@ -66,14 +67,37 @@ class ReverbProgram(OffPolicyProgram):
     ) -> tuple[Trajectory, Nest, Nest]:
         def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
             key = seeding.fold_in(key, self.replicas.index())
-            return seam.compiled(mode)(values, env_state, carry, key)
+            played, after, carry = seam.compiled(mode)(values, env_state, carry, key)
+            return played, merge_over_replicas(self.replicas, env_state, after), carry
 
         played, env_state, carry = self.replicas.run(own, values, env_state, carry, key)
         parts = self.replicas.local(played)
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
+    def _digested(self, played: Trajectory) -> Any:
+        """Of several replicas: what all of them played, though each process has its own part."""
+        if not self.replicas.several:
+            return super()._digested(played)
+        share = self._workflow.replica_env.num_envs
+
+        def own(played: Trajectory) -> Any:
+            start = self.replicas.local_index() * share
+            rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
+            out = self._digest(self.acting_state(), rows)
+            return self._merged(out, self._workflow.normalizer(self.acting_state()), None)
+
+        out = self.replicas.run(own, played)
+        return self.replicas.first(out.replace(batch=None))  # it is in the tables
+
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
-        return lambda: self.buffer.can_sample(self._workflow.batch_size)
+        # A server elsewhere has the items of all processes.
+        size = self._workflow.batch_size if self._elsewhere else self._rows_here
+        return lambda: self._all_say(self.buffer.can_sample(size))
+
+    def _all_say(self, answer: tf.Tensor) -> bool:
+        """Whether the answer is yes in every process."""
+        agreement = self._workflow.agreement
+        return bool(answer) if agreement is None else not agreement.any(not answer)
 
     # The buffer.
 
@@ -107,7 +131,7 @@ class ReverbProgram(OffPolicyProgram):
         return self._weighted(self._next(), beta)
 
     def _next(self) -> Nest:
-        """The next batch, with weights of beta = 1; of several replicas one for each."""
+        """The next batch, with weights of beta = 1; of several replicas one for each here."""
         batch = self._batches().get_next()
         if not self.replicas.several:
             return batch
@@ -300,7 +324,22 @@ class ReverbProgram(OffPolicyProgram):
     def _buffer_paths(self) -> set[str]:
         return {_SERVER if self._elsewhere else _TABLES}
 
+    def _path_of(self, worker: int, path: str) -> str:
+        return f"worker_{worker}/{path}"
+
     def _buffer_values(self) -> dict[str, Any]:
+        agreement = self._workflow.agreement
+        if agreement is None or not self._elsewhere:
+            return self._saved()
+        # One after the other: the last checkpoint of the server has what all of them have sent.
+        found: dict[str, Any] = {}
+        for worker in range(agreement.num_workers):
+            if worker == agreement.index:
+                found = self._saved()
+            agreement.barrier("a checkpoint of the Reverb server")
+        return found
+
+    def _saved(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / _TABLES
             self.buffer.save(str(path))

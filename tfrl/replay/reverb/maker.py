@@ -98,6 +98,30 @@ class ReverbReplay(struct.Struct):
         names = ", ".join(config.name for config in self.table_configs)
         _refuse("table", f"one of {names}", repr(name), "Give the name of a table.")
 
+    def part(self, count: int) -> "ReverbReplay":
+        """Returns the maker of what one of several processes has, with its share of environments.
+
+        In a server of its own it has its share of capacity, `min_size` and `tolerance` too; a
+        server elsewhere has the tables of all.
+
+        Args:
+          count: How many processes share it, evenly.
+
+        Raises:
+          UserError: If they do not divide the environments.
+        """
+        if count == 1:
+            return self
+        if self.num_envs % count:
+            near = -(-self.num_envs // count) * count
+            wanted = f"a multiple of the {count} processes, which share the environments"
+            _refuse("num_envs", wanted, str(self.num_envs), f"The nearest above is {near}.")
+        own = self.num_envs // count
+        if self.address is not None:
+            return self.replace(num_envs=own)
+        tables = tuple(table.replace(**_shares(table, count)) for table in self.tables)
+        return self.replace(num_envs=own, tables=tables, **_shares(self, count))
+
     def signature(self, table: str | None = None) -> dict[str, Any]:
         """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
 
@@ -135,6 +159,16 @@ class ReverbReplay(struct.Struct):
         from tfrl.replay.reverb.buffer import ReverbBuffer
 
         return ReverbBuffer(self)
+
+
+def _shares(limits: Any, count: int) -> dict[str, Any]:
+    """The limits of a maker or a table that several processes share: what one of them has."""
+    sizes = {name: getattr(limits, name) for name in ("capacity", "min_size")}
+    shares: dict[str, Any] = {n: -(-x // count) for n, x in sizes.items() if x is not None}
+    if limits.tolerance is not None:
+        least = max(1.0, limits.samples_per_insert or 0.0)  # less could stop both sides for ever
+        shares["tolerance"] = max(limits.tolerance / count, least)
+    return shares
 
 
 def _check_specs(replay: ReverbReplay) -> None:

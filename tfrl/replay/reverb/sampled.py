@@ -183,7 +183,7 @@ class SampledTables(ReplayBuffer):
         return strategy.distribute_datasets_from_function(
             lambda context: self.dataset(
                 context.get_per_replica_batch_size(batch_size), *args, **options
-            )
+            ).apply(_endless)  # or each element would be asked for in all processes
         )
 
     def batches(self, dataset: Any) -> Iterator[Any]:
@@ -213,6 +213,9 @@ class SampledTables(ReplayBuffer):
             if batch is None:
                 return
             yield batch
+
+
+_endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
 def _updates(index: Any, values: Any, config: TableConfig) -> dict[int, float]:
