@@ -307,6 +307,9 @@ class ColumnsTest(parameterized.TestCase):
             np.testing.assert_array_equal(x, y)
         learner = Learner(agent)
         learner.build(KEY)
+        wide = tf.concat([batch.obs] * 2, axis=1)
+        with self.assertRaisesRegex(UserError, r"of \w+, obs: expected rows of shape \[\d\], got"):
+            learner.update_from_batch({**columns, "obs": wide}, shuffle=False)
         del columns["reward"], columns["discount"]
         with self.assertRaisesRegex(UserError, "rewards, without reward, discount. Name the"):
             learner.update_from_batch({**columns, "rewards": batch.reward})

@@ -1,11 +1,12 @@
-"""Updates that a module takes by itself are undone where they are not finite."""
+"""Modules that train by themselves: what is undone, counted and refused."""
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tfrl.agents.core import OwnUpdate
-from tfrl.learners import Learner, Module
+from tfrl.errors import UserError
+from tfrl.learners import Learner, Module, ModuleConfig
 
 
 class Stepping(Module):
@@ -43,3 +44,52 @@ class GuardTest(parameterized.TestCase):
         learner.build(0)
         learner.update_from_batch({"x": tf.constant([np.inf])})
         self.assertFalse(np.isfinite(learner.state.params["w"]).all())
+
+
+class Slope(Module):
+    """A module that gradients train."""
+
+    def init_params(self, key):
+        return {"w": tf.constant(1.0)}
+
+    def forward(self, params, batch, key):
+        return params["w"] * batch["x"]
+
+    def loss(self, params, batch, outputs, key):
+        return tf.reduce_mean(outputs)
+
+
+class ConfigTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"lr": 1e-3}, "lr"), ({"grad_clip": 1.0}, "grad_clip"), ({"adam_epsilon": 1e-8}, "adam")
+    )
+    def test_settings_of_an_optimizer_are_refused(self, settings, name):
+        wanted = rf"ModuleConfig.{name}.* of module 'own': expected none, .*own, got .*Leave it out"
+        with self.assertRaisesRegex(UserError, wanted):
+            Learner({"own": Stepping()}, config=ModuleConfig(**settings))
+        with self.assertRaisesRegex(UserError, wanted):
+            Learner({"own": Stepping(), "b": Slope()}, config={"own": settings, "b": {}})
+        learner = Learner({"b": Slope()})
+        learner.build(0)
+        with self.assertRaisesRegex(UserError, wanted):
+            learner.add_module("own", Stepping(), config_overrides=settings)
+        self.assertEqual(list(learner.modules), ["b"])
+
+    def test_settings_that_say_nothing_of_it_are_taken(self):
+        Learner(Stepping(), config=ModuleConfig(minibatch_size=2, log_gradients=False))
+        both = Learner({"own": Stepping(), "b": Slope()}, config=ModuleConfig(lr=0.1))
+        both.build(0)
+        both.add_module("more", Stepping(), config_overrides={"minibatch_size": 2})
+        batch = {"x": tf.ones([2])}
+        both.update_from_batch({m: batch for m in both.modules})
+        self.assertAlmostEqual(float(both.module_state("b").params["w"]), 0.9, 3)
+        learner = Learner({"own": Stepping(), "b": Slope()}, config={"own": {}, "b": {"lr": 0.1}})
+        learner.build(0)
+        learner.add_module("more", Stepping(), config_overrides=learner.configs["own"])
+
+    def test_its_parameters_count_as_trained(self):
+        learner = Learner({"own": Stepping(), "b": Slope()})
+        learner.build(0)
+        counts = {"num_trainable_parameters": 3, "num_non_trainable_parameters": 0}
+        self.assertEqual(learner.parameter_counts("own"), counts)
+        self.assertEqual(learner.parameter_counts()["num_trainable_parameters"], 4)

@@ -21,6 +21,7 @@ from tfrl.learners.membership import Membership
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import as_module, check_module_id
 from tfrl.learners.optimizers import ALL_MODULES, OptimizerRegistry
+from tfrl.learners.own_update import check_no_optimizer, trains_itself
 from tfrl.learners.persistence import Persistence
 from tfrl.learners.sharing import shared_groups
 from tfrl.metrics import MetricsLogger
@@ -99,6 +100,9 @@ class Learner(Membership, Persistence, Feeding):
             )
         self.check_numerics = check_numerics
         self.configs = _configs(config, list(self.modules))
+        if isinstance(config, Mapping) or all(map(trains_itself, self.modules.values())):
+            for module_id, module in self.modules.items():
+                check_no_optimizer(module_id, module, self.configs[module_id])
         self.policies_to_train = self._to_choose(policies_to_train)
         if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
             raise UserError(

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tfrl.agents.core import OwnUpdate
 from tfrl.distribute.replicas import Replicas
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UserError, did_you_mean
@@ -156,7 +157,9 @@ class LearnerCore:
         return [m for m in dict.fromkeys(lenders) if m not in module_ids]
 
     def parameter_counts(self, module_id: str = ALL_MODULES) -> dict[str, int]:
-        """Returns how many numbers gradients train, and how many other parameters there are.
+        """Returns how many numbers are trained, and how many other parameters there are.
+
+        Those of a module that trains by itself (`OwnUpdate`) all count as trained.
 
         Args:
           module_id: A module, or "__all_modules__" for all, where shared ones count once.
@@ -164,8 +167,10 @@ class LearnerCore:
         trained: set[Any] = set()
         found: dict[Any, int] = {}
         for m in self.modules if module_id == ALL_MODULES else [module_id]:
-            params = self.module_state(m).params
-            groups = dict.fromkeys(g for u in self.modules[m].updates for g in u.groups)
+            params, updates = self.module_state(m).params, self.modules[m].updates
+            groups = dict.fromkeys(g for u in updates for g in u.groups)
+            if any(isinstance(u, OwnUpdate) for u in updates):
+                groups = dict.fromkeys(params)
             trained |= {v.ref() for v in self._group_variables(m, tuple(groups))}
             found.update({v.ref(): v.shape.num_elements() for v in tf.nest.flatten(params)})
         sizes = {True: 0, False: 0}

@@ -11,6 +11,7 @@ from tfrl.learners.building import Building
 from tfrl.learners.learner_core import ModulesToTrain
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import as_module, check_module_id
+from tfrl.learners.own_update import check_no_optimizer
 
 
 class Membership(Building):
@@ -46,7 +47,9 @@ class Membership(Building):
             module, module_id, loss_by_learner=getattr(self, "_loss_by_learner", False)
         )
         self._check_module(module_id, module)
-        config = self._default_config().with_overrides(config_overrides or {})
+        default = self._default_config()
+        config = default.with_overrides(config_overrides or {})
+        check_no_optimizer(module_id, module, config, default)
 
         def fill() -> None:
             if state is not None:

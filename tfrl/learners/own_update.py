@@ -7,16 +7,52 @@ import tensorflow as tf
 from tfrl.agents.core import OwnUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners.loss_checks import check_scalars
+from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import scalar_loss
 from tfrl.types import AgentState, Nest
 
 Updates = dict[str, Any]
+_OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "adam_epsilon")
 
 
 def parted(updates: Updates) -> tuple[Updates, dict[str, Update]]:
     """Returns those of `{module_id: update}` that run by themselves, and those by gradients."""
     own = {m: u for m, u in updates.items() if isinstance(u, OwnUpdate)}
     return own, {m: u for m, u in updates.items() if m not in own}
+
+
+def trains_itself(module: Any) -> bool:
+    """Whether all updates of an agent or a module run by themselves."""
+    updates = getattr(module, "updates", ())
+    return bool(updates) and all(isinstance(u, OwnUpdate) for u in updates)
+
+
+def check_no_optimizer(
+    module_id: str, module: Any, config: ModuleConfig, *shared: ModuleConfig
+) -> None:
+    """Raises a UserError for settings of an optimizer that a module does not have.
+
+    Args:
+      module_id: What messages call it.
+      module: The module.
+      config: Its settings.
+      *shared: Settings of all modules: these, as the defaults, say nothing of this one.
+    """
+    if not trains_itself(module):
+        return
+    silent = (ModuleConfig(), *shared)
+    changed = [
+        name
+        for name in _OF_OPTIMIZERS
+        if all(getattr(config, name) != getattr(one, name) for one in silent)
+    ]
+    if changed:
+        raise UserError(
+            f"ModuleConfig.{changed[0]} of module {module_id!r}",
+            expected="none, since it trains by optimizers of its own",
+            got=repr(getattr(config, changed[0])),
+            remedy="Leave it out, and set it where that agent is made.",
+        )
 
 
 def take_own_step(

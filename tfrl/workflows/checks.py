@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
-from tfrl.agents.core import OwnUpdate
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
+from tfrl.learners.own_update import trains_itself
 from tfrl.types import Nest
 
 
@@ -63,8 +63,7 @@ def _no_agent(got: str) -> UserError:
 
 def check_config(agent: Any, learner_config: Any) -> None:
     """Raises a UserError for a configuration of optimizers that an agent does not use."""
-    updates = getattr(agent, "updates", ())
-    if learner_config is not None and updates and all(isinstance(u, OwnUpdate) for u in updates):
+    if learner_config is not None and trains_itself(agent):
         raise UserError(
             "learner_config",
             expected=f"None, since {name_of(agent)} trains by optimizers of its own",

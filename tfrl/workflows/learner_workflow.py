@@ -23,6 +23,7 @@ from tfrl.learners import (
     ModuleConfig,
     raise_if_nonfinite,
 )
+from tfrl.learners.own_update import trains_itself
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
 from tfrl.types import EnvState, Nest, Trajectory
@@ -100,7 +101,8 @@ class LearnerWorkflow(Workflow):
         self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        self.learner_config = learner_config or default_config
+        own = all(map(trains_itself, self.modules.values()))  # by optimizers that are not ours
+        self.learner_config = learner_config or (ModuleConfig() if own else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)
         played = check_episodes("eval_env", eval_env) if eval_env is not None else env

@@ -272,6 +272,24 @@ class ColumnsTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "the batch of .*rewards, without reward. Name"):
             learner.update_from_batch(columns)
 
+    @parameterized.parameters("dqn", "sac")
+    def test_rows_of_other_shapes_are_refused_by_name(self, name):
+        module = made(name)
+        batch = items(module.action_spec)
+        learner = Learner(module)
+        learner.build(0)
+        wide = tf.concat([batch.next_obs] * 2, axis=1)
+        with self.assertRaisesRegex(
+            UserError,
+            r"Agent, next_obs: expected rows of shape \[4\], got rows of shape \[8\]. Give",
+        ):
+            learner.update_from_batch(batch.replace(next_obs=wide))
+        with self.assertRaisesRegex(UserError, "obs: expected rows .*, got nothing of this name"):
+            learner.update_from_batch(batch.replace(obs={"x": batch.obs}, next_obs=batch.obs))
+        action = tf.stack([batch.action] * 2, axis=1)
+        with self.assertRaisesRegex(UserError, r"Agent, action: expected rows of shape \["):
+            learner.update_from_batch(batch.replace(action=action))
+
     def test_what_makes_no_agent(self):
         for wrong in (3, RandomAgent(obs_spec=VECTOR, action_spec=CHOICE)):
             got = type(wrong).__name__

@@ -10,7 +10,7 @@ from tfrl import struct
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import Agent
 from tfrl.agents.off_policy.checks import check_count, check_number
-from tfrl.agents.off_policy.columns import transition_of
+from tfrl.agents.off_policy.columns import check_rows, transition_of
 from tfrl.agents.off_policy.targets import copied, follow
 from tfrl.agents.random import RandomAgent
 from tfrl.envs.action_masks import MASK, split_mask
@@ -152,6 +152,7 @@ class OffPolicy(Agent):
         """
         if isinstance(batch, Mapping):
             batch = transition_of(type(self).__name__, batch)
+        check_rows(type(self).__name__, batch, obs=self.obs_spec, next_obs=self.obs_spec)
         return batch.replace(
             obs=self.normalized(state, batch.obs),
             next_obs=self.normalized(state, batch.next_obs),

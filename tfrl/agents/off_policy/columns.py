@@ -48,3 +48,31 @@ def transition_of(
         )
     known: dict[str, Any] = {name: columns.get(name) for name in (*COLUMNS, *_MORE)}
     return MaskedTransition(**known)
+
+
+def check_rows(owner: str, batch: Any, **specs: Nest) -> None:
+    """Raises a UserError for columns whose rows are not as an agent's specs say.
+
+    Args:
+      owner: What learns from them, for messages.
+      batch: A `Transition`, or what has its fields; those that are None are not looked at.
+      **specs: The nest of specs of a row, by field.
+    """
+    for name, spec in specs.items():
+        rows = getattr(batch, name)
+        if rows is None:
+            continue
+        want = {path: tuple(s.shape) for path, s in struct.paths(spec).items()}
+        have = {path: tuple(x.shape[1:]) for path, x in struct.paths(rows).items()}
+        for path in sorted(want.keys() | have.keys()):
+            if want.get(path) != have.get(path):
+                raise UserError(
+                    f"the batch of {owner}, {name if path == '.' else f'{name}/{path}'}",
+                    expected=_rows_of(want.get(path)),
+                    got=_rows_of(have.get(path)),
+                    remedy="Give rows of the specs that the agent was made with.",
+                )
+
+
+def _rows_of(shape: tuple[int | None, ...] | None) -> str:
+    return "nothing of this name" if shape is None else f"rows of shape {list(shape)}"

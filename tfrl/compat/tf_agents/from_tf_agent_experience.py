@@ -10,7 +10,7 @@ from tf_agents.trajectories import Trajectory as Frames
 from tf_agents.trajectories import Transition as FramePair
 
 from tfrl import struct
-from tfrl.agents.off_policy.columns import transition_of
+from tfrl.agents.off_policy.columns import check_rows, transition_of
 from tfrl.compat.tf_agents.from_tf_agent_acting import INFO
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
 from tfrl.compat.tf_agents.time_steps import MID
@@ -58,6 +58,8 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
         return frames
     if isinstance(batch, Mapping):
         batch = _items_of(logic, batch, gamma)
+    obs, action = logic.agent.time_step_spec.observation, logic.agent.action_spec
+    check_rows(type(logic.agent).__name__, batch, obs=obs, next_obs=obs, action=action)
     return _of_items(logic, batch, gamma, n_step)
 
 
