@@ -87,9 +87,30 @@ def test_a_run_on_reverb_stays_on_its_processes(tmp_path):
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("Error")]
     assert "expected one that was in Reverb in the training's process, as this run's" in line
     assert "got one that was in Reverb in the training's process, of 2 processes each" in line
+    anew = "OffPolicyWorkflow.checkpoint_replay = False"  # as the message says
+    assert anew in line
+    done = run("train", *mirrored, *arguments(root, 2048, *REVERB, anew))
+    assert done.returncode == 0, done.stderr
+    assert launch_runs.summary(root)["env_steps"] == 2048
 
 
-def test_the_death_of_the_server_ends_both(tmp_path):
+def kill_server(cluster, server):
+    os.killpg(server.pid, signal.SIGKILL)
+    return (0, 1)
+
+
+def kill_worker(cluster, server):
+    cluster.signal(1, signal.SIGKILL)
+    return (0,)
+
+
+@pytest.mark.parametrize("kill", [kill_server, kill_worker])
+@pytest.mark.parametrize(
+    "reconnect", [(), ("--replay_reconnect_seconds=60",)], ids=["ends", "waits"]
+)
+def test_who_is_lost_is_told_at_once(tmp_path, kill, reconnect):
+    if kill is kill_server and reconnect:
+        pytest.skip("it waits for the server, as asked")
     root, served = tmp_path / "run", tmp_path / "served"
     (port,) = free_ports(1)
     bindings = [f"--gin_bindings={one}" for one in (*SETTINGS[:1], *REVERB)]
@@ -101,16 +122,19 @@ def test_the_death_of_the_server_ends_both(tmp_path):
         stderr=log,
         start_new_session=True,
     )
-    args = (*arguments(root, 100_000, *REVERB), f"--replay_server=localhost:{port}")
+    args = (*arguments(root, 100_000, *REVERB), f"--replay_server=localhost:{port}", *reconnect)
     try:
         with spread(root, tmp_path / "logs", *args) as cluster:
             cluster.start()
             wait_for_a_checkpoint(cluster, root)
-            os.killpg(server.pid, signal.SIGKILL)
             start = time.monotonic()
-            assert [cluster.wait(i, 60.0) for i in (0, 1)] == [2, 2], cluster.report()
-            assert time.monotonic() - start < 15.0
-            assert f"Error: Reverb server at localhost:{port}: expected" in cluster.err(0)
+            left = kill(cluster, server)
+            assert {cluster.wait(i, 60.0) for i in left} == {2}, cluster.report()
+            assert time.monotonic() - start < (15.0 if kill is kill_server else 30.0)
+            (line,) = [x for x in cluster.err(0).splitlines() if x.startswith("Error")]
+            name = f"Reverb server at localhost:{port}"
+            assert f"Error: {name if kill is kill_server else 'Worker 1 ('}" in line
+            assert ("Start all workers again" in line) == (kill is kill_worker)
     finally:
         log.close()
         if server.poll() is None:

@@ -78,18 +78,20 @@ class Agreement:
         return any(self._exchange("a flag", int(bool(flag))))
 
     def each_gives(self, given: np.ndarray) -> list[np.ndarray]:
-        """Returns every worker's bytes, in the order of the workers; they may be of any length.
+        """Returns every worker's bytes to the chief, in the order of the workers; to others none.
 
-        They travel in pieces of a few megabytes, so that nothing of all workers' size is made
-        but the result.
+        They travel in pieces of a few megabytes, and nobody but the chief makes room for all.
 
         Args:
           given: uint8 [n], n as each worker has it.
+
+        Returns:
+          uint8 [n] of each worker; an empty list where this is not the chief.
         """
         if self.num_workers == 1:
             return [given]
         lengths = [int(n) for n in self.each_says(int(given.size))]
-        found = [np.empty(n, np.uint8) for n in lengths]
+        found = [np.empty(n, np.uint8) for n in lengths] if self.is_chief else []
         # Powers of two, so that few sizes are traced.
         piece = min(_PIECE_BYTES, max(4, 1 << (max(lengths, default=0) - 1).bit_length()))
         for start in range(0, max(lengths), piece):
@@ -100,7 +102,7 @@ class Agreement:
             with lost_workers(self._strategy), self._bounded("a piece of bytes"):
                 total = self._sum_of_bytes(tf.constant(row.view(np.int32)))
                 table = total.numpy().view(np.uint8)
-            for each, values in zip(found, table, strict=True):
+            for each, values in zip(found, table, strict=False):
                 part = each[start : start + piece]
                 part[:] = values[: part.size]
         return found

@@ -11,7 +11,7 @@ from tfrl.distribute import describe
 from tfrl.errors import UserError
 from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
-from tfrl.experiment.checkpoints import CheckpointManager, Restored
+from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import finishing, gin_registry, together
 from tfrl.launch.app import say
@@ -20,7 +20,8 @@ from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
 
-# What may differ between the starts of one run: nothing here changes what is learnt.
+# What may differ between the starts of one run: nothing here changes what is learnt, but that a run
+# may give its experience up and fill its buffer anew.
 MAY_CHANGE = (
     "train.total_env_steps",
     "train.eval_interval",
@@ -33,6 +34,7 @@ MAY_CHANGE = (
     "train.final_eval_episodes",
     "train.video",
     "train.video_interval",
+    "OffPolicyWorkflow.checkpoint_replay",
     "OffPolicyWorkflow.iterations_per_call",
     "OffPolicyWorkflow.iterations_per_row",
     "OnPolicyWorkflow.iterations_per_call",
@@ -225,7 +227,7 @@ class _Run:
         self.flags = flags
         self.folder = RunFolder(str(settings.root_dir))
         self.resumes = resumes
-        self._restored: Restored | None = None
+        self._restored_metric: float | None = None
 
     def start(self) -> Any:
         """Returns the state to train from: the newest checkpoint's, or a fresh one."""
@@ -237,9 +239,10 @@ class _Run:
         state = workflow.setup(self.flags.seed)
         leads = workflow.agreement is None or workflow.agreement.is_chief
         manager = CheckpointManager(self.folder.checkpoints, read_only=not leads, log=say)
-        self._restored = together.restore(manager, workflow.agreement)
-        if self._restored is not None:
-            state = workflow.load(state, self._restored)
+        restored = together.restore(manager, workflow.agreement)
+        if restored is not None:
+            state = workflow.load(state, restored)
+            self._restored_metric = restored.metric  # its values are as large as a replay buffer
         else:
             # Killed before its first checkpoint: a run's rows may be there, and are its own.
             workflow.adopt(state, self.folder.checkpoints)
@@ -269,10 +272,9 @@ class _Run:
     def done(self, state: Any) -> str | None:
         """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""
         settings = self.settings
-        if self._restored is not None and self._restored.metric is not None:
-            target = settings.target_return
-            if target is not None and self._restored.metric >= target:
-                return "target_return"
+        target, metric = settings.target_return, self._restored_metric
+        if target is not None and metric is not None and metric >= target:
+            return "target_return"
         done = self.workflow.env_steps(state) >= settings.total_env_steps
         return "budget" if done else None
 

@@ -275,19 +275,25 @@ class Workflow(abc.ABC):
         """Saves a checkpoint `ckpt-<env_steps>` into a folder of checkpoints.
 
         One of the same env steps is replaced, all others stay. Compile modes that are not settled
-        yet are settled: they are part of what goes on exactly.
+        yet are settled: they are part of what goes on exactly. Of several processes all must call
+        it: each gives its part, and the chief writes.
 
         Args:
           state: The newest state of a run.
-          directory: The folder; made when missing.
+          directory: The folder; made when missing. All processes must see it.
           metric: A figure to choose the best by, higher is better.
 
         Returns:
           The checkpoint's folder.
         """
-        manager = CheckpointManager(directory, max_to_keep=None, drop_later=False)
-        values = self.state_values(state)
-        return manager.save(self.env_steps(state), values, self.manifest(state), metric=metric)
+        values, steps, agreement = self.state_values(state), self.env_steps(state), self.agreement
+        path = pathlib.Path(directory) / f"ckpt-{steps}"
+        if agreement is None or agreement.is_chief:
+            manager = CheckpointManager(directory, max_to_keep=None, drop_later=False)
+            path = manager.save(steps, values, self.manifest(state), metric=metric)
+        if agreement is not None:
+            agreement.barrier("a checkpoint that is written")
+        return path
 
     def manifest(self, state: State) -> dict[str, Any]:
         """Returns what a checkpoint tells besides values: compile modes, env steps, run time."""

@@ -101,7 +101,7 @@ class OffPolicyProgram(LearnerProgram):
         return values
 
     def _of_all_processes(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the buffers of all processes, of those that each of them has."""
+        """The values of the buffers of all processes; those that are not the chief get none."""
         agreement = self._workflow.agreement
         if agreement is None:
             return dict(own)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
+from tfrl.distribute.failures import lost_workers
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.errors import UserError
 from tfrl.learners import Learner
@@ -28,6 +29,8 @@ T = TypeVar("T")
 _TABLES, _SERVER = "tables", "server"
 # Bytes of batches that are read before their learner steps, at most.
 FETCHED_BYTES = 2**26
+# What errors of a lost worker say, and those of a lost server do not.
+_OF_WORKERS = ("Collective ops is aborted", "Error reported from /job:")
 # So many batches of an iteration, at most, are read by Python: see `reads_from_python`.
 _READ_BATCHES = 4
 
@@ -111,8 +114,20 @@ class ReverbProgram(OffPolicyProgram):
         Raises:
           UserError: The server is lost, or there was nothing to sample in time.
         """
+        several = self.replicas.num_workers > 1
+
+        def call() -> T:
+            try:
+                return fn(*args)
+            except tf.errors.OpError as error:
+                if several and any(sign in str(error) for sign in _OF_WORKERS):
+                    with lost_workers(self.replicas.strategy):  # it is not the server that is lost
+                        raise
+                raise
+
         try:
-            return self.buffer.connection.guard(lambda: fn(*args), "sampling")
+            # Processes in a call that sums over all of them cannot begin it anew by themselves.
+            return self.buffer.connection.guard(call, "sampling", again=not several)
         except tf.errors.OpError as error:
             if STARVED not in str(error):
                 raise
@@ -331,24 +346,21 @@ class ReverbProgram(OffPolicyProgram):
         agreement = self._workflow.agreement
         if agreement is None or not self._elsewhere:
             return self._saved()
-        # One after the other: the last checkpoint of the server has what all of them have sent.
-        found: dict[str, Any] = {}
-        for worker in range(agreement.num_workers):
-            if worker == agreement.index:
-                found = self._saved()
-            agreement.barrier("a checkpoint of the Reverb server")
-        return found
+        # The server's checkpoint, which the chief asks for, has what all have sent before.
+        found = {} if agreement.is_chief else self._saved(tables=False)
+        agreement.barrier("experience that was sent")
+        return self._saved() if agreement.is_chief else found
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self, tables: bool = True) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / _TABLES
-            self.buffer.save(str(path))
+            self.buffer.save(str(path), tables=tables)
             packed = io.BytesIO()
             with zipfile.ZipFile(packed, "w") as archive:  # not compressed: Reverb's chunks are
                 for file in sorted(path.rglob("*")):
                     archive.write(file, file.relative_to(path))
         (name,) = self._buffer_paths()
-        return {name: np.frombuffer(packed.getvalue(), np.uint8)}
+        return {name: np.frombuffer(packed.getbuffer(), np.uint8)}
 
     def _load_buffer(self, values: Mapping[str, Any]) -> None:
         (name,) = self._buffer_paths()

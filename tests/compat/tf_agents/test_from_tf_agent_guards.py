@@ -6,10 +6,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from tf_agents.agents import tf_agent
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
+from tf_agents.agents.dqn.dqn_agent import DqnAgent
+from tf_agents.networks import q_network
 from tf_agents.networks.q_rnn_network import QRnnNetwork
+from tf_agents.policies import q_policy
 
-from tests.compat.tf_agents.from_tf_agent_cases import CHOICE, KEY, VECTOR, items, made, rollout
+from tests.compat.tf_agents.from_tf_agent_cases import (
+    CHOICE,
+    KEY,
+    VECTOR,
+    items,
+    made,
+    make_dqn,
+    rollout,
+)
 from tests.compat.tf_agents.test_from_tf_agent_learns import assert_same, values_of, variables_of
 from tfrl import seeding
 from tfrl.agents import RandomAgent
@@ -17,6 +29,8 @@ from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.from_tf_agent_draws import unchecked
 from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of, weights_of
 from tfrl.errors import UserError
+from tfrl.experiment.digest import params_digest
+from tfrl.launch.finishing import params_of
 from tfrl.learners import Learner
 from tfrl.types import Sequences, Trajectory
 
@@ -295,3 +309,70 @@ class ColumnsTest(parameterized.TestCase):
             got = type(wrong).__name__
             with self.assertRaisesRegex(UserError, f"make_agent: expected a function.*a {got}"):
                 from_tf_agent(wrong, obs_spec=VECTOR, action_spec=CHOICE)
+
+    def test_what_contradicts_the_agent(self):
+        def make(time_step, action):
+            return make_dqn(time_step, action, n_step_update=3)
+
+        given = {"obs_spec": VECTOR, "action_spec": CHOICE}
+        own = from_tf_agent(make, **given).discount
+        with self.assertRaisesRegex(UserError, f"gamma of DqnAgent: expected {own:g}, with which"):
+            from_tf_agent(make, gamma=0.5, **given)
+        with self.assertRaisesRegex(UserError, "gamma of DqnAgent: .*got a"):
+            from_tf_agent(make, gamma="a", **given)
+        self.assertEqual(from_tf_agent(make, gamma=own, **given).discount, own)
+        for name in given:
+            with self.assertRaisesRegex(UserError, "from_tf_agent: expected both obs_spec and ac"):
+                from_tf_agent(make, **{name: given[name]})
+        with self.assertRaisesRegex(UserError, "make_agent: expected a func.*class DqnAgent: "):
+            from_tf_agent(DqnAgent, **given)
+
+
+class Kept(tf_agent.TFAgent):
+    """A user's agent whose networks lie in a dict; its step adds what the rewards say."""
+
+    def __init__(self, time_step_spec, action_spec):
+        nets = [
+            q_network.QNetwork(time_step_spec.observation, action_spec, fc_layer_params=(8,))
+            for _ in range(2)
+        ]
+        for net in nets:
+            net.create_variables()
+        self.nets = {"q": nets[0], "target_q": nets[1]}
+        policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=nets[0])
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            policy,
+            policy,
+            train_sequence_length=2,
+            train_step_counter=tf.Variable(0),
+        )
+
+    def _train(self, experience, weights=None):
+        for variable in self.nets["q"].trainable_variables:
+            variable.assign_add(tf.reduce_mean(experience.reward) * tf.ones_like(variable))
+        self.train_step_counter.assign_add(1)
+        return tf_agent.LossInfo(tf.constant(0.0), ())
+
+
+class KeptTest(parameterized.TestCase):
+    def test_networks_in_a_collection_are_parameters(self):
+        module = from_tf_agent(Kept, gamma=0.9, obs_spec=VECTOR, action_spec=CHOICE)
+        one, other = (module.init(seeding.key(i)) for i in range(2))
+        self.assertEqual(list(one.params["nets"]), ["q"])
+        self.assertEqual(list(one.target_params["nets"]), ["target_q"])
+        digests = [params_digest(params_of(state)) for state in (one, other)]
+        self.assertNotEqual(*digests)
+        learner = Learner(module, check_numerics="skip")
+        learner.build(0)
+        sizes = [v.shape.num_elements() for v in tf.nest.flatten(one.params)]
+        self.assertEqual(learner.parameter_counts()["num_trainable_parameters"], sum(sizes))
+        batch = items(module.action_spec)
+        learner.update_from_batch(batch)
+        before = [v.numpy() for v in tf.nest.flatten(learner.state.params)]
+        bad = batch.replace(reward=batch.reward * np.nan)
+        report = learner.update_from_batch(bad)
+        self.assertEqual(report["__all_modules__"]["skipped_steps"], 1)
+        for x, y in zip(before, tf.nest.flatten(learner.state.params), strict=True):
+            np.testing.assert_array_equal(x, y)

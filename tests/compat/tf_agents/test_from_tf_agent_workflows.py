@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import json
 import pathlib
 import subprocess
@@ -15,7 +16,7 @@ from absl.testing import parameterized
 from tf_agents.networks.q_rnn_network import QRnnNetwork
 
 import tfrl
-from tests.compat.tf_agents.from_tf_agent_cases import make_dqn
+from tests.compat.tf_agents.from_tf_agent_cases import make_cloning, make_dqn
 from tests.workflows.small_off_policy import (
     PRIORITIZED,
     assert_same,
@@ -50,15 +51,31 @@ def on_policy(agent, autoreset="NEXT_STEP", **options):
 
 class OffPolicyTest(parameterized.TestCase):
     def test_a_run_is_a_value(self):
-        flow = workflow(agent=DQN)
+        self.check_run("tf:CartPole-v1", DQN)
+
+    @parameterized.named_parameters(
+        ("categorical_dqn", "tf:CartPole-v1", factories.make_categorical_dqn),
+        ("td3", "tf:Pendulum-v1", factories.make_td3),
+        ("ddpg", "tf:Pendulum-v1", factories.make_ddpg),
+        ("sac", "tf:Pendulum-v1", factories.make_sac),
+        ("cloning", "tf:CartPole-v1", from_tf_agent(make_cloning)),
+    )
+    @pytest.mark.slow
+    def test_a_run_is_a_value_of(self, env_id, make):
+        small = {"hidden": (8,)} if inspect.isfunction(make) else {}
+        self.check_run(env_id, functools.partial(make, **small))
+
+    def check_run(self, env_id, agent):
+        workflow = functools.partial(small_workflow, env_id, agent=agent, learner_config=None)
+        flow = workflow()
         state, rows = run(flow, 0, 60)
         self.assertEqual(rows[-1]["learner_steps"], 40)
-        self.assertTrue(np.isfinite(rows[-1]["td_loss"]))
+        self.assertTrue(all(np.isfinite(x) for n, x in rows[-1].items() if n.endswith("loss")))
         copy = flow.snapshot(state)
         before = bits(flow, copy)
         state = flow.advance(state, 5).state
         assert_same(bits(flow, copy), before)
-        other = workflow(agent=DQN)  # as a new process has one, with a TFAgent of its own
+        other = workflow()  # as a new process has one, with a TFAgent of its own
         with tempfile.TemporaryDirectory() as folder:
             flow.save(copy, folder)
             restored = other.restore(folder)
@@ -66,7 +83,7 @@ class OffPolicyTest(parameterized.TestCase):
         restored = other.advance(restored, 5).state
         assert_same(bits(other, restored), bits(flow, state))
         metrics, _ = flow.evaluate(state)
-        self.assertGreater(metrics["eval_return_mean"], 5)
+        self.assertTrue(np.isfinite(metrics["eval_return_mean"]))
 
     @pytest.mark.slow
     def test_modes_agree(self):

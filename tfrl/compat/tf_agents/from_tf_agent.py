@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
 from tf_agents.agents.dqn.dqn_agent import DqnAgent
@@ -77,12 +78,21 @@ class TFAgentModule(Agent):
     def _checked_gamma(self, gamma: Any) -> float:
         if self.logic.form in ("frame", "sequence", "rollout") and gamma is None:
             return 1.0  # nothing is discounted by it
-        if gamma is None or not 0.0 < float(gamma) <= 1.0:
+        number = isinstance(gamma, int | float | np.number) and not isinstance(gamma, bool)
+        if not number or not 0.0 < float(gamma) <= 1.0:
             raise UserError(
                 f"gamma of {type(self.logic.agent).__name__}",
                 expected="the factor of its losses, above 0 and at most 1",
                 got=gamma,
                 remedy="Give gamma=0.99 as the agent has it: the replay buffer discounts by it.",
+            )
+        own = getattr(self.logic.agent, "_gamma", None)
+        if isinstance(own, int | float) and abs(float(own) - float(gamma)) > 1e-6:
+            raise UserError(
+                f"gamma of {type(self.logic.agent).__name__}",
+                expected=f"{own:g}, with which the agent was made",
+                got=gamma,
+                remedy="Leave it out: the replay buffer discounts by the agent's own.",
             )
         return float(gamma)
 
@@ -301,4 +311,11 @@ def from_tf_agent(
     )
     if obs_spec is None and action_spec is None:
         return made
+    if obs_spec is None or action_spec is None:
+        raise UserError(
+            "from_tf_agent",
+            expected="both obs_spec and action_spec, or none where a workflow will give them",
+            got=f"no {'obs_spec' if obs_spec is None else 'action_spec'}",
+            remedy="Give the other one too.",
+        )
     return made(obs_spec=obs_spec, action_spec=action_spec)

@@ -79,7 +79,13 @@ class Logic:
         words = np.asarray(key).view(np.uint32)
         seed = int(words[0]) << 32 | int(words[1])
         with keras_swap.seeded(seed), drawn_from(key), recorded() as made:
-            agent = self._make(*self._specs)
+            try:
+                agent = self._make(*self._specs)
+            except TypeError as error:
+                if not inspect.isclass(self._make):
+                    raise
+                reason = str(error).split("\n")[0]
+                raise _no_maker(f"the class {self._make.__name__}: {reason}") from error
             if not isinstance(agent, TFAgent):
                 raise _no_maker(repr(agent) if agent is None else _a(agent))
             agent.initialize()

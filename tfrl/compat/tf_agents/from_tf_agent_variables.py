@@ -10,7 +10,7 @@ Learner, so that what is traced reads and writes that one, without a copy.
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,8 @@ class AgentVariables:
 
     Attributes:
       form: The variables as an AgentState: `params` has a group for each network that is no target,
-        `target_params` those, `extra` optimizers, counters and all else.
+        be it an attribute or in a collection or module; `target_params` those, `extra` optimizers,
+        counters and all else.
     """
 
     def __init__(self, agent: Any, made: Sequence[tf.Variable]):
@@ -163,11 +164,16 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
             names[path] = variable
 
     attributes = [(name.lstrip("_"), x) for name, x in sorted(vars(agent).items())]
-    for name, network in attributes:
-        if isinstance(network, tf.keras.layers.Layer):
-            part = "target_params" if name.startswith("target_") else "params"
-            for i, variable in enumerate(network.variables):
-                add(f"{part}/{name}/{i:03d}_{_base(variable)}", variable)
+    own = [one for name, x in attributes for one in _networks(name, x, set(), modules=False)]
+    # Those of the agent itself have its names, though its policies have them too.
+    own.sort(key=lambda found: found[0].count("/"))
+    seen = {id(agent)}
+    parts = [one for name, x in attributes for one in _networks(name, x, seen, modules=True)]
+    for name, network in [*own, *parts]:
+        target = any(part.startswith("target_") for part in name.split("/"))
+        for i, variable in enumerate(network.variables):
+            part = "target_params" if target else "params"
+            add(f"{part}/{name}/{i:03d}_{_base(variable)}", variable)
     for name, x in attributes:
         if isinstance(x, tf.Variable):
             add(f"extra/{name}", x)
@@ -180,6 +186,26 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     for i, variable in enumerate({id(v): v for v in rest}.values()):
         add(f"extra/others/{i:03d}_{_base(variable)}", variable)
     return names
+
+
+def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterator[tuple[str, Any]]:
+    """The Keras layers in an attribute or a collection, or in a module too, with their paths."""
+    if isinstance(thing, tf.keras.layers.Layer):
+        yield name, thing
+        return
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(thing, Mapping):
+        parts = sorted(thing.items(), key=lambda pair: str(pair[0]))
+    elif isinstance(thing, list | tuple):
+        parts = list(enumerate(thing))
+    elif modules and isinstance(thing, tf.Module):
+        parts = [(part.lstrip("_"), x) for part, x in sorted(vars(thing).items())]
+    if not parts or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    for part, x in parts:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", str(part))
+        yield from _networks(f"{name}/{plain}", x, seen, modules=modules)
 
 
 def _base(variable: Any) -> str:

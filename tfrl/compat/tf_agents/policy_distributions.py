@@ -98,6 +98,11 @@ def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
     vector = len(shape) == 1
     made = _tfd.MultivariateNormalDiag(loc, scale) if vector else _tfd.Normal(loc, scale)
     if kind == "tanh_gaussian":
+        if spec.dtype != tf.float32:
+            raise NotImplementedError(
+                "TF-Agents' SquashToSpecNormal, the distribution of squashed actions, is one of "
+                f"float32; these are {spec.dtype.name}. Call action."
+            )
         low, high = specs.bounds(spec)
         made = SquashToSpecNormal(made, specs.BoundedTensorSpec(shape, spec.dtype, low, high))
     return made if vector or not shape else _tfd.Independent(made, len(shape))

@@ -154,24 +154,28 @@ class ReverbBuffer(SampledTables):
         self._created = int(values["items_created"]) - written
         self.possible_duplicates = int(values["possible_duplicates"])
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str, tables: bool = True) -> None:
         """Writes the buffer into a folder; one that is there is replaced when all is written.
 
         It holds items, priorities and the counts of the limiters. Steps of items that are not
         complete, and items that a limiter holds back, are not in it. A server elsewhere is told to
         write a checkpoint where it writes them.
 
+        Args:
+          folder: Its path.
+          tables: Whether a server elsewhere is told so; False where another client does it.
+
         Raises:
           UserError: If the server is lost.
         """
         self._settle()
         numbers = {path: value.item() for path, value in self.state_values().items()}
-        files.save(folder, self.replay, numbers, self._save_tables)
+        files.save(folder, self.replay, numbers, lambda path: self._save_tables(path, tables))
 
-    def _save_tables(self, folder: pathlib.Path) -> None:
+    def _save_tables(self, folder: pathlib.Path, elsewhere: bool) -> None:
         if isinstance(self._connection, LocalServer):
             self._connection.checkpoint(folder)
-        else:
+        elif elsewhere:
             write = self._connection.client.checkpoint
             self._connection.guard(write, "writing a checkpoint", CHECKPOINT_SECONDS)
 

@@ -106,7 +106,9 @@ class Connection:
         if self._heartbeat.given_up:
             raise self._lost_error(what)
 
-    def guard(self, fn: Callable[[], T], what: str, timeout: float | None = None) -> T:
+    def guard(
+        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+    ) -> T:
         """Makes a call that ends with an error if the server is lost, however it blocks.
 
         The call is made in another thread: a strategy's scope or a device's that the caller is in
@@ -118,6 +120,7 @@ class Connection:
           what: What it does, for the message, for example "sampling from table 'replay'".
           timeout: Seconds that it may take while the server answers the heartbeat; None for a call
             that has a deadline of its own.
+          again: Whether a call that has failed may be made again.
 
         Returns:
           What `fn` returned.
@@ -150,6 +153,8 @@ class Connection:
             except Exception as error:
                 if not self._was_lost(error, outages, what):
                     raise
+                if not again:
+                    raise self._lost_error(what, reason=str(error)) from error
                 if self.reconnections != outages:
                     patience = time.monotonic() + (self._reconnect_seconds or 0.0)
                 elif time.monotonic() > patience:  # the server was there all the time

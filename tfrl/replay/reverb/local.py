@@ -60,7 +60,9 @@ class LocalServer:
     def check(self, what: str = "using it") -> None:
         """Returns at once."""
 
-    def guard(self, fn: Callable[[], T], what: str, timeout: float | None = None) -> T:
+    def guard(
+        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+    ) -> T:
         """Returns what `fn` returns; see `Connection.guard`.
 
         Raises:

@@ -119,8 +119,11 @@ class ReverbReplay(struct.Struct):
         own = self.num_envs // count
         if self.address is not None:
             return self.replace(num_envs=own)
-        tables = tuple(table.replace(**_shares(table, count)) for table in self.tables)
-        return self.replace(num_envs=own, tables=tables, **_shares(self, count))
+        if not self.tables:
+            return self.replace(num_envs=own, **_shares(self, count))
+        # As they are resolved: a table may have one limit and its maker another.
+        tables = tuple(table.replace(**_shares(table, count)) for table in self.table_configs)
+        return self.replace(num_envs=own, tables=tables, capacity=-(-self.capacity // count))
 
     def signature(self, table: str | None = None) -> dict[str, Any]:
         """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
