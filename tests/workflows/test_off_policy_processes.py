@@ -185,17 +185,19 @@ def test_two_processes_are_as_two_replicas_of_one(in_graph):
     assert digests(here) == {path: x for path, x in there.items() if path != m2}
 
 
+def maker(**changes):
+    agent = workflow(num_envs=4).agent
+    return ReverbReplay(
+        obs_spec=agent.obs_spec,
+        action_spec=agent.action_spec,
+        discount=agent.discount,
+        **changes,
+    )
+
+
 def reverb_runs(folder, *names):
     """What two processes tell of runs of these names; beside them there is a server."""
-    flow = workflow(num_envs=4)
-    replay = ReverbReplay(
-        obs_spec=flow.agent.obs_spec,
-        action_spec=flow.agent.action_spec,
-        num_envs=4,
-        capacity=400,
-        packed=False,
-        discount=flow.agent.discount,
-    )
+    replay = maker(num_envs=4, capacity=400, packed=False)
     server = ReverbServer(replay.make_tables())
     try:
         return found_by(REVERB_RUNS, folder, server.address, names)
@@ -274,10 +276,7 @@ def check_moments(moments, steps):
 
 
 def test_a_part_of_a_maker():
-    flow = workflow(num_envs=4)
-    replay = ReverbReplay(
-        obs_spec=flow.agent.obs_spec,
-        action_spec=flow.agent.action_spec,
+    replay = maker(
         num_envs=6,
         capacity=100,
         min_size=9,

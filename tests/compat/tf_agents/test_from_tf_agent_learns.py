@@ -24,6 +24,7 @@ from tests.compat.tf_agents.from_tf_agent_cases import (
     rollout,
     tf_agent,
 )
+from tests.learners.test_own_update import Slope
 from tfrl import seeding, struct
 from tfrl.agents.core import OwnUpdate
 from tfrl.compat.tf_agents import from_tf_agent
@@ -345,16 +346,6 @@ class OwnUpdateTest(parameterized.TestCase):
         self.assertEqual(report["__all_modules__"]["skipped_steps"], 1)
 
     def test_beside_a_module_that_is_trained_by_gradients(self):
-        class Slope(Module):
-            def init_params(self, key):
-                return {"w": tf.constant(1.0)}
-
-            def forward(self, params, batch, key):
-                return params["w"] * batch["x"]
-
-            def loss(self, params, batch, outputs, key):
-                return tf.reduce_mean(outputs)
-
         learner = Learner({"a": Counting(), "b": Slope()})
         learner.build(0)
         batch = {"x": tf.ones([2])}
@@ -384,6 +375,8 @@ class OwnUpdateTest(parameterized.TestCase):
         learner = Learner(made("ddpg"))
         learner.build(0)
         self.assertIsInstance(learner.state, AgentState)
-        counts = learner.parameter_counts()
-        self.assertGreater(counts["num_non_trainable_parameters"], 0)
+        sizes = [v.shape.num_elements() for v in tf.nest.flatten(learner.state.params)]
+        counts = {"num_trainable_parameters": sum(sizes), "num_non_trainable_parameters": 0}
+        self.assertGreater(sum(sizes), 0)
+        self.assertEqual(learner.parameter_counts(), counts)  # its own train trains them
         self.assertEqual(BOX.shape, [2])
