@@ -70,7 +70,9 @@ class OffPolicyTest(parameterized.TestCase):
         flow = workflow()
         state, rows = run(flow, 0, 60)
         self.assertEqual(rows[-1]["learner_steps"], 40)
-        self.assertTrue(all(np.isfinite(x) for n, x in rows[-1].items() if n.endswith("loss")))
+        losses = [x for name, x in rows[-1].items() if name.endswith("loss")]
+        self.assertNotEmpty(losses)
+        self.assertTrue(np.isfinite(losses).all())
         copy = flow.snapshot(state)
         before = bits(flow, copy)
         state = flow.advance(state, 5).state
@@ -84,6 +86,8 @@ class OffPolicyTest(parameterized.TestCase):
         assert_same(bits(other, restored), bits(flow, state))
         metrics, _ = flow.evaluate(state)
         self.assertTrue(np.isfinite(metrics["eval_return_mean"]))
+        if env_id == "tf:CartPole-v1":  # no episode is shorter
+            self.assertGreater(metrics["eval_return_mean"], 5)
 
     @pytest.mark.slow
     def test_modes_agree(self):
