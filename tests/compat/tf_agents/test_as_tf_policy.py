@@ -397,3 +397,16 @@ class WrongTest(parameterized.TestCase):
         odd = Counts(obs_spec=VECTOR, action_spec=BOX)
         with self.assertRaisesRegex(UserError, "carry of Counts.*initial_carry"):
             compat.as_tf_policy(odd, AgentState(params={}))
+
+    def test_the_state_of_another_agent(self):
+        agent = agents.PPO(obs_spec=VECTOR, action_spec=BOX, **SMALL)
+        td3 = agents.TD3(obs_spec=VECTOR, action_spec=BOX, hidden=(8,))
+        with self.assertRaisesRegex(UserError, r"params/policy/\S+ of the state for as_tf_policy"):
+            compat.as_tf_policy(agent, td3.init(KEY))
+
+    def test_the_state_of_other_observations(self):
+        agent = agents.PPO(obs_spec=VECTOR, action_spec=BOX, **SMALL)
+        wider = tf.TensorSpec([VECTOR.shape[0] + 1], tf.float32)
+        other = agents.PPO(obs_spec=wider, action_spec=BOX, **SMALL)
+        with self.assertRaisesRegex(UserError, r"shape \(4, 8\).*shape \(5, 8\)"):
+            compat.as_tf_policy(agent, other.init(KEY))

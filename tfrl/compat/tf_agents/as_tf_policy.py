@@ -8,7 +8,7 @@ from tf_agents.specs import tensor_spec as tensor_spec_lib
 from tf_agents.trajectories import TimeStep, policy_step
 from tf_agents.trajectories import time_step as time_step_lib
 
-from tfrl import struct
+from tfrl import seeding, struct
 from tfrl.compat.tf_agents import specs
 from tfrl.errors import UserError
 from tfrl.experiment.export_client import KEY_SCOPE
@@ -51,7 +51,8 @@ def as_tf_policy(
       there is no action yet. Elsewhere `distribution` is deterministic.
 
     Raises:
-      UserError: For an agent that lacks something, or whose extras are no batch.
+      UserError: For an agent that lacks something, whose extras are no batch, or that cannot act
+        on the state because it is another agent's.
     """
     missing = [
         n
@@ -142,12 +143,29 @@ class _Acting:
 
         obs = tf.nest.map_structure(batch, specs.plain(self.agent.obs_spec))
         carry = tf.nest.map_structure(batch, self.carry_spec)
-        traced = tf.function(self.__call__, autograph=False).get_concrete_function(
-            obs, carry, tf.TensorSpec([2], tf.int32)
-        )
+        call = tf.function(self.__call__, autograph=False)
+        try:
+            traced = call.get_concrete_function(obs, carry, tf.TensorSpec([2], tf.int32))
+        except Exception as error:  # whatever acting on another agent's state happens to end in
+            self._check_state(error)
+            raise
         self._check_carry(traced.structured_outputs[1])
         info = _spec_of("info", traced.structured_outputs[2], _TRACED)
         return info, list(traced.graph.variables)
+
+    def _check_state(self, error: Exception) -> None:
+        """Raises UserError from an error where the state lacks what the agent's own has."""
+        if not hasattr(self.agent, "init"):
+            return
+        got = {p: tuple(x.shape) for p, x in struct.paths(self.state).items()}
+        for path, leaf in struct.paths(self.agent.init(seeding.key(0))).items():
+            if got.get(path) != tuple(leaf.shape):
+                raise UserError(
+                    f"{path} of the state for as_tf_policy({type(self.agent).__name__})",
+                    expected=f"shape {tuple(leaf.shape)}, as in the agent's own init(key)",
+                    got=f"shape {got[path]}" if path in got else "none",
+                    remedy="Give the state of this agent, or the agent that the state is of.",
+                ) from error
 
     def _check_carry(self, after: Nest) -> None:
         got = [tuple(x.shape[1:]) for x in tf.nest.flatten(after)]
