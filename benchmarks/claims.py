@@ -145,8 +145,7 @@ CLAIMS = (
     Claim(
         "sac/tf_cartpole.gin",
         450,
-        note="discrete SAC",
-        one_seed=300,  # of five seeds the lowest ended at 339, the others at 500
+        note="discrete SAC; its settings were chosen by trials with other seeds",
     ),
     Claim("ddpg/tf_pendulum.gin", -170),
     Claim(
