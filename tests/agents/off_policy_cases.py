@@ -83,6 +83,35 @@ def reached(loss, params):
     return {path.split("/")[0] for path, g in found.items() if g is not None and np.any(g)}
 
 
+def assert_critics_learn_as_if_alone(agent):
+    """One learner step moves each of n critics as plain SGD on that critic alone would."""
+    made, discrete = learner(agent, sgd=True), specs.is_discrete(agent.action_spec)
+    state, raw = struct.values(made.state), transitions(agent)
+    batch = prepared(agent, state, raw)
+    made.update_from_batch(raw, key=KEY, shuffle=False)
+    after = struct.values(made.state).params["critic"]
+    # All regress on the one target, which all of them make, with the random numbers of the step.
+    key = seeding.fold_in(seeding.fold_in(seeding.stream(KEY, "losses"), 0), 0)
+    _, extra, _, _ = agent._critic_loss(state.params, state, batch, key)
+    assert agent.num_critics > 1
+    for i in range(agent.num_critics):
+        alone = struct.take(state.params["critic"], i)
+        leaves = tf.nest.flatten(alone)
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            if discrete:
+                q = agent.critic.member.apply(alone, batch.obs)
+                q = tf.gather(q, batch.action, batch_dims=1)
+            else:
+                q = agent.critic.member.apply(alone, (batch.obs, batch.action))
+            loss = 0.5 * tf.reduce_mean(tf.square(extra.target[:, 0] - q))
+        steps = tape.gradient(loss, leaves)
+        now = tf.nest.flatten(struct.take(after, i))
+        for x, g, y in zip(leaves, steps, now, strict=True):
+            np.testing.assert_allclose(y, x - 0.1 * g, rtol=1e-3, atol=1e-5)
+            assert np.any(y != x)
+
+
 def assert_same_in_all_modes(test, agent, steps=2):
     """Learner steps give the same parameters eagerly, in a graph and by XLA."""
     results = []

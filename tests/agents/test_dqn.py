@@ -45,6 +45,11 @@ class LossTest(parameterized.TestCase):
         return float(loss), extra, tape.gradient(loss, q).numpy()
 
     def test_double_by_hand(self):
+        """The errors are those of `rlax.double_q_learning`, the loss is `rlax.huber_loss` of them.
+
+        double_q_learning: r_t + discount_t q_t_value[argmax q_t_selector] - q_tm1[a_tm1]
+        huber_loss:        x^2 / 2 where |x| <= delta, else delta (|x| - delta / 2)
+        """
         # Row 0: the selector takes action 1, whose target value is 0: y = 1, error 1 - 2 = -1.
         # Row 1 has ended, so that NaN there is of no consequence: y = 2, error 2.
         # Huber: 1/2 and 2 - 1/2, mean 1. Gradients: minus the error clipped to +-1, over 2 rows.
@@ -65,6 +70,10 @@ class LossTest(parameterized.TestCase):
         ({"huber_delta": 0.5}, 0.625),
     )
     def test_its_parts_by_hand(self, options, expected):
+        """Without `double` it is `rlax.q_learning`; without `huber_delta` `rlax.l2_loss`.
+
+        q_learning: r_t + discount_t max q_t - q_tm1[a_tm1]; l2_loss: x^2 / 2
+        """
         self.assertAlmostEqual(self.loss(**options)[0], expected, places=6)
 
     @parameterized.parameters(
@@ -79,6 +88,33 @@ class LossTest(parameterized.TestCase):
         next_mask = tf.constant([mask, [True, True]])
         _, extra, _ = self.loss(double=double, next_mask=next_mask)
         np.testing.assert_array_equal(extra.target, [target, 2.0])
+
+    def test_items_of_n_steps_by_hand(self):
+        """The targets of `rlax.n_step_bootstrapped_returns`, with the greedy value as its v_t.
+
+        r_1 + discount_1 (r_2 + discount_2 (... (r_n + discount_n v_n))), discounts of 0 at ends
+        """
+        # gamma = 1/2, n = 3, rewards 1, 2, 3, the value after them 8: 1 + (2 + (3 + 4) / 2) / 2.
+        # A termination after the second step: 1 + 2 / 2; a truncation there, value 6: + 6 / 4.
+        rewards = [1.0, 2.0, 3.0]
+        three = sum(0.5**k * r for k, r in enumerate(rewards))
+        two = sum(0.5**k * r for k, r in enumerate(rewards[:2]))
+        batch = Transition(
+            obs=None,
+            action=tf.constant([0, 0, 0]),
+            reward=tf.constant([three, two, two]),
+            next_obs=None,
+            discount=tf.constant([0.5**3, 0.0, 0.5**2]),
+        )
+        _, extra = dqn_loss(
+            tf.zeros([3, 2]),
+            tf.constant([[8.0, 0.0], [NAN, NAN], [5.0, 6.0]]),
+            batch,
+            next_q_selector=None,
+            next_mask=None,
+            huber_delta=None,
+        )
+        np.testing.assert_array_equal(extra.target, [3.75, 2.0, 3.5])
 
 
 class LearnerTest(parameterized.TestCase):
@@ -307,7 +343,13 @@ class MessagesTest(parameterized.TestCase):
         ),
         ({"q": cases.TABLE}, "one an action, got MLP. Give QNetwork(torso=..., num_actions=...)"),
         ({"torso": 3}, "DQN.torso: expected a tfrl.networks torso, or None, got int."),
-        ({"epsilon": "high"}, "schedule: expected a number, a list [[0, v0], [t1, v1], ...]"),
+        ({"epsilon": "high"}, "DQN.epsilon: expected a number, a list [[0, v0], [t1, v1], ...]"),
+        ({"epsilon": 5}, "DQN.epsilon: expected values from 0 to 1, got 5.0. Points are [env step"),
+        ({"epsilon": -0.1}, "DQN.epsilon: expected values from 0 to 1, got -0.1."),
+        (
+            {"epsilon": [[0, 100], [1000, 5]]},
+            "DQN.epsilon: expected values from 0 to 1, got 100.0.",
+        ),
         (
             {"obs_spec": {"observation": cases.OBS, "action_mask": tf.TensorSpec([2], tf.bool)}},
             "action mask .: expected shape [3]",

@@ -33,6 +33,33 @@ def made(name, **options):
     return cls(**{"obs_spec": cases.OBS, "action_spec": action_spec, "hidden": (8,), **options})
 
 
+class FlagsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("dqn", "double"),
+        ("dqn", "dueling"),
+        ("dqn", "normalize_obs"),
+        ("sac", "learn_temperature"),
+        ("sac", "normalize_obs"),
+        ("discrete_sac", "learn_temperature"),
+        ("td3", "normalize_obs"),
+    )
+    def test_only_bools_are_flags(self, name, flag):
+        owner = AGENTS[name][0].__name__
+        for bad in ("no", 0, 1, None, np.array([True])):
+            with self.assertRaises(UserError) as error:
+                made(name, **{flag: bad})
+            message = f"{owner}.{flag}: expected True or False, got {bad!r}. Give one of the two"
+            self.assertIn(message, str(error.exception))
+        for good in (True, False, np.bool_(True), np.bool_(False)):
+            self.assertEqual(getattr(made(name, **{flag: good}), flag), good)
+
+    def test_a_flag_of_numpys_that_is_off_is_unused(self):
+        q = networks.QNetwork(torso=cases.TABLE, num_actions=3)
+        self.assertIs(made("dqn", q=q, hidden=None, dueling=np.bool_(False)).network, q)
+        with self.assertRaisesRegex(UserError, "DQN.dueling: expected its default where a Q-netw"):
+            made("dqn", q=q, hidden=None, dueling=np.bool_(True))
+
+
 class UnitActionsTest(parameterized.TestCase):
     @parameterized.parameters(
         (specs.BoundedTensorSpec([2], tf.float32, [-2, 0], [2, 10]),),

@@ -18,6 +18,7 @@ from tfrl.types import Transition
 KEY = cases.KEY
 ACTIONS = specs.DiscreteSpec(3, start=2)
 MASKED = {"observation": cases.OBS, "action_mask": tf.TensorSpec([3], tf.bool)}
+FLAGS = (True, False)
 KINDS = {"continuous": {}, "discrete": {"action_spec": ACTIONS}}
 
 
@@ -52,7 +53,33 @@ class TermsTest(parameterized.TestCase):
         by_log_alpha, by_entropy = tape.gradient(loss, (log_alpha, entropy))
         self.assertEqual((float(loss), float(by_log_alpha), by_entropy), (5.0, 2.5, None))
 
+    def test_the_discrete_actor_is_rlaxs_policy_gradient_with_its_entropy(self):
+        """rlax has no SAC; `qpg_loss` + alpha `entropy_loss` has the gradient of the actor's.
+
+        qpg_loss:     -mean_n sum_a pi(a) (q(a) - sum_b pi(b) q(b)), the advantage a constant
+        entropy_loss: -mean_n H(pi)
+
+        By the logits their gradients are -pi (q - pi.q) / N and pi (log pi + H) / N.
+        """
+        q = np.float32([[4.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
+        pi = np.float32([[0.25, 0.5, 0.25], [0.125, 0.125, 0.75]])
+        entropy = -np.sum(pi * np.log(pi), -1, keepdims=True)
+        # pi.q is 2 and 2.375: the advantages are 2, 0, -2 and -1.375, -2.375, 0.625.
+        advantage = np.float32([[2.0, 0.0, -2.0], [-1.375, -2.375, 0.625]])
+        expected = (-pi * advantage + 0.5 * pi * (np.log(pi) + entropy)) / 2.0
+        logits = tf.constant(np.log(pi) + np.float32([[3.0], [-1.0]]))  # not normalised
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            log_probs = tf.nn.log_softmax(logits)
+            loss = losses.actor_loss(losses.expected_soft_value(tf.constant(q), log_probs, 0.5))
+        np.testing.assert_allclose(tape.gradient(loss, logits), expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(loss, -np.mean([2.0, 2.375]) - 0.5 * entropy.mean(), rtol=1e-5)
+
     def test_critics_by_hand(self):
+        """Each row and critic is `rlax.qv_learning`, with the soft value of o' as its v_t.
+
+        rlax.qv_learning: r_t + discount_t v_t - q_tm1[a_tm1]; rlax.l2_loss: x^2 / 2
+        """
         # y = 1 + 0.5 * 4 = 3 and, after a termination, 2. Errors of critic 0: 2 and 0, of critic 1:
         # 0 and 1. Half squares, mean over rows, sum over critics: 1 + 1/4.
         batch = Transition(
@@ -79,6 +106,10 @@ class TermsTest(parameterized.TestCase):
 class LossTest(parameterized.TestCase):
     @parameterized.product(kind=list(KINDS), num_critics=[1, 2, 4])
     def test_the_critic_loss_against_numpy(self, kind, num_critics):
+        """`rlax.qv_learning` for each critic; v_t, the soft value of the least, is not in rlax.
+
+        Without its entropy the discrete one is that of `rlax.expected_sarsa`: q_t . probs_a_t.
+        """
         agent = made(num_critics=num_critics, temperature=0.3, **KINDS[kind])
         state = agent.init(KEY)
         state = state.replace(target_params={"critic": agent.init(seeding.key(1)).params["critic"]})
@@ -165,7 +196,7 @@ class LossTest(parameterized.TestCase):
 
     @parameterized.parameters(*KINDS)
     def test_the_temperature_does_not_change_the_actors_gradient(self, kind):
-        learnt, fixed = (made(learn_temperature=x, temperature=0.3, **KINDS[kind]) for x in (1, 0))
+        learnt, fixed = (made(learn_temperature=x, temperature=0.3, **KINDS[kind]) for x in FLAGS)
         state = learnt.init(KEY)
         raw = cases.transitions(learnt)
         one = cases.gradients(learnt, "actor", state, raw).gradients["actor"]
@@ -178,29 +209,7 @@ class CriticsTest(parameterized.TestCase):
     @parameterized.product(kind=list(KINDS), apply_rule=["unstacked", "batched"])
     def test_n_critics_learn_as_if_each_were_alone(self, kind, apply_rule):
         agent = made(num_critics=3, apply_rule=apply_rule, **KINDS[kind])
-        learner = cases.learner(agent, sgd=True)
-        state, raw = struct.values(learner.state), cases.transitions(agent)
-        batch = cases.prepared(agent, state, raw)
-        learner.update_from_batch(raw, key=KEY, shuffle=False)
-        after = struct.values(learner.state).params["critic"]
-        key = seeding.fold_in(seeding.fold_in(seeding.stream(KEY, "losses"), 0), 0)
-        # All regress on the one target, which all of them make.
-        _, extra, _, _ = agent._critic_loss(state.params, state, batch, key)
-        for i in range(3):
-            alone = struct.take(state.params["critic"], i)
-            leaves = tf.nest.flatten(alone)
-            with tf.GradientTape() as tape:
-                tape.watch(leaves)
-                if kind == "discrete":
-                    q = agent.critic.member.apply(alone, batch.obs)
-                    q = tf.gather(q, batch.action, batch_dims=1)
-                else:
-                    q = agent.critic.member.apply(alone, (batch.obs, batch.action))
-                loss = 0.5 * tf.reduce_mean(tf.square(extra.target[:, 0] - q))
-            steps = tape.gradient(loss, leaves)
-            now = tf.nest.flatten(struct.take(after, i))
-            for x, g, y in zip(leaves, steps, now, strict=True):
-                np.testing.assert_allclose(y, x - 0.1 * g, rtol=1e-3, atol=1e-5)
+        cases.assert_critics_learn_as_if_alone(agent)
 
     def test_a_subset_of_the_critics_makes_the_target(self):
         agent = made(num_critics=4, critic_subset=2)
@@ -489,6 +498,20 @@ class MessagesTest(parameterized.TestCase):
         with pytest.raises(UserError) as error:
             made(**changes)
         self.assertIn(message, str(error.value))
+
+    @parameterized.parameters(2.0, -0.1, math.log(3) + 1e-3)
+    def test_an_entropy_that_discrete_play_cannot_have(self, target):
+        message = (
+            "SAC.target_entropy: expected an entropy of 3 discrete actions, from 0 to log 3 = "
+            f"1.0986, got {target}. Leave it out and give entropy_scale, "
+        )
+        with pytest.raises(UserError) as error:
+            made(action_spec=ACTIONS, target_entropy=target)
+        self.assertIn(message, str(error.value))
+
+    @parameterized.parameters(0, 0.5, math.log(3), float(np.log(np.float32(3))))
+    def test_entropies_that_discrete_play_can_have(self, target):
+        self.assertEqual(made(action_spec=ACTIONS, target_entropy=target).entropy_target(), target)
 
     def test_a_fixed_temperature_may_be_0(self):
         self.assertEqual(float(made(temperature=0.0, learn_temperature=False).alpha({})), 0.0)

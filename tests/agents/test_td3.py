@@ -42,6 +42,21 @@ class SmoothingTest(parameterized.TestCase):
         self.assertIs(losses.smoothed(action, KEY, 0.0, 0.5), action)
         np.testing.assert_array_equal(losses.smoothed(action, KEY, 0.5, 0.0), action)
 
+    def test_the_actor_has_the_gradient_of_rlaxs(self):
+        """By the action it is that of `rlax.dpg_loss`; as a number that loss is another one.
+
+        rlax.dpg_loss: |constant(a_t + dqda_t) - a_t|^2 / 2, whose gradient is -dqda_t
+        """
+        # Q = a_0 a_1 - a_0^2, so that dQ/da = (a_1 - 2 a_0, a_0): (0, 1) and (-2, 1/2).
+        action = tf.constant([[1.0, 2.0], [0.5, -1.0]])
+        with tf.GradientTape() as tape:
+            tape.watch(action)
+            q = action[:, 0] * action[:, 1] - tf.square(action[:, 0])
+            loss = losses.actor_loss(q)
+        self.assertEqual(float(loss), -(1.0 - 0.75) / 2)
+        gradient = tape.gradient(loss, action)
+        np.testing.assert_array_equal(gradient, [[0.0, -0.5], [1.0, -0.25]])
+
     def test_actor_by_hand(self):
         self.assertEqual(float(losses.actor_loss(tf.constant([1.0, 2.0]))), -1.5)
         mask = tf.constant([False, True])
@@ -51,6 +66,11 @@ class SmoothingTest(parameterized.TestCase):
 class LossTest(parameterized.TestCase):
     @parameterized.parameters((TD3, {}), (TD3, {"num_critics": 3, "target_noise": 1.0}), (DDPG, {}))
     def test_the_critic_loss_against_numpy(self, cls, options):
+        """Each row and critic is `rlax.qv_learning` with the clipped double value as its v_t.
+
+        rlax.qv_learning: r_t + discount_t v_t - q_tm1[a_tm1]. rlax has neither the least of several
+        critics nor the smoothed action: those are Fujimoto et al.'s.
+        """
         agent = made(cls, **options)
         state, other = agent.init(KEY), agent.init(seeding.key(1)).params
         # A head that is not small, so that tanh and the clip at the bounds matter.
@@ -106,6 +126,11 @@ class LossTest(parameterized.TestCase):
         other = state.replace(params={**state.params, "critic": spoilt})
         again = cases.gradients(agent, "actor", other, raw)
         self.assertEqual(float(again.loss), float(found.loss))
+
+    @parameterized.product(num_critics=[2, 3], apply_rule=["unstacked", "batched"])
+    def test_n_critics_learn_as_if_each_were_alone(self, num_critics, apply_rule):
+        agent = made(num_critics=num_critics, apply_rule=apply_rule)
+        cases.assert_critics_learn_as_if_alone(agent)
 
     @parameterized.parameters(TD3, DDPG)
     def test_gradients_reach_their_groups_and_no_other(self, cls):

@@ -291,6 +291,11 @@ class ReturnsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(got, [[2, 1.75], [2, 1], [2, 2]])
 
     def test_n_step_by_hand(self):
+        """The formula of `rlax.n_step_bootstrapped_returns`, lambda_t 1.
+
+        r_1 + discount_1 (r_2 + discount_2 (... (r_n + discount_n v_n))), discounts of 0 at
+        terminations; a truncation, which rlax does not know, stops the sum and bootstraps.
+        """
         # Rewards 1, 2, 4, next values 8, gamma 0.5, n = 2.
         # Row 0: 1 + 1 + 8 / 4 = 4; row 1: 2 + 2 + 8 / 4 = 6; row 2 (tail): 4 + 4 = 8.
         # Truncated in row 0: 1 + 4 = 5; terminated in row 1: row 0 = 1 + 1, row 1 = 2.

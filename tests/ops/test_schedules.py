@@ -1,5 +1,8 @@
 """Tests of the schedules."""
 
+import math
+import re
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -79,6 +82,78 @@ class SchedulesTest(tf.test.TestCase, parameterized.TestCase):
     def test_bad_points(self, points, message):
         with self.assertRaisesRegex(UserError, "PiecewiseLinearSchedule.points: " + message):
             ops.make_schedule(points)
+
+    @parameterized.parameters(
+        (ops.ConstantSchedule(0.3), (0.3,)),
+        (ops.LinearSchedule(1, 3, 10), (1, 3)),
+        (ops.CosineSchedule(1, 0.2, 10), (1, 0.2)),
+        (ops.PiecewiseLinearSchedule([[0, 1], [10, -0.5], [20, 2.5]]), (1, -0.5, 2.5)),
+        (ops.ExponentialSchedule(8, 0.5, 10), (8, 0)),
+        (ops.ExponentialSchedule(8, 0.5, 10, 3), (8, 3)),
+        (ops.ExponentialSchedule(8, 0.5, 10, -3), (8, 0)),
+        (ops.ExponentialSchedule(8, 0.5, 10, 9), (9, 9)),
+        (ops.ExponentialSchedule(1, 2, 1), (1, math.inf)),
+        (ops.ExponentialSchedule(1, 2, 1, 5), (1, 5)),
+        (ops.ExponentialSchedule(-1, 2, 1), (-1, -math.inf)),
+        (ops.ExponentialSchedule(-1, 2, 1, -5), (-1, -5)),
+        (ops.ExponentialSchedule(-8, 0.5, 10, -3), (-8, -3)),
+        (ops.ExponentialSchedule(2, 1, 1), (2, 2)),
+        (ops.ExponentialSchedule(0, 0.5, 1, 1), (1, 1)),
+    )
+    def test_extremes_are_where_the_values_stay(self, schedule, expected):
+        self.assertEqual(schedule.extremes(), expected)
+        values = schedule(np.arange(0, 100, dtype=np.int64)).numpy()
+        self.assertAllGreaterEqual(values, min(expected) - 1e-6)
+        self.assertAllLessEqual(values, max(expected) + 1e-6)
+        self.assertAllClose(values[0], expected[0], 1e-6)
+
+    @parameterized.parameters(
+        (5, 5.0),
+        (-0.1, -0.1),
+        ([[0, 1], [10, 0.1], [20, -0.5]], -0.5),
+        ([[0, 100], [1000, 5]], 100.0),
+        (ops.LinearSchedule(1, 1.5, 10), 1.5),
+        (ops.CosineSchedule(-1, 0, 10), -1.0),
+        (ops.ExponentialSchedule(0.1, 2, 10), math.inf),
+        (ops.ExponentialSchedule(0.1, 2, 10, 3), 3.0),
+    )
+    def test_values_outside_of_bounds(self, value, got):
+        message = f"A.x: expected values from 0 to 1, got {got}. Mend it."
+        with self.assertRaisesRegex(UserError, re.escape(message)):
+            ops.check_schedule("A.x", value, 0, 1, "Mend it.")
+
+    @parameterized.parameters(
+        0,
+        1.0,
+        [[[0, 1.0], [10, 0.0]]],
+        ops.LinearSchedule(0, 1, 3),
+        ops.CosineSchedule(1, 0, 3),
+        ops.ExponentialSchedule(1, 0.5, 3),
+        ops.ExponentialSchedule(0.1, 2, 3, 1),
+    )
+    def test_values_within_bounds(self, value):
+        found = ops.check_schedule("A.x", value, 0, 1, "Mend it.")
+        self.assertEqual(found, ops.make_schedule(value))
+
+    def test_a_schedule_of_a_users_own_is_not_checked(self):
+        class Own(ops.Schedule):
+            def value(self, step):
+                return step
+
+        own = Own()
+        self.assertEqual(own.extremes(), ())
+        self.assertIs(ops.check_schedule("A.x", own, 0, 1, "Mend it."), own)
+
+    @parameterized.parameters(
+        ("high", "A.x: expected a number, a list"),
+        (None, "A.x: expected a number, a list"),
+        ([[0, 1]], "A.x: expected at least two points"),
+        ([[0, 1], [5, "a"]], r"A.x: expected a list of \[step, value\] pairs"),
+        (float("nan"), "A.x: expected a finite number, got nan"),
+    )
+    def test_check_schedule_names_the_setting(self, value, message):
+        with self.assertRaisesRegex(UserError, "^" + message):
+            ops.check_schedule("A.x", value, 0, 1, "Mend it.")
 
     def test_bad_fields(self):
         with self.assertRaisesRegex(UserError, "LinearSchedule.steps: expected a number above 0"):

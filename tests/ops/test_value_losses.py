@@ -159,6 +159,12 @@ class TDLossTest(tf.test.TestCase, parameterized.TestCase):
         ("expected_sarsa", 1 + 1.5),  # (10 + 20) / 2
     )
     def test_q_losses_by_hand(self, name, target):
+        """The errors are those of rlax's functions, the loss is half their mean square.
+
+        rlax.q_learning:        r_t + discount_t max q_t - q_tm1[a_tm1]
+        rlax.double_q_learning: r_t + discount_t q_t_value[argmax q_t_selector] - q_tm1[a_tm1]
+        rlax.expected_sarsa:    r_t + discount_t q_t . probs_a_t - q_tm1[a_tm1]
+        """
         inputs = q_inputs(name)
         floats = [k for k, v in inputs.items() if v.dtype == np.float32]
         for jit in (None, False, True):

@@ -1,6 +1,7 @@
 """OffPolicyWorkflow: ratio, fill, errors."""
 
 import functools
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -8,6 +9,8 @@ from absl.testing import parameterized
 
 import tfrl
 from tests.workflows.small_off_policy import (
+    assert_same,
+    learner_state,
     run,
     workflow,
 )
@@ -89,6 +92,40 @@ class FillTest(parameterized.TestCase):
         self.assertEqual([r["env_steps"] for r in rows if "loss" in r][0], 14)
         self.assertEqual(rows[-1]["learner_steps"], 18)
 
+    def test_learning_goes_on_where_items_come_and_go(self):
+        small = functools.partial(InGraphReplay, capacity=40, frames_per_step=1.0)
+        sizes, bits_of = [], []
+        for per_call in (1, 50):
+            flow = workflow(
+                replay=small, batch_size=39, random_steps=40, iterations_per_call=per_call
+            )
+            state = flow.setup(seed=0)
+            while flow.env_steps(state) < 100:
+                state = flow.advance(state, per_call, 100).state
+                sizes.append(int(state.program.buffer.size()))
+            bits_of.append(learner_state(flow, state))
+            self.assertEqual(int(state.program.learner.learner_steps), 60)
+        self.assertLess(min(sizes[20:50]), 39)
+        assert_same(*bits_of)
+
+    def test_a_run_without_learner_steps_is_told(self):
+        flow = workflow(random_steps=20)
+        with self.assertWarnsRegex(UserWarning, "learns nothing: it ends at total_env_steps=20"):
+            state = flow.learn(flow.setup(0), total_env_steps=20, progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            flow.learn(state, total_env_steps=22, progress=False)
+
+    @parameterized.parameters("eager", "graph")
+    def test_metrics_where_the_first_iterations_learn_nothing(self, mode):
+        # Learner steps follow the env steps 14, 17, 20, ...: the first iteration has none.
+        flow = workflow(
+            num_envs=1, random_steps=10, updates_per_step=0.3, compile=mode, iterations_per_row=1
+        )
+        _, rows = run(flow, 0, 20)
+        learnt = [r["env_steps"] for r in rows if not np.isnan(r.get("loss", np.nan))]
+        self.assertEqual(learnt, [14, 17, 20])
+
     def test_learning_may_start_while_play_is_random(self):
         flow = workflow(random_steps=40, learning_starts=20)
         _, rows = run(flow, 0, 60)
@@ -102,13 +139,27 @@ class ErrorTest(parameterized.TestCase):
         ({"updates_per_step": 1e-6}, "updates_per_step: expected at least a learner step in"),
         (
             {"replay": functools.partial(InGraphReplay, capacity=6)},
-            "replay.capacity: expected at least batch_size=8, or nothing would ever be learnt, got",
+            "replay.capacity: expected at least 8, for batch_size=8, or nothing might ever be",
         ),
         ({"random_steps": -1}, "random_steps: expected a whole number of at least 0, got -1"),
         ({"rollout_length": 0}, "rollout_length: expected a whole number of at least 1"),
         ({"iterations_per_row": 0}, "iterations_per_row: expected a whole number of at least 1"),
         ({"priority_epsilon": -1.0}, "OffPolicyWorkflow.priority_epsilon: expected"),
-        ({"priority_beta": "high"}, "schedule: expected a number, a list"),
+        ({"priority_beta": "high"}, "priority_beta: expected a number, a list"),
+        ({"priority_beta": 5}, "priority_beta: expected values from 0 to 1, got 5"),
+        ({"priority_beta": [[0, 0.4], [100, 40]]}, "expected values from 0 to 1, got 40"),
+        ({"overlap": "no"}, "overlap: expected True or False, got 'no'"),
+        ({"checkpoint_replay": 1}, "checkpoint_replay: expected True or False, got 1"),
+        ({"replay": "uniform"}, "replay: expected a function that takes obs_spec, .*'uniform'"),
+        ({"replay": 100_000}, "replay: expected a function that takes .*got 100000: 'int' object"),
+        ({"replay": InGraphReplay}, r"'capacity'.*Give functools.partial\(InGraphReplay, capacity"),
+        (
+            {
+                "agent": functools.partial(DQN, hidden=(8,), n_step=3),
+                "replay": functools.partial(InGraphReplay, capacity=10),
+            },
+            "replay.capacity: expected at least 12, for batch_size=8 and the 2 last steps of 2 env",
+        ),
         (
             {"replay": functools.partial(InGraphReplay, capacity=40, sequence_length=4)},
             "replay.sequence_length: expected None",

@@ -33,6 +33,7 @@ from tfrl.ops.schedules import (
     LinearSchedule,
     PiecewiseLinearSchedule,
     Schedule,
+    check_schedule,
     make_schedule,
 )
 from tfrl.ops.statistics import RunningStatistics
@@ -51,6 +52,7 @@ __all__ = [
     "TDExtra",
     "VTrace",
     "centered_ranks",
+    "check_schedule",
     "clipped_value_loss",
     "discounted_returns",
     "double_q_learning_loss",

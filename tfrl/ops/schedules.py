@@ -35,6 +35,14 @@ class Schedule(abc.ABC):
         """
         return tf.cast(self.value(tf.cast(step, tf.float64)), tf.float32)
 
+    def extremes(self) -> tuple[float, ...]:
+        """Returns values between which the schedule stays, in any order; () where not known.
+
+        An infinite one is approached and not reached, and so is the 0 of a decay without an end. A
+        class that changes `value` changes this too.
+        """
+        return ()
+
     def _floats(self, *names: str) -> None:
         """Makes fields finite floats, so that 1 and 1.0 are the same schedule."""
         for name in names:
@@ -87,6 +95,10 @@ class ConstantSchedule(Schedule):
         """Returns the constant."""
         return tf.fill(tf.shape(step), tf.constant(self.constant, tf.float64))
 
+    def extremes(self) -> tuple[float, ...]:
+        """Returns the constant."""
+        return (self.constant,)
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearSchedule(Schedule):
@@ -114,6 +126,10 @@ class LinearSchedule(Schedule):
         share = _progress(step, self.steps)
         # Weights, not a slope: the end is reached exactly.
         return (1.0 - share) * self.start + share * self.end
+
+    def extremes(self) -> tuple[float, ...]:
+        """Returns start and end."""
+        return self.start, self.end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +175,10 @@ class PiecewiseLinearSchedule(Schedule):
             result = tf.where(step >= t0, (1.0 - share) * v0 + share * v1, result)
         return result
 
+    def extremes(self) -> tuple[float, ...]:
+        """Returns the values of all points."""
+        return tuple(v for _, v in self.points)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialSchedule(Schedule):
@@ -190,8 +210,22 @@ class ExponentialSchedule(Schedule):
         result = self.start * tf.pow(tf.constant(self.rate, tf.float64), step / self.steps)
         if self.end is None:
             return result
-        grows = self.start * (self.rate - 1.0) > 0.0
-        return tf.minimum(result, self.end) if grows else tf.maximum(result, self.end)
+        return tf.minimum(result, self.end) if self._grows else tf.maximum(result, self.end)
+
+    @property
+    def _grows(self) -> bool:
+        return self.start * (self.rate - 1.0) > 0.0
+
+    def extremes(self) -> tuple[float, ...]:
+        """Returns the value at step 0 and the one that it goes to: the end, 0 or infinity."""
+        if self.rate == 1.0 or self.start == 0.0:
+            last = self.start
+        else:
+            last = 0.0 if self.rate < 1.0 else math.copysign(math.inf, self.start)
+        if self.end is None:
+            return self.start, last
+        bound = min if self._grows else max
+        return bound(self.start, self.end), bound(last, self.end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +256,10 @@ class CosineSchedule(Schedule):
         share = 0.5 * (1.0 + tf.cos(math.pi * _progress(step, self.steps)))
         return share * self.start + (1.0 - share) * self.end
 
+    def extremes(self) -> tuple[float, ...]:
+        """Returns start and end."""
+        return self.start, self.end
+
 
 def make_schedule(value: Any) -> Schedule:
     """Makes a schedule from what a user may write for one.
@@ -247,3 +285,31 @@ def make_schedule(value: Any) -> Schedule:
         got=repr(value),
         remedy="Give one of these.",
     )
+
+
+def check_schedule(name: str, value: Any, low: float, high: float, remedy: str) -> Schedule:
+    """Makes the schedule of a setting whose values have bounds.
+
+    Args:
+      name: The setting, as the user knows it; errors are about it.
+      value: What `make_schedule` takes.
+      low: The least value that may be.
+      high: The greatest.
+      remedy: What to do about a value outside, as a sentence.
+
+    Returns:
+      The schedule. One of a user's own class is taken as it is, unless it says its `extremes`.
+
+    Raises:
+      UserError: When it is no schedule, or leaves the bounds at some step.
+    """
+    try:
+        schedule = make_schedule(value)
+    except UserError as e:
+        raise UserError(name, expected=e.expected, got=e.got, remedy=e.remedy) from None
+    for number in schedule.extremes():
+        if not low <= number <= high:
+            raise UserError(
+                name, expected=f"values from {low:g} to {high:g}", got=number, remedy=remedy
+            )
+    return schedule

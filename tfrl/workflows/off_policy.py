@@ -3,17 +3,18 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl.agents.actor_critic.numbers import Bound, check_number
 from tfrl.agents.core import Agent
+from tfrl.agents.off_policy.checks import check_flag
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
-from tfrl.ops.schedules import make_schedule
+from tfrl.ops.schedules import check_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest, Trajectory
@@ -26,16 +27,21 @@ from tfrl.workflows.off_policy_checks import (
     check_place_of_replay,
     check_replay,
     check_room,
+    made_replay,
     on_server,
     sampled,
     updates_ratio,
+    warn_of_no_updates,
 )
 from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
 from tfrl.workflows.off_policy_reverb import ReverbProgram
+from tfrl.workflows.options import RunOptions, with_changes
+from tfrl.workflows.run_state import RunState
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
 _CAPACITY = 1_000_000
+_BETA = "0.4 is usual, often annealed to 1."
 
 
 class OffPolicyWorkflow(LearnerWorkflow):
@@ -83,9 +89,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
             makes one from keyword arguments `obs_spec` and `action_spec`.
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above
             the autoreset that change rewards are left out: an evaluation tells the task's returns.
-          replay: The maker of the replay buffer, or a function (such as the class `InGraphReplay`,
-            or a `functools.partial` of it) that makes one from keyword arguments `obs_spec`,
-            `action_spec`, `num_envs`, `n_step` and `discount`; the last two are the agent's. Or
+          replay: The maker of the replay buffer, or a function (such as
+            `functools.partial(InGraphReplay, capacity=100_000)`; in gin the class, with a binding
+            of its capacity) that makes one from keyword arguments `obs_spec`, `action_spec`,
+            `num_envs`, `n_step` and `discount`; the last two are the agent's. Or
             `tfrl.replay.reverb.ReverbReplay`, likewise. None for a million steps, sampled
             uniformly: of environments on the device an `InGraphReplay`, of those on the host a
             `ReverbReplay` in this process.
@@ -139,8 +146,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self.random_steps, self.learning_starts = random_steps, learning_starts
         self.batch_size = batch_size
         self.overlap = overlap
+        check_flag("OffPolicyWorkflow", "overlap", overlap)
+        check_flag("OffPolicyWorkflow", "checkpoint_replay", checkpoint_replay)
         self._ratio = updates_ratio(updates_per_step)
-        make_schedule(priority_beta)
+        check_schedule("OffPolicyWorkflow.priority_beta", priority_beta, 0.0, 1.0, _BETA)
         check_number(
             "OffPolicyWorkflow", "priority_epsilon", priority_epsilon, Bound(0), "1e-6 is usual."
         )
@@ -167,7 +176,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
             kind = ReverbReplay if on_host(env) else InGraphReplay
             replay = functools.partial(kind, capacity=capacity)
         if not hasattr(replay, "init") or isinstance(replay, type):
-            replay = replay(
+            replay = made_replay(
+                replay,
                 obs_spec=agent.obs_spec,
                 action_spec=agent.action_spec,
                 num_envs=env.num_envs,
@@ -211,6 +221,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_batch_size(self.batch_size, self.replicas.num_replicas)
         check_room(self.replay, self.batch_size)
         return {}
+
+    def learn(
+        self,
+        state: RunState,
+        options: RunOptions | None = None,
+        *,
+        callbacks: Sequence[Any] = (),
+        **changes: Any,
+    ) -> RunState:
+        """Trains; see `Workflow.learn`. Warns of a run that ends before its first learner step."""
+        asked = with_changes(options, changes)
+        warn_of_no_updates(asked.total_env_steps, state.program.learning_start)
+        return super().learn(state, asked, callbacks=callbacks)
 
     # Checkpoints.
 

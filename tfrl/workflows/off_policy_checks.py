@@ -2,6 +2,7 @@
 
 import fractions
 import re
+import warnings
 from typing import Any
 
 from tfrl import struct
@@ -81,14 +82,51 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
 
 
 def check_room(replay: Any, batch_size: int) -> None:
-    """Raises a UserError for a buffer in which there is never a whole batch."""
-    capacity = sampled(replay).capacity
-    if capacity < batch_size:
+    """Raises a UserError for a buffer in which there is not always a whole batch once it is full.
+
+    The last steps of an episode that goes on are no items of n steps yet.
+    """
+    items = sampled(replay)
+    needed, why = batch_size, f"batch_size={batch_size}"
+    if items is replay and getattr(items, "sequence_length", None) is None:
+        needed += (items.n_step - 1) * items.num_envs
+        if needed > batch_size:
+            why += f" and the {items.n_step - 1} last steps of {items.num_envs} environments"
+    if items.capacity < needed:
         raise UserError(
             "replay.capacity",
-            expected=f"at least batch_size={batch_size}, or nothing would ever be learnt",
-            got=capacity,
+            expected=f"at least {needed}, for {why}, or nothing might ever be learnt",
+            got=items.capacity,
             remedy="Raise the capacity; a million is usual, 100,000 for small tasks.",
+        )
+
+
+def made_replay(replay: Any, **specs: Any) -> Any:
+    """Returns the maker of a buffer that a function makes of the workflow's specs.
+
+    Raises:
+      UserError: For what is no such function.
+    """
+    try:
+        return replay(**specs)
+    except TypeError as error:
+        raise UserError(
+            "replay",
+            expected=f"a function that takes {', '.join(specs)}, and needs nothing else",
+            got=f"{replay!r}: {error}",
+            remedy="Give functools.partial(InGraphReplay, capacity=100_000), or in gin "
+            "OffPolicyWorkflow.replay = @InGraphReplay and InGraphReplay.capacity = 100_000.",
+        ) from error
+
+
+def warn_of_no_updates(total_env_steps: int | None, learning_start: int) -> None:
+    """Warns of a run that ends before its first learner step."""
+    if total_env_steps is not None and total_env_steps <= learning_start:
+        warnings.warn(
+            f"This run learns nothing: it ends at total_env_steps={total_env_steps}, and its "
+            f"learner steps begin after {learning_start}. Raise the one, or lower "
+            "OffPolicyWorkflow.random_steps or learning_starts.",
+            stacklevel=3,
         )
 
 

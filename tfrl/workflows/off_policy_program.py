@@ -50,14 +50,17 @@ class OffPolicyProgram(LearnerProgram):
             functools.partial(workflow.roll, action_fn=random),
         )
         self._gather: dict[str, Any] = {}  # by phase
-        self._random = self._learning = False
+        self._random = self._learning = self._learnt = False
         self._update_names: list[str] = []
         self._can_sample = self._asking_for_a_batch()
 
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
         """Returns a function that says whether a batch can be sampled."""
-        size = self._workflow.batch_size
-        return tf.function(counted_apart(lambda: self.buffer.can_sample(size)), autograph=False)
+        fn = counted_apart(lambda size: self.buffer.can_sample(size))
+        ask = tf.function(fn, autograph=False)
+        # Items that episodes' ends make come and go. What has begun goes on with those that there
+        # are, however many iterations a call has: they are drawn with replacement.
+        return lambda: ask(1 if self._learnt else self._workflow.batch_size)
 
     # The buffer; traced.
 
@@ -80,7 +83,7 @@ class OffPolicyProgram(LearnerProgram):
         """Returns a program over a copy of the variables, with the same compile choices."""
         other: Any = super().clone()
         other._load_buffer(self._buffer_values())
-        other.learning_start = self.learning_start
+        other.learning_start, other._learnt = self.learning_start, self._learnt
         return other
 
     def _seams(self) -> tuple[Seam, ...]:
@@ -156,7 +159,9 @@ class OffPolicyProgram(LearnerProgram):
             self._load_buffer({p: values[f"{REPLAY}{name}"] for p, name in names.items()})
             if self._in_python:
                 self.buffer.cut()  # new episodes
+            self._learnt = int(self.learner.learner_steps.numpy()) > 0
         else:
+            self._learnt = False
             done = int(values["progress/env_steps"])
             self.learning_start = done + self._workflow.learning_starts
 
@@ -167,6 +172,7 @@ class OffPolicyProgram(LearnerProgram):
         due = env_steps >= self.learning_start
         self._random = env_steps < random_steps
         self._learning = due and bool(self._can_sample())
+        self._learnt = self._learnt or self._learning
         ends = [n for n in (random_steps, self.learning_start) if env_steps < n]
         if due and not self._learning:
             ends.append(env_steps + 1)  # an iteration may suffice
@@ -286,7 +292,7 @@ class OffPolicyProgram(LearnerProgram):
         """Returns the metrics of one learner step and, where they are asked for, priorities."""
         workflow, found = self._workflow, {}
         if workflow.prioritized:
-            # Before the step: the priorities are of the errors that the loss sees.
+            # Before the step: of the parameters that the loss sees, with noise of their own.
             found["priorities"] = self.replicas.run(self._priorities, batch, key)
         return {"metrics": workflow.update(self.learner, batch, key, timesteps, jit=jit), **found}
 
@@ -392,7 +398,9 @@ class OffPolicyProgram(LearnerProgram):
     # Traced and never run, or on what changes nothing.
 
     def _before_eager(self, progress: Progress) -> None:
-        if self._learning and not self._update_names and self.update.mode != "eager":
+        # A learner step in Python is looked at before its time only where there may be none yet.
+        early = self.update.mode != "eager" or not isinstance(self._due, int) or not self._due
+        if self._learning and not self._update_names and early:
 
             def once() -> tf.Tensor:
                 self._metric_names(progress)

@@ -17,8 +17,10 @@ from tfrl.distributions.categorical import Categorical
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.ops import TDExtra
-from tfrl.ops.schedules import make_schedule
+from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.types import ActionOutput, AgentState, Nest
+
+_EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
 @struct.logic_dataclass
@@ -40,8 +42,8 @@ class DQN(OffPolicy):
       double: Whether the network that learns chooses the action that the target network judges.
       dueling: Whether the head has one stream for the value and one for the advantages.
       huber_delta: Where the loss becomes linear in the error; None for half the squared error.
-      epsilon: The share of random actions in `compute_actions`: a number, or a schedule over env
-        steps.
+      epsilon: The share of random actions in `compute_actions`, from 0 to 1: a number, or a
+        schedule over env steps.
       tau: The share of the way that the target network goes when it moves; 1 for a copy.
       target_every: Learner steps between its moves; 1 with a small `tau` for a soft target.
     """
@@ -62,7 +64,7 @@ class DQN(OffPolicy):
         super().__post_init__()
         owner = type(self).__name__
         check_count(owner, "target_every", self.target_every)
-        make_schedule(self.epsilon)
+        check_schedule(f"{owner}.epsilon", self.epsilon, 0.0, 1.0, _EPSILON_REMEDY)
         self.num_actions = _num_actions(owner, self.action_spec)
         seen, mask = split_mask(self.obs_spec)
         distributions.make_distribution(self.action_spec).check_mask(mask)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import Agent
-from tfrl.agents.off_policy.checks import check_count, check_number
+from tfrl.agents.off_policy.checks import check_count, check_flags, check_number
 from tfrl.agents.off_policy.columns import check_rows, transition_of
 from tfrl.agents.off_policy.targets import copied, follow
 from tfrl.agents.random import RandomAgent
@@ -63,7 +63,8 @@ class OffPolicy(Agent):
     learns_from_replay = True
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Checks the numbers and the flags."""
+        check_flags(self)
         for name, bound in self.bounds().items():
             check_number(type(self).__name__, name, getattr(self, name), bound)
         check_count(type(self).__name__, "n_step", self.n_step)

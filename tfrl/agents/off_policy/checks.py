@@ -1,6 +1,9 @@
 """Checks of the settings of agents that learn from replayed transitions."""
 
+import dataclasses
 from typing import Any
+
+import numpy as np
 
 from tfrl import networks
 from tfrl.agents import roles
@@ -29,6 +32,25 @@ def check_count(owner: str, name: str, number: Any, high: int | None = None) -> 
     )
 
 
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Raises a UserError for a field `owner.name` that is no bool, such as "no"."""
+    if isinstance(value, bool | np.bool_):
+        return
+    raise UserError(
+        f"{owner}.{name}",
+        expected="True or False",
+        got=repr(value),
+        remedy="Give one of the two, without quotes.",
+    )
+
+
+def check_flags(agent: Any) -> None:
+    """Raises a UserError for the first field of an agent that is declared a bool and is none."""
+    for field in dataclasses.fields(agent):
+        if field.type in (bool, "bool"):
+            check_flag(type(agent).__name__, field.name, getattr(agent, field.name))
+
+
 def check_unused(owner: str, given: str, unused: dict[str, Any]) -> None:
     """Raises a UserError for the first of `{field: value}` whose value is not None or False.
 
@@ -38,7 +60,9 @@ def check_unused(owner: str, given: str, unused: dict[str, Any]) -> None:
       unused: Fields that would have no effect.
     """
     for name, value in unused.items():
-        if value is not None and value is not False:
+        # False, NumPy's too; a 0 counts as given.
+        off = isinstance(value, bool | np.bool_) and not value
+        if value is not None and not off:
             raise UserError(
                 f"{owner}.{name}",
                 expected=f"its default where {given} given",

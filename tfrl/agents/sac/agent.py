@@ -46,8 +46,9 @@ class SAC(OffPolicy):
         the mean of all; None for all of them, whose least value both take.
       temperature: alpha, at the start if it is learnt.
       learn_temperature: Whether alpha is learnt.
-      target_entropy: What it is learnt towards, nats; None for minus the number of action
-        elements, or for a Discrete action `entropy_scale` times the entropy of uniform play.
+      target_entropy: What it is learnt towards, nats, for n discrete actions from 0 to log n; None
+        for minus the number of action elements, or for a Discrete action `entropy_scale` times the
+        entropy of uniform play.
       entropy_scale: That share, of the logarithm of the number of valid actions.
       min_log_std: The Gaussian's log_std is clipped from below.
       max_log_std: And from above.
