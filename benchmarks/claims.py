@@ -164,8 +164,8 @@ CLAIMS = (
         note="the target is that of the MinAtar paper's DQN at 1M frames, about 9, read off the "
         "curve of its training returns, in which one action in ten is random "
         "(https://github.com/kenjyoung/MinAtar/blob/master/img/learning_curves.gif); what compares "
-        "with it are the runs' own training returns, 8.5, 8.3, 8.7, 8.1 and 6.5 (mean 8.0) over the "
-        "last 50,000 frames, not the greedy ones of the table",
+        "with it are the runs' own training returns, 8.5, 8.3, 8.7, 8.1 and 6.5 (mean 8.0) over "
+        "the last 50,000 frames, not the greedy ones of the table",
         tested=False,
     ),
 )

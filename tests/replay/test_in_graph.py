@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from absl.testing import parameterized
 from tfrl import make_env, seeding
 from tfrl.agents.random import RandomAgent
 from tfrl.errors import UserError
-from tfrl.replay import InGraphReplay
+from tfrl.replay import InGraphReplay, stored
 from tfrl.rollout import rollout
 from tfrl.types import Trajectory
 
@@ -97,7 +98,26 @@ class MistakesTest(parameterized.TestCase):
         ),
         (
             {"frames_per_step": 0.5},
-            "frames_per_step: expected a number of at least 1, got 0.5. Raise it.",
+            "frames_per_step: expected a finite number of at least 1, got 0.5. Give such a number, "
+            "or None.",
+        ),
+        (
+            {"frames_per_step": float("nan")},
+            "frames_per_step: expected a finite number of at least 1, got nan. Give such a number, "
+            "or None.",
+        ),
+        (
+            {"frames_per_step": float("inf")},
+            "frames_per_step: expected a finite number of at least 1, got inf. Give such a number, "
+            "or None.",
+        ),
+        (
+            {"alpha": float("nan")},
+            "alpha: expected a number from 0 to 1, got nan. Give such a number.",
+        ),
+        (
+            {"discount": True},
+            "discount: expected a number from 0 to 1, got True. Give such a number.",
         ),
         (
             {"frame_stack_axis": 2},
@@ -142,6 +162,16 @@ class MistakesTest(parameterized.TestCase):
             "tensor float32 [?, 2], got nothing there (the leaves are coins). Give every leaf of "
             "the "
             "spec.",
+        ),
+        (
+            {"next_obs": None},
+            "trajectory.next_obs: expected a tensor float32 [?, 2, 1], got nothing there (the "
+            "leaves are none). Give every leaf of the spec.",
+        ),
+        (
+            {"termination": None, "valid": None},
+            "trajectory.termination: expected a tensor bool [?, 2], got nothing there (the leaves "
+            "are none). Give every leaf of the spec.",
         ),
         (
             {"valid": np.ones([4, 2], bool)},
@@ -463,6 +493,69 @@ class StateTest(parameterized.TestCase):
             maker(n_step=3).init().restore(folder)
         with self.assertRaisesRegex(UserError, "^replay buffer .*: expected a folder that "):
             maker().init().restore(folder + "x")
+
+    @parameterized.named_parameters(
+        (
+            "axis",
+            {"frame_stack_axis": -1},
+            "InGraphReplay.frame_stack_axis: expected 0, as the buffer",
+        ),
+        (
+            "paths",
+            {"frame_stack_paths": ("image", "other")},
+            r"InGraphReplay.frame_stack_paths: expected \['image'\], as the buffer",
+        ),
+        ("alpha", {"alpha": 0.1}, "InGraphReplay.alpha: expected 0.6, as the buffer in"),
+        ("discount", {"discount": 0.9}, "InGraphReplay.discount: expected 0.99, as the buffer in"),
+        (
+            "dtype",
+            {"action_spec": tf.TensorSpec([2], tf.int32)},
+            r"InGraphReplay.action_spec .: expected 'int64 \[\]', .*, got 'int32 \[2\]'.",
+        ),
+        (
+            "leaf",
+            {"env_extras_spec": {"b": tf.TensorSpec([], tf.float32)}},
+            "InGraphReplay.env_extras_spec b: expected 'nothing', .*, got 'float32 ",
+        ),
+        (
+            "no_leaf",
+            {"policy_extras_spec": None},
+            r"InGraphReplay.policy_extras_spec a: expected 'float32 \[\]', .*, got 'nothing'",
+        ),
+    )
+    def test_what_changes_the_meaning_of_bytes(self, changed, message):
+        leaf = tf.TensorSpec([4, 4], tf.float32)
+        replay = maker(
+            obs_spec={"image": leaf, "other": leaf},
+            policy_extras_spec={"a": tf.TensorSpec([], tf.float32)},
+            frame_stack=4,
+            frame_stack_axis=0,
+            frame_stack_paths=("image",),
+        )
+        folder = self.folder()
+        replay.init().save(folder)
+        replay.init().restore(folder)
+        with self.assertRaisesRegex(UserError, f"^{message}"):
+            replay.replace(**changed).init().restore(folder)
+
+    def test_a_reshaped_leaf_is_named(self):
+        folder = self.folder()
+        maker(obs_spec={"x": tf.TensorSpec([4, 1], tf.float32)}).init().save(folder)
+        with self.assertRaisesRegex(UserError, r"obs_spec x: expected 'float32 \[4, 1\]'"):
+            maker(obs_spec={"x": tf.TensorSpec([2, 2], tf.float32)}).init().restore(folder)
+
+    def test_an_older_folder_says_less(self):
+        folder = self.folder()
+        buffer = maker().init()
+        buffer.add(oracle.trajectory(streams(), 0, 9))
+        whole = stored._made_with(buffer.replay)
+        later = ("alpha", "discount", "frame_stack_axis", "frame_stack_paths", "obs_spec")
+        less = {name: value for name, value in whole.items() if name not in later}
+        with mock.patch.object(stored, "_made_with", return_value=less):
+            buffer.save(folder)
+        other = maker(alpha=0.1).init()
+        other.restore(folder)
+        self.assertEqual(int(other.size()), int(buffer.size()))
 
     def test_values_of_another_buffer_change_nothing(self):
         buffer = maker().init()

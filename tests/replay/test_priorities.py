@@ -182,6 +182,7 @@ class MistakesTest(parameterized.TestCase):
         with self.assertRaises(UserError) as caught:
             buffer.sample(seeding.key(0), 5)
         self.assertEqual(str(caught.exception), message)
+        self.assertEqual(buffer.sample(seeding.key(0), np.int64(2)).index.shape, [2])
         with self.assertRaisesRegex(UserError, "^batch_size: expected an int of at least 1, got 0"):
             buffer.sample(seeding.key(0), 0)
 
@@ -194,6 +195,24 @@ class MistakesTest(parameterized.TestCase):
                 str(caught.exception),
                 "update_priorities: expected a buffer of kind=\"prioritized\", got kind='uniform'. "
                 'Make it with InGraphReplay(kind="prioritized").',
+            )
+
+    def test_arguments_that_do_not_do(self):
+        buffer, _ = filled(kind="prioritized")
+        index = tf.constant([1, 1], tf.int64)
+        for given, wanted in (((None, index), "index"), ((index, None), "priorities")):
+            with self.assertRaisesRegex(
+                UserError, f"^{wanted}: expected one number for each item of a batch, .*, got None"
+            ):
+                buffer.update_priorities(*given)
+        for i, p in (((2,), (1,)), ((1, 1), (1,)), ((2,), (2, 1)), ((1, 1), (1, 1))):
+            with self.assertRaises(UserError) as caught:
+                buffer.update_priorities(tf.ones(i, tf.int64), tf.ones(p))
+            self.assertStartsWith(
+                str(caught.exception),
+                "priorities: expected index [N], as it was sampled, and one priority for each of "
+                f"its N items, got index of shape {tf.TensorShape(i)}, priorities of shape "
+                f"{tf.TensorShape(p)}. ",
             )
 
     def test_negative_priorities(self):

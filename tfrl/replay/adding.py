@@ -1,5 +1,7 @@
 """What a buffer takes of a trajectory, and the checks of it."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl import checks, struct
@@ -14,11 +16,12 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
     """Returns the fields of a trajectory that are stored, as tensors, leaves `[T, B, ...]`.
 
     Raises:
-      UserError: For extras that the trajectory does not have.
+      UserError: For extras that the trajectory does not have. What else is missing stays None:
+        `check_trajectory` names it.
     """
     names = ("obs", "action", "reward", "next_obs", *_FLAGS)
     found = {name: getattr(trajectory, name) for name in names}
-    if found["valid"] is None:  # all rows are
+    if found["valid"] is None and trajectory.termination is not None:  # all rows are
         found["valid"] = tf.ones(tf.convert_to_tensor(trajectory.termination).shape, tf.bool)
     for name, spec in (
         ("policy_extras", replay.policy_extras_spec),
@@ -26,7 +29,7 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
     ):
         if spec is not None:
             found[name] = _named(name, getattr(trajectory, name), spec)
-    return tf.nest.map_structure(tf.convert_to_tensor, found)
+    return tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), found)
 
 
 def _named(name: str, extras: Nest, spec: dict[str, Nest]) -> dict[str, Nest]:
@@ -41,6 +44,18 @@ def _named(name: str, extras: Nest, spec: dict[str, Nest]) -> dict[str, Nest]:
             remedy=did_you_mean(missing[0], have) if have else "Ask the rollout for them.",
         )
     return {key: have[key] for key in spec}
+
+
+def check_given(**values: Any) -> None:
+    """Raises a UserError about the first argument of `update_priorities` that is None."""
+    for name, value in values.items():
+        if value is None:
+            raise UserError(
+                name,
+                expected="one number for each item of a batch, [N]",
+                got="None",
+                remedy="Give the index of the batch and one priority for each of its items.",
+            )
 
 
 def check_trajectory(replay: InGraphReplay, rows: dict[str, Nest]) -> int:

@@ -12,10 +12,11 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.replay import ring, stored, storing
-from tfrl.replay.adding import check_trajectory, columns
+from tfrl.replay.adding import check_given, check_trajectory, columns
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.in_graph import InGraphReplay
 from tfrl.replay.items import ConsecutiveItems, Items, TreeItems
+from tfrl.replay.numeric import is_size
 from tfrl.replay.priorities import Make
 from tfrl.replay.reading import Reader
 from tfrl.replay.ring import Counts
@@ -147,13 +148,14 @@ class InGraphBuffer(ReplayBuffer):
             number of items.
         """
         self._check_batch_size(batch_size)
+        batch_size = int(batch_size)
         counts = self._read_counts()
         step, env, weight = self._items.draw(counts, key, batch_size, beta)
         index = step * self.replay.num_envs + env
         return self._reader.read(counts, step, env).replace(weight=weight, index=index)
 
     def _check_batch_size(self, batch_size: int) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not is_size(batch_size):
             raise UserError(
                 "batch_size",
                 expected="an int of at least 1",
@@ -181,12 +183,14 @@ class InGraphBuffer(ReplayBuffer):
           UserError: For a uniform buffer, for shapes that differ and, outside of compiled code, for
             a negative priority.
         """
+        check_given(index=index, priorities=priorities)
         index, priorities = tf.convert_to_tensor(index), tf.convert_to_tensor(priorities)
-        if not index.shape.is_compatible_with(priorities.shape):
+        one_axis = index.shape.is_compatible_with([None])
+        if not (one_axis and index.shape.is_compatible_with(priorities.shape)):
             raise UserError(
                 "priorities",
-                expected=f"one for each of the {index.shape[0]} items of index",
-                got=f"shape {priorities.shape}",
+                expected="index [N], as it was sampled, and one priority for each of its N items",
+                got=f"index of shape {index.shape}, priorities of shape {priorities.shape}",
                 remedy="Give the index of the batch and one priority for each of its items.",
             )
         if tf.executing_eagerly() and bool(tf.reduce_any(priorities < 0.0)):

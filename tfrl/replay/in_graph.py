@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfrl import specs, struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.replay.frames import Frames
+from tfrl.replay.numeric import is_count, is_number
 from tfrl.replay.packing import Packer
 from tfrl.types import Nest
 
@@ -181,11 +182,11 @@ def _check_numbers(replay: InGraphReplay) -> None:
     counts += [n for n in ("sequence_length", "sequence_period") if getattr(replay, n) is not None]
     for name in counts:
         value = getattr(replay, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_count(value):
             _refuse(name, "an int of at least 1", value, "Give a positive whole number.")
     for name in ("discount", "alpha"):
         value = getattr(replay, name)
-        if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        if not is_number(value, 0.0, 1.0):
             _refuse(name, "a number from 0 to 1", value, "Give such a number.")
     if replay.kind not in KINDS:
         remedy = did_you_mean(str(replay.kind), KINDS)
@@ -193,8 +194,9 @@ def _check_numbers(replay: InGraphReplay) -> None:
     if replay.frame_stack_axis not in (0, -1):
         _refuse("frame_stack_axis", "0 or -1", replay.frame_stack_axis, "Give the stack's axis.")
     room = replay.frames_per_step
-    if room is not None and (not isinstance(room, int | float) or room < 1.0):
-        _refuse("frames_per_step", "a number of at least 1", room, "Raise it.")
+    if room is not None and not is_number(room, least=1.0):
+        remedy = "Give such a number, or None."
+        _refuse("frames_per_step", "a finite number of at least 1", room, remedy)
     if replay.sequence_length is None:
         if replay.sequence_period is not None:
             remedy = "Give sequence_length too, or leave sequence_period out."

@@ -12,6 +12,7 @@ from tfrl.replay import stored
 from tfrl.replay.buffer import InGraphBuffer
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.in_graph import InGraphReplay
+from tfrl.replay.numeric import is_size
 from tfrl.replay.priorities import Make
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
@@ -79,7 +80,7 @@ class ReplicatedBuffer(ReplayBuffer):
     def _share(self, batch_size: int) -> int:
         """The rows of one replica: of its own call inside, of all outside."""
         count = self.replicas.num_replicas if self.replicas.outside else 1
-        if isinstance(batch_size, int) and batch_size % count:
+        if is_size(batch_size) and batch_size % count:
             below = batch_size // count * count
             near = [str(n) for n in (below, below + count) if n]
             raise UserError(

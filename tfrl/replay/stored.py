@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.replay.in_graph import InGraphReplay
 from tfrl.storage import checkpoint_format
@@ -49,7 +50,32 @@ _MADE_WITH = (
     "sequence_period",
     "frame_stack",
     "frames_per_step",
+    "frame_stack_axis",
+    "frame_stack_paths",
+    "alpha",
+    "discount",
 )
+_SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
+
+
+def _made_with(replay: InGraphReplay) -> dict[str, Any]:
+    """The arguments of a maker as a manifest has them; of specs `{path: "dtype shape"}`."""
+    found = {name: getattr(replay, name) for name in _MADE_WITH}
+    if replay.frame_stack_paths is not None:
+        found["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
+    for name in _SPECS:
+        leaves = struct.paths(getattr(replay, name)).items()
+        found[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
+    return found
+
+
+def _flat(made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, each leaf of a spec as one of its own."""
+    found: dict[str, Any] = {}
+    for name, value in made_with.items():
+        leaves = value.items() if isinstance(value, dict) else [("", value)]
+        found.update({f"{name} {path}".strip(): leaf for path, leaf in leaves})
+    return found
 
 
 def save(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
@@ -60,9 +86,8 @@ def save(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
     for rest in (fresh, old):
         if rest.exists():
             shutil.rmtree(rest)
-    made_with = {name: getattr(replay, name) for name in _MADE_WITH}
     checkpoint_format.write(
-        fresh, checkpoint_format.DataWriter(), 0, values, {"replay": made_with}, None
+        fresh, checkpoint_format.DataWriter(), 0, values, {"replay": _made_with(replay)}, None
     )
     if target.exists():
         target.rename(old)
@@ -86,13 +111,15 @@ def restore(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             got=str(error),
             remedy="Restore another one.",
         ) from error
-    stored = content["manifest"].get("replay", {})
-    for name in _MADE_WITH:
-        if stored.get(name) != getattr(replay, name):
+    stored, given = content["manifest"].get("replay", {}), _made_with(replay)
+    # What an older version did not write down cannot be compared.
+    saved, own = _flat(stored), _flat({name: x for name, x in given.items() if name in stored})
+    for name in [*own, *saved]:
+        if own.get(name, "nothing") != saved.get(name, "nothing"):
             raise UserError(
                 f"InGraphReplay.{name}",
-                expected=f"{stored.get(name)!r}, as the buffer in {folder} was made with",
-                got=repr(getattr(replay, name)),
+                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
+                got=repr(own.get(name, "nothing")),
                 remedy="Make the buffer as it was when it was saved.",
             )
     return values

@@ -18,6 +18,7 @@ import helpers
 import oracle
 
 from tfrl.errors import UserError
+from tfrl.replay import InGraphReplay
 
 
 class PrioritiesTest(parameterized.TestCase):
@@ -33,6 +34,31 @@ class PrioritiesTest(parameterized.TestCase):
         drawn = np.concatenate([b.obs[:, 0] for b in buffer.batches(dataset)])[70:]
         got = [np.mean(drawn == obs) for obs in (0.0, 1.0, 2.0)]
         np.testing.assert_allclose(got, [4 / 7, 2 / 7, 1 / 7], atol=0.04)
+
+    @parameterized.parameters(True, False)
+    def test_alpha_0_is_uniform_whatever_the_priorities(self, on_reverb):
+        replay = InGraphReplay(
+            obs_spec=helpers.OBS,
+            action_spec=helpers.ACTION,
+            capacity=4,
+            num_envs=1,
+            kind="prioritized",
+            alpha=0.0,
+        )
+        buffer = (replay.on_reverb() if on_reverb else replay).init()
+        if on_reverb:
+            self.addCleanup(buffer.close)
+        buffer.add(helpers.rows(0, 4))
+        found = [buffer.sample(tf.constant([i, 1]), 4) for i in range(20)]
+        index = np.unique(np.concatenate([batch.index for batch in found]))
+        assert len(index) == 4
+        buffer.update_priorities(index, np.array([0.0, 0.0, 7.0, 1e-3], np.float32))
+        found = [buffer.sample(tf.constant([i, 2]), 4) for i in range(100)]
+        drawn = np.concatenate([batch.index for batch in found])
+        # 400 draws at 1/4 each: five standard deviations of the mean are 0.11
+        np.testing.assert_allclose([np.mean(drawn == i) for i in index], [0.25] * 4, atol=0.11)
+        for batch in found:
+            np.testing.assert_allclose(batch.weight, np.ones(4), rtol=1e-6)
 
     def test_weights_are_those_of_the_probabilities(self):
         buffer = helpers.closed_after(self, kind="prioritized", alpha=1.0)
@@ -79,6 +105,10 @@ class PrioritiesTest(parameterized.TestCase):
             buffer.update_priorities(np.array([1, 2]), np.array([1.0, -2.0]))
         with pytest.raises(UserError, match=r"index: expected int64 \[3\].* got int32 \[2\]"):
             buffer.update_priorities(np.array([1, 2], np.int32), np.ones(3))
+        with pytest.raises(UserError, match="^index: expected one number for .*, got None"):
+            buffer.update_priorities(None, np.ones(3))
+        with pytest.raises(UserError, match="^priorities: expected one number for .*, got None"):
+            buffer.update_priorities(np.array([1]), None)
         plain = helpers.closed_after(self)
         message = "update_priorities: expected a table of kind=\"prioritized\", got kind='uniform'."
         with pytest.raises(UserError, match=re.escape(message)):
@@ -208,6 +238,10 @@ class SamplingTest(parameterized.TestCase):
             buffer.sample(None, 1)
         with pytest.raises(UserError, match="batch_size: expected an int of at least 1, got 0"):
             buffer.sample(None, 0)
+        with pytest.raises(UserError, match="batch_size: expected an int of at least 1, got True"):
+            buffer.sample(None, True)
+        buffer.add(helpers.rows(0, 4))
+        assert buffer.sample(None, np.int64(2)).obs.shape == (2, 1)
 
     def test_what_the_trajectory_must_be(self):
         buffer = helpers.closed_after(self)

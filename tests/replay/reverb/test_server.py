@@ -335,7 +335,7 @@ def test_checkpoints_that_fail_at_intervals_are_told(make, tmp_path):
 def test_arguments(make, tmp_path):
     with pytest.raises(UserError, match="^ReverbServer.checkpoint: expected a server with a check"):
         make(tables()).checkpoint()
-    for interval in (0, -1.0, True, "5"):
+    for interval in (0, -1.0, True, "5", float("nan"), float("inf")):
         with pytest.raises(
             UserError, match="^ReverbServer's checkpoint_interval: expected a number"
         ):

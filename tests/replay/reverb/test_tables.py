@@ -162,7 +162,8 @@ class RefusalsTest(parameterized.TestCase):
         ("num_envs", {"num_envs": True}, "num_envs: expected an int of at least 1, got True"),
         ("alpha", {"alpha": 1.5}, "alpha: expected a number from 0 to 1, got 1.5"),
         ("discount", {"discount": -0.1}, "discount: expected a number from 0 to 1, got -0.1"),
-        ("timeout", {"timeout": 0}, "timeout: expected a positive number of seconds, got 0"),
+        ("timeout", {"timeout": 0}, "timeout: expected a number of seconds above 0 .*, got 0"),
+        ("long", {"timeout": 1e300}, "timeout: expected a number of .* 1,000,000, got 1e\\+300"),
         ("period", {"sequence_period": 2}, "sequence_period: expected None without"),
         (
             "long_period",
@@ -201,6 +202,20 @@ class RefusalsTest(parameterized.TestCase):
     def test_arguments(self, options, message):
         with pytest.raises(UserError, match=message):
             helpers.maker(**options)
+
+    @parameterized.product(
+        name=(
+            *("alpha", "discount", "min_size", "samples_per_insert", "tolerance"),
+            *("timeout", "reconnect_seconds", "capacity", "n_step"),
+        ),
+        value=(float("nan"), float("inf"), -float("inf"), True),
+    )
+    def test_numbers_are_finite(self, name, value):
+        with pytest.raises(UserError, match=f"{name}: expected .*, got {value}"):
+            helpers.maker(**{name: value})
+        if name in ("alpha", "samples_per_insert", "tolerance"):
+            with pytest.raises(UserError, match=f"table 'a', {name}: expected .*, got {value}"):
+                helpers.maker(tables=(TableConfig(name="a", **{name: value}),))
 
     def test_a_table_that_no_maker_has(self):
         with pytest.raises(UserError, match="table: expected one of replay, got 'other'"):

@@ -31,8 +31,10 @@ class ReverbBuffer(SampledTables):
     Attributes:
       replay: Its maker, which says here whether items are packed.
       address: "host:port" of the server.
-      possible_duplicates: Items, at most, that may have been inserted twice, because the connection
-        broke before they were confirmed.
+      possible_duplicates: Items of "fifo" and "lifo" tables, at most, that may have been inserted
+        twice because the server was away: all that may be unconfirmed, for each time that the
+        heartbeat found it away and back. Other tables have no duplicates: what is sent again has
+        its key, and takes the place of the first. `duplicates_sampled` counts those that came.
     """
 
     def __init__(self, replay: "ReverbReplay"):
@@ -76,8 +78,11 @@ class ReverbBuffer(SampledTables):
         """Raises if the server is lost; counts what may be there twice after a reconnection."""
         self._connection.check("writing experience")
         if self._connection.reconnections != self._reconnections:
-            self._reconnections = self._connection.reconnections
-            self.possible_duplicates += self._writer.pending if self._writer else 0
+            outages = self._connection.reconnections - self._reconnections
+            self._reconnections += outages
+            # Not what is pending now: some of it may have been confirmed since.
+            most = self._writer.most_pending if self._writer else 0
+            self.possible_duplicates += outages * most
 
     def _settle(self) -> None:
         self._check()

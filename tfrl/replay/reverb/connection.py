@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfrl.errors import UserError
+from tfrl.replay.numeric import SECONDS, is_seconds
 from tfrl.replay.reverb import library
 from tfrl.replay.reverb.arrival import await_server, check_address
 from tfrl.replay.reverb.calls import Callers, too_long
@@ -215,11 +216,10 @@ class Connection:
 
 
 def _check_positive(name: str, value: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not value > 0 or math.isinf(value):
+    if not is_seconds(value):
         raise UserError(
             f"Connection's {name}",
-            expected="a number of seconds above 0",
+            expected=SECONDS,
             got=repr(value),
             remedy="None is allowed for reconnect_seconds alone.",
         )

@@ -4,6 +4,7 @@ from typing import Any, NoReturn
 
 from tfrl import specs, struct
 from tfrl.errors import UserError
+from tfrl.replay.numeric import SECONDS, is_count, is_number, is_seconds
 from tfrl.replay.reverb.table_config import TableConfig
 from tfrl.types import Nest
 
@@ -189,18 +190,18 @@ def _check_specs(replay: ReverbReplay) -> None:
 
 def _check_numbers(replay: ReverbReplay) -> None:
     count = replay.num_envs
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_count(count):
         remedy = "Give a positive whole number."
         _refuse("num_envs", "an int of at least 1", repr(count), remedy)
-    if not isinstance(replay.discount, int | float) or not 0.0 <= replay.discount <= 1.0:
+    if not is_number(replay.discount, 0.0, 1.0):
         wanted = "a number from 0 to 1"
         _refuse("discount", wanted, repr(replay.discount), "Give such a number.")
     for name in ("timeout", "reconnect_seconds"):
         value = getattr(replay, name)
         if value is None and name == "reconnect_seconds":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            _refuse(name, "a positive number of seconds", repr(value), "Give such a number.")
+        if not is_seconds(value):
+            _refuse(name, SECONDS, repr(value), "Give such a number.")
     wrong = [t for t in replay.tables if not isinstance(t, TableConfig)]
     if wrong or not isinstance(replay.tables, tuple):
         wanted, remedy = "a tuple of TableConfig", "Give such a tuple, or leave it out."

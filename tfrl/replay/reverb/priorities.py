@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.errors import UserError
+from tfrl.replay.adding import check_given
 
 # The least priority^alpha, as in the graph: an item of priority 0 can still be sampled.
 _LEAST = 2.0**-24
@@ -23,6 +24,7 @@ def updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
     Raises:
       UserError: For a negative priority, and for shapes that differ.
     """
+    check_given(index=index, priorities=priorities)
     keys = np.asarray(index)
     values = np.asarray(priorities, np.float64)
     if keys.dtype != np.int64 or keys.ndim != 1 or keys.shape != values.shape:
@@ -42,8 +44,9 @@ def updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
         )
     finite = np.isfinite(values)
     keys, values = keys[finite].view(np.uint64), values[finite]
-    if alpha > 0.0:
-        values = np.maximum(values, max(_LEAST ** (1.0 / alpha), _SMALLEST))
+    # With alpha 0 every priority counts as 1, but for the 0 that Reverb leaves out.
+    least = _LEAST ** (1.0 / alpha) if alpha > 0.0 else 0.0
+    values = np.maximum(values, max(least, _SMALLEST))
     unique, at = np.unique(keys, return_inverse=True)
     highest = np.zeros(len(unique))
     np.maximum.at(highest, at, values)

@@ -8,9 +8,11 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
+from tfrl.replay.numeric import is_size
 from tfrl.replay.reverb import priorities
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
-from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.replay.reverb.repeats import Repeats
+from tfrl.replay.reverb.table_config import ONCE, TableConfig
 from tfrl.types import Sequences, Transition
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class SampledTables(ReplayBuffer):
     def __init__(self, replay: "ReverbReplay", connection: Any):
         """Takes a maker and a `Connection`, or a `LocalServer`."""
         self.replay = replay
+        self._repeats = Repeats()
         self._highest = {config.name: 1.0 for config in replay.table_configs}
         self._use(connection)
 
@@ -36,6 +39,17 @@ class SampledTables(ReplayBuffer):
         self._connection = connection
         self.address: str = connection.address
         self._draws: dict[Any, Callable[[Any], Any]] = {}
+        self._repeats.forget()  # a restored server gives again what it had when it was saved
+
+    @property
+    def duplicates_sampled(self) -> int:
+        """Items of "fifo" and "lifo" tables that `sample` and `batches` of this buffer gave again.
+
+        A writer whose connection breaks sends again what was not confirmed. What was sampled by
+        then is not in the table any more, and comes in a second time under the same key. An item is
+        known again among the newest 65,536.
+        """
+        return self._repeats.count
 
     @abc.abstractmethod
     def _settle(self) -> None:
@@ -86,9 +100,10 @@ class SampledTables(ReplayBuffer):
         """
         del key
         config = self.replay.table(table)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not is_size(batch_size):
             remedy = "Give the number of items as a positive whole number."
             _refuse("batch_size", "an int of at least 1", repr(batch_size), remedy)
+        batch_size = int(batch_size)
         info = self._settled_info(table)
         if info.current_size < max(batch_size, info.rate_limiter_info.min_size_to_sample):
             wanted = f"at most the {info.current_size} items of table {config.name!r}, and those "
@@ -100,6 +115,8 @@ class SampledTables(ReplayBuffer):
             remedy = "Add more steps, or raise tolerance or timeout."
             wanted = f"the limiter to allow {batch_size} samples within {self.replay.timeout:g} s"
             _refuse(f"table {config.name!r}", wanted, "a limiter that does not", remedy)
+        if config.kind in ONCE:
+            self._repeats.note_batch(drawn)
         return drawn
 
     def _draw(self, config: TableConfig, batch_size: int, beta: Any) -> Any:
@@ -161,17 +178,26 @@ class SampledTables(ReplayBuffer):
             nothing to sample).
         """
         config = self.replay.table(table)
-        return make_dataset(self.replay, self.address, config, batch_size, beta, **options)
+        made = make_dataset(self.replay, self.address, config, batch_size, beta, **options)
+        if config.kind in ONCE:
+            self._repeats.add_dataset(made)
+        return made
 
     def distributed_dataset(
-        self, strategy: tf.distribute.Strategy, batch_size: int, *args: Any, **options: Any
+        self,
+        strategy: tf.distribute.Strategy,
+        batch_size: int,
+        beta: float | tf.Variable | Callable[[], Any] = 1.0,
+        table: str | None = None,
+        **options: Any,
     ) -> Any:
         """Returns a distributed dataset: a stream of its own for each worker of a strategy.
 
         Args:
           strategy: The strategy.
           batch_size: Of all replicas together; they share it evenly.
-          *args: As in `dataset`.
+          beta: As in `dataset`.
+          table: As in `dataset`.
           **options: As in `dataset`.
 
         Raises:
@@ -180,11 +206,14 @@ class SampledTables(ReplayBuffer):
         if batch_size % strategy.num_replicas_in_sync:
             wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
             _refuse("batch_size", wanted, batch_size, "Give such a number.")
-        return strategy.distribute_datasets_from_function(
+        made = strategy.distribute_datasets_from_function(
             lambda context: self.dataset(
-                context.get_per_replica_batch_size(batch_size), *args, **options
+                context.get_per_replica_batch_size(batch_size), beta, table, **options
             ).apply(_endless)  # or each element would be asked for in all processes
         )
+        if self.replay.table(table).kind in ONCE:
+            self._repeats.add_dataset(made)
+        return made
 
     def batches(self, dataset: Any) -> Iterator[Any]:
         """Iterates over a dataset of this buffer, distributed or not.
@@ -197,6 +226,7 @@ class SampledTables(ReplayBuffer):
             of this process was replaced by `restore` meanwhile.
         """
         iterator, address = iter(dataset), self.address
+        once = self._repeats.counts(dataset)
         while True:
             if self.address != address:
                 wanted = "a dataset that was made after restore"
@@ -212,6 +242,8 @@ class SampledTables(ReplayBuffer):
                 _refuse("ReverbBuffer.dataset", wanted, "none", remedy, error)
             if batch is None:
                 return
+            if once:
+                self._repeats.note_batch(batch)
             yield batch
 
 

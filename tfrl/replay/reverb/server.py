@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.replay.numeric import SECONDS, is_count, is_seconds
 from tfrl.replay.reverb import checkpoints, library, limits
 from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.heartbeat import is_broken_connection
@@ -309,15 +310,14 @@ def _first(error: BaseException) -> str:
 
 
 def _check_numbers(folder: object, interval: float | None, max_to_keep: int) -> None:
-    number = isinstance(interval, int | float) and not isinstance(interval, bool)
-    if interval is not None and not (number and interval > 0 and folder is not None):
+    if interval is not None and not (is_seconds(interval) and folder is not None):
         raise UserError(
             "ReverbServer's checkpoint_interval",
-            expected="a number of seconds above 0, and a checkpoint_dir",
+            expected=f"{SECONDS}, and a checkpoint_dir",
             got=f"{interval!r} with checkpoint_dir={folder!r}",
             remedy="None writes a checkpoint at the end only.",
         )
-    if isinstance(max_to_keep, bool) or not isinstance(max_to_keep, int) or max_to_keep < 1:
+    if not is_count(max_to_keep):
         raise UserError(
             "ReverbServer's max_to_keep",
             expected="a whole number of at least 1",

@@ -4,6 +4,7 @@ from typing import Any
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.replay.numeric import is_count, is_number
 
 KINDS = ("uniform", "prioritized", "fifo", "lifo")
 # Kinds that give each item once; their limiter stops writers where the table is full.
@@ -125,14 +126,15 @@ def _check_numbers(table: TableConfig) -> None:
         value = getattr(table, name)
         if value is None and name not in ("capacity", "min_size"):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_count(value):
             _refuse(table, name, "an int of at least 1", value, "Give a positive whole number.")
-    if not isinstance(table.alpha, int | float) or not 0.0 <= table.alpha <= 1.0:
+    if not is_number(table.alpha, 0.0, 1.0):
         _refuse(table, "alpha", "a number from 0 to 1", table.alpha, "Give such a number.")
     for name in ("samples_per_insert", "tolerance"):
         value = getattr(table, name)
-        if value is not None and (not isinstance(value, int | float) or value < 0.0):
-            _refuse(table, name, "a number of at least 0, or None", value, "Give such a number.")
+        if value is not None and not is_number(value, least=0.0):
+            wanted = "a finite number of at least 0, or None"
+            _refuse(table, name, wanted, value, "Give such a number.")
 
 
 def _check_items(table: TableConfig) -> None:

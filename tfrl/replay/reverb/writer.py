@@ -11,7 +11,8 @@ from tfrl.replay.reverb.layout import make_layout
 from tfrl.replay.reverb.packed_stream import PackedStream
 from tfrl.replay.reverb.packing import Packing
 from tfrl.replay.reverb.rows import Columns
-from tfrl.replay.reverb.stream import LEFT_PENDING, Outlet, Stream
+from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, Stream
+from tfrl.replay.reverb.table_config import ONCE
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -61,9 +62,11 @@ class Writer:
         return sum(stream.created for stream in self._streams)
 
     @property
-    def pending(self) -> int:
-        """Items that may be unconfirmed, at most."""
-        return sum(stream.pending for stream in self._streams)
+    def most_pending(self) -> int:
+        """Items of tables that give each once, at most, that were unconfirmed at any one time."""
+        if not any(config.kind in ONCE for config in self._replay.table_configs):
+            return 0
+        return sum(min(stream.created, MOST_PENDING) for stream in self._streams)
 
     def add(self, trajectory: Trajectory) -> None:
         """Adds steps, which go on where the last ones stopped.
