@@ -21,6 +21,7 @@ BROKEN = "gymnasium:tfrl_fakes/Broken-v0"
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Without TensorFlow, so that it starts in a second.
 SCRIPT = """
+import signal
 import time
 import gymnasium
 from gymnasium.vector import AutoresetMode
@@ -31,6 +32,8 @@ def make():
     return fakes.Broken(how="hang", only=1)
 
 if __name__ == "__main__":
+    # A shell lets its background jobs ignore it, and all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     envs = ProcessVectorEnv("x", [make] * 2, AutoresetMode.NEXT_STEP, 60.0)
     envs.reset(seed=0)
     for _ in range(2):
