@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl import seeding
+from tfrl import seeding, xla
 from tfrl.errors import UserError
 
 DRAWS = {
@@ -41,6 +41,49 @@ class BitsTest(parameterized.TestCase, tf.test.TestCase):
         eager = draw(key).numpy()
         self.assertAllEqual(eager, tf.function(draw)(key))
         self.assertAllEqual(eager, tf.function(draw, jit_compile=True)(key))
+
+    @parameterized.parameters([-5, 7], [5, -7], [-3, -9], [-(2**31), 2**31 - 1])
+    def test_negative_words_too(self, *words):
+        key = tf.constant(words, tf.int32)
+        for draw in (DRAWS["bits"], DRAWS["bits64"], DRAWS["randint"], DRAWS["fold_in"]):
+            eager = draw(key).numpy()
+            self.assertAllEqual(eager, tf.function(draw)(key))
+            self.assertAllEqual(eager, tf.function(draw, jit_compile=True)(key))
+
+    def test_bits_are_those_of_tensorflow(self):
+        key = tf.constant([-5, 7], tf.int32)
+        want = tf.random.stateless_uniform([9], key, None, None, tf.int32, "philox")
+        self.assertAllEqual(want, seeding.uniform_bits(key, [9], tf.int32))
+        want = tf.random.stateless_uniform([9], key, -3, 8, tf.int32, "philox")
+        self.assertAllEqual(want, seeding.randint(key, [9], -3, 8))
+
+    def test_a_function_traced_outside_of_xla_is_right_inside(self):
+        draw = tf.function(lambda key: seeding.uniform_bits(key, [9]))
+        key = tf.constant([-5, -7], tf.int32)
+        plain = draw(key)
+
+        @tf.function(jit_compile=True)
+        def compiled(key):
+            inside = tf.cond(key[0] < 0, lambda: draw(key), lambda: tf.zeros([9], tf.uint32))
+            return inside, draw(key)
+
+        self.assertAllEqual([plain, plain], compiled(key))
+        self.assertAllEqual(plain, draw(key))
+
+    def test_a_graph_that_stays_out_of_xla_draws_by_one_operation(self):
+        def draw(key):
+            zeros = tf.zeros([9], tf.uint32)
+            return tf.cond(key[0] < 0, lambda: seeding.uniform_bits(key, [9]), lambda: zeros)
+
+        key = tf.constant([-5, -7], tf.int32)
+        graph = tf.function(xla.never_in_xla(draw))
+        self.assertAllEqual(draw(key), graph(key))
+        self.assertAllEqual(draw(key), tf.function(draw)(key))
+        compiled = tf.function(lambda key: tf.function(draw)(key), jit_compile=True)
+        self.assertAllEqual(draw(key), compiled(key))
+        library = graph.get_concrete_function(key).graph.as_graph_def().library
+        ops = [node.op for function in library.function for node in function.node_def]
+        self.assertEqual([op for op in ops if "Random" in op], ["StatelessRandomUniformFullInt"])
 
     def test_a_draw_inside_a_compiled_loop_is_the_draw_outside(self):
         @tf.function(jit_compile=True)

@@ -3,8 +3,8 @@
 A key is an int32 tensor of shape [2]. Every draw of the library comes from a key through
 the integers of `tf.random.stateless_uniform` with `alg="philox"`, which are the same bits in eager,
 graph and XLA, on every device (its floats are not). They are drawn here by the operations beneath
-it, of which a draw takes 5 instead of 16. Keys are never reused: derive children with `split`,
-`fold_in` or `stream`.
+it, of which a draw takes 5 instead of 16, and one where XLA has nothing to do with it. Keys are
+never reused: derive children with `split`, `fold_in` or `stream`.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.xla import may_be_xla
 
 ALG = "philox"
 _PHILOX = 1  # as the operations call it
@@ -151,8 +152,12 @@ def normal(key: tf.Tensor, shape: Any) -> tf.Tensor:
 
 def randint(key: tf.Tensor, shape: Any, minval: Any, maxval: Any) -> tf.Tensor:
     """Draws int32 uniforms in [minval, maxval)."""
-    own, counter = _key_and_counter(key)
     minval, maxval = (tf.cast(x, tf.int32) for x in (minval, maxval))
+    if not may_be_xla():
+        return tf.raw_ops.StatelessRandomUniformInt(
+            shape=_shape(shape), seed=key, minval=minval, maxval=maxval
+        )
+    own, counter = _key_and_counter(key)
     return tf.raw_ops.StatelessRandomUniformIntV2(
         shape=_shape(shape), key=own, counter=counter, alg=_PHILOX, minval=minval, maxval=maxval
     )
@@ -160,6 +165,8 @@ def randint(key: tf.Tensor, shape: Any, minval: Any, maxval: Any) -> tf.Tensor:
 
 def uniform_bits(key: tf.Tensor, shape: Any, dtype: tf.DType = tf.uint32) -> tf.Tensor:
     """Draws integers with all bits random; `dtype` is int32, uint32, int64 or uint64."""
+    if not may_be_xla():
+        return tf.raw_ops.StatelessRandomUniformFullInt(shape=_shape(shape), seed=key, dtype=dtype)
     own, counter = _key_and_counter(key)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=_shape(shape), key=own, counter=counter, alg=_PHILOX, dtype=dtype
@@ -167,7 +174,11 @@ def uniform_bits(key: tf.Tensor, shape: Any, dtype: tf.DType = tf.uint32) -> tf.
 
 
 def _key_and_counter(key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Key, uint64 [1], and counter, uint64 [2], as `tf.random.stateless_uniform` makes them."""
+    """Key, uint64 [1], and counter, uint64 [2], as `tf.random.stateless_uniform` makes them.
+
+    The operations that take a seed make the same inside, but for those of XLA, which extend
+    negative words without their sign: other bits than everywhere else.
+    """
     mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[2],
         key=tf.constant([_SCRAMBLE], tf.uint64),

@@ -8,12 +8,12 @@ XLA. A reset touches the objects, so the episode layer must say which rows it wa
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from tfrl import struct
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import EnvState
+from tfrl.xla import in_xla
 
 
 @struct.dataclass
@@ -47,8 +47,7 @@ def check_place(thing: str, replicas: int | None = None) -> None:
       thing: The environment, for the message.
       replicas: How many there are; None for those of the strategy in force.
     """
-    graph = tf.compat.v1.get_default_graph()
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph):
+    if in_xla():
         raise UserError(
             thing,
             expected="to run in graph mode or eagerly: its steps are Python calls on the host",

@@ -17,6 +17,7 @@ from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.planning import MinibatchSize, Planning
 from tfrl.learners.reports import Results, logged_as, raise_if_nonfinite
 from tfrl.types import Nest
+from tfrl.xla import never_in_xla
 
 CompileMode = Literal["xla", "graph", "eager"]
 
@@ -206,8 +207,9 @@ class Updating(Planning, GradientHooks):
             # Under several replicas only losses and gradients are XLA's.
             jit = compile == "xla" and not self.replicas.several
             changing = name[1] == "changing"
+            traced = run if jit else never_in_xla(run)
             self._compiled[name] = tf.function(
-                counted_apart(run), jit_compile=jit, autograph=False, reduce_retracing=changing
+                counted_apart(traced), jit_compile=jit, autograph=False, reduce_retracing=changing
             )
         return self._compiled[name]
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, execute, executor
 
 from tfrl.distribute.tracing import counted_apart
+from tfrl.xla import never_in_xla
 
 
 class FlatCall:
@@ -24,7 +25,8 @@ class FlatCall:
           fn: `fn(*tensors)` returns a list of tensors.
           jit: Whether XLA compiles it.
         """
-        self._fn = tf.function(counted_apart(fn), autograph=False, jit_compile=jit)
+        traced = fn if jit else never_in_xla(fn)
+        self._fn = tf.function(counted_apart(traced), autograph=False, jit_compile=jit)
         self._made: Any = None
 
     @property

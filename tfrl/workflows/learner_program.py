@@ -21,6 +21,7 @@ from tfrl.workflows.host_loop import HostLoop, keys_of
 from tfrl.workflows.run_state import Progress
 from tfrl.workflows.seams import PythonSeam, Seam
 from tfrl.workflows.tally import EPISODE_METRICS, Tally
+from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
 
@@ -203,8 +204,10 @@ class LearnerProgram(Choosing, abc.ABC):
     def _trace(self, progress: Progress) -> Any:
         """Makes the loop, once it is known how long a metrics row is."""
         self._find_names(progress)
+        loop: Callable[..., Any] = self._run_loop
+        loop = loop if self.fused else never_in_xla(loop)
         self._loops[self._phase] = tf.function(
-            counted_apart(self._run_loop), jit_compile=self.fused, autograph=False
+            counted_apart(loop), jit_compile=self.fused, autograph=False
         )
         return self._loops[self._phase]
 
