@@ -149,8 +149,8 @@ def reference_runner(task: Task, seconds: float) -> tuple[Contestant, str]:
         loop = task.reference(mode, capacity=CAPACITY)
         loop.run(RANDOM_STEPS // 2)
         runs[mode] = functools.partial(peer_serving.rate, _calls(loop, seconds), seconds)
-    found = take_turns(runs, rounds=3)
-    best = max(runs, key=lambda m: max(one["updates_per_second"] for one in found[m]))
+    found = take_turns(runs, rounds=7)
+    best = max(runs, key=lambda m: _median(found[m], "updates_per_second"))
     return runs[best], best
 
 

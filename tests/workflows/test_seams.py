@@ -48,12 +48,46 @@ def test_the_clearly_faster_mode_is_kept():
 def test_near_the_tie_it_is_the_graph_unless_more_is_won():
     seam = Seam("update", lambda x: x)
     times = {"graph": 1.0, "xla": 0.95}
-    seam.compiled = lambda mode: mode
-    with mock.patch.object(seams, "_best_seconds", lambda mode, args: times[mode]):
+    seam.compiled = lambda mode: lambda: tf.constant(0)
+    with mock.patch.object(seams, "_best_seconds", lambda fns, args: {m: times[m] for m in fns}):
         assert seam.choose_by_time() == "graph"
         assert seam.choose_by_time(leans=True) == "xla"
         times["xla"] = 1.2
         assert seam.choose_by_time(leans=True) == "graph"
+
+
+def test_timing_is_of_calls_that_take_turns():
+    clock, counter = [0.0], tf.Variable(0)
+    asked = []
+
+    def function(name, seconds):
+        def call():
+            asked.append(name)
+            # One in two calls of either has as much again to do, and the machine slows down.
+            clock[0] += seconds * (1 + int(counter.assign_add(1)) % 2) * (1 + len(asked) / 1000)
+            return tf.constant(0)
+
+        return call
+
+    fns = {"graph": function("graph", 0.010), "xla": function("xla", 0.012)}
+    with mock.patch.object(seams.time, "perf_counter", lambda: clock[0]):
+        found = seams._best_seconds(fns, ())
+    assert 0.0150 < found["graph"] < 0.0156
+    assert 0.0180 < found["xla"] < 0.0187
+    assert asked[:12] == ["graph"] * 6 + ["xla"] * 6
+
+
+def test_slow_functions_are_timed_a_few_times_only():
+    clock, calls = [0.0], []
+
+    def slow():
+        calls.append(1)
+        clock[0] += 2.0
+        return tf.constant(0)
+
+    with mock.patch.object(seams.time, "perf_counter", lambda: clock[0]):
+        assert seams._best_seconds({"graph": slow}, ()) == {"graph": 2.0}
+    assert len(calls) == 1
 
 
 def test_timing_leaves_out_what_python_does_with_arguments():
