@@ -1,6 +1,7 @@
 """The loop over all minibatches of all epochs of one update, and the means of its metrics."""
 
 import functools
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -81,14 +82,18 @@ def run_minibatches(
         }
         return step.prepare(rows, key)
 
-    def body(i: tf.Tensor, tally: Tally) -> Tally:
+    def take(i: tf.Tensor, stopped: dict[str, tf.Tensor]) -> Any:
         minibatch = learner.replicas.run(prepare, batches, cut.indices, i, seeding.fold_in(key, i))
-        metrics, stopped, finite = step(minibatch, tally.stopped)
-        names.update({m: list(row) for m, row in metrics.items()})
+        metrics, stopped, finite = step(minibatch, stopped)
         if guard:
             left_out = functools.reduce(operator.or_, [~f for f in finite.values()])
             learner.skipped_steps.assign_add(tf.cast(left_out, tf.int64))
         learner.learner_steps.assign_add(1)
+        return metrics, stopped, finite
+
+    def body(i: tf.Tensor, tally: Tally) -> Tally:
+        metrics, stopped, finite = take(i, tally.stopped)
+        names.update({m: list(row) for m, row in metrics.items()})
         sums = {}
         for m, row in metrics.items():
             # A module that had stopped before this step takes none; its row counts nothing.
@@ -97,36 +102,62 @@ def run_minibatches(
             sums[m] = tally.sums[m] + lines
         return Tally(sums=sums, stopped=stopped)
 
-    tally = _start(step)
     if isinstance(cut.steps, int) and cut.steps == 1:
-        tally = body(tf.constant(0), tally)
-    else:
-        limit = cut.steps if isinstance(cut.steps, int) else None
+        metrics, _, finite = take(tf.constant(0), _none_stopped(step))
+        return {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
+    tally = _start(step)
+    limit = cut.steps if isinstance(cut.steps, int) else None
 
-        def going(i: tf.Tensor, tally: Tally) -> tf.Tensor:
-            running = i < cut.steps
-            if len(tally.stopped) == len(batches):
-                running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
-            return running
+    def going(i: tf.Tensor, tally: Tally) -> tf.Tensor:
+        running = i < cut.steps
+        if len(tally.stopped) == len(batches):
+            running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
+        return running
 
-        _, tally = tf.while_loop(
-            going,
-            lambda i, tally: (i + 1, body(i, tally)),
-            (tf.constant(0), tally),
-            maximum_iterations=limit,
-            # Processes find each other's sums by the name of the loop: it must not be counted,
-            # since one of them may have another loop before it (to permute another epoch).
-            name="minibatches",
-        )
+    _, tally = tf.while_loop(
+        going,
+        lambda i, tally: (i + 1, body(i, tally)),
+        (tf.constant(0), tally),
+        maximum_iterations=limit,
+        # Processes find each other's sums by the name of the loop: it must not be counted,
+        # since one of them may have another loop before it (to permute another epoch).
+        name="minibatches",
+    )
     return {m: _means(tally.sums[m], names[m], guard) for m in batches}
+
+
+def _none_stopped(step: GradientStep) -> dict[str, tf.Tensor]:
+    return {m: tf.constant(False) for m in step.stoppable}
 
 
 def _start(step: GradientStep) -> Tally:
     lines = 3 if step.has_delayed else 2
     return Tally(
         sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in step.module_ids},
-        stopped={m: tf.constant(False) for m in step.stoppable},
+        stopped=_none_stopped(step),
     )
+
+
+def _of_one_step(
+    row: Mapping[str, tuple[tf.Tensor, Any]], finite: tf.Tensor, *, guard: bool
+) -> dict[str, tf.Tensor]:
+    """The metrics of an update of a single step, as `_means` gives them for several."""
+    _check_number(row)
+    metrics: dict[str, tf.Tensor] = {}
+    if row:
+        values = tf.stack([x for x, _ in row.values()])
+        counted = tf.stack([due is None or due for _, due in row.values()])
+        known = counted & tf.math.is_finite(values) if guard else counted
+        # Of the shape of the values: a select that broadcasts takes several times as long.
+        values = tf.where(known, values, tf.fill(values.shape, math.nan))
+        metrics = dict(zip(row, tf.unstack(values), strict=True))
+        if guard:
+            bad = tf.unstack(tf.cast(tf.not_equal(counted, known), tf.float32))
+            metrics.update({f"nonfinite/{name}": x for name, x in zip(row, bad, strict=True)})
+    if guard:
+        metrics["skipped_steps"] = tf.cast(~finite, tf.float32)
+    metrics["gradient_steps"] = tf.constant(1.0)
+    return metrics
 
 
 def _lines(
@@ -138,13 +169,7 @@ def _lines(
     delayed: bool,
 ) -> tf.Tensor:
     """What one step adds to a module's sums."""
-    if len(row) > METRIC_SLOTS:
-        raise UserError(
-            "the metrics of a module's losses",
-            expected=f"at most {METRIC_SLOTS}",
-            got=len(row),
-            remedy="Report fewer, or combine some.",
-        )
+    _check_number(row)
     values = tf.stack([*(x for x, _ in row.values()), 1.0, tf.cast(~finite, tf.float32)])
     counted = tf.ones_like(values)
     if guard:
@@ -157,6 +182,16 @@ def _lines(
         lines = [values, counted * computed, computed]
     added = tf.stack(lines) if isinstance(active, float) else tf.stack(lines) * active
     return tf.pad(added, [[0, 0], [0, METRIC_SLOTS - len(row)]])
+
+
+def _check_number(row: Mapping[str, Any]) -> None:
+    if len(row) > METRIC_SLOTS:
+        raise UserError(
+            "the metrics of a module's losses",
+            expected=f"at most {METRIC_SLOTS}",
+            got=len(row),
+            remedy="Report fewer, or combine some.",
+        )
 
 
 def _means(sums: tf.Tensor, names: list[str], guard: bool) -> dict[str, tf.Tensor]:

@@ -38,8 +38,10 @@ class Tally:
     def add(self, sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         """Returns the sums with a row, float32 [n], in them."""
         known = ~tf.math.is_nan(row)
-        fresh = tf.stack([tf.where(known, row, 0.0), tf.cast(known, tf.float32)])
-        return tf.where(self._last, 0.0, sums) + fresh
+        # All of one shape: a select that broadcasts takes several times as long.
+        fresh = tf.stack([tf.where(known, row, tf.zeros(row.shape)), tf.cast(known, tf.float32)])
+        last = np.broadcast_to(self._last, sums.shape)
+        return tf.where(last, tf.zeros(sums.shape), sums) + fresh
 
     def result(self, sums: tf.Tensor) -> tf.Tensor:
         """Returns the row, float32 [n]; NaN where there was no number."""

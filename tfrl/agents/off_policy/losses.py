@@ -33,9 +33,9 @@ def critic_loss(
       `td_error`.
     """
     mask = getattr(batch, "mask", None)
+    value = tf.stack(tf.unstack(q), axis=-1)  # not a transpose, whose kernel is slow on a CPU
     loss, extra = ops.td_loss(
-        # Not a transpose, whose kernel is slow on a CPU.
-        value=tf.stack(tf.unstack(q), axis=-1),
+        value=value,
         next_value=next_value,
         reward=batch.reward,
         # Where the discount is 0, what stands in next_obs must not matter, NaN included.
@@ -45,7 +45,7 @@ def critic_loss(
         weights=getattr(batch, "weight", None),
     )
     metrics = {
-        "q_mean": ops.masked_mean(extra.target - extra.td_error, mask),
+        "q_mean": ops.masked_mean(tf.stop_gradient(value), mask),
         "td_error": ops.masked_mean(tf.abs(extra.td_error), mask),
     }
     return loss * float(q.shape[0]), extra, metrics
