@@ -75,6 +75,9 @@ class InGraphBuffer(ReplayBuffer):
         """
         rows = columns(self.replay, trajectory)
         length = check_trajectory(self.replay, rows)
+        if length <= self._most:
+            self._write(rows)
+            return
         for start in range(0, length, self._most):
             stop = min(start + self._most, length)
             self._write(tf.nest.map_structure(lambda x, a=start, b=stop: x[a:b], rows))
@@ -87,8 +90,9 @@ class InGraphBuffer(ReplayBuffer):
         places, after = ring.place(counts, valid, ends, replay.frame_stack)
         envs = tf.range(replay.num_envs, dtype=tf.int64)
         slot = ring.slots(places.step, envs, replay.steps_per_env, replay.num_envs)
-        slot = tf.reshape(tf.where(valid, slot, self._trash[0]), [-1])
-        frame_of = tf.where(valid, places.frame, tf.zeros_like(places.frame))
+        kept = storing.if_some_are_not(valid)
+        slot = tf.reshape(storing.chosen(kept, slot, self._trash[0]), [-1])
+        frame_of = storing.chosen(kept, places.frame, 0)
         storing.scatter(self._frame_of, slot, tf.reshape(frame_of, [-1]))
         storing.scatter(self._steps, slot, storing.step_rows(replay, rows))
         at, frames = storing.frame_rows(replay, rows, places, self._trash[1])

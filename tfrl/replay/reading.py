@@ -1,7 +1,5 @@
 """Items out of the rings: n-step transitions and sequences."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfrl.replay import ring
@@ -71,9 +69,10 @@ class Reader:
         """Observations `[N * len(starts), ...]` whose oldest frames stand at `starts`."""
         stack = self._replay.frame_stack
 
+        if stack == 1 and len(starts) == 1:
+            return tf.nest.map_structure(lambda x: x[:, starts[0]], frames)
+
         def windows(x: tf.Tensor) -> tf.Tensor:
-            if stack == 1 and len(starts) == 1:
-                return x[:, starts[0] : starts[0] + 1]
             parts = tf.gather(x, [[s + i for i in range(stack)] for s in starts], axis=1)
             return tf.reshape(parts, [-1, stack, *x.shape[2:]])
 
@@ -82,12 +81,15 @@ class Reader:
     def _transitions(self, counts: Counts, step: tf.Tensor, env: tf.Tensor) -> Transition:
         n, stack = self._replay.n_step, self._replay.frame_stack
         powers = [self._replay.discount**j for j in range(n + 1)]
-        taken: Any
         if n == 1:  # a step that begins an item is all of it
             slot = ring.slots(step, env, self._replay.steps_per_env, self._replay.num_envs)
             first, frame = self._step_rows(slot), tf.gather(self._frame_of, slot)
-            terminated, reward = _has(first["flags"], 1), first["reward"]
-            taken, discount = 1, tf.constant(powers[1], tf.float32)
+            reward = first["reward"]
+            # By flags: 0 for those that say that it terminated.
+            kept = tf.constant([powers[1], 0.0, powers[1], 0.0], tf.float32)
+            discount = tf.gather(kept, tf.cast(first["flags"], tf.int32))
+            ages, last = tf.range(1 - stack, 2, dtype=tf.int64), 1
+            numbers = frame[:, tf.newaxis] + ages
         else:
             slot, inside, _, frame = self._window(counts, step, env, n)
             rows = self._step_rows(slot)
@@ -96,16 +98,18 @@ class Reader:
             terminated = tf.reduce_any(inside & _has(rows["flags"], 1), axis=1)
             first, reward = _first(rows), tf.reduce_sum(rewards, axis=1)
             discount = tf.gather(tf.constant(powers, tf.float32), taken)
-        ages = tf.range(1 - stack, 1, dtype=tf.int64)
-        numbers = [frame[:, tf.newaxis] + ages, (frame + taken)[:, tf.newaxis] + ages]
-        frames = self._observations(tf.concat(numbers, axis=1), env)
+            discount = tf.where(terminated, 0.0, discount)
+            ages, last = tf.range(1 - stack, 1, dtype=tf.int64), stack
+            ends = (frame, frame + taken)
+            numbers = tf.concat([x[:, tf.newaxis] + ages for x in ends], axis=1)
+        frames = self._observations(numbers, env)
         extras = {name: first[name] for name in _EXTRAS if name in first}
         return Transition(
             obs=self._stacks(frames, [0]),
             action=first["action"],
             reward=reward,
-            next_obs=self._stacks(frames, [stack]),
-            discount=tf.where(terminated, 0.0, discount),
+            next_obs=self._stacks(frames, [last]),
+            discount=discount,
             extras=extras or None,
         )
 

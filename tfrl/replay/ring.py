@@ -87,18 +87,28 @@ def _place_one(
     counts: Counts, valid: tf.Tensor, ends: tf.Tensor, stack: int
 ) -> tuple[Placement, Counts]:
     """`place` for a single step, in a third of the operations."""
-    step, age = counts.steps[tf.newaxis], counts.age[tf.newaxis]
-    is_step = tf.cast(valid, tf.int64)
-    starts = tf.logical_and(valid, tf.equal(age, 0))
-    opened = stack * tf.cast(starts, tf.int64)
-    newest = counts.frames + opened
+    shape = counts.age.shape
+    starts, ends = tf.equal(counts.age, 0), tf.reshape(ends, shape)
+    is_step = tf.constant(1, tf.int64)
+    if not holds_everywhere(valid):
+        valid = tf.reshape(valid, shape)
+        starts, is_step = tf.logical_and(valid, starts), tf.cast(valid, tf.int64)
+    opened = tf.cast(starts, tf.int64)
+    newest = counts.frames + (opened if stack == 1 else stack * opened)
     after = Counts(
-        steps=counts.steps + is_step[0],
-        frames=(newest + is_step)[0],
+        steps=counts.steps + is_step,
+        frames=newest + is_step,
         first=counts.first,
-        age=tf.where(ends, tf.zeros([], tf.int64), age + is_step)[0],
+        age=tf.where(ends, tf.zeros(shape, tf.int64), counts.age + is_step),
     )
-    return Placement(step=step, frame=newest - 1, age=age, starts=starts), after
+    places = Placement(step=counts.steps, frame=newest - 1, age=counts.age, starts=starts)
+    return tf.nest.map_structure(lambda x: tf.reshape(x, [1, *shape]), places), after
+
+
+def holds_everywhere(mask: tf.Tensor) -> bool:
+    """Whether it is known while tracing that a mask holds everywhere."""
+    known = tf.get_static_value(mask)
+    return known is not None and bool(known.all())
 
 
 def _running_max(x: tf.Tensor) -> tf.Tensor:

@@ -1,15 +1,20 @@
 """What an addition writes into a buffer's variables, and what it overwrites."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfrl.replay import ring
 from tfrl.replay.in_graph import InGraphReplay
 from tfrl.types import Nest
+from tfrl.xla import may_be_xla
+
+_SMALL = 4096
 
 
 def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
     """Writes rows, int64 [M], of a variable whose last one is of no use to anybody."""
-    if rows.shape[0] == 1:
+    if rows.shape[0] == 1 and may_be_xla():
         # XLA takes the write of one row for cheap enough to be done again by whoever reads the
         # variable, and copies all of it for that. Of two rows it does not.
         rows = tf.pad(rows, [[0, 1]], constant_values=variable.shape[0] - 1)
@@ -50,8 +55,8 @@ def step_rows(replay: InGraphReplay, rows: dict[str, Nest]) -> tf.Tensor:
         for name in ("action", "reward", "policy_extras", "env_extras")
         if name in rows
     }
-    merged = tf.nest.map_structure(_merged, {**stored, "flags": flags})
-    return masked(tf.reshape(rows["valid"], [-1]), replay.step_packer.pack(merged))
+    packed = replay.step_packer.pack({**stored, "flags": flags})
+    return _masked(if_some_are_not(rows["valid"]), packed)
 
 
 def frame_rows(
@@ -62,37 +67,59 @@ def frame_rows(
     All frames of the first observations of episodes, and the newest one of every successor.
     """
     stack, num_envs, frames = replay.frame_stack, replay.num_envs, replay.frames
+    lead = [-1] if stack == 1 else [-1, 1]
+    valid, starts = if_some_are_not(rows["valid"]), tf.reshape(places.starts, [-1])
+    number = tf.reshape(places.frame, lead)
     envs = tf.range(num_envs, dtype=tf.int64)
-    valid, starts = (tf.reshape(x, [-1]) for x in (rows["valid"], places.starts))
-    number = tf.reshape(places.frame, [-1, 1])  # [M, 1]
-    env = tf.reshape(tf.broadcast_to(envs, places.frame.shape), [-1, 1])
-    own = number + tf.range(1 - stack, 1, dtype=tf.int64)  # [M, K]
-    at = [
-        (own, starts[:, tf.newaxis]),
-        (number + 1, valid[:, tf.newaxis]),
-    ]
-    where = []
-    for numbers, wanted in at:
+    env = tf.reshape(tf.broadcast_to(envs, places.frame.shape), lead)
+
+    def to(numbers: tf.Tensor, wanted: tf.Tensor | None) -> tf.Tensor:
         slot = ring.slots(numbers, env, replay.frames_per_env, num_envs)
-        where.append(tf.reshape(tf.where(wanted, slot, trash), [-1]))
-    first = tf.nest.map_structure(
-        lambda x: tf.reshape(x, [-1, *x.shape[2:]]),
-        frames.split(tf.nest.map_structure(_merged, rows["obs"])),
-    )
-    newest = frames.newest(tf.nest.map_structure(_merged, rows["next_obs"]))
+        return tf.reshape(chosen(_as(lead, wanted), slot, trash), [-1])
+
+    if stack == 1:
+        own, kept, first, newest = number, starts, rows["obs"], rows["next_obs"]
+    else:
+        own, kept = number + tf.range(1 - stack, 1, dtype=tf.int64), tf.repeat(starts, stack)
+        first = frames.split(tf.nest.map_structure(_merged, rows["obs"]))
+        first = tf.nest.map_structure(_merged, first)
+        newest = frames.newest(tf.nest.map_structure(_merged, rows["next_obs"]))
+    where = [to(own, starts), to(number + 1, valid)]
     pack = replay.frame_packer.pack
-    packed = [
-        masked(starts if stack == 1 else tf.repeat(starts, stack), pack(first)),
-        masked(valid, pack(newest)),
-    ]
+    packed = [_masked(kept, pack(first)), _masked(valid, pack(newest))]
     return tf.concat(where, 0), tf.concat(packed, 0)
 
 
-def masked(keep: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+def _masked(keep: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor:
     """Rows `[M, width]`, zeros where they are not kept, so that a buffer's bits are repeatable."""
-    return tf.where(keep[:, tf.newaxis], rows, tf.zeros([], rows.dtype))
+    return chosen(_as([-1, 1], keep), rows, 0)
+
+
+def _as(shape: list[int], keep: tf.Tensor | None) -> tf.Tensor | None:
+    return None if keep is None else tf.reshape(keep, shape)
+
+
+def chosen(keep: tf.Tensor | None, x: tf.Tensor, other: Any) -> tf.Tensor:
+    """Returns `x` where it is kept, a number elsewhere.
+
+    Args:
+      keep: bool, of the shape of `x` or with axes of size 1 at the end; None for everywhere.
+      x: Of a static shape.
+      other: The number.
+    """
+    if keep is None:
+        return x
+    fill = tf.constant(other, x.dtype)
+    if x.shape.num_elements() <= _SMALL:  # a select that broadcasts takes several times as long
+        fill = tf.fill(x.shape, fill)
+    return tf.where(keep, x, fill)
+
+
+def if_some_are_not(valid: tf.Tensor) -> tf.Tensor | None:
+    """Returns the mask, or None where it is known while tracing that it holds everywhere."""
+    return None if ring.holds_everywhere(valid) else valid
 
 
 def _merged(x: tf.Tensor) -> tf.Tensor:
-    """`[T, B, ...]` as `[T * B, ...]`."""
+    """`[T, B, ...]` as `[T * B, ...]`, the first two axes as one."""
     return tf.reshape(x, [-1, *x.shape[2:]])
