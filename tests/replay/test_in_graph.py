@@ -279,8 +279,12 @@ print("peak", peak())
 
     @parameterized.product(kind=("uniform", "prioritized"), jit_compile=(False, True))
     def test_a_step_is_added_in_place(self, kind, jit_compile):
-        """Copying 64 MB takes over 5 ms."""
-        best = []
+        """Copying 64 MB takes over 5 ms, and longer where the host is slow."""
+        best, frames, copied = [], np.ones([16_000_000], np.float32), []
+        for _ in range(5):
+            start = time.perf_counter()
+            frames.copy()
+            copied.append(time.perf_counter() - start)
         for capacity in (1_000, 1_000_000):
             buffer = InGraphReplay(
                 obs_spec=tf.TensorSpec([16], tf.float32),
@@ -299,7 +303,7 @@ print("peak", peak())
                 buffer.variables()["counts"].numpy()
                 times.append(time.perf_counter() - start)
             best.append(min(times))
-        self.assertLess(best[1], 2e-3)
+        self.assertLess(best[1], max(2e-3, 0.4 * min(copied)))
         self.assertLess(best[1], 4 * best[0])
 
 
@@ -505,8 +509,6 @@ class StateTest(parameterized.TestCase):
             {"frame_stack_paths": ("image", "other")},
             r"InGraphReplay.frame_stack_paths: expected \['image'\], as the buffer",
         ),
-        ("alpha", {"alpha": 0.1}, "InGraphReplay.alpha: expected 0.6, as the buffer in"),
-        ("discount", {"discount": 0.9}, "InGraphReplay.discount: expected 0.99, as the buffer in"),
         (
             "dtype",
             {"action_spec": tf.TensorSpec([2], tf.int32)},
@@ -544,16 +546,31 @@ class StateTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, r"obs_spec x: expected 'float32 \[4, 1\]'"):
             maker(obs_spec={"x": tf.TensorSpec([2, 2], tf.float32)}).init().restore(folder)
 
+    def test_what_the_bytes_do_not_depend_on_may_differ(self):
+        folder = self.folder()
+        buffer = maker().init()
+        buffer.add(oracle.trajectory(streams(), 0, 9))
+        buffer.save(folder)
+        other = maker(alpha=0.1, discount=0.5).init()
+        other.restore(folder)
+        mine, theirs = (b.sample(seeding.key(2), 16) for b in (buffer, other))
+        np.testing.assert_array_equal(mine.obs, theirs.obs)
+        self.assertTrue(np.any(mine.discount != theirs.discount))
+        prioritized = maker(kind="prioritized")
+        prioritized.init().save(folder)
+        with self.assertRaisesRegex(UserError, "InGraphReplay.alpha: expected 0.6, .*, got 0.1"):
+            prioritized.replace(alpha=0.1).init().restore(folder)
+
     def test_an_older_folder_says_less(self):
         folder = self.folder()
         buffer = maker().init()
         buffer.add(oracle.trajectory(streams(), 0, 9))
         whole = stored._made_with(buffer.replay)
-        later = ("alpha", "discount", "frame_stack_axis", "frame_stack_paths", "obs_spec")
+        later = ("frame_stack_axis", "frame_stack_paths", "obs_spec")
         less = {name: value for name, value in whole.items() if name not in later}
-        with mock.patch.object(stored, "_made_with", return_value=less):
+        with mock.patch.object(stored, "_made_with", return_value={**less, "discount": 0.3}):
             buffer.save(folder)
-        other = maker(alpha=0.1).init()
+        other = maker().init()
         other.restore(folder)
         self.assertEqual(int(other.size()), int(buffer.size()))
 

@@ -114,6 +114,7 @@ class FillTest(parameterized.TestCase):
             state = flow.learn(flow.setup(0), total_env_steps=20, progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
+            flow.learn(state, total_env_steps=20, progress=False)  # nothing is left to do
             flow.learn(state, total_env_steps=22, progress=False)
 
     @parameterized.parameters("eager", "graph")

@@ -52,8 +52,6 @@ _MADE_WITH = (
     "frames_per_step",
     "frame_stack_axis",
     "frame_stack_paths",
-    "alpha",
-    "discount",
 )
 _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 
@@ -61,6 +59,8 @@ _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 def _made_with(replay: InGraphReplay) -> dict[str, Any]:
     """The arguments of a maker as a manifest has them; of specs `{path: "dtype shape"}`."""
     found = {name: getattr(replay, name) for name in _MADE_WITH}
+    if replay.kind == "prioritized":
+        found["alpha"] = replay.alpha  # priorities are stored as powers
     if replay.frame_stack_paths is not None:
         found["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
     for name in _SPECS:
@@ -112,8 +112,9 @@ def restore(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             remedy="Restore another one.",
         ) from error
     stored, given = content["manifest"].get("replay", {}), _made_with(replay)
-    # What an older version did not write down cannot be compared.
-    saved, own = _flat(stored), _flat({name: x for name, x in given.items() if name in stored})
+    # What another version did not write down cannot be compared, nor need be what it did besides.
+    both = stored.keys() & given.keys()
+    saved, own = (_flat({name: x[name] for name in x if name in both}) for x in (stored, given))
     for name in [*own, *saved]:
         if own.get(name, "nothing") != saved.get(name, "nothing"):
             raise UserError(

@@ -232,7 +232,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
     ) -> RunState:
         """Trains; see `Workflow.learn`. Warns of a run that ends before its first learner step."""
         asked = with_changes(options, changes)
-        warn_of_no_updates(asked.total_env_steps, state.program.learning_start)
+        begins = state.program.learning_start
+        warn_of_no_updates(asked.total_env_steps, begins, self.env_steps(state))
         return super().learn(state, asked, callbacks=callbacks)
 
     # Checkpoints.

@@ -119,9 +119,9 @@ def made_replay(replay: Any, **specs: Any) -> Any:
         ) from error
 
 
-def warn_of_no_updates(total_env_steps: int | None, learning_start: int) -> None:
-    """Warns of a run that ends before its first learner step."""
-    if total_env_steps is not None and total_env_steps <= learning_start:
+def warn_of_no_updates(total_env_steps: int | None, learning_start: int, done: int) -> None:
+    """Warns of a run that plays on, `done` env steps behind it, and ends before a learner step."""
+    if total_env_steps is not None and done < total_env_steps <= learning_start:
         warnings.warn(
             f"This run learns nothing: it ends at total_env_steps={total_env_steps}, and its "
             f"learner steps begin after {learning_start}. Raise the one, or lower "
