@@ -1,6 +1,7 @@
 """Tests of the key scheme: equal bits on every path, distinct children, stable streams."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -69,6 +70,21 @@ class BitsTest(parameterized.TestCase, tf.test.TestCase):
 
         self.assertAllEqual([plain, plain], compiled(key))
         self.assertAllEqual(plain, draw(key))
+
+    @parameterized.parameters("config", "flags")
+    def test_where_tensorflow_looks_for_clusters_a_graph_does_not_stay_out(self, how):
+        asked = {
+            "config": lambda: mock.patch.object(
+                tf.config.optimizer, "get_jit", lambda: "autoclustering"
+            ),
+            "flags": lambda: mock.patch.dict("os.environ", TF_XLA_FLAGS="--tf_xla_auto_jit=2"),
+        }
+        self.assertFalse(xla.may_be_xla())
+        with asked[how]():
+            self.assertTrue(xla.may_be_xla())
+            key = tf.constant([-5, -7], tf.int32)
+            inside = seeding.uniform_bits(key, [9])
+        self.assertAllEqual(inside, seeding.uniform_bits(key, [9]))
 
     def test_a_graph_that_stays_out_of_xla_draws_by_one_operation(self):
         def draw(key):

@@ -5,6 +5,7 @@ So a graph cannot be known to stay out of it, unless whoever makes it says so.
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +39,22 @@ def never_in_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_be_xla() -> bool:
-    """Whether what is called here may be compiled by XLA, now or later."""
+    """Whether what is called here may be compiled by XLA, now or later.
+
+    With an accelerator, or where TensorFlow was asked to find clusters for XLA by itself, all may.
+    """
+    if _is_accelerated() or tf.config.optimizer.get_jit():
+        return True
+    if "tf_xla_auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
+        return True
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):  # a branch, a body
         graph = graph.outer_graph
     return in_xla() or not getattr(graph, _NEVER, False)
+
+
+@functools.cache
+def _is_accelerated() -> bool:
+    return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())

@@ -49,32 +49,36 @@ def test_near_the_tie_it_is_the_graph_unless_more_is_won():
     seam = Seam("update", lambda x: x)
     times = {"graph": 1.0, "xla": 0.95}
     seam.compiled = lambda mode: lambda: tf.constant(0)
-    with mock.patch.object(seams, "_best_seconds", lambda fns, args: {m: times[m] for m in fns}):
+    with mock.patch.object(seams, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
         assert seam.choose_by_time() == "graph"
         assert seam.choose_by_time(leans=True) == "xla"
         times["xla"] = 1.2
         assert seam.choose_by_time(leans=True) == "graph"
 
 
-def test_timing_is_of_calls_that_take_turns():
-    clock, counter = [0.0], tf.Variable(0)
-    asked = []
+@pytest.mark.parametrize("delay", [1, 2, 3])
+@pytest.mark.parametrize("seconds", [0.005, 0.03, 0.06, 0.11, 0.3, 0.7])
+def test_timing_gives_each_way_the_same_to_do(seconds, delay):
+    clock, steps, asked = [0.0], [0], []
 
-    def function(name, seconds):
+    def function(name, factor):
         def call():
             asked.append(name)
-            # One in two calls of either has as much again to do, and the machine slows down.
-            clock[0] += seconds * (1 + int(counter.assign_add(1)) % 2) * (1 + len(asked) / 1000)
+            due = steps[0] % delay == 0
+            # A due call has as much again to do, and the machine gets slower all the time.
+            clock[0] += factor * seconds * (1 + due) * (1 + len(asked) / 10_000)
+            steps[0] += 1
             return tf.constant(0)
 
         return call
 
-    fns = {"graph": function("graph", 0.010), "xla": function("xla", 0.012)}
+    fns = {"graph": function("graph", 1.0), "xla": function("xla", 1.2)}
     with mock.patch.object(seams.time, "perf_counter", lambda: clock[0]):
-        found = seams._best_seconds(fns, ())
-    assert 0.0150 < found["graph"] < 0.0156
-    assert 0.0180 < found["xla"] < 0.0187
-    assert asked[:12] == ["graph"] * 6 + ["xla"] * 6
+        found = seams._best_seconds(fns, (), lambda: steps.__setitem__(0, 0))
+    assert found["xla"] / found["graph"] == pytest.approx(1.2, rel=0.01)
+    turn = 6 if seconds < 0.01 else asked.index("xla")
+    assert asked[: 2 * turn] == ["graph"] * turn + ["xla"] * turn
+    assert asked.count("graph") == asked.count("xla") >= turn
 
 
 def test_slow_functions_are_timed_a_few_times_only():
@@ -156,6 +160,6 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, 
         program.rollout.mode = min(rollout, key=rollout.get)
 
     program.rollout.choose_by_time = timed
-    program.update.choose_by_time = lambda *_, leans: setattr(program.update, "mode", update)
+    program.update.choose_by_time = lambda *_, leans, begin: setattr(program.update, "mode", update)
     program._time_seams(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
     assert program.rollout.mode == chosen

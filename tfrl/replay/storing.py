@@ -104,13 +104,13 @@ def chosen(keep: tf.Tensor | None, x: tf.Tensor, other: Any) -> tf.Tensor:
 
     Args:
       keep: bool, of the shape of `x` or with axes of size 1 at the end; None for everywhere.
-      x: Of a static shape.
+      x: Numbers.
       other: The number.
     """
     if keep is None:
         return x
-    fill = tf.constant(other, x.dtype)
-    if x.shape.num_elements() <= _SMALL:  # a select that broadcasts takes several times as long
+    fill, size = tf.constant(other, x.dtype), x.shape.num_elements()
+    if size is not None and size <= _SMALL:  # a select that broadcasts takes several times as long
         fill = tf.fill(x.shape, fill)
     return tf.where(keep, x, fill)
 

@@ -120,7 +120,9 @@ class Choosing:
         fuses = self.prefers_fused and not self._in_python
         if self.update.mode is None:
             leans = fuses or self._in_python and self.fuses_on_host
-            self.update.choose_by_time(*update_args, leans=leans)
+            self.update.choose_by_time(
+                *update_args, leans=leans, begin=lambda: self.learner.assign_variables(before)
+            )
         else:
             self.update.time_as_chosen(*update_args)
         self.learner.assign_variables(before)

@@ -18,7 +18,7 @@ MODES = ("xla", "graph", "eager")
 
 # One must win by this factor: a choice near the tie would differ from run to run.
 _MARGIN = 1.15
-# Timing a seam stops after this long for each way, and so many turns. The calls of a turn are a
+# Timing a seam stops after this long for each way, and so many turns. So many calls of a turn are a
 # multiple of the usual delays.
 _TIMING_ROUNDS = 3
 _TIMING_SECONDS = 0.1
@@ -84,13 +84,16 @@ class Seam:
         inside = self.mode == "graph" and not tf.executing_eagerly()
         return self._fn(*args) if inside else self(*args)
 
-    def choose_by_time(self, *args: Any, leans: bool = False) -> str:
+    def choose_by_time(
+        self, *args: Any, leans: bool = False, begin: Callable[[], None] = lambda: None
+    ) -> str:
         """Times graph and XLA on `args` and keeps the faster; returns its name.
 
         Args:
           *args: Of the function.
           leans: Whether near the tie it is XLA, because what surrounds the function is XLA's with
             it; otherwise the graph.
+          begin: Puts back what the calls change, so that each way has the same to do.
         """
         fns = {"graph": self.compiled("graph")}
         _wait(fns["graph"](*args))
@@ -100,7 +103,7 @@ class Seam:
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             # A user's network may hold an op that XLA does not have.
             tf.get_logger().info("seam %s does not compile under XLA: %s", self.name, error)
-        self.seconds.update(_best_seconds(fns, args))
+        self.seconds.update(_best_seconds(fns, args, begin))
         graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
         self.mode = "xla" if xla * (1 / _MARGIN if leans else _MARGIN) < graph else "graph"
         return self.mode
@@ -121,22 +124,27 @@ class PythonSeam(Seam):
         return self._fn
 
 
-def _best_seconds(fns: Mapping[str, Callable[..., Any]], args: Any) -> dict[str, float]:
+def _best_seconds(
+    fns: Mapping[str, Callable[..., Any]], args: Any, begin: Callable[[], None] = lambda: None
+) -> dict[str, float]:
     """The shortest time of a call of each function; they have been called before (and traced).
 
     They take turns: a machine that others use too is slow now and fast then. A turn is several
-    calls where these are short: of an agent with a delayed actor some calls have more to do.
+    calls where these are short, since of an agent with a delayed actor some have more to do; all
+    turns are of the same calls.
     """
     calls = {name: straight(fn, args) for name, fn in fns.items()}
     best = dict.fromkeys(calls, float("inf"))
-    spent, rounds, most = 0.0, 0, len(calls)
+    spent, rounds, most, number = 0.0, 0, len(calls), 0
     while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
         for name, call in calls.items():
-            took, number = 0.0, 0
-            while number < _TURN_CALLS and took < _TIMING_SECONDS:
+            begin()
+            took, done = 0.0, 0
+            while done < number or not number and done < _TURN_CALLS and took < _TIMING_SECONDS:
                 start = time.perf_counter()
                 _wait(call())
-                took, number = took + time.perf_counter() - start, number + 1
+                took, done = took + time.perf_counter() - start, done + 1
+            number = done  # what the first turn of all had time for
             best[name], spent = min(best[name], took / number), spent + took
         rounds += 1
     return best

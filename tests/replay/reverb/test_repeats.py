@@ -123,6 +123,20 @@ def test_a_queue_gives_again_what_was_sent_again_and_it_is_counted(two_ends):
     assert writer.duplicates_sampled == writer.connection.reconnections == 0
 
 
+def test_two_replicas_count_what_either_of_them_gets(two_ends):
+    writer, reader, line = two_ends("fifo")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batches = reader.batches(reader.distributed_dataset(strategy, 4))
+    send_again(writer, reader, line, lambda: [next(batches) for _ in range(3)])
+    assert reader.duplicates_sampled == 0
+    writer.add(helpers.rows(12, 14))
+    writer.flush()
+    again = [next(batches) for _ in range(3)]
+    drawn = [strategy.experimental_local_results(batch) for batch in again]
+    assert [[len(part.obs) for part in parts] for parts in drawn] == [[2, 2]] * 3
+    assert reader.duplicates_sampled == 10
+
+
 def test_sample_counts_too(two_ends):
     writer, reader, line = two_ends("lifo")
     send_again(writer, reader, line, lambda: reader.sample(None, 12))
