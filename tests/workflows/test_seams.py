@@ -51,9 +51,12 @@ def test_near_the_tie_it_is_the_graph_unless_more_is_won():
     seam.compiled = lambda mode: lambda: tf.constant(0)
     with mock.patch.object(seams, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
         assert seam.choose_by_time() == "graph"
-        assert seam.choose_by_time(leans=True) == "xla"
+        assert seam.choose_by_time(wins=0.0) == seam.choose_by_time(wins=0.3) == "xla"
+        times["xla"] = 1.1
+        assert seam.choose_by_time(wins=0.05) == "graph"
+        assert seam.choose_by_time(wins=0.3) == "xla"
         times["xla"] = 1.2
-        assert seam.choose_by_time(leans=True) == "graph"
+        assert seam.choose_by_time(wins=0.3) == "graph"
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
@@ -160,6 +163,6 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, 
         program.rollout.mode = min(rollout, key=rollout.get)
 
     program.rollout.choose_by_time = timed
-    program.update.choose_by_time = lambda *_, leans, begin: setattr(program.update, "mode", update)
+    program.update.choose_by_time = lambda *_, wins, begin: setattr(program.update, "mode", update)
     program._time_seams(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
     assert program.rollout.mode == chosen

@@ -16,6 +16,8 @@ _FUSE_BELOW_SECONDS = 0.010
 # On a CPU, XLA's programs run in a thread of their own. Called alone it answers in 0.1 ms; between
 # the matrix products of a graph that keeps two cores busy it takes so much longer to wake up.
 _WAKE_SECONDS = 0.0004
+# What the operations on a replay buffer behind a rollout on the host take in a graph.
+_BEHIND_SECONDS = 0.0005
 
 
 class Choosing:
@@ -119,9 +121,13 @@ class Choosing:
         update_args = (batch, progress.key, progress.env_steps)
         fuses = self.prefers_fused and not self._in_python
         if self.update.mode is None:
-            leans = fuses or self._in_python and self.fuses_on_host
+            wins = None
+            if fuses:
+                wins = min(self.rollout.seconds.values(), default=0.0)
+            elif self._in_python and self.fuses_on_host:
+                wins = _BEHIND_SECONDS
             self.update.choose_by_time(
-                *update_args, leans=leans, begin=lambda: self.learner.assign_variables(before)
+                *update_args, wins=wins, begin=lambda: self.learner.assign_variables(before)
             )
         else:
             self.update.time_as_chosen(*update_args)

@@ -23,6 +23,7 @@ _MARGIN = 1.15
 _TIMING_ROUNDS = 3
 _TIMING_SECONDS = 0.1
 _TURN_CALLS = 6
+_NEAR = 1.5
 
 
 class Seam:
@@ -85,14 +86,15 @@ class Seam:
         return self._fn(*args) if inside else self(*args)
 
     def choose_by_time(
-        self, *args: Any, leans: bool = False, begin: Callable[[], None] = lambda: None
+        self, *args: Any, wins: float | None = None, begin: Callable[[], None] = lambda: None
     ) -> str:
         """Times graph and XLA on `args` and keeps the faster; returns its name.
 
         Args:
           *args: Of the function.
-          leans: Whether near the tie it is XLA, because what surrounds the function is XLA's with
-            it; otherwise the graph.
+          wins: Seconds of a call that are won besides where it is XLA's, because what surrounds
+            the function is then too: near the tie it is XLA if this makes up for it. Otherwise it
+            is the graph.
           begin: Puts back what the calls change, so that each way has the same to do.
         """
         fns = {"graph": self.compiled("graph")}
@@ -105,7 +107,8 @@ class Seam:
             tf.get_logger().info("seam %s does not compile under XLA: %s", self.name, error)
         self.seconds.update(_best_seconds(fns, args, begin))
         graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
-        self.mode = "xla" if xla * (1 / _MARGIN if leans else _MARGIN) < graph else "graph"
+        most = graph / _MARGIN if wins is None else min(graph * _MARGIN, graph + wins)
+        self.mode = "xla" if xla < most else "graph"
         return self.mode
 
     def time_as_chosen(self, *args: Any) -> None:
@@ -135,7 +138,7 @@ def _best_seconds(
     """
     calls = {name: straight(fn, args) for name, fn in fns.items()}
     best = dict.fromkeys(calls, float("inf"))
-    spent, rounds, most, number = 0.0, 0, len(calls), 0
+    spent, rounds, most, number = 0.0, 0.0, len(calls), 0
     while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
         for name, call in calls.items():
             begin()
@@ -146,7 +149,8 @@ def _best_seconds(
                 took, done = took + time.perf_counter() - start, done + 1
             number = done  # what the first turn of all had time for
             best[name], spent = min(best[name], took / number), spent + took
-        rounds += 1
+        # Near the tie it takes longer to tell.
+        rounds += 1 / 3 if max(best.values()) < _NEAR * min(best.values()) and most > 1 else 1
     return best
 
 
