@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.errors import UserError
 from tfrl.learners.gradient_step import GradientStep, Minibatch, take_minibatch
+from tfrl.ops.select import where
 from tfrl.types import Nest
 
 # Metrics travel through the loop as one vector a module, whose length must be known before the
@@ -148,8 +149,7 @@ def _of_one_step(
         values = tf.stack([x for x, _ in row.values()])
         counted = tf.stack([due is None or due for _, due in row.values()])
         known = counted & tf.math.is_finite(values) if guard else counted
-        # Of the shape of the values: a select that broadcasts takes several times as long.
-        values = tf.where(known, values, tf.fill(values.shape, math.nan))
+        values = where(known, values, math.nan)
         metrics = dict(zip(row, tf.unstack(values), strict=True))
         if guard:
             bad = tf.unstack(tf.cast(tf.not_equal(counted, known), tf.float32))

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfrl import checks
 from tfrl.errors import UserError
+from tfrl.ops.select import expand, where
 
 # Rows a block of the recurrence. Measured for T=128, B=4..1024 on CPU: in graph mode blocks of 8
 # take 35-190 us (a reverse tf.scan 720-830 us), under XLA 4-120 us (scan 4-70 us).
@@ -86,13 +87,6 @@ def per_row(x: Any, like: tf.Tensor) -> tf.Tensor:
     return tf.broadcast_to(tf.convert_to_tensor(x, tf.float32), tf.shape(like))
 
 
-def expand(x: tf.Tensor, rank: int) -> tf.Tensor:
-    """Appends axes of size 1 until `x` has `rank` axes."""
-    for _ in range(rank - x.shape.rank):
-        x = x[..., tf.newaxis]
-    return x
-
-
 def select(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
     """Returns x where the condition holds and 0 elsewhere, aligned at the leading axes.
 
@@ -100,7 +94,9 @@ def select(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
     """
     if condition is None:
         return x
-    return tf.where(expand(condition, x.shape.rank), x, tf.zeros_like(x))
+    if not x.shape.is_fully_defined():
+        return where(condition, x, tf.zeros_like(x))
+    return where(condition, x, tf.zeros(x.shape, x.dtype))
 
 
 def column(name: str, x: Any, row: Rows, rank: int = 0) -> tf.Tensor:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.ops import _rows
+from tfrl.ops.select import expand
 
 
 def gae(
@@ -59,10 +60,10 @@ def gae(
         row, reward=reward, value=value, next_value=next_value
     )
     rank = reward.shape.rank
-    gamma = _rows.expand(row.discount, rank)
+    gamma = expand(row.discount, rank)
     delta = reward + gamma * _rows.select(row.bootstraps, next_value) - value
     decay = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
-    advantage = _rows.linear_recurrence(gamma * _rows.expand(decay, rank), delta)
+    advantage = _rows.linear_recurrence(gamma * expand(decay, rank), delta)
     return advantage, advantage + value
 
 
@@ -103,10 +104,10 @@ def lambda_returns(
     row = _rows.rows(termination, truncation, discount, mask)
     reward, next_value = _rows.columns(row, reward=reward, next_value=next_value)
     rank = reward.shape.rank
-    gamma = _rows.expand(row.discount, rank)
+    gamma = expand(row.discount, rank)
     # lambda is 0 where the recursion is cut, so that all the weight is on V(o_{t+1}).
     weight = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
-    weight = _rows.expand(weight, rank)
+    weight = expand(weight, rank)
     one_step = reward + gamma * (1.0 - weight) * _rows.select(row.bootstraps, next_value)
     return _rows.linear_recurrence(gamma * weight, one_step)
 
@@ -151,8 +152,8 @@ def n_step_returns(
         )
     row = _rows.rows(termination, truncation, discount, mask)
     reward, next_value = _rows.columns(row, reward=reward, next_value=next_value)
-    gamma = _rows.expand(row.discount, reward.shape.rank)
-    follows = _rows.expand(row.follows, reward.shape.rank)
+    gamma = expand(row.discount, reward.shape.rank)
+    follows = expand(row.follows, reward.shape.rank)
     bootstrap = gamma * _rows.select(row.bootstraps, next_value)
     if reward.shape[0] is not None and n >= reward.shape[0]:
         carries_on = tf.where(follows, gamma, tf.zeros_like(gamma))

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.ops import _rows
+from tfrl.ops.select import expand
 
 Nest = Any
 
@@ -134,7 +135,7 @@ def _moments(
     if not x.dtype.is_floating:
         return tf.zeros_like(like), tf.zeros_like(like)
     x = _rows.select(mask, tf.cast(x, tf.float32))
-    weight = _rows.expand(weight, x.shape.rank)
+    weight = expand(weight, x.shape.rank)
     axes = list(range(x.shape.rank - like.shape.rank))
     share = weight / tf.cast(tf.where(total > 0.0, total, tf.ones_like(total)), tf.float32)
     # The mean of the deviations corrects what the first mean lost to rounding.
@@ -216,10 +217,10 @@ def merge_stacked(stacked: RunningStatistics) -> RunningStatistics:
     share = stacked.count / tf.where(count > 0.0, count, tf.ones_like(count))
 
     def joined_mean(mean: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(_rows.expand(share, mean.shape.rank) * mean, axis=0)
+        return tf.reduce_sum(expand(share, mean.shape.rank) * mean, axis=0)
 
     def joined_m2(means: tf.Tensor, mean: tf.Tensor, m2: tf.Tensor) -> tf.Tensor:
-        counts = _rows.expand(stacked.count, means.shape.rank)
+        counts = expand(stacked.count, means.shape.rank)
         return tf.reduce_sum(m2 + counts * tf.square(means - mean), axis=0)
 
     mean = tf.nest.map_structure(joined_mean, stacked.mean)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfrl import checks
 from tfrl.ops import _rows, reduce
+from tfrl.ops.select import expand
 
 
 class TDExtra(NamedTuple):
@@ -53,7 +54,7 @@ def _weighted_loss(
         weights = tf.stop_gradient(_rows.floats("weights", weights))
         if mask is not None:
             weights = _rows.select(_rows.flag("mask", mask), weights)
-        loss = _rows.expand(weights, loss.shape.rank) * loss
+        loss = expand(weights, loss.shape.rank) * loss
     return reduce.masked_mean(loss, mask, denominator=denominator)
 
 
@@ -171,12 +172,12 @@ def td_loss(
     checks.same_shape(("termination", "reward"), (termination, reward))
     checks.leading_shape("value", value, termination.shape, "termination")
     rank = max(value.shape.rank, next_value.shape.rank)
-    value, next_value, reward = (_rows.expand(x, rank) for x in (value, next_value, reward))
+    value, next_value, reward = (expand(x, rank) for x in (value, next_value, reward))
     bootstraps = tf.logical_not(termination)
     if mask is not None:
         bootstraps = tf.logical_and(bootstraps, mask)
     gamma = _rows.select(bootstraps, _rows.per_row(discount, termination))
-    target = reward + _rows.expand(gamma, rank) * _rows.select(bootstraps, next_value)
+    target = reward + expand(gamma, rank) * _rows.select(bootstraps, next_value)
     target = tf.stop_gradient(target)
     error = target - value
     loss = _weighted_loss(error, mask, weights, huber_delta, denominator)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrl.ops import _rows
+from tfrl.ops.select import expand
 
 
 class VTrace(NamedTuple):
@@ -71,11 +72,11 @@ def vtrace(
         row, value=value, next_value=next_value, reward=reward, rho=rho
     )
     rank = value.shape.rank
-    gamma = _rows.expand(row.discount, rank)
+    gamma = expand(row.discount, rank)
     next_value = _rows.select(row.bootstraps, next_value)
     # lambda is 0 where the recursion is cut, which also leaves V(o_{t+1}) in the advantage.
     weight = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
-    weight = _rows.expand(weight, rank)
+    weight = expand(weight, rank)
 
     delta = tf.minimum(clip_rho, rho) * (reward + gamma * next_value - value)
     error = _rows.linear_recurrence(gamma * weight * tf.minimum(1.0, rho), delta)

@@ -10,6 +10,7 @@ their observations are next to each other.
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.ops.select import where
 
 
 @struct.dataclass
@@ -99,7 +100,7 @@ def _place_one(
         steps=counts.steps + is_step,
         frames=newest + is_step,
         first=counts.first,
-        age=tf.where(ends, tf.zeros(shape, tf.int64), counts.age + is_step),
+        age=where(~ends, counts.age + is_step, 0),
     )
     places = Placement(step=counts.steps, frame=newest - 1, age=counts.age, starts=starts)
     return tf.nest.map_structure(lambda x: tf.reshape(x, [1, *shape]), places), after

@@ -4,12 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl.ops.select import where
 from tfrl.replay import ring
 from tfrl.replay.in_graph import InGraphReplay
 from tfrl.types import Nest
 from tfrl.xla import may_be_xla
-
-_SMALL = 4096
 
 
 def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
@@ -56,7 +55,7 @@ def step_rows(replay: InGraphReplay, rows: dict[str, Nest]) -> tf.Tensor:
         if name in rows
     }
     packed = replay.step_packer.pack({**stored, "flags": flags})
-    return _masked(if_some_are_not(rows["valid"]), packed)
+    return chosen(_flat_mask(rows), packed, 0)
 
 
 def frame_rows(
@@ -68,14 +67,14 @@ def frame_rows(
     """
     stack, num_envs, frames = replay.frame_stack, replay.num_envs, replay.frames
     lead = [-1] if stack == 1 else [-1, 1]
-    valid, starts = if_some_are_not(rows["valid"]), tf.reshape(places.starts, [-1])
+    valid, starts = _flat_mask(rows), tf.reshape(places.starts, [-1])
     number = tf.reshape(places.frame, lead)
     envs = tf.range(num_envs, dtype=tf.int64)
     env = tf.reshape(tf.broadcast_to(envs, places.frame.shape), lead)
 
     def to(numbers: tf.Tensor, wanted: tf.Tensor | None) -> tf.Tensor:
         slot = ring.slots(numbers, env, replay.frames_per_env, num_envs)
-        return tf.reshape(chosen(_as(lead, wanted), slot, trash), [-1])
+        return tf.reshape(chosen(wanted, slot, trash), [-1])
 
     if stack == 1:
         own, kept, first, newest = number, starts, rows["obs"], rows["next_obs"]
@@ -84,40 +83,32 @@ def frame_rows(
         first = frames.split(tf.nest.map_structure(_merged, rows["obs"]))
         first = tf.nest.map_structure(_merged, first)
         newest = frames.newest(tf.nest.map_structure(_merged, rows["next_obs"]))
-    where = [to(own, starts), to(number + 1, valid)]
+    targets = [to(own, starts), to(number + 1, valid)]
     pack = replay.frame_packer.pack
-    packed = [_masked(kept, pack(first)), _masked(valid, pack(newest))]
-    return tf.concat(where, 0), tf.concat(packed, 0)
-
-
-def _masked(keep: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor:
-    """Rows `[M, width]`, zeros where they are not kept, so that a buffer's bits are repeatable."""
-    return chosen(_as([-1, 1], keep), rows, 0)
-
-
-def _as(shape: list[int], keep: tf.Tensor | None) -> tf.Tensor | None:
-    return None if keep is None else tf.reshape(keep, shape)
+    packed = [chosen(kept, pack(first), 0), chosen(valid, pack(newest), 0)]
+    return tf.concat(targets, 0), tf.concat(packed, 0)
 
 
 def chosen(keep: tf.Tensor | None, x: tf.Tensor, other: Any) -> tf.Tensor:
     """Returns `x` where it is kept, a number elsewhere.
 
     Args:
-      keep: bool, of the shape of `x` or with axes of size 1 at the end; None for everywhere.
+      keep: bool, aligned at the leading axes of `x`; None for everywhere.
       x: Numbers.
       other: The number.
     """
-    if keep is None:
-        return x
-    fill, size = tf.constant(other, x.dtype), x.shape.num_elements()
-    if size is not None and size <= _SMALL:  # a select that broadcasts takes several times as long
-        fill = tf.fill(x.shape, fill)
-    return tf.where(keep, x, fill)
+    return x if keep is None else where(keep, x, other)
 
 
 def if_some_are_not(valid: tf.Tensor) -> tf.Tensor | None:
     """Returns the mask, or None where it is known while tracing that it holds everywhere."""
     return None if ring.holds_everywhere(valid) else valid
+
+
+def _flat_mask(rows: dict[str, Nest]) -> tf.Tensor | None:
+    """Which of `[T * B]` rows are valid; None where all are. Others are zeros in the buffer."""
+    valid = if_some_are_not(rows["valid"])
+    return None if valid is None else tf.reshape(valid, [-1])
 
 
 def _merged(x: tf.Tensor) -> tf.Tensor:

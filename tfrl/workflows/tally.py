@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfrl.ops.select import where
+
 # Means over the episodes that ended. In a row they are those of the last that did.
 EPISODE_METRICS = ("episode_return", "episode_length")
 
@@ -38,10 +40,9 @@ class Tally:
     def add(self, sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         """Returns the sums with a row, float32 [n], in them."""
         known = ~tf.math.is_nan(row)
-        # All of one shape: a select that broadcasts takes several times as long.
-        fresh = tf.stack([tf.where(known, row, tf.zeros(row.shape)), tf.cast(known, tf.float32)])
+        fresh = tf.stack([where(known, row, 0.0), tf.cast(known, tf.float32)])
         last = np.broadcast_to(self._last, sums.shape)
-        return tf.where(last, tf.zeros(sums.shape), sums) + fresh
+        return where(~last, sums, 0.0) + fresh
 
     def result(self, sums: tf.Tensor) -> tf.Tensor:
         """Returns the row, float32 [n]; NaN where there was no number."""
