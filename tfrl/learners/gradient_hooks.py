@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfrl import networks, struct
 from tfrl.agents.core import Update
-from tfrl.learners import executor
+from tfrl.learners import executor, in_place
 from tfrl.learners.batches import valid_rows
 from tfrl.learners.learner_core import LearnerCore
 from tfrl.learners.module_config import ModuleConfig
@@ -212,4 +212,4 @@ class GradientHooks(LearnerCore):
         )
         for variable, old, new in triples:
             if new is not old:
-                variable.assign(new)
+                in_place.assign(variable, old, new)
