@@ -299,7 +299,7 @@ class GradientStep:
         if any(u.every == 1 for u in updates.values()):
             return None
         steps = self._learner.learner_steps
-        return tf.reduce_any([steps % u.every == 0 for u in updates.values()])
+        return _any([steps % n == 0 for n in dict.fromkeys(u.every for u in updates.values())])
 
     def _take_if_due(
         self,
@@ -311,9 +311,10 @@ class GradientStep:
     ) -> Any:
         """As `_take`, where nothing is computed for updates that wait."""
         shape: list[Any] = []
+        together = len({u.every for u in updates.values()}) == 1
 
         def take() -> Any:
-            result = self._take(k, updates, minibatch, stopped)
+            result = self._take(k, updates, minibatch, stopped, all_due=together)
             shape[:] = [result]
             return tf.nest.flatten(result)
 
@@ -336,11 +337,13 @@ class GradientStep:
         updates: dict[str, Update],
         minibatch: Minibatch,
         stopped: dict[str, tf.Tensor],
+        *,
+        all_due: bool = False,
     ) -> tuple[dict[str, dict[str, tf.Tensor]], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         def compute(minibatch: Minibatch, active: dict[str, tf.Tensor]) -> Computed:
             return self._compute(k, updates, minibatch.replace(active=active))
 
-        active = self._active(updates, stopped)
+        active = self._active(updates, stopped, all_due=all_due)
         everywhere = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
         found = self._replicas.first(everywhere.replace(gradients=[], param_updates={}))
         stopped = {m: s | found.stops[m] if m in found.stops else s for m, s in stopped.items()}
@@ -349,7 +352,7 @@ class GradientStep:
         owners = self._by_optimizer(gradients)
         norm_of = {name: norm for (name, _), norm in zip(owners, found.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
-        before, active = active, self._active(updates, stopped)
+        before, active = active, self._active(updates, stopped, all_due=all_due)
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             mine = {r: g for (o, _), own in owners if o == owner for r, g in own.items()}
             involved = [m for m in updates if not mine.keys().isdisjoint(self._refs_of(m, updates))]
@@ -364,18 +367,21 @@ class GradientStep:
                 finite.update({m: finite[m] & ok for m in involved})
             leaders = [owner] if owner in updates else involved
             if all(m in active for m in leaders):
-                do.append(tf.reduce_any([active[m] for m in leaders]))
+                do.append(_any([active[m] for m in leaders]))
             self._apply_if(do, owner, mine, everywhere.param_updates.get(owner))
         return {m: self._row(m, found, norm_of) for m in updates}, stopped, finite
 
     def _active(
-        self, updates: dict[str, Update], stopped: dict[str, tf.Tensor]
+        self, updates: dict[str, Update], stopped: dict[str, tf.Tensor], *, all_due: bool
     ) -> dict[str, tf.Tensor]:
-        """`{module_id: bool}` of the modules that may stop, or wait at this position."""
+        """`{module_id: bool}` of the modules that may stop, or wait at this position.
+
+        Where it is known that all of them are due, none waits.
+        """
         steps = self._learner.learner_steps
         active = {}
         for m, update in updates.items():
-            due = [steps % update.every == 0] if update.every > 1 else []
+            due = [] if all_due or update.every == 1 else [steps % update.every == 0]
             go = [~stopped[m]] if self._modules[m].may_stop else []
             if due or go:
                 active[m] = _all(due + go)
@@ -416,6 +422,10 @@ class GradientStep:
 
 def _all(conditions: list[tf.Tensor]) -> tf.Tensor:
     return functools.reduce(operator.and_, conditions)
+
+
+def _any(conditions: list[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(operator.or_, conditions)
 
 
 def take_minibatch(

@@ -9,7 +9,6 @@ run is the same whichever is faster.
 """
 
 import collections
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -323,7 +322,12 @@ def wait_for(result: tf.Tensor) -> None:
     result.numpy()
 
 
-@functools.partial(tf.function, autograph=False)
 def keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
-    """The keys of an iteration's rollout and update; a graph, since a loop may be eager."""
+    """The keys of an iteration's rollout and update."""
+    if tf.executing_eagerly():
+        return _keys_of(key, iteration)  # type: ignore[no-any-return]
     return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
+
+
+# A graph where the loop is eager: a few operations take longer there.
+_keys_of = tf.function(keys_of, autograph=False)

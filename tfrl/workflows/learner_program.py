@@ -14,6 +14,7 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.learners import Learner
+from tfrl.ops.select import where
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
@@ -240,7 +241,8 @@ class LearnerProgram(Choosing, abc.ABC):
 
     def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
         """The rollout on every replica; statistics, counts and metrics are those of all."""
-        play = self.seam_of_phase()
+        seam = self.seam_of_phase()
+        play = seam.inlined if self._overlaps else seam.__call__
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
             values = self.acting_state()
@@ -297,8 +299,8 @@ class LearnerProgram(Choosing, abc.ABC):
             metrics = self._improve(progress, out, key, env_steps)
         end = self._clock(start, metrics)
         some = out.counts["episodes"] > 0
-        last_return = tf.where(some, out.metrics["episode_return"], progress.episode_return)
-        last_length = tf.where(some, out.metrics["episode_length"], progress.episode_length)
+        last_return = where(some, out.metrics["episode_return"], progress.episode_return)
+        last_length = where(some, out.metrics["episode_length"], progress.episode_length)
         progress = Progress(
             env_state=out.env_state,
             carry=out.carry,
@@ -369,31 +371,35 @@ class LearnerProgram(Choosing, abc.ABC):
         tally = Tally(self._names[self._phase])
         # What a loop carries costs a graph several operations in each iteration.
         timed = self._timed
+        zero = tf.zeros([2], tf.float64)
         most = tf.minimum(done + per_row, iterations)
+
+        def once(progress: Progress, sums: Any, seconds: Any) -> Any:
+            progress, f, _, s = self._iterate(progress)
+            return progress, tally.add(sums, f), [t + s for t in seconds]
+
+        start = (progress, tally.start(), [zero] if timed else [])
         if self._workflow.all_rows_valid:  # it is known now where the limit is reached
             steps = self._workflow.steps_per_iteration
             left = (limit - progress.env_steps - 1) // steps + 1
-            most = tf.cast(
-                tf.minimum(tf.cast(most, tf.int64), tf.cast(done, tf.int64) + left), tf.int32
+            number = tf.cast(tf.minimum(tf.cast(most - done, tf.int64), left), tf.int32)
+            progress, sums, seconds = tf.while_loop(
+                lambda *_: tf.constant(True),
+                once,
+                start,
+                parallel_iterations=1,
+                maximum_iterations=number,
+                name="iterations",
             )
-
-        def going(done: Any, progress: Any, *_: Any) -> tf.Tensor:
-            if self._workflow.all_rows_valid:
-                return done < most
-            return (done < most) & (progress.env_steps < limit)
-
-        def body(done: Any, progress: Any, sums: Any, seconds: Any) -> Any:
-            progress, f, _, s = self._iterate(progress)
-            return done + 1, progress, tally.add(sums, f), [t + s for t in seconds]
-
-        zero = tf.zeros([2], tf.float64)
-        done, progress, sums, seconds = tf.while_loop(
-            going,
-            body,
-            (done, progress, tally.start(), [zero] if timed else []),
-            parallel_iterations=1,
-            name="iterations",
-        )
+            done += number
+        else:
+            done, (progress, sums, seconds) = tf.while_loop(
+                lambda done, state: (done < most) & (state[0].env_steps < limit),
+                lambda done, state: (done + 1, once(*state)),
+                (done, start),
+                parallel_iterations=1,
+                name="iterations",
+            )
         counters = self._counters(progress)
         return progress, done, tally.result(sums), counters, seconds[0] if timed else zero
 
