@@ -1,21 +1,33 @@
+import functools
+
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from tfrl.learners import in_place
+from tfrl.learners.gradient_hooks import GradientHooks
+from tfrl.xla import never_in_xla
 
 
 def _kinds(fn):
     return {op.type for op in fn.get_concrete_function().graph.get_operations()}
 
 
+class _Learner:
+    """What `_assign_changes` takes of a learner."""
+
+    _changes = GradientHooks._changes
+
+    def __init__(self, leaves):
+        self._states = {"m": leaves}
+
+
 class InPlaceTest(tf.test.TestCase):
     def _moving(self, variable, towards, share, assign=in_place.assign, **options):
-        @tf.function(autograph=False, **options)
         def move():
             old = variable.read_value()
             assign(variable, old, old + share * (towards - old))
 
-        return move
+        return tf.function(never_in_xla(move), autograph=False, **options)
 
     def test_a_step_towards_another_is_one_operation_of_the_same_bits(self):
         start, towards = tf.random.normal([64, 3]), tf.random.normal([64, 3])
@@ -24,7 +36,8 @@ class InPlaceTest(tf.test.TestCase):
             variable.assign(new)
 
         for share in (0.005, tf.Variable(0.005)):
-            for options in ({}, {"jit_compile": True}):
+            for jit in (False, True):
+                options = {"jit_compile": jit}
                 variable = tf.Variable(start)
                 move = self._moving(variable, towards, share, **options)
                 move()
@@ -32,7 +45,7 @@ class InPlaceTest(tf.test.TestCase):
                 self._moving(plain, towards, share, plainly, **options)()
                 self.assertAllEqual(variable, plain)
                 self.assertAllClose(variable, start + 0.005 * (towards - start))
-                self.assertIn("ResourceApplyGradientDescent", _kinds(move))
+                self.assertEqual("ResourceApplyGradientDescent" in _kinds(move), not jit)
 
     def test_eagerly_it_is_an_assignment(self):
         variable = tf.Variable([1.0, 2.0])
@@ -43,7 +56,8 @@ class InPlaceTest(tf.test.TestCase):
     def test_what_is_made_of_something_else_is_assigned(self):
         variable, other = tf.Variable([1.0, 2.0]), tf.constant([10.0, 20.0])
 
-        @tf.function(autograph=False)
+        @functools.partial(tf.function, autograph=False)
+        @never_in_xla
         def change(which):
             old = variable.read_value()
             new = {
@@ -72,7 +86,8 @@ class InPlaceTest(tf.test.TestCase):
     def test_whole_numbers_are_assigned(self):
         variable = tf.Variable([1, 2])
 
-        @tf.function(autograph=False)
+        @functools.partial(tf.function, autograph=False)
+        @never_in_xla
         def change():
             old = variable.read_value()
             in_place.assign(variable, old, old + 2 * (old - 1))
@@ -83,7 +98,8 @@ class InPlaceTest(tf.test.TestCase):
     def test_values_read_before_stay_what_they_were(self):
         variable, towards = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
 
-        @tf.function(autograph=False)
+        @functools.partial(tf.function, autograph=False)
+        @never_in_xla
         def change():
             old = variable.read_value()
             in_place.assign(variable, old, old + 0.5 * (towards - old))
@@ -92,6 +108,22 @@ class InPlaceTest(tf.test.TestCase):
         before, after = change()
         self.assertAllEqual(before, [1.0, 2.0])
         self.assertAllEqual(after, [2.0, 3.0])
+
+    def test_a_leaf_that_is_there_twice_moves_once(self):
+        variable, towards = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
+        learner = _Learner({"a": variable, "b": variable, "c": tf.Variable([0.0, 0.0])})
+
+        def moved(before, _):
+            return tf.nest.map_structure(lambda x: x + 0.5 * (towards - x), before)
+
+        change = tf.function(
+            never_in_xla(lambda: GradientHooks._assign_changes(learner, "m", moved, None)),
+            autograph=False,
+        )
+        change()
+        self.assertAllEqual(variable, [2.0, 3.0])
+        self.assertAllEqual(learner._states["m"]["c"], [1.5, 2.0])
+        self.assertIn("ResourceApplyGradientDescent", _kinds(change))
 
     def test_a_variable_of_a_strategy_is_assigned(self):
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

@@ -36,6 +36,17 @@ class RatioTest(parameterized.TestCase):
         self.assertEqual(sum(learnt), wanted)
         self.assertEqual(flow.env_steps(state), 60)
 
+    def test_a_run_while_functions_run_eagerly_for_debugging(self):
+        flow = workflow(compile="eager", num_envs=1)
+        expected = learner_state(flow, run(flow, 0, 24)[0])
+        tf.config.run_functions_eagerly(True)
+        try:
+            found = learner_state(flow, run(flow, 0, 24)[0])
+        finally:
+            tf.config.run_functions_eagerly(False)
+        for path, value in expected.items():
+            np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+
     def test_rows_of_an_autoreset_count_no_step(self):
         flow = workflow(autoreset="NEXT_STEP", updates_per_step=0.5, num_envs=4)
         state, rows = run(flow, 0, 200)

@@ -1,5 +1,6 @@
 """The steps of one update of a Learner, for subclasses to override; all are traced."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -199,17 +200,30 @@ class GradientHooks(LearnerCore):
     def _assign_changes(self, module_id: str, hook: Callable[..., AgentState], given: Any) -> None:
         before = struct.values(self._states[module_id])
         after = hook(before, given)
-        if after is not before:
-            self.assign(module_id, before, after)
+        if after is before:
+            return
+        changes = self._changes(module_id, before, after)
+        # One that two groups borrow changes once.
+        own = Counter(id(variable) for variable, _, _ in changes)
+        for variable, old, new in changes:
+            if own[id(variable)] == 1:
+                in_place.assign(variable, old, new)
+            else:
+                variable.assign(new)
 
     def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
         """Assigns the leaves of `after` that are not those of `before` to the variables."""
+        for variable, _, new in self._changes(module_id, before, after):
+            variable.assign(new)
+
+    def _changes(
+        self, module_id: str, before: AgentState, after: AgentState
+    ) -> list[tuple[Any, Any, Any]]:
+        """Variable, value before and value after of the leaves that are others after."""
         triples = zip(
             tf.nest.flatten(self._states[module_id]),
             tf.nest.flatten(before),
             tf.nest.flatten(after),
             strict=True,
         )
-        for variable, old, new in triples:
-            if new is not old:
-                in_place.assign(variable, old, new)
+        return [(variable, old, new) for variable, old, new in triples if new is not old]

@@ -16,16 +16,19 @@ def where(condition: Any, x: tf.Tensor, y: Any) -> tf.Tensor:
     takes equal shapes, numbers and rows, takes 2.
 
     Args:
-      condition: bool [...], a scalar too; an array or a tensor.
+      condition: bool [...], a scalar too; an array or a tensor. Of an unknown number of axes it
+        stands as in `tf.where`.
       x: [..., *more].
       y: Of the shape and dtype of `x`, or a number.
     """
     condition, shape = tf.convert_to_tensor(condition), x.shape
+    if shape.rank is None or condition.shape.rank is None:
+        return tf.where(condition, x, y)
     size = shape.num_elements()
     if not tf.is_tensor(y):
         small = size is not None and size <= _SMALL
         y = tf.fill(shape, tf.constant(y, x.dtype)) if small else tf.constant(y, x.dtype)
-    known = size is not None and y.shape == shape and condition.shape.rank is not None
+    known = size is not None and y.shape == shape
     if known and condition.shape.as_list() in ([], shape.as_list(), shape.as_list()[:1]):
         return tf.raw_ops.Select(condition=condition, x=x, y=y)
     return tf.where(expand(condition, shape.rank), x, y)

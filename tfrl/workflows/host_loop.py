@@ -324,10 +324,12 @@ def wait_for(result: tf.Tensor) -> None:
 
 def keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
     """The keys of an iteration's rollout and update."""
-    if tf.executing_eagerly():
-        return _keys_of(key, iteration)  # type: ignore[no-any-return]
+    return (_graph_of_keys if tf.executing_eagerly() else _keys)(key, iteration)
+
+
+def _keys(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
     return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
 
 
-# A graph where the loop is eager: a few operations take longer there.
-_keys_of = tf.function(keys_of, autograph=False)
+# For loops in Python: a few operations take longer eagerly.
+_graph_of_keys = tf.function(_keys, autograph=False)

@@ -218,7 +218,7 @@ class LearnerProgram(Choosing, abc.ABC):
             self._names[self._phase] = sorted({*out.metrics, *self._metric_names(progress)})
             return tf.constant(0)
 
-        # Traced and never run: the seams keep their traces for the loop.
+        # Traced and never run: the seams that are called keep their traces for the loop.
         tf.function(once, autograph=False).get_concrete_function(progress)
 
     def whole(self, progress: Progress) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -382,6 +382,7 @@ class LearnerProgram(Choosing, abc.ABC):
         if self._workflow.all_rows_valid:  # it is known now where the limit is reached
             steps = self._workflow.steps_per_iteration
             left = (limit - progress.env_steps - 1) // steps + 1
+            # At least 1: whoever calls this has seen that neither end is reached.
             number = tf.cast(tf.minimum(tf.cast(most - done, tf.int64), left), tf.int32)
             progress, sums, seconds = tf.while_loop(
                 lambda *_: tf.constant(True),
