@@ -301,8 +301,9 @@ def run(task: Task, doc: str | None, where: Sequence[str], argv: Sequence[str] |
     parser.add_argument("--where", default="device", help=f"some of {', '.join(where)}")
     parser.add_argument("--peers", default="", help=f"some of {', '.join(task.peers)}")
     parser.add_argument("--compile", default="auto", choices=("auto", "xla", "graph"))
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=5)
+    # Many short turns: on a machine that is now slow and now fast, ratios of long ones vary more.
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args(argv)
     places = names_of(args.where, where, "--where")
     names = names_of(args.peers, list(task.peers), "--peers")
