@@ -94,9 +94,7 @@ def select(condition: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
     """
     if condition is None:
         return x
-    if not x.shape.is_fully_defined():
-        return where(condition, x, tf.zeros_like(x))
-    return where(condition, x, tf.zeros(x.shape, x.dtype))
+    return where(condition, x, tf.zeros_like(x))
 
 
 def column(name: str, x: Any, row: Rows, rank: int = 0) -> tf.Tensor:
