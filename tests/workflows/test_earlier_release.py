@@ -1,0 +1,116 @@
+"""Checkpoints that the release before wrote are restored, by this one and by all that follow.
+
+The folders in data/ were written, once, from the top of the repository by
+
+    python -m tests.workflows.test_earlier_release tests/workflows/data/v0
+
+They stay as they are. Each holds a checkpoint after some iterations, and in `after.npz` the
+parameters of the policy there and two iterations later.
+"""
+
+import functools
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tests.tasks.small_tasks import ScriptedTask, config
+from tests.workflows.small_off_policy import PRIORITIZED
+from tests.workflows.small_off_policy import workflow as off_policy
+from tfrl import struct
+from tfrl.agents import PPO, SAC, TD3
+from tfrl.learners import ModuleConfig
+from tfrl.tasks import TaskWorkflow
+from tfrl.workflows import OnPolicyWorkflow
+
+DATA = pathlib.Path(__file__).parent / "data" / "v0"
+
+
+def on_policy(env_id="tf:CartPole-v1", strategy=None, **agent):
+    return OnPolicyWorkflow(
+        env=tfrl.make_env(env_id, num_envs=4),
+        agent=functools.partial(PPO, **{"hidden": (4,), **agent}),
+        rollout_length=8,
+        num_epochs=1,
+        num_minibatches=2,
+        eval_episodes=2,
+        learner_config=ModuleConfig(lr=[[0, 1e-2], [1000, 0.0]], grad_clip=0.5),
+        compile="graph",
+        strategy=strategy,
+    )
+
+
+def pendulum(agent):
+    make = functools.partial(agent, hidden=(4,))
+    return off_policy("tf:Pendulum-v1", agent=make, random_steps=16)
+
+
+# name: (the workflow, iterations before the checkpoint)
+CASES = {
+    "ppo": (functools.partial(on_policy, normalize_obs=True), 3),
+    "ppo_recurrent": (
+        functools.partial(on_policy, memory="lstm", memory_size=4),
+        3,
+    ),
+    "ppo_two_replicas": (
+        lambda: on_policy(
+            strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), normalize_obs=True
+        ),
+        3,
+    ),
+    "ppo_host": (functools.partial(on_policy, "gymnasium:CartPole-v1"), 3),
+    "dqn_prioritized": (functools.partial(off_policy, replay=PRIORITIZED), 20),
+    "sac": (functools.partial(pendulum, SAC), 16),
+    "td3": (functools.partial(pendulum, TD3), 16),
+    "task": (lambda: TaskWorkflow(task=ScriptedTask(config())), 2),
+}
+
+
+def params_of(workflow, state, name):
+    params = struct.paths(workflow.agent_state(state))
+    return {f"{name}/{path}": np.asarray(x) for path, x in params.items()}
+
+
+def go_on(workflow, state, name):
+    """The parameters of a state, and those two iterations later."""
+    found = params_of(workflow, state, "restored")
+    for _ in range(2):
+        _, state = workflow.step(state)
+    return {**found, **params_of(workflow, state, "later")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_restored_and_goes_on(name):
+    workflow = CASES[name][0]()
+    state = workflow.restore(DATA / name)
+    found = go_on(workflow, state, name)
+    workflow.close()
+    with np.load(DATA / name / "after.npz") as kept:
+        assert set(found) == set(kept.files)
+        for path in kept.files:
+            if path.startswith("restored/"):
+                np.testing.assert_array_equal(found[path], kept[path], err_msg=path)
+            elif name != "ppo_host":  # new episodes begin there
+                # Another processor may round otherwise.
+                np.testing.assert_allclose(found[path], kept[path], rtol=1e-4, atol=1e-5)
+
+
+def write(directory):
+    """Writes all cases."""
+    for name, (make, iterations) in CASES.items():
+        workflow = make()
+        state = workflow.setup(3)
+        for _ in range(iterations):
+            _, state = workflow.step(state)
+        workflow.save(state, directory / name)
+        np.savez_compressed(directory / name / "after.npz", **go_on(workflow, state, name))
+        workflow.close()
+
+
+if __name__ == "__main__":
+    devices = [tf.config.LogicalDeviceConfiguration()] * 4
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    write(pathlib.Path(sys.argv[1]))
