@@ -12,11 +12,12 @@ from tfrl._version import __version__
 
 if TYPE_CHECKING:
     from tfrl.envs.registry import make_env
+    from tfrl.loading import loadable
 
 _quiet.install()
 
 # Where the names of the top level live.
-_NAMES = {"make_env": "tfrl.envs.registry"}
+_NAMES = {"loadable": "tfrl.loading", "make_env": "tfrl.envs.registry"}
 
 _SUBMODULES = (
     "agents",
@@ -33,6 +34,7 @@ _SUBMODULES = (
     "extras",
     "launch",
     "learners",
+    "loading",
     "metrics",
     "networks",
     "ops",
@@ -47,7 +49,7 @@ _SUBMODULES = (
     "workflows",
 )
 
-__all__ = ["__version__", "make_env"]
+__all__ = ["__version__", "loadable", "make_env"]
 
 
 def __getattr__(name: str) -> Any:

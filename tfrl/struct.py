@@ -20,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import Self, dataclass_transform
 
+from tfrl.loading import register_library_class
+
 T = TypeVar("T")
 Nest = Any
 
@@ -263,6 +265,7 @@ def _build(cls: type[T], *, static_default: bool) -> type[T]:
     if "replace" not in cls.__dict__:
         namespace.replace = _replace
     _wrap_init(cls, own_init)
+    register_library_class(cls)
     return cls
 
 

@@ -6,9 +6,11 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent, Update
 from tfrl.learners import Learner, Module, ModuleConfig
+from tfrl.loading import loadable
 from tfrl.types import ActionOutput, AgentState
 
 
+@loadable
 @struct.logic_dataclass
 class SumAgent(Agent):
     """Its loss is the sum of all parameters, plus next to nothing of the batch."""
@@ -47,6 +49,7 @@ class SumAgent(Agent):
         return None if self.stop_above is None else metrics["mean_x"] > self.stop_above
 
 
+@loadable
 @struct.logic_dataclass
 class RegressionAgent(Agent):
     """Least squares y = w x, with an actor group that a second update trains less often."""
@@ -127,6 +130,7 @@ def column(*rows):
     return {"w": tf.constant(rows, tf.float32)}
 
 
+@loadable
 @struct.logic_dataclass
 class Dot(Module):
     """Its loss is the mean over the rows of `sum_g x_g . w_g`, starting from ones.
@@ -154,6 +158,7 @@ class Dot(Module):
         return None if self.stop_above is None else metrics["mean_x"] > self.stop_above
 
 
+@loadable
 @struct.logic_dataclass
 class EncoderHead(Module):
     """Its loss is `head * mean(x . encoder)`; from encoder [1, 1] and a head that is given.
@@ -173,6 +178,7 @@ class EncoderHead(Module):
         return tf.reduce_mean(outputs)
 
 
+@loadable
 @struct.logic_dataclass
 class Held(Module):
     """Has parameters and no loss."""

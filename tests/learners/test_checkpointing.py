@@ -15,8 +15,9 @@ from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo.agent import PPO
 from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig, checkpoint_folder, checkpointing
+from tfrl.loading import loadable
 from tfrl.metrics import MetricsLogger
-from tfrl.storage import checkpoint_format, files
+from tfrl.storage import checkpoint_format, codec, files
 
 OBS = tf.TensorSpec([3], tf.float32)
 ACTION = specs.DiscreteSpec(2)
@@ -438,6 +439,7 @@ class TestDamage:
 # The real Learner.
 
 
+@loadable
 def make_model():
     return tf.keras.Sequential([tf.keras.layers.Dense(4, activation="tanh")])
 
@@ -543,8 +545,35 @@ class TestLearner:
         manifest = (path / "manifest.json").read_text()
         (path / "manifest.json").write_text(manifest.replace("make_model", "made_model"))
         checkpoint_format.seal(path)
-        with pytest.raises(UserError, match="value/torso/model_fn is a name that fails: .*made_mo"):
+        with pytest.raises(
+            UserError, match="value/torso/model_fn is the name .*made_model.*not load"
+        ):
             checkpointing.from_checkpoint(Learner, path)
+
+    def test_a_manifest_runs_nothing(self, tmp_path):
+        """A module described as one that calls a function of the file's choice."""
+        learner = Learner({"a": ppo()})
+        learner.build(tf.constant([1, 2]))
+        path = checkpointing.save_to_path(learner, tmp_path / "save")
+        agents = f"touch {tmp_path}/ran"
+        described = {
+            "kind": "object",
+            "class": "tfrl.agents.multi_agent:MultiAgent",
+            "fields": {
+                "obs_spec": codec.describe({agents: OBS}),
+                "action_spec": codec.describe({agents: ACTION}),
+                "policies": codec.describe({"a": ppo()}),
+                "policy_mapping_fn": {"kind": "name", "name": "os:popen"},
+            },
+        }
+        text = json.dumps(json.loads((path / "manifest.json").read_text()))
+        one = json.dumps(codec.describe(ppo()))
+        assert one in text
+        (path / "manifest.json").write_text(text.replace(one, json.dumps(described)))
+        checkpoint_format.seal(path)
+        with pytest.raises(UserError, match="policy_mapping_fn is the name 'os:popen'"):
+            checkpointing.from_checkpoint(Learner, path)
+        assert not (tmp_path / "ran").exists()
 
     def test_other_configs(self, tmp_path):
         path = checkpointing.save_to_path(self.learner(), tmp_path / "save")

@@ -16,14 +16,17 @@ from tensorflow.python.framework import tensor_spec
 from tfrl import distributions, networks, specs, struct
 from tfrl.agents.ppo.agent import PPO
 from tfrl.errors import UserError
+from tfrl.loading import UnknownNameError, loadable, resolve
 from tfrl.ops import schedules
 from tfrl.storage import codec
 
 
+@loadable
 class Color(enum.Enum):
     RED = 1
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class Plain:
     a: int
@@ -34,12 +37,14 @@ class Plain:
         object.__setattr__(self, "twice", 2 * self.a)
 
 
+@loadable
 @struct.dataclass
 class WithArrays:
     table: np.ndarray
     size: int = struct.field(static=True, default=3)
 
 
+@loadable
 @struct.logic_dataclass
 class Config:
     lr: object = 3e-4
@@ -57,6 +62,7 @@ class NoDataclass(Plain):
 Pair = collections.namedtuple("Pair", "a b")
 
 
+@loadable
 def make_model():
     return tf.keras.Sequential([tf.keras.layers.Dense(5)])
 
@@ -113,7 +119,6 @@ class TestRoundTrip:
             Color,
             Plain,
             make_model,
-            tf.nn.relu,
             Plain(1, (2, Color.RED)),
             Config(lr=[[0, 1e-3], [100, 0.0]]),
         ],
@@ -258,13 +263,6 @@ class TestRefused:
         assert self.message({"a": [0, {3: object()}]}, "x").startswith("x/a/1/3: ")
         assert self.message(Plain(1, (object(),)), "x").startswith("x/b/0: ")
 
-    def test_a_name_that_leads_elsewhere(self, monkeypatch):
-        old = make_model
-        monkeypatch.setitem(globals(), "make_model", lambda: None)
-        assert "leads to another one" in self.message(old)
-        monkeypatch.delitem(globals(), "make_model")
-        assert "make_model, which cannot be imported" in self.message(old)
-
 
 class TestNotBuilt:
     def message(self, description):
@@ -275,17 +273,22 @@ class TestNotBuilt:
     @pytest.mark.parametrize(
         ("description", "got"),
         [
-            ({"kind": "object", "class": "os:system", "fields": {}}, "neither a Python function"),
-            ({"kind": "object", "class": "subprocess:Popen", "fields": {}}, "is no dataclass"),
-            ({"kind": "object", "class": "shutil:rmtree", "fields": {}}, "is no dataclass"),
-            ({"kind": "object", "class": "a.b", "fields": {}}, "no name of the form module:name"),
-            ({"kind": "object", "class": "x:f()", "fields": {}}, "no name of the form module:name"),
-            ({"kind": "object", "class": "no_such_module:X", "fields": {}}, "is not there"),
-            ({"kind": "object", "class": "tfrl.specs:NoSuchSpec", "fields": {}}, "is not there"),
+            ({"kind": "object", "class": "os:system", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "subprocess:Popen", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "shutil:rmtree", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "a.b", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "x:f()", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "no_such_module:X", "fields": {}}, "is not loadable"),
+            ({"kind": "object", "class": "tfrl.specs:NoSuchSpec", "fields": {}}, "is not loadable"),
             ({"kind": "object"}, "one that fails with KeyError('class')"),
-            ({"kind": "enum", "class": "builtins:dict", "name": "x"}, "is no Enum"),
-            ({"kind": "name", "name": "math:tanh"}, "neither a Python function nor a class"),
-            ({"kind": "name", "name": 3}, "3 is no name"),
+            ({"kind": "enum", "class": "builtins:dict", "name": "x"}, "is not loadable"),
+            ({"kind": "name", "name": "os:popen"}, "tfrl.loadable(popen)"),
+            ({"kind": "enum", "class": f"{__name__}:Plain", "name": "x"}, "is no Enum"),
+            (
+                {"kind": "object", "class": f"{__name__}:make_model", "fields": {}},
+                "is no dataclass",
+            ),
+            ({"kind": "name", "name": 3}, "the name 3, which is not loadable"),
             ({"kind": "spec", "class": "os", "arguments": []}, "one that fails with KeyError"),
             ({"kind": "pickle"}, "one of kind 'pickle'"),
             ({}, "one of kind None"),
@@ -316,3 +319,46 @@ class TestNotBuilt:
         description["fields"]["clip_by"] = "nonsense"
         with pytest.raises(UserError, match="Config.clip_by"):
             codec.build(description)
+
+    def test_a_thousand_brackets(self):
+        description = 1
+        for _ in range(10_000):
+            description = [description]
+        assert "one that is nested too deep" in self.message(description)
+
+    def test_nothing_is_imported_by_a_name(self, tmp_path, monkeypatch):
+        """A module that the file names is not even looked for."""
+        (tmp_path / "foreign.py").write_text("raise SystemExit('imported')")
+        monkeypatch.syspath_prepend(tmp_path)
+        for kind in ("name", "object", "enum"):
+            description = {"kind": kind, "name": "foreign:f", "class": "foreign:f", "fields": {}}
+            assert "the name 'foreign:f'" in self.message(description)
+
+
+class TestLoadable:
+    def test_it_takes_what_has_a_name(self):
+        with pytest.raises(UnknownNameError, match="a lambda"):
+            loadable(lambda: None)
+        with pytest.raises(UnknownNameError, match="inside a function"):
+            loadable(type("Local", (), {"__qualname__": "f.<locals>.Local"}))
+        with pytest.raises(UnknownNameError, match="a int"):
+            loadable(3)
+
+    def test_functions_of_libraries_once_they_are_registered(self):
+        description = codec.describe(tf.nn.relu)
+        with pytest.raises(UserError, match="not loadable here"):
+            codec.build(description)
+        loadable(tf.nn.relu)
+        assert codec.build(description) is tf.nn.relu
+
+    def test_what_the_library_itself_can_have_built_has_no_way_out(self):
+        """Its records and logic are registered; nothing that opens files, runs or imports is."""
+        from tfrl import loading
+
+        own = {n: obj for n, obj in loading._loadable.items() if n.startswith("tfrl.")}
+        assert "tfrl.agents.ppo.agent:PPO" in own
+        for name, obj in own.items():
+            assert isinstance(obj, type), name
+            assert dataclasses.is_dataclass(obj) or issubclass(obj, enum.Enum), name
+        with pytest.raises(UnknownNameError):
+            resolve("tfrl.envs.registry:make_env")

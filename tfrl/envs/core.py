@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.loading import loadable
 from tfrl.types import EnvState, Nest
 
 
+@loadable
 class Autoreset(enum.Enum):
     """What happens when an episode ends.
 

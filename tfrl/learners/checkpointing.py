@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import tfrl.agents  # noqa: F401  (registers the classes that descriptions name)
 from tfrl import seeding
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners import checkpoint_folder

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.loading import loadable
 
 
 class Schedule(abc.ABC):
@@ -77,6 +78,7 @@ def _progress(step: tf.Tensor, steps: float) -> tf.Tensor:
     return tf.clip_by_value(step / steps, 0.0, 1.0)
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class ConstantSchedule(Schedule):
     """The same value at every step.
@@ -100,6 +102,7 @@ class ConstantSchedule(Schedule):
         return (self.constant,)
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class LinearSchedule(Schedule):
     """From start to end in a straight line, then the end.
@@ -132,6 +135,7 @@ class LinearSchedule(Schedule):
         return self.start, self.end
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class PiecewiseLinearSchedule(Schedule):
     """Straight lines between points `[[0, v0], [t1, v1], ...]`, then the last value.
@@ -180,6 +184,7 @@ class PiecewiseLinearSchedule(Schedule):
         return tuple(v for _, v in self.points)
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class ExponentialSchedule(Schedule):
     """Multiplied by `rate` every `steps` steps, smoothly, down (or up) to `end`.
@@ -228,6 +233,7 @@ class ExponentialSchedule(Schedule):
         return bound(self.start, self.end), bound(last, self.end)
 
 
+@loadable
 @dataclasses.dataclass(frozen=True)
 class CosineSchedule(Schedule):
     """From start to end along half a cosine, then the end.

@@ -2,8 +2,8 @@
 
 An agent is a frozen dataclass of numbers, strings, specs, networks and schedules: that describes
 it in full. What cannot be described in words (a lambda, a Keras model, a tensor) is refused with
-its path. Building imports the classes that are named and calls their constructors, and accepts no
-class but dataclasses; there is no pickle and no eval.
+its path. Building calls the constructors of dataclasses, and takes only classes and functions that
+are registered (`tfrl.loadable`); nothing is imported by name, there is no pickle and no eval.
 
 None, bools, ints, strings, finite floats and lists stand for themselves; anything else is
 `{"kind": ..., ...}`.
@@ -21,7 +21,7 @@ from tensorflow.python.framework import tensor_spec
 
 from tfrl import specs
 from tfrl.errors import UserError
-from tfrl.storage.names import UnknownNameError, is_named, name_of, resolve
+from tfrl.loading import UnknownNameError, is_named, name_of, resolve, resolve_enum
 
 Description = Any
 
@@ -85,13 +85,20 @@ def build(description: Description, name: str = "object") -> Any:
       name: What to call the object in messages.
 
     Raises:
-      UserError: The description names a class or function that is not there or not allowed, has
-        fields that the class has not, lacks some, or is none.
+      UserError: The description names a class or function that is not registered, has fields that
+        the class has not, lacks some, or is none.
     """
+    try:
+        return _build(description, name)
+    except RecursionError as error:
+        raise _unbuildable(name, "one that is nested too deep") from error
+
+
+def _build(description: Description, name: str) -> Any:
     if description is None or isinstance(description, bool | int | float | str):
         return description
     if isinstance(description, list):
-        return [build(x, f"{name}/{i}") for i, x in enumerate(description)]
+        return [_build(x, f"{name}/{i}") for i, x in enumerate(description)]
     kind = description.get("kind") if isinstance(description, Mapping) else None
     if kind not in _BUILDERS:
         raise _unbuildable(name, f"one of kind {kind!r}")
@@ -100,7 +107,7 @@ def build(description: Description, name: str = "object") -> Any:
     except UserError:
         raise
     except UnknownNameError as error:
-        raise _unbuildable(name, f"a name that fails: {error}") from error
+        raise _unbuildable(name, str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unbuildable(name, f"one that fails with {error!r}") from error
 
@@ -142,7 +149,7 @@ def _build_object(content: Mapping[str, Any], name: str) -> Any:
             f"{content['class']} with unknown fields {unknown}, missing fields {missing}; the "
             "class has changed since",
         )
-    return cls(**{n: build(v, f"{name}/{n}") for n, v in given.items()})
+    return cls(**{n: _build(v, f"{name}/{n}") for n, v in given.items()})
 
 
 def _required(field: Any) -> bool:
@@ -150,10 +157,7 @@ def _required(field: Any) -> bool:
 
 
 def _build_enum(content: Mapping[str, Any], name: str) -> Any:
-    cls = resolve(content["class"])
-    if not isinstance(cls, type) or not issubclass(cls, enum.Enum):
-        raise UnknownNameError(f"{content['class']} is no Enum")
-    return cls[content["name"]]
+    return resolve_enum(content["class"])[content["name"]]
 
 
 # Collections, arrays and the words of TensorFlow.
@@ -179,8 +183,8 @@ def _describe_array(obj: Any, name: str) -> dict[str, Any]:
 def _build_array(content: Mapping[str, Any], name: str) -> np.ndarray:
     shape, dtype = tuple(content["shape"]), np.dtype(content["dtype"])
     if "fill" in content:
-        return np.full(shape, build(content["fill"], name), dtype)
-    return np.array([build(x, name) for x in content["values"]], dtype).reshape(shape)
+        return np.full(shape, _build(content["fill"], name), dtype)
+    return np.array([_build(x, name) for x in content["values"]], dtype).reshape(shape)
 
 
 def _describe_shape(obj: tf.TensorShape, name: str) -> dict[str, Any]:
@@ -188,7 +192,7 @@ def _describe_shape(obj: tf.TensorShape, name: str) -> dict[str, Any]:
 
 
 def _build_spec(content: Mapping[str, Any], name: str) -> Any:
-    return _SPECS[content["class"]](*build(content["arguments"], name))
+    return _SPECS[content["class"]](*_build(content["arguments"], name))
 
 
 _Describer = Callable[[Any, str], dict[str, Any]]
@@ -206,8 +210,8 @@ _DESCRIBERS: tuple[tuple[Any, str, _Describer], ...] = (
 _BUILDERS: dict[str, _Builder] = {
     "float": lambda c, n: float(c["value"]),
     "enum": _build_enum,
-    "tuple": lambda c, n: tuple(build(x, f"{n}/{i}") for i, x in enumerate(c["items"])),
-    "dict": lambda c, n: {build(k, n): build(v, f"{n}/{k}") for k, v in c["items"]},
+    "tuple": lambda c, n: tuple(_build(x, f"{n}/{i}") for i, x in enumerate(c["items"])),
+    "dict": lambda c, n: {_build(k, n): _build(v, f"{n}/{k}") for k, v in c["items"]},
     "array": _build_array,
     "number": lambda c, n: _build_array(c, n)[()],
     "numpy_dtype": lambda c, n: np.dtype(c["name"]),
