@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from tests.envs.host_backends import Scripted
 from tfrl import make_env
-from tfrl.envs import wrappers
+from tfrl.envs import host_rewards, wrappers
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.ops import statistics
@@ -43,7 +43,9 @@ class HostRewardTest(parameterized.TestCase):
         g = np.zeros(2, np.float32)
         for t in range(12):
             g = g * np.float32(0.9) + rewards[t]
-            moments = statistics.update(moments, tf.constant(g), mask=tf.constant(valid[t]))
+            moments = statistics.update(
+                moments, tf.constant(g), mask=tf.constant(valid[t]), usual=1e4
+            )
             want = rewards[t] / np.sqrt(moments.m2 / moments.count + 1e-8)
             np.testing.assert_allclose(paid[t], want, rtol=1e-5)
             g = np.where(ended[t], 0, g).astype(np.float32)
@@ -104,3 +106,29 @@ class HostRewardTest(parameterized.TestCase):
 
 def _wrap(kind, env, **options):
     return kind(env=env, **options)
+
+
+class OutlierTest(parameterized.TestCase):
+    @parameterized.parameters(1e20, 3e38, -3e38)
+    def test_one_reward_counts_as_on_the_device(self, wrong):
+        rewards = np.random.default_rng(0).normal(0.0, 2.0, [40, 3]).astype(np.float32)
+        rewards[8, 0] = wrong
+        host = host_rewards.Normalized(discount=0.9, epsilon=1e-8)
+        host.reset(3)
+        moments = statistics.RunningStatistics(
+            count=tf.constant(1e-4, tf.float64),
+            mean=tf.constant(0.0, tf.float64),
+            m2=tf.constant(1e-4, tf.float64),
+        )
+        g = np.zeros(3, np.float32)
+        for t, reward in enumerate(rewards):
+            ended = np.full(3, t % 10 == 9)
+            paid = host.pay(reward, np.ones(3, bool), ended)
+            self.assertTrue(np.all(np.abs(paid) < np.sqrt(120)))
+            g = g * np.float32(0.9) + reward
+            g = statistics.limited(moments, tf.constant(g), usual=1e4)[0].numpy()
+            moments = statistics.update(moments, tf.constant(g), usual=1e4)
+            g = np.where(ended, 0, g).astype(np.float32)
+            np.testing.assert_allclose(
+                host.state()["moments"], [moments.count, moments.mean, moments.m2], rtol=1e-4
+            )

@@ -436,3 +436,20 @@ def test_rendering_reaches_the_task_through_wrappers():
     physics = state.env_state.inner.inner  # episode, then stack
     shown = bare.reset(seeding.key(9)).replace(env_state=physics)
     np.testing.assert_array_equal(env.render(state, 1), bare.render(shown, 1))
+
+
+@pytest.mark.parametrize("wrong", [1e20, 3e38, -3e38])
+def test_one_reward_does_not_ruin_the_moments(wrong):
+    """The 9th step of the first environment pays it; what is paid 30 steps later is as without."""
+    rows = np.random.default_rng(0).normal(0.0, 2.0, [60, 3]).round(3)
+
+    def paid(table):
+        task = ScriptedEnv(rewards=tuple(map(tuple, table.tolist())), num_envs=3)
+        env = RewardNormalize(env=Episode(env=task, mode=SAME), discount=0.9)
+        return rewards_of(env, 60)[0]
+
+    clean = paid(rows)
+    rows[8, 0] = wrong
+    spoilt = paid(rows)
+    assert np.all(np.isfinite(spoilt)) and np.abs(spoilt).max() < np.sqrt(180)
+    np.testing.assert_allclose(spoilt[40:], clean[40:], rtol=0.25)

@@ -211,3 +211,109 @@ class StatisticsTest(tf.test.TestCase, parameterized.TestCase):
 
 if __name__ == "__main__":
     tf.test.main()
+
+
+SPEC = tf.TensorSpec([2])
+WRONG = [1e20, 3e38, -3e38, -np.inf, np.inf, np.nan]
+
+
+def limited(rows, count, mean, m2):
+    """NumPy in float64 of what `update` documents: the rows that count, and how many are others."""
+    x = np.asarray(rows, np.float64)
+    finite = np.isfinite(x)
+    offset = np.where(finite, x - mean, 0.0)
+    size = np.maximum(np.abs(offset), 1.0)
+    others = np.exp((np.log(size).sum(0) - np.log(size)) / max(len(x) - 1, 1))
+    deviation = np.sqrt(m2 / max(count, 1))
+    scale = np.maximum(np.maximum(deviation, 1.0), others)
+    outlier = ~finite | (size > 30 * scale)
+    return np.where(outlier, mean + np.sign(offset) * 5 * scale, x), outlier.sum()
+
+
+def oracle(batches):
+    """Count, mean, m2 and outliers of a stream, each batch merged into the ones before."""
+    count, mean, m2, wrong = 0, np.zeros(2), np.zeros(2), 0
+    for rows in batches:
+        x, n = limited(rows, count, mean, m2)
+        both = count + len(x)
+        delta = x.mean(0) - mean
+        m2 = m2 + ((x - x.mean(0)) ** 2).sum(0) + delta**2 * count * len(x) / both
+        mean, count, wrong = mean + delta * len(x) / both, both, wrong + n
+    return count, mean, m2, wrong
+
+
+def stream(seed, batches=30, rows=16):
+    rng = np.random.default_rng(seed)
+    found = rng.normal([3.0, -40.0], [2.0, 0.1], [batches, rows, 2]).astype(np.float32)
+    clean = found.copy()
+    for value in [*WRONG, 1e-40, 1e-40]:
+        found[rng.integers(batches), rng.integers(rows), rng.integers(2)] = value
+    return found, clean
+
+
+class OutliersTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*range(5))
+    def test_wrong_values_at_random_places(self, seed):
+        found, clean = stream(seed)
+        count, mean, m2, wrong = oracle(found)
+        for name, run in modes(statistics.update).items():
+            with self.subTest(name):
+                stats, counted = statistics.init(SPEC), 0
+                for rows in found:
+                    counted += int(statistics.count_outliers(stats, tf.constant(rows)))
+                    stats = run(stats, tf.constant(rows))
+                self.assertEqual(counted, wrong)
+                self.assertAllClose(stats.count, count)
+                self.assertAllClose(stats.mean, mean, 1e-4, 1e-4)
+                self.assertAllClose(stats.m2, m2, 1e-3)
+        # One in the first batch, whose mean was unknown, is as 5 times 40.
+        deviation = np.sqrt(m2 / count)
+        self.assertAllInRange(deviation, 0.08, 200 / np.sqrt(480) + 2)
+
+    def test_one_value_among_many_is_hardly_seen(self):
+        rows = np.random.default_rng(0).normal(size=[100, 64, 2]).astype(np.float32)
+        stats = statistics.init(SPEC)
+        for i, batch in enumerate(rows):
+            if i == 50:
+                batch[7, 1] = 1e20
+            stats = statistics.update(stats, tf.constant(batch))
+        self.assertAllClose(statistics.std(stats), [1.0, 1.0], atol=0.02)
+        self.assertAllClose(statistics.mean(stats), [0.0, 0.0], atol=0.03)
+
+    def test_values_of_1e38_alone(self):
+        rows = np.random.default_rng(0).uniform(-3e38, 3e38, [64, 2]).astype(np.float32)
+        for name, run in modes(statistics.update).items():
+            with self.subTest(name):
+                stats = run(statistics.init(SPEC), tf.constant(rows))
+                self.assertAllClose(stats.mean, rows.astype(np.float64).mean(0), 1e-3)
+                variance = rows.astype(np.float64).var(0) * 64
+                self.assertAllClose(stats.m2 / variance, [1.0, 1.0], 1e-3)
+                self.assertAllInRange(statistics.normalize(stats, rows), -10.0, 10.0)
+
+    @parameterized.parameters(1, 16)
+    def test_another_scale_is_followed(self, rows):
+        """A feature that was 0 begins to move by a million."""
+        rng = np.random.default_rng(0)
+        stats = statistics.update(statistics.init(SPEC), tf.zeros([100, 2]))
+        update = tf.function(statistics.update)
+        for _ in range(2000 // rows):
+            stats = update(stats, tf.constant(rng.normal(0, 1e6, [rows, 2]), tf.float32))
+        self.assertAllInRange(statistics.std(stats), 0.7e6, 1.1e6)
+
+    def test_moments_that_were_ruined_begin_anew(self):
+        ruined = statistics.RunningStatistics(
+            count=tf.constant(100.0, tf.float64),
+            mean=tf.constant([np.inf, 2.0], tf.float64),
+            m2=tf.constant([np.nan, 100.0], tf.float64),
+        )
+        stats = statistics.update(ruined, tf.constant([[1.0, 2.0], [3.0, 2.0]]))
+        self.assertAllEqual(tf.math.is_finite(statistics.std(stats)), [True, True])
+        self.assertAllClose(stats.mean[1], 2.0)
+
+    def test_masked_rows_count_for_no_bound(self):
+        stats = statistics.init(SPEC)
+        rows = tf.constant([[1.0, 2.0], [1e30, np.nan], [2.0, 1.0]])
+        mask = tf.constant([True, False, True])
+        self.assertEqual(int(statistics.count_outliers(stats, rows, mask)), 0)
+        alone = statistics.update(stats, rows[::2])
+        self.assertAllClose(statistics.update(stats, rows, mask).m2, alone.m2)

@@ -131,6 +131,10 @@ class Agent(abc.ABC):
         """Returns the state with the statistics of new experience merged in, after the update."""
         return state
 
+    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
+        """Returns how many values `observe` takes as others than they are, int64; None without."""
+        return None
+
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Runs inside the compiled call before the gradient steps of one learner update.
 

@@ -159,6 +159,13 @@ class MultiAgent(Agent):
         views = self.views(trajectory)
         return {m: module.observe(state[m], views[m]) for m, module in self.modules.items()}
 
+    def count_outliers(self, state: States, trajectory: Trajectory) -> tf.Tensor | None:  # type: ignore[override]
+        """Returns how many values `observe` takes as others than they are."""
+        views = self.views(trajectory)
+        counts = [module.count_outliers(state[m], views[m]) for m, module in self.modules.items()]
+        counts = [count for count in counts if count is not None]
+        return tf.add_n(counts) if counts else None
+
     def views(self, trajectory: Trajectory) -> dict[str, Trajectory]:
         """Returns each module's part of joint experience, its agents side by side `[T, n B, ...]`.
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs.wrappers.reward_clip import RewardClip
-from tfrl.envs.wrappers.reward_normalize import RewardNormalize
+from tfrl.envs.wrappers.reward_normalize import USUAL_RETURN, RewardNormalize
 from tfrl.envs.wrappers.reward_scale import RewardScale
 from tfrl.errors import UserError
+from tfrl.ops.statistics import COUNTED_SCALES, OUTLIER_SCALES
 
 
 class HostReward(abc.ABC):
@@ -76,7 +77,8 @@ class Normalized(HostReward):
     def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Divides by the running standard deviation, this step included."""
         self._returns = self._returns * self._discount + reward
-        seen = self._returns[valid].astype(np.float64)
+        counted, outlier = self._limited(valid)
+        seen = counted[valid].astype(np.float64)
         if seen.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
             mean, total = seen.mean(), self._count + seen.size
             delta = mean - self._mean
@@ -85,8 +87,25 @@ class Normalized(HostReward):
             self._mean += delta * seen.size / total
             self._count = total
         variance = np.float32(self._m2 / self._count)
-        self._returns = np.where(ended, np.float32(0), self._returns)
-        return reward / np.sqrt(variance + self._epsilon)
+        paid = reward / np.sqrt(variance + self._epsilon)
+        if outlier.any():
+            distance = self._returns[outlier].astype(np.float64) - self._mean
+            alone = (self._m2 + distance**2) / self._count
+            paid[outlier] = reward[outlier] / np.sqrt(alone + self._epsilon)
+        self._returns = np.where(ended, np.float32(0), counted)
+        return paid
+
+    def _limited(self, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The returns as `tfrl.ops.statistics.update` counts them, and where they are others."""
+        offset = self._returns.astype(np.float64) - self._mean
+        size = np.where(valid, np.log(np.maximum(np.abs(offset), 1.0)), 0.0)
+        others = (size.sum() - size) / max(valid.sum() - 1, 1)
+        own = 0.5 * np.log(max(self._m2 / self._count, 1.0))
+        scale = np.exp(np.maximum(own, others))
+        beyond = OUTLIER_SCALES * np.maximum(scale, USUAL_RETURN)
+        outlier = valid & (size > np.log(beyond))
+        counted = self._mean + np.sign(offset) * COUNTED_SCALES * scale
+        return np.where(outlier, counted.astype(np.float32), self._returns), outlier
 
     def state(self) -> dict[str, np.ndarray]:
         """The moments; the sums belong to the running episodes."""

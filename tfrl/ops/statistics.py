@@ -5,10 +5,14 @@ sum of squared deviations stops at about 1e7 times a batch's. They are small; th
 are reduced in float32, as deviations from the batch's mean, and what `mean`, `std` and `normalize`
 give is float32.
 
+A single wrong value must not ruin them: what lies far outside of the running scale counts as at its
+bound, see `update`.
+
 Leaves of a nest that are not floating point (uint8 pixels, class indices, flags) have no
 statistics and pass through `normalize` and `denormalize` as they are.
 """
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +23,12 @@ from tfrl.ops import _rows
 from tfrl.ops.select import expand
 
 Nest = Any
+
+# A value further than so many scales from the mean is an outlier, and counts as one at so many.
+OUTLIER_SCALES, COUNTED_SCALES = 30.0, 5.0
+# Above this, values are squared as multiples of 2^80: squares in float32 end at 2^64.
+_LARGE, _UNIT = 2.0**50, 2.0**80
+_LARGEST_LOG = math.log(tf.float32.max) - 1e-3
 
 
 @struct.dataclass
@@ -59,7 +69,11 @@ def init(spec: Nest) -> RunningStatistics:
 
 
 def update(
-    stats: RunningStatistics, batch: Nest, mask: Any = None, weights: Any = None
+    stats: RunningStatistics,
+    batch: Nest,
+    mask: Any = None,
+    weights: Any = None,
+    usual: float = 1.0,
 ) -> RunningStatistics:
     """Adds the rows of a batch, over all its leading axes.
 
@@ -69,11 +83,19 @@ def update(
     Source: Chan, Golub and LeVeque 1983,
     https://doi.org/10.1080/00031305.1983.10483115.
 
+    A value x further than 30 s (and 30 times what is usual) from the mean counts as one at 5 s, and
+    one that is not finite as the mean. The scale s is the largest of 1, the running standard
+    deviation, and the geometric mean of max(|x' - mean|, 1) over the other rows x' of the batch. So
+    a single value of 1e20 is hardly seen, while data that move to another scale are followed: at
+    once where most rows of a batch do, else row by row where more than one in 25 does. Moments
+    that are not finite, of an earlier version, begin anew.
+
     Args:
       stats: The statistics before.
       batch: Nest of [..., *shape], all leaves with the same leading axes.
       mask: bool [...], True where a row counts, or None.
       weights: float32 [...] of the rows, at least 0, or None for 1 each.
+      usual: A distance from the mean that is nothing special.
 
     Returns:
       The statistics with the rows; a mask without a True changes nothing.
@@ -81,11 +103,94 @@ def update(
     Raises:
       UserError: When structures or leading axes do not fit.
     """
-    return merge(stats, _of_batch(stats, batch, mask, weights))
+    stats = _finite(stats)
+    return merge(stats, _of_batch(stats, batch, mask, weights, usual))
 
 
-def _of_batch(stats: RunningStatistics, batch: Nest, mask: Any, weights: Any) -> RunningStatistics:
-    """Statistics of the batch alone; `stats` gives the structure and the ranks."""
+def limited(
+    stats: RunningStatistics, batch: Nest, mask: Any = None, usual: float = 1.0
+) -> tuple[Nest, list[tf.Tensor]]:
+    """Returns the values of a batch as `update` counts them.
+
+    Args:
+      stats: The statistics before the batch.
+      batch: As for `update`.
+      mask: As for `update`.
+      usual: As for `update`.
+
+    Returns:
+      The batch, and for each leaf that has statistics bool [..., *shape], where it is another than
+      it was; False where masked.
+    """
+    stats = _finite(stats)
+    flags = None if mask is None else _rows.flag("mask", mask)
+    values, outliers = [], []
+    leaves = zip(*map(tf.nest.flatten, (batch, stats.mean, stats.m2)), strict=True)
+    for x, mean, m2 in leaves:
+        x = tf.convert_to_tensor(x)
+        if x.dtype.is_floating:
+            deviation = _deviation(m2, stats.count)
+            x, outlier = _limited(tf.cast(x, tf.float32), mean, deviation, flags, usual)
+            outliers.append(_rows.select(flags, outlier))
+        values.append(x)
+    return tf.nest.pack_sequence_as(batch, values), outliers
+
+
+def count_outliers(stats: RunningStatistics, batch: Nest, mask: Any = None) -> tf.Tensor:
+    """Returns how many values of a batch `limited` changes, int64; the arguments are the same."""
+    counts = [tf.math.count_nonzero(flags) for flags in limited(stats, batch, mask)[1]]
+    return tf.add_n(counts) if counts else tf.zeros([], tf.int64)
+
+
+def _finite(stats: RunningStatistics) -> RunningStatistics:
+    """The statistics with moments of mean 0 and variance 1 where theirs are not finite."""
+    known = tf.nest.map_structure(
+        lambda m, s: tf.math.is_finite(m) & tf.math.is_finite(s), stats.mean, stats.m2
+    )
+    mean = tf.nest.map_structure(lambda k, m: tf.where(k, m, 0.0), known, stats.mean)
+    m2 = tf.nest.map_structure(lambda k, s: tf.where(k, s, stats.count), known, stats.m2)
+    return RunningStatistics(count=stats.count, mean=mean, m2=m2)
+
+
+def _deviation(m2: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """The standard deviation, float64; 0 before the first row."""
+    return tf.sqrt(m2 / tf.maximum(count, 1.0))
+
+
+def _limited(
+    x: tf.Tensor, mean: tf.Tensor, deviation: tf.Tensor, mask: tf.Tensor | None, usual: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The values that count of a leaf of a batch, and where they are others; see `update`.
+
+    Args:
+      x: float32 [..., *shape].
+      mean: float64 [*shape], of the rows before.
+      deviation: float64 [*shape].
+      mask: bool [...], or None.
+      usual: See `update`.
+    """
+    axes = list(range(x.shape.rank - mean.shape.rank))
+    leading = tf.reduce_prod(tf.shape(x)[: len(axes)])
+    rows = tf.cast(leading if mask is None else tf.math.count_nonzero(mask), tf.float32)
+    centre = tf.cast(mean, tf.float32)
+    finite = tf.math.is_finite(x)
+    offset = tf.where(finite, x - centre, 0.0)
+    # In logarithms, so that nothing overflows; sums leave out the row itself.
+    size = tf.math.log(tf.clip_by_value(tf.abs(offset), 1.0, tf.float32.max))
+    size = _rows.select(mask, size)
+    others = (tf.reduce_sum(size, axis=axes) - size) / tf.maximum(rows - 1.0, 1.0)
+    own = tf.cast(tf.math.log(tf.maximum(deviation, 1.0)), tf.float32)
+    scale = tf.maximum(own, others)
+    beyond = tf.maximum(scale, math.log(usual)) + math.log(OUTLIER_SCALES)
+    outlier = ~finite | (size > beyond)
+    distance = tf.exp(tf.minimum(scale + math.log(COUNTED_SCALES), _LARGEST_LOG))
+    return tf.where(outlier, centre + tf.sign(offset) * distance, x), outlier
+
+
+def _of_batch(
+    stats: RunningStatistics, batch: Nest, mask: Any, weights: Any, usual: float
+) -> RunningStatistics:
+    """Statistics of the batch alone; `stats` gives the scales, the structure and the ranks."""
     leaves, means = struct.paths(batch), struct.paths(stats.mean)
     if list(leaves) != list(means):
         raise UserError(
@@ -98,7 +203,11 @@ def _of_batch(stats: RunningStatistics, batch: Nest, mask: Any, weights: Any) ->
     weight = _row_weights(tensors, means, mask, weights)
     kept = None if mask is None else _rows.flag("mask", mask)
     total = tf.reduce_sum(tf.cast(weight, tf.float64))
-    moments = [_moments(x, means[path], weight, total, kept) for path, x in tensors.items()]
+    deviations = {path: _deviation(m2, stats.count) for path, m2 in struct.paths(stats.m2).items()}
+    moments = [
+        _moments(x, means[path], deviations[path], weight, total, kept, usual)
+        for path, x in tensors.items()
+    ]
     return RunningStatistics(
         count=total,
         mean=tf.nest.pack_sequence_as(stats.mean, [m for m, _ in moments]),
@@ -129,14 +238,27 @@ def _row_weights(
 
 
 def _moments(
-    x: tf.Tensor, like: tf.Tensor, weight: tf.Tensor, total: tf.Tensor, mask: tf.Tensor | None
+    x: tf.Tensor,
+    mean: tf.Tensor,
+    deviation: tf.Tensor,
+    weight: tf.Tensor,
+    total: tf.Tensor,
+    mask: tf.Tensor | None,
+    usual: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and sum of squared deviations of one leaf of a batch, float64."""
+    """Mean and sum of squared deviations of one leaf of a batch, float64.
+
+    The mean and the deviation are those of the rows before.
+    """
     if not x.dtype.is_floating:
-        return tf.zeros_like(like), tf.zeros_like(like)
-    x = _rows.select(mask, tf.cast(x, tf.float32))
+        return tf.zeros_like(mean), tf.zeros_like(mean)
+    x = _limited(_rows.select(mask, tf.cast(x, tf.float32)), mean, deviation, mask, usual)[0]
     weight = expand(weight, x.shape.rank)
-    axes = list(range(x.shape.rank - like.shape.rank))
+    axes = list(range(x.shape.rank - mean.shape.rank))
+    # Powers of two change no bit.
+    large = tf.reduce_max(tf.abs(x), axis=axes) > _LARGE
+    unit = tf.where(large, tf.constant(_UNIT, tf.float64), 1.0)
+    x *= tf.cast(1.0 / unit, tf.float32)
     share = weight / tf.cast(tf.where(total > 0.0, total, tf.ones_like(total)), tf.float32)
     # The mean of the deviations corrects what the first mean lost to rounding.
     centre = tf.reduce_sum(share * x, axis=axes)
@@ -144,7 +266,7 @@ def _moments(
     rest = tf.reduce_sum(share * deviation, axis=axes)
     m2 = tf.reduce_sum(weight * tf.square(deviation - rest), axis=axes)
     mean = tf.cast(centre, tf.float64) + tf.cast(rest, tf.float64)
-    return mean, tf.cast(m2, tf.float64)
+    return mean * unit, tf.cast(m2, tf.float64) * tf.square(unit)
 
 
 def merge(a: RunningStatistics, b: RunningStatistics) -> RunningStatistics:
@@ -234,12 +356,18 @@ def mean(stats: RunningStatistics) -> Nest:
 
 
 def variance(stats: RunningStatistics) -> Nest:
-    """Returns the population variances m2 / count, float32; 1 before the first row."""
+    """Returns the population variances m2 / count, float32; 1 before the first row.
+
+    At most the largest float32.
+    """
     seen = stats.count > 0.0
     count = tf.where(seen, stats.count, tf.ones_like(stats.count))
-    return tf.nest.map_structure(
-        lambda m2: tf.cast(tf.where(seen, m2 / count, tf.ones_like(m2)), tf.float32), stats.m2
-    )
+
+    def of_leaf(m2: tf.Tensor) -> tf.Tensor:
+        found = tf.where(seen, m2 / count, tf.ones_like(m2))
+        return tf.cast(tf.minimum(found, tf.float32.max), tf.float32)
+
+    return tf.nest.map_structure(of_leaf, stats.m2)
 
 
 def std(stats: RunningStatistics, min_std: float = 1e-6) -> Nest:

@@ -21,7 +21,7 @@ from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop, keys_of
 from tfrl.workflows.run_state import Progress
 from tfrl.workflows.seams import PythonSeam, Seam
-from tfrl.workflows.tally import EPISODE_METRICS, Tally
+from tfrl.workflows.tally import EPISODE_METRICS, OUTLIERS, Tally
 from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
@@ -263,7 +263,9 @@ class LearnerProgram(Choosing, abc.ABC):
             own = tf.cast(out.counts[name], tf.float32)
             shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
         weighted = {
-            name: x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
+            name: x
+            if name == OUTLIERS  # a count
+            else x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
             for name, x in out.metrics.items()
         }
         return out.replace(

@@ -42,6 +42,7 @@ from tfrl.workflows.run_state import Progress, RolloutResult, RunState
 from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
+from tfrl.workflows.tally import OUTLIERS
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -262,11 +263,17 @@ class LearnerWorkflow(Workflow):
             normalizer=self.normalizer(self.agent.observe(agent_state, trajectory)),
             metrics={
                 **metrics,
+                **self._outliers(agent_state, trajectory),
                 "episode_return": tf.reduce_sum(ends * returns) / some,
                 "episode_length": tf.reduce_sum(ends * lengths) / some,
             },
             counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
         )
+
+    def _outliers(self, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
+        """How many values the statistics took as others than they are."""
+        count = getattr(self.agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
+        return {} if count is None else {OUTLIERS: tf.cast(count, tf.float32)}
 
     @abc.abstractmethod
     def make_batch(

@@ -10,7 +10,10 @@ from tfrl.ops.select import where
 # Means over the episodes that ended. In a row they are those of the last that did.
 EPISODE_METRICS = ("episode_return", "episode_length")
 
-_COUNTS = ("gradient_steps", "skipped_steps")
+# Values that running statistics took as others than they are.
+OUTLIERS = "obs_outliers"
+
+_COUNTS = ("gradient_steps", "skipped_steps", OUTLIERS)
 
 
 class Tally:

@@ -501,6 +501,12 @@ class ActorCritic(Agent):
         merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
         return state.replace(normalizer=merged)
 
+    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
+        """Returns how many values `observe` takes as others than they are."""
+        if not self.normalize_obs:
+            return None
+        return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
+
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Sets the entropy coefficient of this update."""
         schedule = make_schedule(self.entropy_coef)

@@ -143,6 +143,12 @@ class OffPolicy(Agent):
         merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
         return state.replace(normalizer=merged)
 
+    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
+        """Returns how many values `observe` takes as others than they are."""
+        if not self.normalize_obs:
+            return None
+        return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
+
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:

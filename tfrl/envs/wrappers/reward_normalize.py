@@ -14,6 +14,9 @@ from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.types import EnvState, Nest
 
+# Returns up to 30 times this are no outliers: a task may pay 1,000 at its end and nothing before.
+USUAL_RETURN = 1e4
+
 
 @struct.dataclass
 class ReturnStatistics(struct.Struct):
@@ -37,8 +40,10 @@ class RewardNormalize(StatefulWrapper):
     As Gymnasium's NormalizeReward, over all environments of the batch: the moments include step t,
     and begin with 1e-4 rows of mean 0 and variance 1. Unlike there, g starts from 0 after every
     end, after a truncation too, and at the step after the end, not at it. Invalid rows count
-    nothing. Above the autoreset only, so that the moments outlive episodes; `info`'s
-    `episode_return` stays the task's own.
+    nothing. A g far out of the scale of the others counts as `tfrl.ops.statistics.update` says and
+    goes on from there; its own step is divided by the deviation with g as it is. Above the
+    autoreset only, so that the moments outlive episodes; `info`'s `episode_return` stays the task's
+    own.
 
     Source: https://gymnasium.farama.org/api/wrappers/reward_wrappers/.
 
@@ -83,13 +88,19 @@ class RewardNormalize(StatefulWrapper):
         mask = None
         if self.autoreset in (Autoreset.NEXT_STEP, Autoreset.DISABLED):
             mask = tf.logical_not(new.info["autoreset"])
-        moments = statistics.update(own.statistics, returns, mask=mask)
+        counted, (outlier,) = statistics.limited(own.statistics, returns, mask, USUAL_RETURN)
+        moments = statistics.update(own.statistics, counted, mask=mask, usual=USUAL_RETURN)
         variance = tf.cast(moments.m2 / moments.count, tf.float32)
+        # Of the return as it is.
+        deviation = tf.cast(returns, tf.float64) - moments.mean
+        alone = tf.math.rsqrt((moments.m2 + tf.square(deviation)) / moments.count + self.epsilon)
+        factor = tf.where(
+            outlier, tf.cast(alone, tf.float32), tf.math.rsqrt(variance + self.epsilon)
+        )
         ended = tf.logical_or(new.termination, new.truncation)
         own = ReturnStatistics(
-            returns=where_rows(ended, tf.zeros_like(returns), returns), statistics=moments
+            returns=where_rows(ended, tf.zeros_like(counted), counted), statistics=moments
         )
         return new.replace(
-            env_state=WrapperState(inner=new.env_state, own=own),
-            reward=new.reward * tf.math.rsqrt(variance + self.epsilon),
+            env_state=WrapperState(inner=new.env_state, own=own), reward=new.reward * factor
         )
