@@ -1,16 +1,27 @@
-"""What a file may name: the registry of classes and functions that descriptions are built from.
+"""What a file may name: classes and functions of descriptions, and modules of configurations.
 
 A checkpoint of a Learner describes its modules in JSON, classes and functions by name. A name is
-looked up here and nowhere else: nothing is ever imported because a file names it.
+looked up in a registry and nowhere else: nothing is ever imported because a checkpoint names it.
+
+A configuration names modules: by `import` lines, and in environment ids such as
+`gymnasium:module:Name-v0`. One that comes out of a run folder may name those only that the caller
+has named too, see `distrust`.
 """
 
 import enum
+import importlib
 import types
 from typing import Any, TypeVar
+
+from tfrl.errors import UserError
 
 T = TypeVar("T")
 
 _loadable: dict[str, Any] = {}
+
+# The file whose names are not trusted, and the modules that the caller has named.
+_distrusted: str | None = None
+_trusted: set[str] = set()
 
 
 class UnknownNameError(Exception):
@@ -89,3 +100,44 @@ def resolve_enum(name: Any) -> type[enum.Enum]:
     if not isinstance(found, type) or not issubclass(found, enum.Enum):
         raise UnknownNameError(f"{name}, which is no Enum")
     return found
+
+
+def distrust(source: str | None) -> None:
+    """Lets only those modules be imported by name that the caller has named before.
+
+    Args:
+      source: The file, for messages; None to trust names again, and to forget the modules.
+    """
+    global _distrusted
+    _distrusted = source
+    if source is None:
+        _trusted.clear()
+
+
+def trust(*modules: str) -> None:
+    """Lets modules be imported whatever names them: the caller has named them."""
+    _trusted.update(modules)
+
+
+def import_code(module: str, thing: str) -> types.ModuleType:
+    """Imports a module that a configuration names, which runs it.
+
+    Args:
+      module: Its name.
+      thing: What names it, for the message.
+
+    Raises:
+      UserError: The configuration is out of a run folder, and the caller has not named the module.
+      ImportError: As Python's import.
+    """
+    if _distrusted is None:
+        _trusted.add(module)
+    elif module not in _trusted:
+        raise UserError(
+            thing,
+            expected=f"no code in {_distrusted}: a run folder may come from anyone",
+            got=f"the Python module {module!r}, which would be imported and run",
+            remedy="If you trust the folder, give --allow_code, or name the module in a --gin_file "
+            "of your own.",
+        )
+    return importlib.import_module(module)

@@ -13,6 +13,7 @@ set the fields declared with `derived()`, and two of them with equal fields are 
 import builtins
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -238,6 +239,8 @@ def _wrap_init(cls: type, own_init: bool) -> None:
                     "__post_init__ did not set it."
                 )
 
+    # What reads parameters without following wrappers, as gin does, sees them too.
+    checked_init.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     cls.__init__ = checked_init  # type: ignore[misc]
 
 

@@ -7,7 +7,7 @@ import sys
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app
+from tfrl.launch import app, run_config
 from tfrl.launch import flags as common_flags
 
 DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
@@ -31,10 +31,7 @@ def main() -> int:
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     checkpoint = _which(flags.FLAGS.checkpoint)
     _check_video(flags.FLAGS.video)
-    from tfrl.launch import gin_files, run_config
-
-    files = [str(run_config.find(values.root_dir)), *values.gin_file]
-    gin_files.read(files, values.gin_bindings)
+    files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.distribute import is_chief, lost_workers

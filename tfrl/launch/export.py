@@ -9,7 +9,7 @@ import sys
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app
+from tfrl.launch import app, run_config
 from tfrl.launch import flags as common_flags
 
 DOC = """Exports the policy of a run for use without tfrl; the last line is one JSON object.
@@ -40,13 +40,10 @@ def main() -> int:
     """Exports as the flags say; returns the exit code."""
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
-    from tfrl.launch import gin_files, run_config
-
-    files = [str(run_config.find(values.root_dir)), *values.gin_file]
     form = flags.FLAGS.format
     _check_flags(form, values.if_exists)
     target = _target(values.root_dir or "", form)
-    gin_files.read(files, values.gin_bindings)
+    files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.launch import exporting, settings

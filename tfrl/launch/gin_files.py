@@ -107,6 +107,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[
         _check_macros(found)
         _check_scopes(found)
         _apply([resolve(path) for path in files], bindings)
+        gin_registry.inherit()
         check_types()
         _excused.clear()
         _excused.update(_replaced_parts(found))
@@ -255,8 +256,9 @@ def check_types() -> None:
 def _replaced_parts(found: Sequence[gin_reader.Binding]) -> set[str]:
     """Returns the bindings, out of files, of what only replaced values refer to.
 
-    Who replaces `ModuleConfig.lr = @LinearSchedule()` of a file by a number cannot take the
-    file's `LinearSchedule.start` out; what was given by --gin_bindings itself must be read.
+    Who replaces `ModuleConfig.lr = @LinearSchedule()` of a shipped file by a number cannot take the
+    file's `LinearSchedule.start` out; what stands in a file of the user's, or in --gin_bindings,
+    must be read.
     """
     real = [b for b in found if b.parameter and b.selector != "macro"]
     last: dict[str, gin_reader.Binding] = {_full_name(b): b for b in real}
@@ -273,7 +275,7 @@ def _replaced_parts(found: Sequence[gin_reader.Binding]) -> set[str]:
             name: b
             for name, b in last.items()
             if gin_registry.find(b.selector, "gin").selector in referred
-            and not b.source.startswith("--")
+            and pathlib.Path(b.source).is_relative_to(package_gin_dir())
             and name not in parts
         }
         parts.update(new)

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import importlib
 import io
 import pathlib
 import tokenize
@@ -12,6 +11,7 @@ from typing import Any
 from gin import config_parser
 
 from tfrl.errors import UserError
+from tfrl.loading import import_code
 
 # Finds an included file: (path as written, place of the line) -> existing file.
 Resolve = Callable[[str, str], pathlib.Path]
@@ -127,7 +127,7 @@ def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
     """Turns a statement of the parser into a binding; imports what it asks to import."""
     if isinstance(statement, config_parser.ImportStatement):
         try:
-            importlib.import_module(statement.module)
+            import_code(statement.module, f"Gin import of {statement.module} ({where})")
         except ImportError as error:
             raise UserError(
                 f"Gin import of {statement.module} ({where})",

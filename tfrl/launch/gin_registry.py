@@ -5,7 +5,7 @@ gin-config is pinned to 0.5: the private names that this file reads are used now
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gin import config, selector_map
@@ -154,6 +154,39 @@ def bound() -> dict[tuple[str, str], dict[str, Any]]:
     return {key: dict(v) for key, v in config._CONFIG.items() if key[1] not in _BUILTIN}
 
 
+# {(scope, selector, parameter): the selector whose binding it is}
+_inherited: dict[tuple[str, str, str], str] = {}
+
+
+def inherit() -> None:
+    """Lets the bindings of a class hold for its subclasses too, unless they are bound themselves.
+
+    Of several bases that bind a parameter the nearest in Python's order counts. The operative
+    configuration shows the bindings under the subclass.
+    """
+    _inherited.clear()
+    own = bound()
+    by_class = {_class(config._REGISTRY[s]): s for _, s in own if _class(config._REGISTRY[s])}
+    for configurable in list(_all()):
+        known = parameters(configurable)
+        theirs = {p for (_, s), values in own.items() if s == configurable.selector for p in values}
+        for base in inspect.getmro(_class(configurable) or object)[1:]:
+            selector = by_class.get(base)
+            for (scope, s), values in own.items() if selector else ():
+                for parameter in values if s == selector else ():
+                    key = (scope, configurable.selector, parameter)
+                    if parameter in known and parameter not in theirs and key not in _inherited:
+                        _inherited[key] = s
+                        name = f"{scope + '/' if scope else ''}{configurable.selector}.{parameter}"
+                        config.bind_parameter(name, values[parameter])
+
+
+def _class(configurable: config.Configurable) -> type | None:
+    """The class that a configurable makes objects of, or None."""
+    found = inspect.unwrap(configurable.wrapped)
+    return found if isinstance(found, type) else None
+
+
 def without_references(value: Any, other: Callable[[Any], Any] = lambda _: UNKNOWN) -> Any:
     """Replaces macros by their values, and other references by what `other` gives for them."""
     if isinstance(value, config.ConfigurableReference):
@@ -185,10 +218,24 @@ def binding_name(scope: str, selector: str, parameter: str) -> str:
 
 
 def unused() -> list[str]:
-    """Returns the bindings that no call has read, as `binding_name` gives them."""
+    """Returns the bindings that no call has read, as `binding_name` gives them.
+
+    One that a subclass has inherited counts as read where the subclass has read it.
+    """
+    unread = _unread()
+    served = {
+        (scope, owner, name)
+        for (scope, selector, name), owner in _inherited.items()
+        if (scope, selector, name) not in unread
+    }
+    return sorted(binding_name(*key) for key in unread - served if key not in _inherited)
+
+
+def _unread() -> set[tuple[str, str, str]]:
+    """The bindings (scope, selector, parameter) that no call has read."""
     with config._OPERATIVE_CONFIG_LOCK:
         read = [(scope.split("/"), s, set(v)) for (scope, s), v in config._OPERATIVE_CONFIG.items()]
-    names = []
+    found = set()
     for (scope, selector), values in bound().items():
         parts = scope.split("/") if scope else []
         for name in values:
@@ -196,19 +243,56 @@ def unused() -> list[str]:
             if not any(
                 s == selector and p[: len(parts)] == parts and name in v for p, s, v in read
             ):
-                names.append(binding_name(scope, selector, name))
-    return sorted(names)
+                found.add((scope, selector, name))
+    return found
 
 
 def configuration() -> dict[str, str]:
-    """Returns every binding in force as `{name: value as gin shows it}`, macros put in place."""
-    found = {}
-    for (scope, selector), values in bound().items():
-        for parameter, value in values.items():
-            found[binding_name(scope, selector, parameter)] = repr(
-                without_references(value, lambda reference: reference)
-            )
+    """Returns every binding that was read as `{name: value as gin shows it}`, without macros."""
+    unread = _unread()
+    return {
+        binding_name(scope, selector, parameter): repr(
+            without_references(value, lambda reference: reference)
+        )
+        for (scope, selector), values in bound().items()
+        for parameter, value in values.items()
+        if (scope, selector, parameter) not in unread
+    }
+
+
+def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Returns a configuration with the values that some more names have where nothing binds them.
+
+    That is the value without their scope, or else the default of the parameter. A name that this
+    version does not have stays out.
+
+    Args:
+      configuration: As `configuration` gives it.
+      names: Names such as `eval/make_env.num_envs`.
+    """
+    found = dict(configuration)
+    for name in names:
+        if name in found:
+            continue
+        scope, _, plain = name.rpartition("/")
+        parts = scope.split("/")
+        outer = ["/".join([*parts[:n], plain]) for n in range(len(parts) - 1, 0, -1)]
+        value = next((configuration[n] for n in [*outer, plain] if n in configuration), None)
+        value = _default(plain) if value is None else value
+        if value is not None:
+            found[name] = value
     return found
+
+
+def _default(name: str) -> str | None:
+    """The default of `configurable.parameter`, as gin shows it; None where there is none."""
+    selector, _, parameter = name.rpartition(".")
+    matches = config._REGISTRY.matching_selectors(selector)
+    if len(matches) != 1:
+        return None
+    signature = inspect.signature(config._REGISTRY[matches[0]].wrapped)
+    found = signature.parameters.get(parameter)
+    return None if found is None or found.default is found.empty else repr(found.default)
 
 
 # How Python and gin say that a call lacks arguments which nothing bound.

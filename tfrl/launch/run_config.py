@@ -1,8 +1,20 @@
 """Finds the configuration that a run folder holds."""
 
 import pathlib
+from collections.abc import Sequence
+
+from absl import flags
 
 from tfrl.errors import UserError
+from tfrl.launch import gin_files, gin_reader
+from tfrl.loading import distrust, trust
+
+flags.DEFINE_boolean(
+    "allow_code",
+    False,
+    "Import the Python modules that the configuration in --root_dir names: give it for folders "
+    "that you trust.",
+)
 
 
 def find(root_dir: str | None) -> pathlib.Path:
@@ -21,8 +33,7 @@ def find(root_dir: str | None) -> pathlib.Path:
             got="nothing",
             remedy="Give --root_dir=runs/... of a finished or running training.",
         )
-    root = pathlib.Path(root_dir).expanduser().absolute()
-    config = root / "operative_config.gin"
+    config, root = _config(root_dir), _config(root_dir).parent
     if not config.is_file():
         raise UserError(
             f"--root_dir={root_dir}",
@@ -31,3 +42,46 @@ def find(root_dir: str | None) -> pathlib.Path:
             remedy="Give the root_dir of a training.",
         )
     return config
+
+
+def holds(root_dir: str | None) -> bool:
+    """Whether a folder holds the configuration of a run."""
+    return root_dir is not None and _config(root_dir).is_file()
+
+
+def _config(root_dir: str) -> pathlib.Path:
+    return pathlib.Path(root_dir).expanduser().absolute() / "operative_config.gin"
+
+
+def seed(root_dir: str | None, given: int) -> int:
+    """Returns the seed of a run, unless --seed was given."""
+    from tfrl.experiment.run_folder import RunFolder
+
+    metadata = None if flags.FLAGS["seed"].present else RunFolder(str(root_dir)).read_metadata()
+    return given if metadata is None else metadata["seed"]
+
+
+def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) -> list[str]:
+    """Returns the gin files of a run: that of its folder, then the caller's.
+
+    Nothing is imported because the folder's file names it, unless --allow_code is given or one of
+    the caller's files or bindings names it too; see `tfrl.loading.distrust`.
+
+    Args:
+      root_dir: The run folder, as the flag gave it.
+      files: The caller's own gin files.
+      bindings: The caller's own bindings.
+
+    Raises:
+      UserError: There is no run; a file is malformed, or names code.
+    """
+    config = str(find(root_dir))
+    distrust(None)
+    for binding in gin_files.read(files, bindings):
+        # Such as 'gymnasium:module:Name-v0'.
+        texts = (leaf for leaf in gin_reader.leaves(binding.value) if isinstance(leaf, str))
+        trust(*(part for text in texts for part in text.split(":")))
+    if not flags.FLAGS.allow_code:
+        distrust(config)
+    gin_files.read([config, *files], bindings)
+    return [config, *files]

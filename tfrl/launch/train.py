@@ -1,6 +1,7 @@
 """`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator
@@ -9,17 +10,19 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app
+from tfrl.launch import app, gin_files, run_config
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
+from tfrl.loading import distrust
 
 DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
 
   tfrl-train --gin_file=ppo/tf_pendulum.gin --root_dir=runs/pendulum
   tfrl-train --gin_bindings='make_env.num_envs=128' --gin_bindings='train.total_env_steps=1000000'
 
-The same command goes on with a run that was stopped. Without --root_dir the folder is named after
-the gin file: runs/ppo_tf_cartpole."""
+The same command goes on with a run that was stopped, and so does --root_dir alone: the folder holds
+the configuration and the seed. Without --root_dir the folder is named after the gin file:
+runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
@@ -52,11 +55,14 @@ def main() -> int:
     termination.install()
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
-    files = list(values.gin_file) or [DEFAULT_GIN_FILE]
-    from tfrl.launch import gin_files
-
     # A missing file or a slip of the pen should not have to wait for TensorFlow.
-    gin_files.read(files, values.gin_bindings)
+    if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
+        files = run_config.read(values.root_dir, (), values.gin_bindings)
+        values = dataclasses.replace(values, seed=run_config.seed(values.root_dir, values.seed))
+    else:
+        files = list(values.gin_file) or [DEFAULT_GIN_FILE]
+        distrust(None)
+        gin_files.read(files, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     # Before anything else computes: a strategy over processes must be the first.
     strategy = common_flags.strategy_from_flags(values, log=app.say)

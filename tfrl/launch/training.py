@@ -192,9 +192,10 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
     folder, flags = run.folder, run.flags
     old = folder.read_metadata() if run.resumes else None
     if old is not None:
+        before = gin_registry.completed(old["configuration"], configuration)
         folder.check_same_configuration(
-            {"--seed": old["seed"], **old["configuration"]},
-            {"--seed": flags.seed, **configuration},
+            {"--seed": old["seed"], **before},
+            {"--seed": flags.seed, **gin_registry.completed(configuration, before)},
             allowed=MAY_CHANGE,
         )
         together.check_replicas(folder, old, run.workflow)

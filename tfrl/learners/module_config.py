@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ def _refusing_other_arguments(cls: type[T]) -> type[T]:
         _check_names(cls.__name__, cls, kwargs)
         init(self, **kwargs)
 
+    checked_init.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     namespace.__init__ = checked_init
     return cls
 

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from tfrl import extras
 from tfrl.errors import UserError, did_you_mean, nearest
+from tfrl.loading import import_code
 
 _ALE = "ale_py"
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -49,7 +50,7 @@ def find_spec(task: str) -> EnvSpec:
 
 def _import(task: str, module: str) -> None:
     try:
-        importlib.import_module(module)
+        import_code(module, f"environment gymnasium:{task}")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself needs

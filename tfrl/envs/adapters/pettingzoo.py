@@ -15,6 +15,7 @@ from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import AGENT_FLAGS, MultiAgentEnv
 from tfrl.envs.registry import WrapperFn, finish
 from tfrl.errors import UserError
+from tfrl.loading import import_code
 from tfrl.types import EnvState, Nest
 
 
@@ -117,9 +118,15 @@ class PettingZoo(MultiAgentEnv):
         return self.copies.render(index)
 
 
+# Packages of PettingZoo's own environments.
+_OWN = ("pettingzoo", "mpe2")
+
+
 def _module(name: str, path: str) -> types.ModuleType:
     try:
-        return importlib.import_module(path)
+        if path.split(".")[0] in _OWN:
+            return importlib.import_module(path)
+        return import_code(path, f"environment {name}")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise  # something that the environment itself needs

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfrl.errors import UserError, nearest
+from tfrl.loading import import_code
 
 _SUITES = "tf_agents.environments"
 # What the names of a suite are made of, where `load` takes more than one.
@@ -47,6 +48,8 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
         return env
     suite, _, inside = task.partition("/")
     if suite.startswith("suite_") and inside:
+        if ":" in inside:  # gym imports what stands before it
+            import_code(inside.partition(":")[0], f"environment {name}")
         return _loader(name, suite, inside)
     module, _, path = task.rpartition(":")
     if module and path:
@@ -58,7 +61,7 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
 def _function(name: str, module: str, path: str) -> Callable[..., Any]:
     """Returns a function of the user's."""
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_code(module, f"environment {name}")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself needs
