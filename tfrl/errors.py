@@ -58,10 +58,34 @@ def _alike(name: str, folded: str) -> float:
     return difflib.SequenceMatcher(None, folded, name.lower()).ratio()
 
 
+# What other libraries call them, where the letters alone would suggest something else.
+SYNONYMS = {
+    "batch_size": "minibatch_size",
+    "buffer_size": "capacity",
+    "clip_norm": "grad_clip",
+    "clip_range": "clip",
+    "clip_range_vf": "value_clip",
+    "ent_coef": "entropy_coef",
+    "epsilon": "adam_epsilon",
+    "gamma": "discount",
+    "learning_rate": "lr",
+    "max_grad_norm": "grad_clip",
+    "n_envs": "num_envs",
+    "n_epochs": "num_epochs",
+    "n_steps": "rollout_length",
+    "target_update_interval": "target_every",
+    "total_timesteps": "total_env_steps",
+    "vf_coef": "value_coef",
+}
+_MOST_NAMES = 16
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns "Did you mean A or B?" for the names nearest to `name`, or the known names."""
     known = sorted(set(known))
-    close = nearest(name, known)
+    meant = SYNONYMS.get(name)
+    close = [meant] if meant in known else nearest(name, known)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    return f"Known: {', '.join(known)}."
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"Known: {', '.join(known[:_MOST_NAMES])}{more}."

@@ -1,11 +1,12 @@
 import json
 import shutil
+import sys
 
 import pytest
 
 from tests.launch import launch_runs
 from tests.launch.launch_runs import arguments, in_process, run
-from tfrl.launch import evaluate
+from tfrl.launch import evaluate, train
 from tfrl.storage import checkpoint_format
 
 
@@ -129,3 +130,60 @@ def test_a_checkpoint_that_a_living_run_removes_meanwhile(call, trained, tmp_pat
     assert (code, err) == (0, "")
     assert "damaged" not in out
     assert json.loads(out.splitlines()[-1])["env_steps"] == 192
+
+
+def _foreign(trained, tmp_path, *lines):
+    """A run folder whose configuration somebody else has written."""
+    root = tmp_path / "foreign"
+    shutil.copytree(trained, root)
+    config = root / "operative_config.gin"
+    kept = [line for line in config.read_text().splitlines() if not line.startswith("env_id")]
+    config.write_text("\n".join([*lines, *kept]) + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("env_id", "named"),
+    [
+        ("tf_agents:os:popen", "os"),
+        ("tf_agents:suite_gym/os:CartPole-v0", "os"),
+        ("gymnasium:antigravity:CartPole-v1", "antigravity"),
+        ("pettingzoo:antigravity", "antigravity"),
+    ],
+)
+def test_ids_of_a_run_folder_name_no_code(call, trained, tmp_path, env_id, named):
+    root = _foreign(trained, tmp_path, f"env_id = '{env_id}'")
+    mark = tmp_path / "ran"
+    command = f"make_env.env_kwargs={{'cmd': 'touch {mark}'}}"
+    text = _paragraph(call(f"--root_dir={root}", f"--gin_bindings={command}"))
+    assert text == (
+        f"environment {env_id}: expected no code in {root}/operative_config.gin: a run folder may "
+        f"come from anyone, got the Python module '{named}', which would be imported and run. If "
+        "you trust the folder, give --allow_code, or name the module in a --gin_file of your own."
+    )
+    assert not mark.exists()
+
+
+def test_imports_of_a_run_folder_need_the_callers_word(call, trained, tmp_path, monkeypatch):
+    package = tmp_path / "code"
+    package.mkdir()
+    (package / "foreign_code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
+    monkeypatch.syspath_prepend(package)
+    root = _foreign(trained, tmp_path, "import foreign_code", "env_id = 'tf:CartPole-v1'")
+    text = _paragraph(call(f"--root_dir={root}"))
+    assert text.startswith(f"Gin import of foreign_code ({root}/operative_config.gin:1): expected")
+    assert not (tmp_path / "ran").exists()
+    own = tmp_path / "own.gin"
+    own.write_text("import foreign_code\n")
+    for word in (f"--gin_file={own}", "--allow_code"):
+        monkeypatch.delitem(sys.modules, "foreign_code", raising=False)
+        (tmp_path / "ran").unlink(missing_ok=True)
+        code, _, err = call(f"--root_dir={root}", "--episodes=1", word)
+        assert (code, err) == (0, "")
+        assert (tmp_path / "ran").exists()
+
+
+def test_a_resumed_training_runs_no_code_of_its_folder(capsys, trained, tmp_path):
+    root = _foreign(trained, tmp_path, "env_id = 'tf_agents:os:popen'")
+    text = _paragraph(in_process(train.main, capsys, f"--root_dir={root}"))
+    assert "the Python module 'os', which would be imported" in text

@@ -6,7 +6,11 @@ import gin
 import pytest
 
 from tfrl.errors import UserError
-from tfrl.launch import gin_files, gin_registry
+from tfrl.launch import (
+    flags,  # noqa: F401  (defines --seed)
+    gin_files,
+    gin_registry,
+)
 
 
 class Mode(enum.Enum):
@@ -51,6 +55,30 @@ def twin(x=1):
 @gin.configurable("twin", module="other.place")
 def other_twin(x=1):
     return x
+
+
+@gin.configurable(module="classes")
+class Base:
+    def __init__(self, a=1, b=2):
+        self.a, self.b = a, b
+
+
+@gin.configurable(module="classes")
+class Derived(Base):
+    def __init__(self, a=1, b=2, c=3):
+        super().__init__(a, b)
+        self.c = c
+
+
+@gin.configurable(module="classes")
+class Further(Derived):
+    pass
+
+
+@gin.configurable(module="classes")
+class Holder:
+    def __init__(self, part=None, lr=1.0, discount=0.9):
+        self.part = part
 
 
 gin_files.declare_scopes("probe")
@@ -308,7 +336,7 @@ def test_missing_import():
     [
         ("trainer.total_steps='abc'", "int, got 'abc' (str)"),
         ("trainer.total_steps=True", "int, got True (bool)"),
-        ("trainer.total_steps=1.0", "int, got 1.0 (float)"),
+        ("trainer.total_steps=1.5", "int, got 1.5 (float)"),
         ("trainer.total_steps=None", "int, got None (NoneType)"),
         ("trainer.rate='1'", "float, got '1' (str)"),
         ("trainer.rate=False", "float, got False (bool)"),
@@ -395,3 +423,76 @@ def test_operative_config_parses_again():
     assert trainer()[:2] == (7, 0.5)
     with gin.config_scope("probe"):
         assert build_world() == ("x:y", 2)
+
+
+def test_a_flag_bound_as_a_macro_is_named():
+    with pytest.raises(UserError) as error:
+        gin_files.parse([], ["seed=3"])
+    assert str(error.value).endswith("which nothing uses. It is a flag: --seed=3.")
+    with pytest.raises(UserError) as error:
+        gin_files.parse([], ["zzzzzz=3"])
+    assert len(str(error.value)) < 800
+
+
+def test_names_of_other_libraries():
+    with pytest.raises(UserError, match="Did you mean lr?"):
+        gin_files.parse([], ["Holder.learning_rate=1e-3"])
+    with pytest.raises(UserError, match="Did you mean discount?"):
+        gin_files.parse([], ["Holder.gamma=0.9"])
+
+
+def test_bindings_hold_for_subclasses():
+    gin_files.parse([], ["Base.a=10", "Derived.b=21"])
+    made = Derived()
+    assert (made.a, made.b, made.c) == (10, 21, 3)
+    gin_files.check_used()
+    config = gin_registry.operative_config()
+    assert "Derived.a = 10" in config and "Derived.b = 21" in config
+    assert gin_registry.configuration() == {"Derived.a": "10", "Derived.b": "21"}
+    made = Further()
+    assert (made.a, made.b) == (10, 21)  # the nearest base counts
+
+
+def test_inherited_bindings_in_scopes():
+    gin_files.parse([], ["Base.a=10", "probe/Base.a=11"])
+    with gin.config_scope("probe"):
+        assert Derived().a == 11
+    assert Derived().a == 10
+
+
+def test_a_binding_for_nobody_is_named_under_its_own_name():
+    gin_files.parse([], ["Base.a=10", "Derived.c=30"])
+    Derived()
+    gin_files.check_used()
+    gin_files.parse([], ["Derived.a=10", "Base.b=20"])
+    Base()
+    with pytest.raises(UserError, match=r"Gin binding .*Derived.a: expected bindings that"):
+        gin_files.check_used()
+
+
+def test_a_line_of_the_users_own_file_must_be_read(tmp_path):
+    """Shipped files may bind what a user's line replaces; a file of the user's may not."""
+    path = tmp_path / "own.gin"
+    path.write_text("Holder.part = @Base\nBase.a = 3\n")
+    gin_files.parse([str(path)], ["Holder.part=1"])
+    Holder()
+    with pytest.raises(UserError, match="Base.a: expected bindings that this run uses"):
+        gin_files.check_used()
+
+
+def test_a_whole_number_is_an_int():
+    gin_files.parse([], ["trainer.total_steps=1e5"])
+    assert gin.query_parameter("trainer.total_steps") == 100_000
+    assert isinstance(gin.query_parameter("trainer.total_steps"), int)
+    with pytest.raises(UserError, match="expected int"):
+        gin_files.parse([], ["trainer.total_steps=1.5"])
+    gin_files.parse([], ["trainer.rate=1.0"])
+    assert isinstance(gin.query_parameter("trainer.rate"), float)
+
+
+def test_what_is_written_at_its_default_is_the_same():
+    before = {"Base.a": "10", "eval/Base.b": "2"}
+    now = {"Base.a": "10", "Base.b": "2", "eval/Base.a": "10"}
+    assert gin_registry.completed(before, now) == gin_registry.completed(now, before)
+    now["eval/Base.a"] = "11"
+    assert gin_registry.completed(before, now) != gin_registry.completed(now, before)

@@ -19,8 +19,10 @@ from tests.launch.launch_runs import (
     damage,
     digest,
     environment,
+    in_process,
     run,
 )
+from tfrl.launch import train
 
 ROWS = list(range(ITERATION, 1024 + 1, ITERATION))
 EVERY = f"train.checkpoint_interval={ITERATION}"
@@ -308,3 +310,23 @@ def test_the_first_training_step_comes_in_time(tmp_path):
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def test_a_moved_run_goes_on_from_its_folder_alone(tmp_path, capsys):
+    """With its configuration and seed; what it has written out at its default is no difference."""
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    args = arguments(first, 64, "train.video=False")
+    assert in_process(train.main, capsys, *args, "--seed=5")[0] == 0
+    first.rename(moved)
+    more = "--gin_bindings=train.total_env_steps=128"
+    for flags in ([more], [more, "--seed=5", f"--gin_file={moved}/operative_config.gin"]):
+        code, out, err = in_process(train.main, capsys, f"--root_dir={moved}", *flags)
+        assert (code, err) == (0, "")
+    assert json.loads((moved / "summary.json").read_text())["env_steps"] == 128
+    assert json.loads((moved / "metadata.json").read_text())["seed"] == 5
+    code, _, err = in_process(train.main, capsys, f"--root_dir={moved}", more, "--seed=6")
+    assert code == 2 and "--seed = 6 (the run has 5)" in err
+    code, _, err = in_process(
+        train.main, capsys, f"--root_dir={moved}", more, "--gin_bindings=PPO.clip=0.3"
+    )
+    assert code == 2 and "PPO.clip = '0.3' (the run has '0.2')" in err

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.errors import UserError
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 # loss(params, state, batch, key) -> (scalar loss, dict of scalar metrics)
@@ -75,6 +76,20 @@ class Agent(abc.ABC):
 
     obs_spec: Nest
     action_spec: Nest
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Agent":
+        """Says what takes the place of another library's `PPO("MlpPolicy", env)`."""
+        if args:
+            workflow = "OffPolicyWorkflow" if cls.learns_from_replay else "OnPolicyWorkflow"
+            raise UserError(
+                f"{cls.__name__}({', '.join(map(repr, args))})",
+                expected="arguments by name: an agent holds no environment and no loop",
+                got=f"{len(args)} by position",
+                remedy="Write env = tfrl.make_env('gymnasium:CartPole-v1', num_envs=8), workflow = "
+                f"{workflow}(env=env, agent={cls.__name__}), and workflow.learn(workflow.setup(0), "
+                "total_env_steps=100_000).",
+            )
+        return super().__new__(cls)
 
     @abc.abstractmethod
     def init(self, key: tf.Tensor) -> AgentState:

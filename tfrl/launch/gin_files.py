@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import gin
-from absl import logging
+from absl import flags, logging
 
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import gin_reader, gin_registry, gin_types
@@ -189,11 +189,14 @@ def _check_macros(found: Sequence[gin_reader.Binding]) -> None:
         if name not in used:
             known = gin_registry.bindable_names()
             dotted = [full for full in known if full.endswith(f".{name}")]
+            remedy = did_you_mean(name, dotted or known)
+            if name in flags.FLAGS:
+                remedy = f"It is a flag: --{name}={binding.value}."
             raise UserError(
                 f"Gin binding {name} ({binding.where})",
                 expected="name.parameter = value, or a macro that a value uses as %" + name,
                 got=f"'{name}' without a dot, which nothing uses",
-                remedy=did_you_mean(name, dotted or known),
+                remedy=remedy,
             )
 
 
@@ -233,6 +236,8 @@ def _raise_scope(part: str, thing: str, others: Iterable[str]) -> None:
 def check_types() -> None:
     """Compares every bound value with the annotation of its parameter.
 
+    A whole number such as 1e5 becomes the int that a parameter asks for.
+
     Raises:
       UserError: A value is of another type. References and unannotated parameters are left out.
     """
@@ -243,6 +248,11 @@ def check_types() -> None:
             if not gin_registry.is_plain(plain):
                 continue
             expected = gin_types.mismatch(configurable.wrapped, name, plain)
+            whole = isinstance(plain, float) and plain.is_integer()
+            if expected is not None and whole:
+                if not gin_types.mismatch(configurable.wrapped, name, int(plain)):
+                    gin_registry.bind(scope, selector, name, int(plain))
+                    continue
             if expected is not None:
                 key = f"{configurable.name}.{name}"
                 raise UserError(

@@ -177,8 +177,12 @@ def inherit() -> None:
                     key = (scope, configurable.selector, parameter)
                     if parameter in known and parameter not in theirs and key not in _inherited:
                         _inherited[key] = s
-                        name = f"{scope + '/' if scope else ''}{configurable.selector}.{parameter}"
-                        config.bind_parameter(name, values[parameter])
+                        bind(scope, configurable.selector, parameter, values[parameter])
+
+
+def bind(scope: str, selector: str, parameter: str, value: Any) -> None:
+    """Binds a parameter, in place of what binds it."""
+    config.bind_parameter(f"{scope + '/' if scope else ''}{selector}.{parameter}", value)
 
 
 def _class(configurable: config.Configurable) -> type | None:

@@ -45,23 +45,13 @@ def _check_names(thing: str, cls: type, names: Iterable[Any]) -> None:
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = [name for name in names if name not in known]
     if unknown:
-        near = (_SYNONYMS.get(name) or did_you_mean(str(name), known) for name in unknown)
+        near = (did_you_mean(str(name), known) for name in unknown)
         raise UserError(
             thing,
             expected=f"fields of {cls.__name__}, {', '.join(known)}",
             got=", ".join(map(repr, unknown)),
             remedy=" ".join(dict.fromkeys(near)),
         )
-
-
-# What other libraries call them, where the letters alone would suggest something else.
-_SYNONYMS = {
-    "learning_rate": "Did you mean lr?",
-    "batch_size": "Did you mean minibatch_size?",
-    "max_grad_norm": "Did you mean grad_clip?",
-    "clip_norm": "Did you mean grad_clip?",
-    "epsilon": "Did you mean adam_epsilon?",
-}
 
 
 @_refusing_other_arguments

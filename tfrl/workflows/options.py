@@ -46,6 +46,8 @@ class RunOptions(struct.Struct):
         """Checks the numbers."""
         for name in ("total_env_steps", "eval_interval", "checkpoint_interval", "max_to_keep"):
             value: Any = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():
+                object.__setattr__(self, name, value := int(value))  # 1e6
             if value is None and name in ("eval_interval", "checkpoint_interval"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
