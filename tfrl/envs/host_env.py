@@ -11,8 +11,10 @@ import tensorflow as tf
 from tfrl.envs.action_masks import MASK, first_valid
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.host_actions import check_action
 from tfrl.envs.host_rewards import HostReward, host_reward
+from tfrl.envs.host_values import check_finite
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
@@ -84,6 +86,7 @@ class HostEnv(Env):
         self._frozen: EnvState | None = None  # what the rows that are over show, under DISABLED
         self._below: Nest = None  # what they would show
         self._token = 0
+        self._running = RunningCall(backend.name)
         self._rewards = tuple(rewards)
         # Compiled policies that act in it, made by `tfrl.rollout`.
         self.policies: dict[Any, Any] = {}
@@ -140,7 +143,8 @@ class HostEnv(Env):
         """
         asked = None if autoreset is None else Autoreset.parse(autoreset)
         own = None if asked is Autoreset.DISABLED else asked
-        backend = self.backend.copy(num_envs or self.num_envs, render, own)
+        with self._running:
+            backend = self.backend.copy(num_envs or self.num_envs, render, own)
         if autoreset is None:
             fits = backend.autoreset in _FOLLOWS[self._mode]
             autoreset = self._mode if fits else backend.autoreset
@@ -188,11 +192,13 @@ class HostEnv(Env):
     def begin(self, seeds: np.ndarray) -> EnvState:
         """Starts an episode in every environment with its seed, int64 `[B]`."""
         self._check_open()
-        step = self.backend.reset(seeds)
+        with self._running:
+            step = self.backend.reset(seeds)
         self._returns[:], self._lengths[:], self._ended[:] = 0, 0, False
         self._frozen = None
         for paid in self._rewards:
             paid.reset(self.num_envs)
+        check_finite(self.backend.name, step, self._ended, self._ended, self._lengths)
         return self._state(step, np.zeros(self.num_envs, bool))
 
     def step(self, state: EnvState, action: Nest) -> EnvState:
@@ -218,7 +224,8 @@ class HostEnv(Env):
                 remedy="A host environment cannot be rewound to a snapshot or a checkpoint; go on "
                 "from a new reset.",
             )
-        self.backend.send(self._allowed(action))
+        with self._running:
+            self.backend.send(self._allowed(action))
 
     def _allowed(self, action: Nest) -> Nest:
         """Actions for rows that go on unseen after their end, which the agent knows nothing of."""
@@ -230,9 +237,11 @@ class HostEnv(Env):
 
     def receive(self) -> EnvState:
         """Returns the state after the step that `send` began."""
-        step = self.backend.receive()
+        with self._running:
+            step = self.backend.receive()
         reward = np.asarray(step.reward, np.float32)
         fresh = self._ended  # rows that ended at the last step
+        self._check_values(step)
         if self._mode is Autoreset.DISABLED:
             return self._disabled(step, reward)
         if self.backend.autoreset is Autoreset.NEXT_STEP and fresh.any():
@@ -244,6 +253,17 @@ class HostEnv(Env):
         self._returns += reward
         self._lengths += 1
         return self._state(step, np.zeros(self.num_envs, bool), reward)
+
+    def _check_values(self, step: Step) -> None:
+        """Refuses numbers that are not finite, but where nobody sees them."""
+        unseen = self._ended & (self._mode is Autoreset.DISABLED)
+        # The reward of a row that was reset in this step is no reward.
+        unpaid = unseen
+        if self.backend.autoreset is Autoreset.NEXT_STEP:
+            unpaid = self._ended
+        begins = self._ended & (self._mode is not Autoreset.DISABLED)
+        lengths = np.where(begins, 0, self._lengths)
+        check_finite(self.backend.name, step, unpaid, unseen, lengths + 1)
 
     def _state(self, step: Step, first: np.ndarray, reward: np.ndarray | None = None) -> EnvState:
         """Makes the state of an answer; `first` are rows that exist because of an autoreset."""
@@ -321,7 +341,8 @@ class HostEnv(Env):
 
     def render(self, state: EnvState | None = None, index: int = 0) -> np.ndarray:
         """Draws environment `index` as it is now; made by `copy(render=True)` only."""
-        return self.backend.render(index)
+        with self._running:
+            return self.backend.render(index)
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

@@ -83,14 +83,24 @@ def fail(error: UserError) -> NoReturn:
     sys.stdout.flush()
     # gin appends the calls that the error passed through; the parts alone are the paragraph.
     paragraph = UserError(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
-    # Where an environment failed in its process is in that process' traceback alone.
-    there = getattr(error, "worker_traceback", "")
+    # Where an environment failed is in the user's own traceback alone.
+    there = _user_traceback(error)
     if there:
         print(there.rstrip(), file=sys.stderr)
     print(f"Error: {paragraph}", file=sys.stderr, flush=True)
     if getattr(error, "exit_at_once", False):
         os._exit(2)  # threads that wait for a lost server would hold the interpreter
     raise SystemExit(2)
+
+
+def _user_traceback(error: BaseException | None) -> str:
+    """The traceback that an error carries, or one that it was raised from."""
+    while error is not None:
+        for name in ("user_traceback", "worker_traceback"):
+            if found := getattr(error, name, ""):
+                return str(found)
+        error = error.__cause__
+    return ""
 
 
 def _call(main: Callable[[], int | None]) -> int | None:

@@ -15,6 +15,7 @@ import tfrl
 from tests.envs.adapters import gymnasium_fakes as fakes
 from tfrl.envs.adapters import gymnasium_async
 from tfrl.envs.adapters.gymnasium_async import WorkerError
+from tfrl.envs.env_calls import EnvError
 
 fakes.register()
 BROKEN = "gymnasium:tfrl_fakes/Broken-v0"
@@ -80,6 +81,7 @@ class FailuresTest(absltest.TestCase):
             with self.assertRaises(WorkerError) as caught:
                 step_twice(env)
             self.assertFalse(any(p.is_alive() for p in children))
+        self.user_traceback = caught.exception.user_traceback
         return str(caught.exception)
 
     def test_one_raises(self):
@@ -87,18 +89,29 @@ class FailuresTest(absltest.TestCase):
             state = env.reset(0)
             seeds = [e.unwrapped._seed for e in env.backend._vector.envs]
             with tfrl.make_env(BROKEN, only=seeds[1], how="raise", num_envs=2) as sync:
-                with self.assertRaises(fakes.Odd):  # with its own traceback
+                with self.assertRaises(EnvError) as caught:
                     step_twice(sync)
+        self.assertIsInstance(caught.exception.__cause__, fakes.Odd)
+        self.assertIn(
+            f"step() of {BROKEN}, environment 1, step 2: expected no exception, got Odd: boom 3. "
+            "Repeat it: gymnasium.make('tfrl_fakes/Broken-v0') with the same arguments and "
+            f"wrappers, reset(seed={seeds[1]}), then the same actions; this was step 2 of episode "
+            "1 from that seed, its action 0.",
+            str(caught.exception),
+        )
+        trace = caught.exception.user_traceback
+        self.assertIn('raise Odd("boom", code=3)', trace)
+        self.assertEqual(trace.count("  File "), 1, trace)  # the user's frame alone
         del state
-        text = self.fails("raise", only=seeds[1])
-        self.assertStartsWith(text, f"{BROKEN}: worker 1 raised Odd: boom 3\n\nIts traceback:\n")
-        self.assertIn('raise Odd("boom", code=3)', text)
+        # The same words from a process.
+        self.assertEqual(self.fails("raise", only=seeds[1]), str(caught.exception))
+        self.assertEqual(self.user_traceback.count("  File "), 1, self.user_traceback)
 
     def test_all_die(self):
         self.assertEqual(
             self.fails("die"),
-            f"{BROKEN}: the process of worker 0 (exit code 9), 1 (exit code 9) ended during step. "
-            "A negative exit code is the number of the signal that killed it.",
+            f"{BROKEN}: expected processes that live as long as the environments, got the end of "
+            "worker 0 (exit code 9), 1 (exit code 9) during step. A negative exit code is the number of the signal that killed it.",
         )
 
     def test_all_hang(self):
@@ -107,8 +120,8 @@ class FailuresTest(absltest.TestCase):
             text = self.fails("hang", timeout=1.0)
         self.assertEqual(
             text,
-            f"{BROKEN}: no answer to step from worker 0, 1 within 1 s. Its environment hangs, or "
-            "needs more time: give timeout=(seconds).",
+            f"{BROKEN}: expected an answer to step within 1 s, got none from worker 0, 1. Its "
+            "environment hangs, or needs more time: give timeout=(seconds).",
         )
         self.assertLess(time.monotonic() - started, 30.0)
 
@@ -118,7 +131,7 @@ class FailuresTest(absltest.TestCase):
             tfrl.make_env(BROKEN, **options)
         self.assertRegex(
             str(caught.exception),
-            rf"^{BROKEN}: worker [01] raised ImportError: no such simulator\n\nIts traceback:",
+            rf"^worker [01] of {BROKEN}: expected no exception, got ImportError: no such simulator",
         )
 
     def test_killed_from_outside(self):
@@ -126,7 +139,7 @@ class FailuresTest(absltest.TestCase):
             state, children = env.reset(0), processes(env)
             os.kill(children[1].pid, signal.SIGKILL)
             children[1].join()
-            with self.assertRaisesRegex(WorkerError, r"of worker 1 \(exit code -9\) ended during"):
+            with self.assertRaisesRegex(WorkerError, r"end of worker 1 \(exit code -9\) during"):
                 env.step(state, np.zeros(2, np.int64))
             self.assertFalse(any(p.is_alive() for p in children))
 

@@ -44,8 +44,9 @@ def test_a_dtype_that_would_wrap_is_an_error_in_every_vectorization(vectorizatio
     with pytest.raises((UserError, WorkerError)) as error:
         make(first=np.array([300, 1, 2]), later=GOOD)
     assert (
-        "observation of gymnasium:Returning-v0: expected uint8 [3], as the observation space says, "
-        "got int64 [3]. Cast or reshape it in the environment" in str(error.value)
+        "observation of gymnasium:Returning-v0, environment 0, step 0: expected uint8 [3], as the "
+        "observation space says, got int64 [3]. Cast or reshape it in the environment"
+        in str(error.value)
     )
 
 
@@ -104,3 +105,91 @@ def test_layout():
     assert str(error.value).startswith(
         "reset() of x: expected a tuple (observation, info dict), got ndarray. Return what "
     )
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((GOOD, None, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, step 1: "
+         "expected a number, got None of type NoneType. Return float(reward) in every step."),
+        ((GOOD, "1", False, False, {}), "expected a number, got '1' of type str."),
+        ((GOOD, np.ones(2), False, False, {}), "got array([1., 1.]) of type ndarray."),
+        ((GOOD, 0.0, "yes", False, {}), "terminated of gymnasium:Returning-v0, environment 0, "
+         "step 1: expected True or False, got 'yes' of type str. Return bool(terminated); step "),
+        ((GOOD, 0.0, False, None, {}), "truncated of gymnasium:Returning-v0, environment 0, "),
+        ((GOOD, np.nan, False, False, {}), "reward of gymnasium:Returning-v0, environment 0, "
+         "step 1: expected finite numbers, got nan, and such in 1 more environments. Find the "),
+        ((GOOD, 1e300, False, False, {}), "expected finite numbers, got inf, and such in 1 more"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_rewards_and_ends_of_the_wrong_type(vectorization, answer, said):
+    if vectorization == "async" and said.startswith("got"):
+        pytest.skip("one process test of a kind is enough")
+    made = dict(first=GOOD, later=GOOD, answer=answer, vectorization=vectorization)
+    with tfrl.make_env("gymnasium:Returning-v0", 2, **made) as env:
+        state = env.reset(0)
+        with pytest.raises(UserError) as error:
+            env.step(state, np.zeros(2, np.int64))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(1), np.array([1.0]), np.int8(1)])
+@pytest.mark.filterwarnings("ignore")
+def test_rewards_of_any_number_type_pass(reward):
+    answer = (GOOD, reward, np.bool_(False), np.array(False), {})
+    with tfrl.make_env("gymnasium:Returning-v0", 2, first=GOOD, later=GOOD, answer=answer) as env:
+        state = env.step(env.reset(0), np.zeros(2, np.int64))
+    assert state.reward.tolist() == [1.0, 1.0]
+    assert not state.termination.any()
+
+
+class Vector(gymnasium.vector.VectorEnv):
+    """A vector environment of a user's own, which answers what it is given."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+    single_observation_space, single_action_space = Box(-1, 1, (1,)), Discrete(2)
+
+    def __init__(self, num_envs, obs=0.0, reward=0.0, termination=False):
+        self.num_envs = num_envs
+        self.observation_space = Box(-1, 1, (num_envs, 1))
+        self.action_space = gymnasium.spaces.MultiDiscrete([2] * num_envs)
+        self._answer = obs, reward, termination
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions):
+        obs, reward, end = self._answer
+        if reward == "raise":
+            raise ZeroDivisionError("of a user")
+        last = np.zeros((self.num_envs, 1), np.float32)
+        last[1] = obs
+        no = [False] * self.num_envs
+        return last, [0.0, reward], [False, end], no, {}
+
+
+gymnasium.register("ReturningVector-v0", vector_entry_point=Vector, max_episode_steps=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reward": None}, "rewards of gymnasium:ReturningVector-v0: expected numbers [2], one for "
+         "every environment, got object [2], None of environment 1. Return arrays of one dtype"),
+        ({"termination": "yes"}, "terminations of gymnasium:ReturningVector-v0: expected bools"),
+        ({"reward": np.nan}, "reward of gymnasium:ReturningVector-v0, environment 1, step 1: "
+         "expected finite numbers, got nan. Find the division"),
+        ({"obs": np.inf}, "observation of gymnasium:ReturningVector-v0, environment 1, step 1: "
+         "expected finite numbers, got inf at index [0]."),
+        ({"reward": "raise"}, "step() of gymnasium:ReturningVector-v0: expected no exception, got "
+         "ZeroDivisionError: of a user. Repeat it: "),
+    ],
+)  # fmt: skip
+def test_vector_environments(given, said):
+    with tfrl.make_env("gymnasium:ReturningVector-v0", 2, **given) as env:
+        state = env.reset(0)
+        with pytest.raises(UserError) as error:
+            env.step(state, np.zeros(2, np.int64))
+    assert said in str(error.value)

@@ -125,9 +125,9 @@ class EnvPoolBackend(Backend):
         obs, reward, termination, truncation, infos = self._pool.recv()
         step = Step(
             self._obs(obs),
-            np.array(reward, np.float32),
-            np.array(termination, bool),
-            np.array(truncation, bool),
+            host_spaces.numbers(f"rewards of {self.name}", reward, self.num_envs),
+            host_spaces.flags(f"terminations of {self.name}", termination, self.num_envs),
+            host_spaces.flags(f"truncations of {self.name}", truncation, self.num_envs),
             None,
             self._info(infos),
         )

@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,13 +17,19 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
+from tfrl.envs.env_calls import EnvError, env_error
+
 CLEANUP_TIME = 5.0  # seconds that a process has to close its environment
 _REPORT_TIME = 5.0  # seconds that a report of an error may be under way
 _START = "the start"
 
 
-class WorkerError(RuntimeError):
+class WorkerError(EnvError):
     """A process of `vectorization="async"` raised, died, or did not answer in time."""
+
+    def __init__(self, thing: str, *, expected: str, got: Any, remedy: str, trace: str = ""):
+        """Builds the paragraph; `trace` is the traceback of the process, or ""."""
+        super().__init__(thing, expected=expected, got=got, remedy=remedy, user_traceback=trace)
 
 
 class ProcessVectorEnv(AsyncVectorEnv):
@@ -108,9 +113,10 @@ class ProcessVectorEnv(AsyncVectorEnv):
         except multiprocessing.TimeoutError as error:
             silent = [i for i, p in enumerate(self.parent_pipes) if p is None or not p.poll(0)]
             raise WorkerError(
-                f"{self._name}: no answer to {what} from worker {_listed(silent)} within "
-                f"{self._timeout:g} s. Its environment hangs, or needs more time: give timeout="
-                "(seconds)."
+                self._name,
+                expected=f"an answer to {what} within {self._timeout:g} s",
+                got=f"none from worker {_listed(silent)}",
+                remedy="Its environment hangs, or needs more time: give timeout=(seconds).",
             ) from error
         except (EOFError, ConnectionError) as error:
             time.sleep(0.1)  # for the exit codes
@@ -121,7 +127,10 @@ class ProcessVectorEnv(AsyncVectorEnv):
                 hint = "A script must do its work under `if __name__ == '__main__':`, since the "
                 hint += "processes import it."
             raise WorkerError(
-                f"{self._name}: the process of worker {_listed(dead)} ended during {what}. {hint}"
+                self._name,
+                expected="processes that live as long as the environments",
+                got=f"the end of worker {_listed(dead)} during {what}",
+                remedy=hint,
             ) from error
 
     def _raise_if_errors(self, successes: Sequence[bool]) -> None:
@@ -129,8 +138,9 @@ class ProcessVectorEnv(AsyncVectorEnv):
         failed = [i for i, success in enumerate(successes) if not success]
         if not failed:
             return
-        index, _, text, trace = self.error_queue.get(timeout=_REPORT_TIME)
-        raise WorkerError(f"{self._name}: worker {index} raised {text}\n\nIts traceback:\n{trace}")
+        _, _, words, trace = self.error_queue.get(timeout=_REPORT_TIME)
+        thing, expected, got, remedy = words
+        raise WorkerError(thing, expected=expected, got=got, remedy=remedy, trace=trace)
 
     def close_extras(self, *_: Any, **__: Any) -> None:
         """Closes the environments, and kills the processes that take too long."""
@@ -180,26 +190,30 @@ def work(
     """Runs one environment in a process of its own; arguments as of Gymnasium's worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    reports: Any = _Reports(error_queue)
+    reports: Any = _Reports(error_queue, getattr(factory, "name", ""))
     try:
         _async_worker(index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
     except (EOFError, ConnectionError):
         return  # the parent is gone
     except Exception as error:
         # While the environment is made, upstream reports nothing.
-        reports.put((index, type(error), error, traceback.format_exc()))
+        reports.put((index, type(error), error, ""))
         pipe.send((None, False))
 
 
 class _Reports:
     """Puts errors into the queue as text: not every exception can be pickled, or made again."""
 
-    def __init__(self, queue: Any):
+    def __init__(self, queue: Any, name: str):
         self._queue = queue
+        self._name = name
 
     def put(self, report: tuple[int, type[BaseException], Any, str]) -> None:
-        index, kind, value, trace = report
-        self._queue.put((index, RuntimeError, f"{kind.__name__}: {value}", trace))
+        index, _, value, _ = report
+        thing = f"worker {index} of {self._name}"
+        told = env_error(value, thing, "Make one environment in this process to debug it.")
+        words = (told.thing, told.expected, str(told.got), told.remedy)
+        self._queue.put((index, RuntimeError, words, getattr(told, "user_traceback", "")))
 
 
 def _end_with_parent() -> None:

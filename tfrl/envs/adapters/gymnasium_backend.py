@@ -13,12 +13,16 @@ from tfrl.envs.adapters import host_spaces
 from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
 from tfrl.envs.adapters.gymnasium_atari import channels_last
 from tfrl.envs.adapters.gymnasium_env import full_mask
+from tfrl.envs.adapters.gymnasium_returns import STEP, check_layout
 from tfrl.envs.adapters.gymnasium_vector import Source, image, make_vector
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset
+from tfrl.envs.env_calls import env_error
 from tfrl.envs.host_env import where
 from tfrl.errors import UserError
 from tfrl.types import Nest
+
+_REPEAT = "Repeat it: make_env with the same arguments, and the same command or the same actions."
 
 
 class GymnasiumBackend(Backend):
@@ -106,24 +110,39 @@ class GymnasiumBackend(Backend):
         seed: Any = [int(s) for s in seeds]
         if self._native:
             seed = np.asarray(seeds) if self._colours else seed[0]
-        return self._vector.reset(seed=seed)
+        return self._called("reset()", self._vector.reset, seed=seed)
+
+    def _called(self, call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the environments; what they raise is told as theirs."""
+        try:
+            return fn(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:
+            raise env_error(error, f"{call} of {self.name}", _REPEAT) from error
 
     def send(self, action: Nest) -> None:
         """Keeps the actions, or sends them to the processes, which go on by themselves."""
         # A copy: the environments may keep or change what they are given.
         self._action = self._copy_action(action)
         if isinstance(self._vector, ProcessVectorEnv):
-            self._vector.step_async(self._action)
+            self._called("step()", self._vector.step_async, self._action)
         self._pending = True
 
     def receive(self) -> Step:
         """Steps, or waits for the processes."""
         self._pending = False
         if isinstance(self._vector, ProcessVectorEnv):
-            obs, reward, termination, truncation, infos = self._vector.step_wait()
+            given = self._called("step()", self._vector.step_wait)
         else:
-            obs, reward, termination, truncation, infos = self._vector.step(self._action)
-        termination, truncation = np.array(termination, bool), np.array(truncation, bool)
+            given = self._called("step()", self._vector.step, self._action)
+        if not isinstance(given, tuple) or len(given) != len(STEP):
+            check_layout(self.name, "step", given, STEP)
+        obs, reward, termination, truncation, infos = given
+        size = self.num_envs
+        reward = host_spaces.numbers(f"rewards of {self.name}", reward, size)
+        termination = host_spaces.flags(f"terminations of {self.name}", termination, size)
+        truncation = host_spaces.flags(f"truncations of {self.name}", truncation, size)
         ended = termination | truncation
         final = None
         info = self._info(infos, ended)
@@ -135,7 +154,7 @@ class GymnasiumBackend(Backend):
                 final = self._final(obs, infos, ended)
         return Step(
             self._obs(obs, infos, None if self.autoreset is Autoreset.SAME_STEP else ended),
-            np.array(reward, np.float32),
+            reward,
             termination,
             truncation,
             final,
@@ -145,7 +164,8 @@ class GymnasiumBackend(Backend):
     def _reset_rows(self, obs: Any, rows: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Starts episodes in some rows of a vector environment that does not do so itself."""
         before = self._copy_obs(self._picture(obs))
-        obs, infos = self._vector.reset(options={"reset_mask": rows.copy()})
+        options = {"reset_mask": rows.copy()}
+        obs, infos = self._called("reset()", self._vector.reset, options=options)
         return where(rows, self._copy_obs(self._picture(obs)), before), infos
 
     # What they answer.
@@ -247,7 +267,7 @@ class GymnasiumBackend(Backend):
         """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
         if self._vector.render_mode != "rgb_array" or not hasattr(self._vector.unwrapped, "envs"):
             return super().render(index)
-        picture = image(self._vector, index)
+        picture = self._called("render()", image, self._vector, index)
         if picture is None:
             return super().render(index)
         return np.array(picture, np.uint8)

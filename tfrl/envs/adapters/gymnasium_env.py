@@ -13,7 +13,15 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from tfrl.envs.adapters.gymnasium_atari import AtariOptions
-from tfrl.envs.adapters.gymnasium_returns import STEP, bad_step, check_layout, observation_fits
+from tfrl.envs.adapters.gymnasium_returns import (
+    STEP,
+    bad_step,
+    check_end,
+    check_layout,
+    number,
+    observation_fits,
+)
+from tfrl.envs.env_calls import env_error
 from tfrl.errors import UserError
 
 MASK = "action_mask"
@@ -36,6 +44,7 @@ class EnvFactory:
       atari: How frames are preprocessed, or None.
       info_fields: Names of numbers in `info` that are asked for.
       whole_info: Whether the rest of `info` is needed too.
+      index: Which environment of the batch it is, for messages.
     """
 
     name: str
@@ -46,6 +55,7 @@ class EnvFactory:
     atari: AtariOptions | None = None
     info_fields: tuple[str, ...] = ()
     whole_info: bool = False
+    index: int = 0
 
     def __call__(self) -> gymnasium.Env:
         """Makes the environment."""
@@ -61,7 +71,7 @@ class EnvFactory:
             env = self._wrapped(wrapper, env)
         if limit is not None:
             env = gymnasium.wrappers.TimeLimit(env, limit)
-        return Member(env, self.name, self.info_fields, self.whole_info)
+        return Member(env, self.name, self.info_fields, self.whole_info, self.index)
 
     def _wrapped(self, wrapper: EnvWrapper, env: gymnasium.Env) -> gymnasium.Env:
         wrapped = wrapper(env)
@@ -85,7 +95,12 @@ class Member(gymnasium.Wrapper):
     """
 
     def __init__(
-        self, env: gymnasium.Env, name: str, info_fields: tuple[str, ...], whole_info: bool
+        self,
+        env: gymnasium.Env,
+        name: str,
+        info_fields: tuple[str, ...],
+        whole_info: bool,
+        index: int = 0,
     ):
         """Wraps the environment.
 
@@ -94,6 +109,7 @@ class Member(gymnasium.Wrapper):
           name: The id, for messages.
           info_fields: Names of numbers in `info` to hand on.
           whole_info: Whether to hand on the rest too.
+          index: Which environment of the batch it is.
         """
         super().__init__(env)
         # A vector environment writes its autoreset mode into the dict, which else is the class's.
@@ -103,36 +119,87 @@ class Member(gymnasium.Wrapper):
         self._whole_info = whole_info
         self._masked = False
         self._check = observation_fits(env.observation_space, f"observation of {name}")
+        self._index = index
+        self._seed: int | None = None  # the last that it was given
+        self._episode, self._step = 0, 0  # since that seed, and in the episode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode."""
-        answer = self.env.reset(seed=seed, options=options)
-        check_layout(self._name, "reset", answer, ("observation", "info dict"))
-        obs, info = answer
-        self._check(obs)
+        if seed is not None:
+            self._seed, self._episode = seed, 0
+        self._episode, self._step = self._episode + 1, 0
+        try:
+            answer = self.env.reset(seed=seed, options=options)
+        except UserError:
+            raise
+        except Exception as error:
+            raise self._raised(error, "reset()") from error
+        try:
+            check_layout(self._name, "reset", answer, ("observation", "info dict"))
+            obs, info = answer
+            self._check(obs)
+        except UserError as error:
+            raise self._placed(error) from None
         self._masked = self._masked or MASK in info
         return obs, self._told(info, ended=False)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes a step."""
+        self._step += 1
         try:
             answer = self.env.step(action)
+        except UserError:
+            raise
         except ValueError as error:
             if "values to unpack" in str(error):  # by Gymnasium's own wrappers, in between
-                raise bad_step(self._name, str(error)) from error
-            raise
-        if len(answer) != len(STEP):  # anything else Gymnasium's own wrappers find out
-            check_layout(self._name, "step", answer, STEP)
-        obs, reward, termination, truncation, info = answer
-        self._check(obs)
+                raise self._placed(bad_step(self._name, str(error))) from error
+            raise self._raised(error, "step()", action) from error
+        except Exception as error:
+            raise self._raised(error, "step()", action) from error
+        try:
+            # Anything else Gymnasium's own wrappers find out.
+            if not isinstance(answer, tuple) or len(answer) != len(STEP):
+                check_layout(self._name, "step", answer, STEP)
+            obs, reward, termination, truncation, info = answer
+            self._check(obs)
+            if type(reward) is not float:
+                reward = number(f"reward of {self._name}", reward)
+            check_end(self._name, termination, truncation)
+        except UserError as error:
+            raise self._placed(error) from None
         ended = bool(termination or truncation)
         if not ended and not info and not self._masked:
-            return answer
+            return obs, reward, termination, truncation, info
         if ended:
             obs, info = copy.deepcopy((obs, info))
         return obs, reward, termination, truncation, self._told(info, ended)
+
+    def _place(self) -> str:
+        return f"environment {self._index}, step {self._step}"
+
+    def _placed(self, error: UserError) -> UserError:
+        """Returns the error with the index of the environment and the step."""
+        return UserError(
+            f"{error.thing}, {self._place()}",
+            expected=error.expected,
+            got=error.got,
+            remedy=error.remedy,
+        )
+
+    def _raised(self, error: Exception, call: str, action: Any = None) -> UserError:
+        """Returns what to raise for an exception of the environment."""
+        task = self._name.partition(":")[2]
+        begin = f"reset(seed={self._seed})" if self._seed is not None else "reset()"
+        told = f"Repeat it: gymnasium.make({task!r}) with the same arguments and wrappers, {begin}"
+        if self._episode > 1 or action is not None:
+            told += f", then the same actions; this was step {self._step} of episode "
+            told += f"{self._episode} from that seed"
+        if action is not None:
+            text = " ".join(repr(action).split())
+            told += f", its action {text if len(text) <= 80 else text[:77] + '...'}"
+        return env_error(error, f"{call} of {self._name}, {self._place()}", f"{told}.")
 
     def _told(self, info: Mapping[str, Any], ended: bool) -> dict[str, Any]:
         told = dict(info) if self._whole_info else {}

@@ -93,6 +93,52 @@ def _check_tuple(obs: Any, thing: str, items: list[Check]) -> None:
         check(item)
 
 
+_BOOLS = (bool, np.bool_)
+
+
+def number(thing: str, value: Any) -> float:
+    """Returns a reward as a float.
+
+    Args:
+      thing: What messages call it.
+      value: What the environment gave: a number, or an array of one.
+
+    Raises:
+      UserError: If it is neither.
+    """
+    if isinstance(value, int | float | np.number | np.ndarray | np.bool_):
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return float(array.reshape(()))
+    raise UserError(
+        thing,
+        expected="a number",
+        got=_shown(value),
+        remedy="Return float(reward) in every step.",
+    )
+
+
+def check_end(name: str, termination: Any, truncation: Any) -> None:
+    """Raises a UserError unless both end flags of a step are bools."""
+    if isinstance(termination, _BOOLS) and isinstance(truncation, _BOOLS):
+        return
+    for flag, value in (("terminated", termination), ("truncated", truncation)):
+        if isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool:
+            continue
+        if not isinstance(value, _BOOLS):
+            raise UserError(
+                f"{flag} of {name}",
+                expected="True or False",
+                got=_shown(value),
+                remedy=f"Return bool({flag}); step returns {', '.join(STEP)}.",
+            )
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return f"{text if len(text) <= 60 else text[:57] + '...'} of type {type(value).__name__}"
+
+
 def check_layout(name: str, method: str, answer: Any, parts: tuple[str, ...]) -> None:
     """Raises a UserError unless an answer is a tuple of the right length that ends in a dict.
 

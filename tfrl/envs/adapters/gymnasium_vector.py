@@ -15,6 +15,7 @@ from tfrl.envs.adapters.gymnasium_atari import AtariOptions
 from tfrl.envs.adapters.gymnasium_env import NO_LIMIT, EnvFactory
 from tfrl.envs.adapters.gymnasium_ids import explained, load
 from tfrl.envs.core import Autoreset
+from tfrl.envs.env_calls import env_error
 from tfrl.errors import UserError
 
 VECTORIZATIONS = ("auto", "native", "sync", "async")
@@ -22,6 +23,7 @@ VECTORIZATIONS = ("auto", "native", "sync", "async")
 # state before the step. Source: gymnasium/envs/functional_jax_env.py of gymnasium 1.3.0.
 _WRONG = "gymnasium.envs.phys2d."
 _HUGE = 2**31 - 1
+_DEBUG = "Repeat it: gymnasium.make with the same arguments and wrappers."
 
 OuterWrapper = Callable[[VectorEnv], VectorEnv]
 
@@ -108,9 +110,7 @@ def make_vector(source: Source, num_envs: int) -> Made:
         raise
     except Exception as error:
         better = explained(source.name, error, source.kwargs)
-        if better is error:
-            raise
-        raise better from error
+        raise env_error(better, f"making {source.name}", _DEBUG) from error
     for wrapper in source.outer_wrappers:
         made.vector = _wrapped(source, wrapper, made)
     return made
@@ -231,7 +231,7 @@ def _of_singles(source: Source, num_envs: int) -> Made:
         whole_info=bool(source.outer_wrappers),
     )
     mode = _modes(source.autoreset)[0]
-    factories = [factory] * num_envs
+    factories = [dataclasses.replace(factory, index=i) for i in range(num_envs)]
     copy = bool(source.outer_wrappers)  # they may keep what they see; the backend copies itself
     vector: VectorEnv
     if source.vectorization == "async":

@@ -98,6 +98,47 @@ def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
     return copy
 
 
+def numbers(thing: str, values: Any, num_envs: int) -> np.ndarray:
+    """Returns one number of each environment, float32 `[B]`, a copy.
+
+    Raises:
+      UserError: If they are no numbers, or not one of each environment.
+    """
+    array = _batch(thing, values, num_envs, "biuf", "numbers")
+    with np.errstate(over="ignore"):  # inf is told with its row
+        return array.astype(np.float32)
+
+
+def flags(thing: str, values: Any, num_envs: int) -> np.ndarray:
+    """Returns one flag of each environment, bool `[B]`, a copy.
+
+    Raises:
+      UserError: If they are no bools, or not one of each environment.
+    """
+    return _batch(thing, values, num_envs, "b", "bools").astype(bool)
+
+
+def _batch(thing: str, values: Any, num_envs: int, kinds: str, what: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of several lengths
+        array = np.asarray(None, object)
+    if array.shape == (num_envs,) and array.dtype.kind in kinds:
+        return array
+    strange = (
+        [i for i, x in enumerate(array) if np.asarray(x).dtype.kind not in kinds]
+        if (array.dtype == object and array.shape == (num_envs,))
+        else []
+    )
+    found = f", {array[strange[0]]!r} of environment {strange[0]}" if strange else ""
+    raise UserError(
+        thing,
+        expected=f"{what} [{num_envs}], one for every environment",
+        got=f"{array.dtype.name} {list(array.shape)}{found}",
+        remedy="Return arrays of one dtype: rewards floats, both ends bools.",
+    )
+
+
 def set_row(batch: Nest, index: int, value: Any) -> None:
     """Writes one value into row `index` of a nest of arrays `[B, ...]`."""
     if isinstance(batch, Mapping):
