@@ -1,17 +1,25 @@
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
+from tfrl.envs.env_calls import RunningCall
+from tfrl.launch import termination as termination_lib
 from tfrl.launch.termination import Termination
 
 
 @pytest.fixture(name="installed")
 def fixture_installed():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    termination = Termination()
+    ended = []
+    termination = Termination(end=ended.append)
+    termination.ended = ended
     termination.install()
     yield termination
+    os.close(signal.set_wakeup_fd(-1))  # the thread reads the end of its pipe
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -43,8 +51,89 @@ def test_a_second_ctrl_c_does_not_wait(installed):
     assert end.value.code == 130
 
 
-def test_a_second_sigterm_still_lets_the_run_save(installed):
+def until(condition):
+    deadline = time.monotonic() + 5.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_second_sigterm_ends_at_once(installed, capfd):
+    installed.last_saved = "The last checkpoint has 64 env steps; the same command goes on."
     with installed.deferred():
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert not installed.ended
         os.kill(os.getpid(), signal.SIGTERM)
+        assert until(lambda: installed.ended)
+    assert installed.ended == [143]
+    assert capfd.readouterr().err == (
+        "Stopped by a second SIGTERM. The last checkpoint has 64 env steps; the same command goes "
+        "on.\n"
+    )
+
+
+@pytest.fixture(name="short_grace")
+def fixture_short_grace(monkeypatch):
+    monkeypatch.setattr(termination_lib, "GRACE", 0.3)
+    monkeypatch.setattr(termination_lib, "_LOOK", 0.02)
+
+
+@pytest.mark.parametrize(("number", "code", "name"), CASES)
+def test_an_environment_that_hangs_is_ended(installed, short_grace, capfd, number, code, name):
+    with installed.deferred(), RunningCall("gymnasium:Hangs-v0"):
+        os.kill(os.getpid(), number)
+        assert until(lambda: installed.ended)
+    assert installed.ended == [code]
+    assert capfd.readouterr().err == (
+        f"Stopped by {name}: gymnasium:Hangs-v0 did not come back within 0.3 s. Nothing was "
+        "trained.\n"
+    )
+
+
+def test_nothing_but_a_single_long_call_of_an_environment_is_ended(installed, short_grace):
+    running = RunningCall("gymnasium:Slow-v0")
+    with running:
+        time.sleep(0.4)  # without a signal
+    with installed.deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(6):  # steps that come back
+            with running:
+                time.sleep(0.1)
+        time.sleep(0.5)  # a save, or a long compiled call
+    assert not installed.ended
     assert installed.exit_code == 143
+
+
+HANGS_IN_C = """
+import ctypes, sys
+from tfrl.envs.env_calls import RunningCall
+from tfrl.launch import termination
+
+termination.GRACE = 0.5
+asked = termination.Termination()
+asked.install()
+assert "tensorflow" not in sys.modules
+with asked.deferred(), RunningCall("gymnasium:Hangs-v0"):
+    print("hangs", flush=True)
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # never comes back, and no signal interrupts it
+"""
+
+
+def test_a_hang_in_c_never_runs_the_handler_and_is_ended(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS_IN_C)
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "hangs\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 143
+        assert "gymnasium:Hangs-v0 did not come back within 0.5 s." in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,23 +1,48 @@
-"""SIGTERM and Ctrl-C: a request to save and end while training, an exit at any other time."""
+"""SIGTERM and Ctrl-C: a request to save and end while training, an exit at any other time.
+
+Python runs a signal's handler only between two of its own instructions, so an environment that
+hangs in C never lets it run, and one that hangs in Python never comes to the end of its rollout.
+So a thread reads each signal from a pipe (`signal.set_wakeup_fd`) and ends the process where the
+training cannot.
+"""
 
 import os
+import select
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfrl.envs.env_calls import RunningCall
+
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+GRACE = 8.0  # seconds that one call into an environment may take after a signal
+_LOOK = 0.1  # seconds between two looks at the running call
 
 
 class Termination:
     """Remembers the signal that asked the run to end.
 
-    Inside `deferred()` the signal only sets `requested`, so that the caller can save; a second
-    Ctrl-C there ends the process at once. Outside of it the process ends with the signal's code.
+    Inside `deferred()` the signal only sets `requested`, so that the caller can save; a second one
+    there ends the process at once. Outside of it the process ends with the signal's code. Where one
+    call into an environment lasts longer than `GRACE` after a signal, the process ends too: nothing
+    is lost but what was played after the last checkpoint. Other calls, such as a save or a compiled
+    function, may take as long as they need.
+
+    Attributes:
+      last_saved: One sentence for the user, of the last checkpoint.
     """
 
-    def __init__(self) -> None:
-        """Installs nothing yet."""
+    def __init__(self, end: Callable[[int], Any] = os._exit):
+        """Installs nothing yet.
+
+        Args:
+          end: Ends the process with an exit code, from any thread.
+        """
+        self.last_saved = "Nothing was trained."
+        self._end = end
         self._signal: int | None = None
         self._deferred = False
 
@@ -40,6 +65,12 @@ class Termination:
         """Takes over SIGTERM and SIGINT."""
         for number in _NAMES:
             signal.signal(number, self._handle)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(
+            target=self._watch, args=[reader], daemon=True, name="tfrl-termination"
+        ).start()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -58,3 +89,29 @@ class Termination:
         # Not print: the handler may run in the middle of another print.
         os.write(2, f"Stopped by {self.name}.\n".encode())
         raise SystemExit(self.exit_code)
+
+    def _watch(self, reader: int) -> None:
+        """Reads signals; ends the process at a second SIGTERM, or where an environment hangs."""
+        number, since = 0, 0.0
+        while True:
+            ready, _, _ = select.select([reader], [], [], _LOOK if number else None)
+            signals = os.read(reader, 64) if ready else b""
+            if ready and not signals:  # another owner of the wake-up closed the pipe
+                os.close(reader)
+                return
+            for came in signals:
+                if came not in tuple(_NAMES):
+                    continue  # a signal that something else in the process handles
+                if number and came == signal.SIGTERM:
+                    self._exit(came, "Stopped by a second SIGTERM.")
+                    return
+                number, since = came, since if number else time.monotonic()
+            call = RunningCall.current
+            if number and call and time.monotonic() - max(since, call[1]) > GRACE:
+                hangs = f"{call[0]} did not come back within {GRACE:g} s"
+                self._exit(number, f"Stopped by {_NAMES[signal.Signals(number)]}: {hangs}.")
+                return
+
+    def _exit(self, number: int, line: str) -> None:
+        os.write(2, f"{line} {self.last_saved}\n".encode())
+        self._end(128 + number)

@@ -90,8 +90,9 @@ def _follow(settings: Settings, flags: CommonFlags, termination: Termination) ->
     state = _Run(settings, flags, _meet(workflow, flags)).start()
     agreement.barrier("the restored state")
     if agreement.chief_says(0):
+        stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[_StopWhenAsked(termination)])
+            state = workflow.learn(state, settings, callbacks=[stop])
             interrupted = _interrupted(agreement, termination)
         if interrupted:
             agreement.barrier("the end")
@@ -119,8 +120,9 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
         # It would tell of earlier parameters from now on.
         run.folder.summary.unlink(missing_ok=True)
+        stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[_StopWhenAsked(termination)])
+            state = workflow.learn(state, settings, callbacks=[stop])
             if _interrupted(agreement, termination):
                 steps = workflow.env_steps(state)
                 by = termination.name if termination.requested else "another worker"
@@ -212,8 +214,18 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
 class _StopWhenAsked(Callback):
     """Ends the run after the compiled call during which a signal came."""
 
-    def __init__(self, termination: Termination):
+    def __init__(self, termination: Termination, env_steps: int):
         self._termination = termination
+        self._tell(env_steps)
+
+    def on_checkpoint(self, event: Event) -> Any:
+        self._tell(event.env_steps)
+
+    def _tell(self, env_steps: int) -> None:
+        """Keeps ready what a watchdog says of an environment that hangs."""
+        saved = f"The last checkpoint has {env_steps:,} env steps" if env_steps else "No checkpoint"
+        saved += "; the same command goes on." if env_steps else " yet; the same command starts."
+        self._termination.last_saved = saved
 
     def on_step(self, event: Event) -> Any:
         return STOP if self._termination.requested else None

@@ -111,7 +111,8 @@ class FailuresTest(absltest.TestCase):
         self.assertEqual(
             self.fails("die"),
             f"{BROKEN}: expected processes that live as long as the environments, got the end of "
-            "worker 0 (exit code 9), 1 (exit code 9) during step. A negative exit code is the number of the signal that killed it.",
+            "worker 0 (exit code 9), 1 (exit code 9) during step. A negative exit code is the "
+            "number of the signal that killed it.",
         )
 
     def test_all_hang(self):

@@ -180,17 +180,20 @@ def _listed(things: Sequence[Any]) -> str:
 
 def work(
     index: int,
-    factory: Callable[[], gymnasium.Env],
+    factory: Any,
     pipe: Any,
     parent_pipe: Any,
     shared_memory: Any,
     error_queue: Any,
     autoreset_mode: AutoresetMode,
 ) -> None:
-    """Runs one environment in a process of its own; arguments as of Gymnasium's worker."""
+    """Runs one environment in a process of its own; arguments as of Gymnasium's worker.
+
+    It wraps the `EnvFactory` in an object whose `fn` it is.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    reports: Any = _Reports(error_queue, getattr(factory, "name", ""))
+    reports: Any = _Reports(error_queue, factory.fn.name)
     try:
         _async_worker(index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
     except (EOFError, ConnectionError):
