@@ -14,6 +14,12 @@ from tfrl.envs.checker_host import check_before_training
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 
+FINITE = "expected finite numbers, got "
+DIVERGED = (
+    "Find the division or the diverging simulation that it comes from. A value above 3.4e38 "
+    "becomes inf in float32; clip it in the environment or a wrapper."
+)
+
 
 class Unbounded(gymnasium.ActionWrapper):
     """Takes any action."""
@@ -82,13 +88,12 @@ HOST = {
     ),
     "not_finite": (
         receiving(reward=lambda step: step.reward / np.array([1.0, 0.0])),
-        "step 1: reward: expected finite values, got inf at [1]. Look for a division by 0, a "
-        "logarithm of 0 or an overflow.",
+        f"reward of testing:ScriptedHost, environment 1, step 1: {FINITE}inf. {DIVERGED}",
     ),
     "final_obs_not_finite": (
         receiving(final_obs=lambda step: step.obs * np.array([[1], [NAN]], np.float32)),
-        "step 1: info/final_obs: expected finite values, got nan at [1, 0], nan at [1, 1], nan at "
-        "[1, 2]. Look for a division by 0, a logarithm of 0 or an overflow.",
+        f"final observation of testing:ScriptedHost, environment 1, step 1: {FINITE}nan at index "
+        f"[0]. {DIVERGED}",
     ),
     "reward_shape": (
         receiving(reward=lambda step: np.zeros(1)),
@@ -211,7 +216,7 @@ def test_wrapped_rewards_are_not_taken_for_wrong_returns():
 def test_a_failed_check_leaves_the_backend_as_it_was():
     env = host(_obs=lambda self: np.full((2, 3), NAN, np.float32))
     backend = env.backend
-    assert message(env).startswith("reset: obs: expected finite values, got nan at [0, 0], nan at ")
+    assert message(env).startswith("observation of testing:ScriptedHost, environment 0, step 0: ")
     assert env.backend is backend
 
 
@@ -267,8 +272,8 @@ def test_before_training_what_is_wrong_is_an_error_and_the_copy_is_closed():
     with env, pytest.raises(UserError) as error:
         check_before_training(env, 0)
     assert str(error.value) == (
-        "step 1: obs: expected finite values, got nan at [0, 0], nan at [0, 1], nan at [0, 2], nan "
-        "at [0, 3]. Look for a division by 0, a logarithm of 0 or an overflow."
+        "observation of gymnasium:CartPole-v1, environment 0, step 1: "
+        f"{FINITE}nan at index [0]. {DIVERGED}"
     )
 
 

@@ -189,7 +189,7 @@ gymnasium.register("ReturningVector-v0", vector_entry_point=Vector, max_episode_
     ],
 )  # fmt: skip
 def test_vector_environments(given, said):
-    with tfrl.make_env("gymnasium:ReturningVector-v0", 2, vectorization="native", **given) as env:
+    with tfrl.make_env("gymnasium:ReturningVector-v0", 2, autoreset="NEXT_STEP", **given) as env:
         state = env.reset(0)
         with pytest.raises(UserError) as error:
             env.step(state, np.zeros(2, np.int64))

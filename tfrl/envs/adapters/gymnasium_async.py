@@ -193,7 +193,7 @@ def work(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    reports: Any = _Reports(error_queue, factory.fn.name)
+    reports: Any = _Reports(error_queue, getattr(factory.fn, "name", "the environments"))
     try:
         _async_worker(index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
     except (EOFError, ConnectionError):

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import specs
+from tfrl.envs.adapters.gymnasium_returns import check_end, number
+from tfrl.envs.env_calls import RunningCall, env_error
 from tfrl.envs.multi_agent import AGENT_FLAGS
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -46,6 +48,8 @@ class ParallelCopies:
         self.obs_spec = {a: specs.to_spec(first.observation_space(a)) for a in self.agent_ids}
         self.action_spec = {a: specs.to_spec(first.action_space(a)) for a in self.agent_ids}
         self.max_cycles: int | None = getattr(first.unwrapped, "max_cycles", None)
+        self._running = RunningCall(name)
+        self._seeds, self._steps = [0] * num_envs, [0] * num_envs
         self._tokens = np.zeros(num_envs, np.int64)
         self._over_at = np.zeros(num_envs, np.int64)  # the token with which an episode ended
         self._live: list[set[str]] = [set() for _ in range(num_envs)]
@@ -64,7 +68,16 @@ class ParallelCopies:
         """Starts episodes in the rows [B] with their seeds [B]; returns the nest of a state."""
         record = self._record()
         for i in np.flatnonzero(rows):
-            obs, _ = self._envs[i].reset(seed=int(seeds[i]))
+            seed = int(seeds[i])
+            self._seeds[i], self._steps[i] = seed, 0
+            try:
+                with self._running:
+                    obs, _ = self._envs[i].reset(seed=seed)
+            except UserError:
+                raise
+            except Exception as error:
+                thing = f"reset() of {self.name}, environment {i}"
+                raise env_error(error, thing, f"Repeat it: reset(seed={seed}).") from error
             self._live[i] = set(self._envs[i].agents)
             self._see(i, obs)
             self._tokens[i] += 1
@@ -98,7 +111,7 @@ class ParallelCopies:
     def _step_row(self, i: int, actions: dict[str, list[np.ndarray]], record: Nest) -> None:
         live = self._live[i]
         given = {a: self._action(a, i, actions[a]) for a in self.agent_ids if a in live}
-        obs, rewards, terminations, truncations, _ = self._envs[i].step(given)
+        obs, rewards, terminations, truncations = self._stepped(i, given)
         for a in given:
             flags = record["agents"][a]
             flags["active"][i] = True
@@ -112,6 +125,33 @@ class ParallelCopies:
             ends = record["ends"]
             ends["truncation"][i] = any(truncations.get(a, False) for a in given)
             ends["termination"][i] = not all(truncations.get(a, False) for a in given)
+
+    def _stepped(self, i: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Steps a copy; returns observations, and rewards and ends of the right types."""
+        self._steps[i] += 1
+        place = f"environment {i}, step {self._steps[i]}"
+        try:
+            with self._running:
+                obs, rewards, terminations, truncations, _ = self._envs[i].step(given)
+        except UserError:
+            raise
+        except Exception as error:
+            remedy = f"Repeat it: reset(seed={self._seeds[i]}), then the same actions; the last "
+            remedy += f"were {given}."
+            raise env_error(error, f"step() of {self.name}, {place}", remedy) from error
+        paid = {}
+        for a in given:
+            whose = f"{self.name}, {place}, agent {a}"
+            paid[a] = number(f"reward of {whose}", rewards.get(a, 0.0))
+            if not np.isfinite(paid[a]):
+                raise UserError(
+                    f"reward of {whose}",
+                    expected="a finite number",
+                    got=paid[a],
+                    remedy="Find the division or the diverging simulation that it comes from.",
+                )
+            check_end(whose, terminations.get(a, False), truncations.get(a, False))
+        return obs, paid, terminations, truncations
 
     def render(self, index: int) -> np.ndarray:
         """Draws a copy.
@@ -144,6 +184,14 @@ class ParallelCopies:
             stored = tf.nest.flatten(self._obs[a])
             for array, x in zip(stored, tf.nest.flatten(seen), strict=True):
                 array[i] = x
+                if array.dtype.kind == "f" and not np.isfinite(array[i]).all():
+                    raise UserError(
+                        f"observation of {self.name}, environment {i}, step {self._steps[i]}, "
+                        f"agent {a}",
+                        expected="finite numbers",
+                        got=str(array[i][~np.isfinite(array[i])][:3].tolist()),
+                        remedy="Find the division or the diverging simulation that it comes from.",
+                    )
 
     def _check(self, tokens: np.ndarray) -> None:
         # A row that is over may stay at the state of its end while others go on.

@@ -20,6 +20,7 @@ from tfrl.envs.adapters.tf_agents_specs import (
 )
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset
+from tfrl.envs.env_calls import env_error
 from tfrl.envs.registry import NO_LIMIT
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -158,7 +159,7 @@ class TFAgentsBackend(Backend):
         for part in self._parts:
             self._seeded &= part.seed(seeds[begin : begin + part.num_envs])
             begin += part.num_envs
-            frames.append(part.reset())
+            frames.append(self._called("reset", part.reset))
         if not self._seeded and not self._told:
             self._told = True
             logging.warning(
@@ -185,7 +186,7 @@ class TFAgentsBackend(Backend):
         frames, begin = [], 0
         for part in self._parts:
             rows = slice(begin, begin + part.num_envs)
-            frames.append(part.step([leaf[rows] for leaf in leaves], first[rows]))
+            frames.append(self._called("step", part.step, [x[rows] for x in leaves], first[rows]))
             begin += part.num_envs
         joined = self._join(frames)
         starts = joined.step_type == FIRST
@@ -198,6 +199,16 @@ class TFAgentsBackend(Backend):
             self._lengths[self._ended] = 0
         reward = np.where(first, 0.0, joined.reward).astype(np.float32)
         return Step(obs, reward, termination, truncation, final)
+
+    def _called(self, call: str, fn: Callable[..., Frames], *args: Any) -> Frames:
+        """Calls an environment; what it raises is told as its own."""
+        try:
+            return fn(*args)
+        except UserError:
+            raise
+        except Exception as error:
+            thing = f"{call} of {self.name}"
+            raise env_error(error, thing, "Repeat it by the same command.") from error
 
     def _ends(self, frames: Frames, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tells ends by the task from those by a limit, and counts steps."""
@@ -253,11 +264,13 @@ class TFAgentsBackend(Backend):
         obs = [_concat([f.obs[i] for f in frames]) for i in range(wanted)]
         numbers = {n: _concat([getattr(f, n) for f in frames]) for n in _NUMBERS}
         for what, array in numbers.items():
-            if array.shape != (self.num_envs,):
+            if array.shape != (self.num_envs,) or array.dtype.kind not in "biuf":
                 raise UserError(
                     f"{what} of {self.name}",
                     expected="one number of each environment",
-                    got=f"shape {list(array.shape[1:])}",
+                    got=f"{array.dtype.name} {array.tolist()}"
+                    if array.shape == (self.num_envs,)
+                    else f"shape {list(array.shape[1:])}",
                     remedy="Return a number, as time_step_spec says.",
                 )
         return Frames(**numbers, obs=obs)
