@@ -194,3 +194,34 @@ def test_vector_environments(given, said):
         with pytest.raises(UserError) as error:
             env.step(state, np.zeros(2, np.int64))
     assert said in str(error.value)
+
+
+def test_a_cast_to_a_narrower_type_is_said_once():
+    check = observation_fits(Box(-1, 1, (2,), np.float32), "observation of x")
+    with pytest.warns(UserWarning, match="observation of x: float64 is cast to float32") as told:
+        check(np.zeros(2))
+        check(np.zeros(2))
+    assert len(told) == 1
+
+
+def test_integers_that_would_wrap_are_an_error():
+    check = observation_fits(Box(-5, 5, (2,), np.int32), "o")
+    with pytest.raises(UserError, match="got int64 from 0 to 1099511627776. Correct the dtype"):
+        check(np.array([0, 2**40]))
+
+
+class HandsOn(Returning):
+    """Its class takes some arguments and hands on the rest."""
+
+    def __init__(self, length=1, **kwargs):
+        super().__init__(**kwargs)
+
+
+gymnasium.register("HandsOn-v0", HandsOn, kwargs={"first": GOOD, "later": GOOD, "length": 2})
+
+
+@pytest.mark.parametrize(("slip", "near"), [("lenght", "length"), ("answr", "answer")])
+def test_a_misspelt_argument_of_an_id_registered_with_arguments(slip, near):
+    with pytest.raises(UserError) as error:
+        tfrl.make_env("gymnasium:HandsOn-v0", 1, max_episode_steps=3, **{slip: 3})
+    assert f"got {slip}. Did you mean {near}?" in str(error.value)

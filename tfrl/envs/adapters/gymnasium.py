@@ -91,7 +91,7 @@ def make_gymnasium(
 
 def _general(options: AtariOptions | None) -> list[str]:
     """The names of the suite's own arguments."""
-    names = ["vectorization", "render_mode", "info_fields", "timeout", "double_buffer"]
+    names = list(gymnasium_ids.GENERAL)
     return names if options is None else [*names, "atari", *AtariOptions.names()]
 
 

@@ -16,6 +16,8 @@ from tfrl.errors import UserError, did_you_mean, nearest
 from tfrl.loading import import_code
 
 _ALE = "ale_py"
+# The suite's own arguments.
+GENERAL = ("vectorization", "render_mode", "info_fields", "timeout", "double_buffer")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -110,7 +112,7 @@ def check_kwargs(name: str, spec: EnvSpec, kwargs: Iterable[str], general: Itera
         return
     unknown = sorted(set(kwargs) - set(parameters))
     if unknown:
-        own = sorted(set(parameters) - set(spec.kwargs) - {"render_mode"})
+        own = sorted(set(parameters) - {"render_mode"})  # those of its registration too
         raise unknown_argument(name, unknown[0], own, general)
 
 
@@ -129,7 +131,22 @@ def unknown_argument(
     )
 
 
-def explained(name: str, error: Exception, kwargs: Mapping[str, Any]) -> Exception:
+def _names(spec: EnvSpec) -> set[str]:
+    """The arguments of a task, also those that its class hands on to those below it."""
+    make = load(spec.entry_point)
+    kinds = make.__mro__ if isinstance(make, type) else (make,)
+    found: set[str] = set(spec.kwargs)
+    for kind in kinds:
+        if kind is object or isinstance(kind, type) and "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(kind).parameters.values()
+        found |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    return found - {"render_mode", "args"}
+
+
+def explained(
+    name: str, error: Exception, kwargs: Mapping[str, Any], spec: EnvSpec | None = None
+) -> Exception:
     """Returns what to raise for an error that making an environment has raised.
 
     A missing package and an argument that only the environment itself refuses are mistakes of the
@@ -144,6 +161,9 @@ def explained(name: str, error: Exception, kwargs: Mapping[str, Any]) -> Excepti
         )
     found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
     if found is not None and found[1] in kwargs:
+        own = _names(spec) if spec is not None and spec.entry_point is not None else set()
+        if own - {found[1]}:
+            return unknown_argument(name, found[1], own, GENERAL)
         return UserError(
             f"make_env({name!r})",
             expected="arguments of the task",

@@ -4,6 +4,7 @@ A vector environment writes observations into arrays of the space's dtype: what 
 be cast without a word (in processes), or end in an error of NumPy's. No TensorFlow here.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ import gymnasium
 import numpy as np
 
 from tfrl.errors import UserError
+
+_CAST: set[str] = set()  # observations whose cast this process has told of
 
 Check = Callable[[Any], None]
 
@@ -21,7 +24,8 @@ def observation_fits(space: gymnasium.Space, thing: str) -> Check:
     """Makes a check of observations, cheap enough for every step.
 
     Another dtype passes if it can be cast within its kind, as float64 to float32; many
-    environments return such. `tfrl.envs.check_env` is stricter, and looks at bounds too.
+    environments return such. A process warns of it once; integers that would wrap are an error,
+    and floats that become inf are found out in the batch. `tfrl.envs.check_env` is stricter, and looks at bounds too.
 
     Args:
       space: The observation space; of others than the common ones nothing is checked.
@@ -57,8 +61,30 @@ def observation_fits(space: gymnasium.Space, thing: str) -> Check:
                 remedy="Cast or reshape it in the environment or a gymnasium.ObservationWrapper, "
                 "or correct observation_space.",
             )
+        if array.dtype != dtype and isinstance(obs, np.ndarray):
+            _check_cast(thing, array, dtype)
 
     return check
+
+
+def _check_cast(thing: str, array: np.ndarray, dtype: np.dtype) -> None:
+    """Says once that a wider type is cast; integers that would wrap are an error."""
+    if dtype.kind in "iu" and array.size:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if array.min() < low or array.max() > high:
+            raise UserError(
+                thing,
+                expected=f"{dtype.name}, as the observation space says",
+                got=f"{array.dtype.name} from {array.min()} to {array.max()}",
+                remedy="Correct the dtype of observation_space.",
+            )
+    if thing not in _CAST and array.dtype.itemsize > dtype.itemsize:
+        _CAST.add(thing)
+        warnings.warn(
+            f"{thing}: {array.dtype.name} is cast to {dtype.name}, as the observation space says; "
+            f"return {dtype.name}, or correct observation_space.",
+            stacklevel=2,
+        )
 
 
 def _array(obs: Any) -> np.ndarray:

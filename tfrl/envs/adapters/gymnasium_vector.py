@@ -109,7 +109,7 @@ def make_vector(source: Source, num_envs: int) -> Made:
     except UserError:
         raise
     except Exception as error:
-        better = explained(source.name, error, source.kwargs)
+        better = explained(source.name, error, source.kwargs, source.spec)
         raise env_error(better, f"making {source.name}", _DEBUG) from error
     for wrapper in source.outer_wrappers:
         made.vector = _wrapped(source, wrapper, made)
