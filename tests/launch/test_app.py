@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tfrl.envs.env_calls import HostErrors, env_error
 from tfrl.launch import app
 
 PROGRAM = """
@@ -220,3 +221,35 @@ def test_common_before_parsing_is_a_bug():
 
 def test_help_text_without_doc_starts_with_the_flags():
     assert app.help_text("").startswith("Flags:\n")
+
+
+def test_an_error_of_an_environment_shows_the_users_traceback_then_the_paragraph(capsys):
+    def main():
+        try:
+            try:
+                raise KeyError("missing")
+            except KeyError as error:
+                raise env_error(error, "step() of x", "Repeat it.") from error
+        except UserError as error:  # as a check before the training does
+            raise UserError("y", expected="z", got=error.got, remedy="Mend it.") from error
+
+    with pytest.raises(SystemExit) as end:
+        app._call(main)
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2] == "KeyError: 'missing'"
+    assert lines[-1] == "Error: y: expected z, got KeyError: 'missing'. Mend it."
+
+
+def test_an_error_of_a_host_call_in_a_graph_is_its_paragraph(capsys, monkeypatch):
+    told = UserError("reward of x", expected="a number", got=None, remedy="Return float(reward).")
+    monkeypatch.setattr(HostErrors, "last", told)
+
+    def main():
+        raise RuntimeError(f"{{{{function_node __inference_1}}}} UserError: {told}")
+
+    with pytest.raises(SystemExit) as end:
+        app._call(main)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"Error: {told}\n"

@@ -60,6 +60,21 @@ class RunningCall:
         RunningCall.current = None
 
 
+class HostErrors:
+    """Keeps the last UserError of a host call in a graph, of which TensorFlow hands on the text.
+
+    Attributes:
+      last: It, or None.
+    """
+
+    last: ClassVar[UserError | None] = None
+
+    @classmethod
+    def behind(cls, error: BaseException) -> UserError | None:
+        """Returns the error that TensorFlow's `error` tells of, or None."""
+        return cls.last if cls.last is not None and str(cls.last) in str(error) else None
+
+
 def env_error(error: Exception, thing: str, remedy: str) -> UserError:
     """Returns what to raise for an exception of an environment; a UserError stays as it is.
 

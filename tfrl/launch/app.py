@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import flags as common_flags
 
@@ -108,6 +109,11 @@ def _call(main: Callable[[], int | None]) -> int | None:
         return main()
     except UserError as error:
         fail(error)
+    except Exception as error:
+        behind = HostErrors.behind(error)
+        if behind is None:
+            raise
+        fail(behind)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None

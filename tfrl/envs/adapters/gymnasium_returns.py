@@ -25,7 +25,8 @@ def observation_fits(space: gymnasium.Space, thing: str) -> Check:
 
     Another dtype passes if it can be cast within its kind, as float64 to float32; many
     environments return such. A process warns of it once; integers that would wrap are an error,
-    and floats that become inf are found out in the batch. `tfrl.envs.check_env` is stricter, and looks at bounds too.
+    and floats that become inf are found out in the batch. `tfrl.envs.check_env` is stricter, and
+    looks at bounds too.
 
     Args:
       space: The observation space; of others than the common ones nothing is checked.

@@ -12,6 +12,7 @@ from tfrl import extras, seeding, specs, struct
 from tfrl.envs import host
 from tfrl.envs.adapters.pettingzoo_copies import ParallelCopies
 from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.env_calls import HostErrors
 from tfrl.envs.multi_agent import AGENT_FLAGS, MultiAgentEnv
 from tfrl.envs.registry import WrapperFn, finish
 from tfrl.errors import UserError
@@ -94,7 +95,11 @@ class PettingZoo(MultiAgentEnv):
         leaves = tf.nest.flatten(form)
 
         def on_the_host(*arrays: np.ndarray) -> list[np.ndarray]:
-            found = tf.nest.flatten(fn(*arrays))
+            try:
+                found = tf.nest.flatten(fn(*arrays))
+            except UserError as error:
+                HostErrors.last = error
+                raise
             return [
                 np.ascontiguousarray(x, s.dtype.as_numpy_dtype)
                 for x, s in zip(found, leaves, strict=True)
