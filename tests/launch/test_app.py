@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tfrl.envs.env_calls import HostErrors, env_error
+from tfrl.errors import UserError
 from tfrl.launch import app
 
 PROGRAM = """

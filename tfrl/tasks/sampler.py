@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
+from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.workers import NoState, WorkerError, WorkerPool, WorkerState
 from tfrl.episodes import nests
 from tfrl.errors import UserError
@@ -12,6 +13,8 @@ from tfrl.tasks.budget import Budget
 from tfrl.tasks.counts import Discards, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.tracks import Track
+
+_WAITING = RunningCall("an environment of the worker pool")
 
 
 class Sampler:
@@ -61,7 +64,8 @@ class Sampler:
                 remedy="Finish one call, or drop its iterator, before the next begins.",
             )
         try:
-            return self.pool.get_state(timeout)
+            with _WAITING:
+                return self.pool.get_state(timeout)
         except WorkerError:
             self._generation = 0
             raise

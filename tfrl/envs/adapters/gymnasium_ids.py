@@ -133,8 +133,8 @@ def unknown_argument(
 
 def _names(spec: EnvSpec) -> set[str]:
     """The arguments of a task, also those that its class hands on to those below it."""
-    make = load(spec.entry_point)
-    kinds = make.__mro__ if isinstance(make, type) else (make,)
+    make: Any = load(spec.entry_point)
+    kinds: Any = make.__mro__ if isinstance(make, type) else (make,)
     found: set[str] = set(spec.kwargs)
     for kind in kinds:
         if kind is object or isinstance(kind, type) and "__init__" not in vars(kind):
