@@ -2,6 +2,7 @@
 
 import sys
 import types
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tfrl
 from tfrl import seeding
 from tfrl.agents import MultiAgent, RandomAgent
 from tfrl.envs.adapters.pettingzoo_copies import ParallelCopies
+from tfrl.envs.env_calls import HostErrors
 from tfrl.envs.wrappers import ActionRepeat, AgentId, CentralState
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
@@ -347,3 +349,25 @@ class SimpleSpreadTest(parameterized.TestCase):
         self.assertLess(result.mean, 0)
         again = evaluator.evaluate(agent.init(KEY), KEY)
         np.testing.assert_array_equal(again.episode_returns, result.episode_returns)
+
+
+class ReturnedTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (1, None, "reward of pettingzoo:scripted_parallel, environment 0, step 1, agent x: "
+         "expected a number, got None of type NoneType."),
+        (1, np.nan, "environment 0, step 1, agent x: expected a finite number, got nan."),
+        (2, "yes", "terminated of pettingzoo:scripted_parallel, environment 0, step 1, agent x: "
+         "expected True or False, got 'yes' of type str."),
+    )  # fmt: skip
+    def test_rewards_and_ends_of_the_wrong_type(self, part, value, said):
+        env = scripted()
+        step = Scripted.step
+
+        def broken(own, actions):
+            answer = list(step(own, actions))
+            answer[part] = dict.fromkeys(answer[part], value)
+            return tuple(answer)
+
+        with unittest.mock.patch.object(Scripted, "step", broken), self.assertRaises(Exception):  # noqa: B017
+            run(env, 1)
+        self.assertIn(said, str(HostErrors.last))
