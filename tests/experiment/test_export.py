@@ -1,4 +1,5 @@
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from tfrl import seeding, specs, struct
 from tfrl.agents import PPO
 from tfrl.errors import UserError
 from tfrl.experiment import export_functions
-from tfrl.experiment.export import export_policy
+from tfrl.experiment.export import export_policy, save_module
 from tfrl.types import ActionOutput, AgentState
 
 
@@ -246,3 +247,24 @@ class TestExport:
         agent = GreedyAgent(obs=OBS, action=MOVE)
         with pytest.raises(UserError, match="policy folder .*/file/policy: expected a folder that"):
             export_policy(agent, agent.init(KEY), tmp_path / "file" / "policy")
+
+
+def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
+    def full(module, path, signatures):
+        pathlib.Path(path).mkdir()
+        message = (
+            "{{function_node __wrapped__SaveV2_dtypes_1}} x.tempstate; No space left on device"
+        )
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "earlier").touch()
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(UserError) as error:
+        save_module(tf.Module(), {}, tmp_path / "policy")
+    assert str(error.value) == (
+        f"policy folder {tmp_path / 'policy'}: expected a folder that can be written, got a full "
+        "disk. Make room on the disk, or choose another place; the checkpoints are untouched."
+    )
+    assert os.listdir(tmp_path) == ["policy"]
+    assert os.listdir(tmp_path / "policy") == ["earlier"]

@@ -103,9 +103,21 @@ class TestCsv:
         with pytest.raises(UserError) as error:
             recorders.CsvRecorder(path)
         assert str(error.value) == (
-            f"metrics file {path}: expected a table whose first column is env_steps, got the "
-            "header 'time,x'. Move the file away, or choose another --root_dir."
+            f"metrics file {path}: expected a table whose first column is env_steps, with a name "
+            "for each column, got the header 'time,x'. Mend it or move the file away, or choose "
+            "another --root_dir; nothing was changed."
         )
+
+    @pytest.mark.parametrize(
+        "content",
+        ["env_steps\n1,2\n3,4\n", "1,2\n3,4\n", "env_steps,\n1,2\n", "env_steps,a,a\n1,2,3\n5"],
+    )
+    def test_a_damaged_header_changes_nothing(self, tmp_path, content):
+        path = tmp_path / "metrics.csv"
+        path.write_text(content)
+        with pytest.raises(UserError, match="a name for each column, got the header"):
+            recorders.CsvRecorder(path)
+        assert path.read_text() == content
 
     def test_another_step_name(self, tmp_path):
         path = tmp_path / "metrics.csv"
@@ -486,3 +498,25 @@ class TestGroup:
 def test_package_has_no_pickle():
     for file in pathlib.Path(recorders.__file__).parent.glob("*.py"):
         assert "pickle" not in file.read_text().replace("Nothing is pickled", "")
+
+
+@pytest.mark.parametrize(("make", "name"), FILES)
+class TestFilesOfRows:
+    def test_a_link_is_not_followed(self, tmp_path, make, name):
+        foreign = tmp_path / "foreign"
+        foreign.write_text("a line\nand half of one")
+        (tmp_path / name).symlink_to(foreign)
+        with pytest.raises(UserError, match="a symbolic link, which is not followed"):
+            make(tmp_path / name)
+        assert foreign.read_text() == "a line\nand half of one"
+
+    def test_rows_are_counted(self, tmp_path, make, name):
+        recorder = make(tmp_path / name)
+        for step in (1, 2, 3):
+            recorder.write(step, {"a": step})
+        assert recorders.RecorderGroup([recorder]).num_rows == {name: 3}
+        recorder.close()
+        again = make(tmp_path / name)
+        again.truncate(2)
+        again.write(3, {"a": 0})
+        assert again.num_rows == 3

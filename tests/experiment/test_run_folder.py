@@ -267,3 +267,80 @@ class TestMetadata:
         assert metadata.git_hash(package) == f"{commit}+changes"
         # installed deep inside somebody else's checkout
         assert metadata.git_hash(package / "inner") is None
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        "name", ["metrics.csv", "summary.json", "policy", "videos/a.mp4", "checkpoints/ckpt-1"]
+    )
+    def test_a_link_is_refused_before_anything_is_changed(self, tmp_path, name):
+        folder, foreign = RunFolder(tmp_path / "run"), tmp_path / "foreign"
+        folder.prepare()
+        left = folder.root / ".tmp-1-1"
+        left.touch()
+        foreign.write_text("mine")
+        (folder.root / name).symlink_to(foreign)
+        with pytest.raises(UserError) as error:
+            folder.prepare()
+        assert f"the symbolic link {folder.root / name} to {foreign}" in str(error.value)
+        assert left.exists() and foreign.read_text() == "mine"
+        assert folder.prepare("new") is False
+
+    def test_the_folder_itself_may_be_a_link(self, tmp_path):
+        (tmp_path / "scratch").mkdir()
+        (tmp_path / "run").symlink_to(tmp_path / "scratch")
+        RunFolder(tmp_path / "run").prepare()
+        assert (tmp_path / "scratch" / "checkpoints").is_dir()
+
+    def test_wandb_keeps_links_of_its_own(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        folder.prepare()
+        (tmp_path / "wandb").mkdir()
+        (tmp_path / "wandb" / "latest-run").symlink_to("run-1")
+        folder.prepare()
+
+    def test_a_damaged_table_is_refused_before_anything_is_changed(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        folder.prepare()
+        folder.metrics_csv.write_text("env_sXeps,a\n1,2\n")
+        (tmp_path / ".tmp-1-1").touch()
+        with pytest.raises(UserError, match="got the header 'env_sXeps,a'"):
+            folder.prepare()
+        assert (tmp_path / ".tmp-1-1").exists()
+
+    def test_a_folder_that_was_renamed_or_replaced(self, tmp_path):
+        folder = RunFolder(tmp_path / "run")
+        folder.prepare()
+        identity = os.stat(folder.root)
+        folder.check_there(identity)
+        folder.root.rename(tmp_path / "moved")
+        with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+            folder.check_there()
+        folder.prepare()
+        with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+            folder.check_there(identity)
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("text", "got"),
+        [
+            ("[" * 100_000 + "]" * 100_000, "brackets nested too deeply"),
+            ('{"seed": "x"}', "expected 'seed' of type int, got 'x'"),
+            ('{"seed": true}', "expected 'seed' of type int, got True"),
+            ('{"seed": 1, "configuration": [1]}', "'configuration' of type dict, got [1]"),
+            ('{"seed": 1, "compile_choices": 3}', "'compile_choices' of type dict, got 3"),
+            ('{"seed": 1}', "expected the entry 'configuration', got none"),
+            ("[]", "expected a JSON object, got list"),
+        ],
+    )
+    def test_metadata(self, tmp_path, text, got):
+        (tmp_path / "metadata.json").write_text(text)
+        with pytest.raises(UserError) as error:
+            RunFolder(tmp_path).read_metadata(required=("seed", "configuration"))
+        assert got in str(error.value)
+
+    def test_summary(self, tmp_path):
+        (tmp_path / "summary.json").write_text('{"eval_return_mean": "high"}')
+        with pytest.raises(UserError, match="'eval_return_mean' of type int | float | None"):
+            RunFolder(tmp_path).read_summary()

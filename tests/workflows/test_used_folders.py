@@ -8,7 +8,7 @@ import pytest
 import tfrl
 from tfrl.agents import PPO
 from tfrl.errors import UserError
-from tfrl.experiment.callbacks import STOP
+from tfrl.experiment.callbacks import STOP, Callback
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.workflows import OnPolicyWorkflow
 
@@ -186,3 +186,54 @@ def test_a_callback_needs_one_method_only(w):
 
     state = learn(w, w.setup(0), 320, eval_interval=32, callbacks=[Stops()])
     assert (w.env_steps(state), w.report.stopped_by) == (32, "callback")
+
+
+def test_rows_that_were_lost_are_counted(w, used, capsys):
+    root, state = used
+    path = root / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    (root / "metrics.csv").unlink()
+    capsys.readouterr()
+    learn(w, state, 128, root)
+    said = capsys.readouterr().out
+    goes_on = "rows up to 96 env steps; the run goes on without them."
+    assert f"Note: metrics.jsonl lacks 1 of the 3 {goes_on}" in said
+    assert f"Note: metrics.csv lacks 3 of the 3 {goes_on}" in said
+    # The next start counts from what was there.
+    learn(w, w.load(w.setup(0), CheckpointManager(root / "checkpoints").restore()), 160, root)
+    assert "lacks" not in capsys.readouterr().out
+
+
+def test_a_damaged_header_is_refused_before_anything_is_deleted(w, used):
+    root, state = used
+    table = (root / "metrics.csv").read_bytes()
+    (root / "metrics.csv").write_bytes(table.replace(b"env_steps", b"env_stXps", 1))
+    with (root / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 128}\n{"half')
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="got the header 'env_stXps"):
+        learn(w, state, 128, root)
+    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("recorders", [("csv", "jsonl"), ("csv", "jsonl", "tensorboard")])
+def test_a_folder_that_is_renamed_in_training_ends_it(w, tmp_path, recorders):
+    root, moved = tmp_path / "run", tmp_path / "moved"
+
+    class Rename(Callback):
+        def on_step(self, event):
+            if event.env_steps == 64:
+                root.rename(moved)
+
+    with pytest.raises(UserError, match="it was renamed or deleted in the meantime"):
+        learn(
+            w,
+            w.setup(0),
+            320,
+            root,
+            checkpoint_interval=32,
+            recorders=recorders,
+            callbacks=[Rename()],
+        )
+    assert not root.exists()
+    assert steps_of(moved / "checkpoints") == [32]

@@ -120,6 +120,14 @@ class CheckpointManager:
         metric = checkpoint_format.read_manifest(self._folders()[best])["metric"]
         return None if metric is None else float(metric)
 
+    def manifest(self, step: int) -> dict[str, Any]:
+        """Returns the caller's part of a step's manifest; empty without a readable checkpoint."""
+        folder = self._folders().get(step)
+        try:
+            return checkpoint_format.read_manifest(folder)["manifest"] if folder else {}
+        except DamagedCheckpointError:
+            return {}  # whoever restores it is told so
+
     def save(
         self,
         step: int,
@@ -303,7 +311,7 @@ def _read(folder: pathlib.Path) -> Restored:
 
 
 def _unwritable(path: pathlib.Path, error: Exception) -> UserError:
-    reason = files.reason(error) if isinstance(error, OSError) else str(error)
+    reason = files.reason(error)
     return UserError(
         f"checkpoint {path}",
         expected="a folder that can be written, with room on the disk",

@@ -107,7 +107,7 @@ def save_module(
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)
         files.replace_directory(temporary, directory)
-    except OSError as error:
+    except (OSError, tf.errors.OpError) as error:
         raise unwritable(directory, error) from error
     finally:
         if temporary is not None:
@@ -115,11 +115,11 @@ def save_module(
     return directory
 
 
-def unwritable(directory: pathlib.Path, error: OSError) -> UserError:
+def unwritable(directory: pathlib.Path, error: Exception) -> UserError:
     """Returns the error of a folder that cannot be written."""
     return UserError(
         f"policy folder {directory}",
         expected="a folder that can be written",
         got=files.reason(error),
-        remedy="Choose another place, or make room on the disk.",
+        remedy="Make room on the disk, or choose another place; the checkpoints are untouched.",
     )

@@ -15,6 +15,38 @@ from tfrl.experiment.recorder_base import STEP, Recorder, split_row
 from tfrl.storage import files
 
 
+def _lines_of(path: pathlib.Path) -> list[str]:
+    """The whole lines of a file, without their ends."""
+    with open(path, "rb", opener=files.open_no_link) as file:
+        return file.read().decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def check_table(path: pathlib.Path, step_name: str = STEP) -> None:
+    """Refuses a table of metrics whose header is damaged: its rows would be taken for damaged.
+
+    Args:
+      path: The table; nothing is wrong with one that is not there or holds no whole line.
+      step_name: The name of its first column.
+
+    Raises:
+      UserError: Showing the header.
+    """
+    lines = _lines_of(path) if path.exists() else []
+    if not lines:
+        return
+    columns = _csv_cells(lines[0])
+    named = "\ufffd" not in lines[0] and all(columns) and len(set(columns)) == len(columns)
+    fits = len(lines) == 1 or any(len(_csv_cells(row)) == len(columns) for row in lines[1:])
+    if columns[:1] != [step_name] or not named or not fits:
+        raise UserError(
+            f"metrics file {path}",
+            expected=f"a table whose first column is {step_name}, with a name for each column",
+            got=f"the header {lines[0][:80]!r}",
+            remedy="Mend it or move the file away, or choose another --root_dir; nothing was "
+            "changed.",
+        )
+
+
 class _LineRecorder(Recorder):
     """One row a line, appended; a last line without its end was cut by a kill and is dropped."""
 
@@ -30,6 +62,8 @@ class _LineRecorder(Recorder):
         """
         self._path = pathlib.Path(path)
         self._step_name = step_name
+        # Since the last `truncate`, with those that it kept.
+        self.num_rows = 0
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
@@ -42,7 +76,7 @@ class _LineRecorder(Recorder):
             ) from error
 
     def _open(self) -> None:
-        self._file = open(self._path, "a+b")
+        self._file = open(self._path, "a+b", opener=files.open_no_link)
         self._cut_last_line()
 
     def _cut_last_line(self) -> None:
@@ -62,12 +96,12 @@ class _LineRecorder(Recorder):
 
     def _append(self, line: str) -> None:
         self._file.write(line.encode("utf-8"))
+        self.num_rows += 1
 
     def _lines(self) -> list[str]:
         """The whole lines of the file, without their ends."""
         self._file.flush()
-        text = self._path.read_bytes().decode("utf-8", errors="replace")
-        return text.split("\n")[:-1]
+        return _lines_of(self._path)
 
     def _rewrite(self, lines: Iterable[str]) -> None:
         """Puts a new content in place of the file, atomically."""
@@ -94,8 +128,14 @@ class _LineRecorder(Recorder):
         """Drops the rows whose step is greater, and damaged lines."""
         lines = self._lines()
         kept = self._kept(lines, step)
+        self.num_rows = len(kept)
         if kept != lines:
             self._rewrite(kept)
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self._path.name
 
     def flush(self) -> None:
         """Returns when every row is on the disk."""
@@ -147,18 +187,10 @@ class CsvRecorder(_LineRecorder):
     """
 
     def _open(self) -> None:
+        check_table(self._path, self._step_name)
         super()._open()
-        self._file.seek(0)
-        header = self._file.readline().decode("utf-8", errors="replace").rstrip("\n")
-        self._file.seek(0, os.SEEK_END)
-        self._columns = _csv_cells(header) if header else []
-        if self._columns and self._columns[0] != self._step_name:
-            raise UserError(
-                f"metrics file {self._path}",
-                expected=f"a table whose first column is {self._step_name}",
-                got=f"the header {header[:80]!r}",
-                remedy="Move the file away, or choose another --root_dir.",
-            )
+        header = self._lines()[:1]
+        self._columns = _csv_cells(header[0]) if header else []
 
     def write(self, step: int, row: Mapping[str, Any]) -> None:
         """Appends a row; new columns first rewrite the table."""
@@ -185,5 +217,6 @@ class CsvRecorder(_LineRecorder):
         """Drops the rows whose step is greater, and damaged lines; columns stay."""
         lines = self._lines()
         kept = lines[:1] + self._kept(lines[1:], step, first_number=2)
+        self.num_rows = max(0, len(kept) - 1)
         if kept != lines:
             self._rewrite(kept)

@@ -117,6 +117,12 @@ class RecorderGroup(Recorder):
         for recorder in self._recorders:
             recorder.truncate(step)
 
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """`{file: rows}` of those that keep rows in a file."""
+        counted = CsvRecorder | JsonlRecorder
+        return {r.name: r.num_rows for r in self._recorders if isinstance(r, counted)}
+
     def flush(self) -> None:
         """Flushes each."""
         for recorder in self._recorders:

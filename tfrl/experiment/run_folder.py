@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfrl.errors import UserError, did_you_mean
+from tfrl.experiment.recorder_files import check_table
 from tfrl.storage import files
 
 IF_EXISTS = ("resume", "fail", "new")
@@ -103,6 +104,8 @@ class RunFolder:
                 remedy=did_you_mean(if_exists, IF_EXISTS),
             )
         try:
+            if if_exists != "new":
+                self.check_files()
             there = self.holds_run()
             if there and if_exists == "fail":
                 raise UserError(
@@ -126,6 +129,54 @@ class RunFolder:
             raise self._unwritable(error) from error
         return there
 
+    def check_files(self) -> None:
+        """Refuses links inside of the folder and a damaged table, before anything is changed.
+
+        The folder itself may be reached through a link, for example to a larger disk.
+
+        Raises:
+          UserError: Naming the link, or showing the table's header.
+        """
+        for parent, folders, names in os.walk(self.root):
+            links = [n for n in sorted(folders + names) if os.path.islink(os.path.join(parent, n))]
+            if links:
+                path = os.path.join(parent, links[0])
+                raise UserError(
+                    f"root_dir {self.root}",
+                    expected="files and folders of its own",
+                    got=f"the symbolic link {path} to {os.readlink(path)}",
+                    remedy="Put the file itself there, or remove the link; nothing was changed. "
+                    "To keep a run on another disk, make root_dir itself the link.",
+                )
+            if "wandb" in folders:  # its own program keeps links there
+                folders.remove("wandb")
+        check_table(self.metrics_csv)
+
+    def check_there(self, identity: os.stat_result | None = None) -> None:
+        """Refuses to write where the folder no longer is.
+
+        Args:
+          identity: `os.stat` of the folder at the start of the run; another folder in its place
+            is refused too.
+
+        Raises:
+          UserError: It was renamed, deleted or replaced.
+        """
+        try:
+            now = os.stat(self.root)
+            there = identity is None or os.path.samestat(now, identity)
+            there &= self.checkpoints.is_dir()
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise UserError(
+                f"root_dir {self.root}",
+                expected="the folder that the run was started in",
+                got="none or another one: it was renamed or deleted in the meantime",
+                remedy="Start again with the folder's new name as --root_dir; a run goes on from "
+                "its last checkpoint. Nothing was made anew.",
+            )
+
     def _move_aside(self) -> pathlib.Path:
         number = 1
         while (aside := self.root.with_name(f"{self.root.name}.old-{number}")).exists():
@@ -136,7 +187,7 @@ class RunFolder:
     def _try_writing(self) -> None:
         for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
             probe = files.temporary_name(folder)
-            probe.touch()
+            probe.touch(exist_ok=False)
             probe.unlink()
 
     def _unwritable(self, error: OSError) -> UserError:
@@ -151,9 +202,16 @@ class RunFolder:
         """Writes `metadata.json`; see `tfrl.experiment.metadata.collect`."""
         self._write(self.metadata, files.to_json(metadata, indent=2) + "\n")
 
-    def read_metadata(self) -> dict[str, Any] | None:
-        """Reads `metadata.json`, or returns None when there is none."""
-        return _read_json(self.metadata)
+    def read_metadata(self, required: Collection[str] = ()) -> dict[str, Any] | None:
+        """Reads `metadata.json`, or returns None when there is none.
+
+        Args:
+          required: Entries that it must have.
+
+        Raises:
+          UserError: It cannot be read, lacks an entry, or has one of another type.
+        """
+        return _read_json(self.metadata, _METADATA, required)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`; non-finite numbers become null."""
@@ -161,7 +219,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any] | None:
         """Reads `summary.json`, or returns None when the run has not ended."""
-        return _read_json(self.summary)
+        return _read_json(self.summary, _SUMMARY)
 
     def write_operative_config(self, text: str) -> None:
         """Writes `operative_config.gin`."""
@@ -206,23 +264,53 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "not set"
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
+# Types of the entries that are read back.
+_METADATA: dict[str, Any] = {
+    "seed": int,
+    "compile_choices": dict,
+    "configuration": dict,
+    "versions": dict,
+    "flags": dict,
+    "num_replicas": int,
+}
+_SUMMARY: dict[str, Any] = {
+    "env_steps": int,
+    "env_steps_per_second": int | float | None,
+    "eval_return_mean": int | float | None,
+    "eval_return_std": int | float | None,
+    "eval_episodes": int,
+    "params_digest": str,
+    "video": str | None,
+}
+
+
+def _read_json(
+    path: pathlib.Path, types: Mapping[str, Any], required: Collection[str] = ()
+) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}",
-            expected="a JSON file as tfrl writes it",
-            got=f"one that cannot be read ({error})",
-            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+        raise _damaged(
+            path, "a JSON file as tfrl writes it", f"one that cannot be read ({error})"
         ) from error
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path}",
-            expected="a JSON object",
-            got=type(content).__name__,
-            remedy="Put back a copy of it, or start a new run with --if_exists=new.",
-        )
+        raise _damaged(path, "a JSON object", type(content).__name__)
+    for name, kind in types.items():
+        if name not in content:
+            if name in required:
+                raise _damaged(path, f"the entry {name!r}", "none")
+        elif not isinstance(content[name], kind) or isinstance(content[name], bool):
+            what = getattr(kind, "__name__", str(kind))
+            raise _damaged(path, f"{name!r} of type {what}", repr(content[name])[:80])
     return content
+
+
+def _damaged(path: pathlib.Path, expected: str, got: str) -> UserError:
+    return UserError(
+        f"{path}",
+        expected=expected,
+        got=got,
+        remedy="Put back a copy of it, or start a new run with --if_exists=new.",
+    )

@@ -7,6 +7,8 @@ import re
 import shutil
 from typing import Any
 
+import tensorflow as tf
+
 from tfrl.errors import UserError
 from tfrl.experiment import export_lite, export_metadata, export_onnx
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
@@ -80,7 +82,7 @@ def export(
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)
         files.replace_directory(temporary, target)
-    except OSError as error:
+    except (OSError, tf.errors.OpError) as error:
         raise unwritable(target, error) from error
     finally:
         if temporary is not None:

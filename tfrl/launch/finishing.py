@@ -40,6 +40,7 @@ def finish(
     workflow = settings.workflow
     agent_state = workflow.agent_state(state)
     result = workflow.final_evaluation(state, settings.final_eval_episodes)
+    folder.check_there()
     workflow.export_policy(state, folder.policy)
     path = _record_video(folder, workflow, state, seed) if settings.video else None
     steps, run_time = workflow.env_steps(state), workflow.run_time

@@ -192,7 +192,8 @@ def _locked(root: pathlib.Path) -> files.DirectoryLock:
 def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] | None:
     """Reads the metadata of the run that is there, and refuses what would not go on with it."""
     folder, flags = run.folder, run.flags
-    old = folder.read_metadata() if run.resumes else None
+    required = ("seed", "configuration", "compile_choices")
+    old = folder.read_metadata(required) if run.resumes else None
     if old is not None:
         before = gin_registry.completed(old["configuration"], configuration)
         folder.check_same_configuration(

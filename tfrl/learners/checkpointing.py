@@ -61,7 +61,7 @@ def save_to_path(learner: Any, path: Any) -> pathlib.Path:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, tf.errors.OpError) as error:
-        reason = files.reason(error) if isinstance(error, OSError) else str(error)
+        reason = files.reason(error)
         raise UserError(
             f"learner checkpoint {final}",
             expected="a folder that can be written, with room on the disk",

@@ -28,12 +28,16 @@ _REASONS = {
     errno.ENOTDIR: "a path that leads through a file",
     errno.EEXIST: "a file in place of a folder",
     errno.ENOSPC: "a full disk",
+    errno.ELOOP: "a symbolic link, which is not followed",
     errno.ENOENT: "a place where no folder can be made",
 }
 
 
-def reason(error: OSError) -> str:
-    """Returns in words, with the path, why the system refused to write."""
+def reason(error: Exception) -> str:
+    """Returns in words, with the path, why the system, or TensorFlow, refused to write."""
+    if not isinstance(error, OSError):
+        text = re.sub(r"\{\{.*?\}\} ?", "", str(error)).strip() or type(error).__name__
+        return "a full disk" if "No space left on device" in text else text.splitlines()[0]
     text = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{text} ({error.filename})" if error.filename else text
 
@@ -43,8 +47,17 @@ def temporary_name(directory: pathlib.Path, owner: str = "") -> pathlib.Path:
     start = f"{TEMPORARY}{owner}-" if owner else TEMPORARY
     while True:  # A killed process of the same id may have left one.
         path = directory / f"{start}{os.getpid()}-{next(_numbers)}"
-        if not path.exists():
+        if not os.path.lexists(path):
             return path
+
+
+def open_no_link(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file unless it is a symbolic link: an `opener` for `open`.
+
+    Raises:
+      OSError: Also for a link, with the error number ELOOP.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_file(path: pathlib.Path) -> None:
@@ -99,7 +112,8 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file that takes the place of `path` when it is whole and on the disk, or never."""
     temporary = temporary_name(path.parent)
     try:
-        temporary.write_bytes(content)
+        with open(temporary, "xb") as file:  # never through a link
+            file.write(content)
         sync_file(temporary)
         os.replace(temporary, path)
     except Exception:
@@ -205,7 +219,7 @@ def remove_temporaries(directory: pathlib.Path, owner: str = "") -> None:
     for left in sorted(directory.glob(f"{TEMPORARY}*")):
         if owner and not one.fullmatch(left.name):
             continue
-        if left.is_dir():
+        if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         else:
             left.unlink()

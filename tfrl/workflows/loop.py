@@ -1,6 +1,7 @@
 """The training loop: the only one, whatever the algorithm."""
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from tfrl.workflows.options import RunOptions
 from tfrl.workflows.run_report import RunReport, RunTime
 
 _CALL_SECONDS = 0.5
+# Of a checkpoint's manifest: `{file: rows}` that were on the disk when it was saved.
+_NUM_ROWS = "num_rows"
 _EVAL_RETURN = "eval_return_mean"
 
 
@@ -38,6 +41,8 @@ class TrainingLoop:
         self.manager: CheckpointManager | None = None
         self.progress: Progress | None = None
         self._filming: Filming | None = None
+        self._folder: RunFolder | None = None
+        self._identity: os.stat_result | None = None
         self._agreement = workflow.agreement
         # Of several processes one keeps the files and shows the progress.
         self._leads = self._agreement is None or self._agreement.is_chief
@@ -76,6 +81,8 @@ class TrainingLoop:
         # Rows after the checkpoint that is gone on from will be written again.
         self.recorder.truncate(env_steps)
         if folder is not None:
+            self._folder, self._identity = folder, os.stat(folder.root)
+            self._note_missing_rows(env_steps)
             drop_later_videos(folder, env_steps)
             if options.video_interval:
                 self._filming = Filming(self.workflow, folder, options.video_seed, log=self._log)
@@ -88,6 +95,7 @@ class TrainingLoop:
 
     def _take(self, folder: RunFolder, state: Any, env_steps: int) -> None:
         """Binds the run to the folder, unless the folder is another run's."""
+        folder.check_files()
         steps = CheckpointManager(folder.checkpoints, read_only=True).steps
         files = (folder.metrics_csv, folder.metrics_jsonl)
         rows = [file.name for file in files if file.is_file() and file.stat().st_size]
@@ -102,6 +110,21 @@ class TrainingLoop:
                 remedy=f"{restore if steps else 'Choose'} another root_dir.",
             )
         self.workflow.adopt(state, folder.checkpoints)
+
+    def _note_missing_rows(self, env_steps: int) -> None:
+        """Says how many rows the files of metrics have lost since the checkpoint was saved."""
+        written = self.manager.manifest(env_steps).get(_NUM_ROWS, {}) if self.manager else {}
+        for name, rows in self.recorder.num_rows.items():
+            missing = written.get(name, rows) - rows
+            if missing > 0:
+                self._log(
+                    f"Note: {name} lacks {missing:,} of the {written[name]:,} rows up to "
+                    f"{env_steps:,} env steps; the run goes on without them."
+                )
+
+    def _check_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.check_there(self._identity)
 
     def _log(self, message: str) -> None:
         """Prints a line that does not break into the progress."""
@@ -174,6 +197,7 @@ class TrainingLoop:
         until = int(min(options.total_env_steps, *due))
         self._iterations = self._chief_says(self._iterations)
         done = self.workflow.advance(state, self._iterations, until)
+        self._check_folder()
         rows = [dict(r) for r in done.rows]
         new_steps = self.workflow.env_steps(done.state)
         seconds = done.seconds["call"]
@@ -269,7 +293,9 @@ class TrainingLoop:
         now = time.monotonic()
         self.workflow.run_time.wall_seconds += now - self._counted_at
         self._counted_at = now
-        path = manager.save(env_steps, values, self.workflow.manifest(state), metric=evaluated)
+        self._check_folder()
+        manifest = {**self.workflow.manifest(state), _NUM_ROWS: self.recorder.num_rows}
+        path = manager.save(env_steps, values, manifest, metric=evaluated)
         self._saved_at = time.monotonic()
         event = Event(
             env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path
