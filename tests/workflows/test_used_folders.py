@@ -153,6 +153,8 @@ def test_restore_goes_on_in_the_modes_that_were_saved(tmp_path):
         json.loads((p / "manifest.json").read_text())["manifest"]
         for p in (path, tmp_path / "run" / "checkpoints" / "ckpt-64")
     ]
+    # Only a run has files of metrics.
+    assert manifests[1].pop("num_rows") == {"metrics.csv": 2, "metrics.jsonl": 2}
     assert manifests[0] == manifests[1]
     assert manifests[0]["compile_choices"] == choices
     assert manifests[0]["env_steps"] == 64

@@ -139,9 +139,18 @@ class _LineRecorder(Recorder):
 
     def flush(self) -> None:
         """Returns when every row is on the disk."""
-        if not self._file.closed:
+        if self._file.closed:
+            return
+        try:
             self._file.flush()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(
+                f"metrics file {self._path}",
+                expected="a file that can be written, with room on the disk",
+                got=files.reason(error),
+                remedy="Make room; the same command goes on from the last checkpoint.",
+            ) from error
 
     def close(self) -> None:
         """Flushes and closes the file."""

@@ -120,8 +120,8 @@ class RecorderGroup(Recorder):
     @property
     def num_rows(self) -> dict[str, int]:
         """`{file: rows}` of those that keep rows in a file."""
-        counted = CsvRecorder | JsonlRecorder
-        return {r.name: r.num_rows for r in self._recorders if isinstance(r, counted)}
+        counted = [r for r in self._recorders if isinstance(r, CsvRecorder | JsonlRecorder)]
+        return {recorder.name: recorder.num_rows for recorder in counted}
 
     def flush(self) -> None:
         """Flushes each."""

@@ -42,6 +42,7 @@ def finish(
     result = workflow.final_evaluation(state, settings.final_eval_episodes)
     folder.check_there()
     workflow.export_policy(state, folder.policy)
+    folder.check_there()
     path = _record_video(folder, workflow, state, seed) if settings.video else None
     steps, run_time = workflow.env_steps(state), workflow.run_time
     wall_seconds = run_time.wall_seconds + time.monotonic() - started
