@@ -264,7 +264,7 @@ def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
         save_module(tf.Module(), {}, tmp_path / "policy")
     assert str(error.value) == (
         f"policy folder {tmp_path / 'policy'}: expected a folder that can be written, got a full "
-        "disk. Make room on the disk, or choose another place; the checkpoints are untouched."
+        "disk. Choose another place, or make room on the disk."
     )
     assert os.listdir(tmp_path) == ["policy"]
     assert os.listdir(tmp_path / "policy") == ["earlier"]

@@ -121,5 +121,5 @@ def unwritable(directory: pathlib.Path, error: Exception) -> UserError:
         f"policy folder {directory}",
         expected="a folder that can be written",
         got=files.reason(error),
-        remedy="Make room on the disk, or choose another place; the checkpoints are untouched.",
+        remedy="Choose another place, or make room on the disk.",
     )
