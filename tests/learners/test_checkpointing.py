@@ -575,6 +575,23 @@ class TestLearner:
             checkpointing.from_checkpoint(Learner, path)
         assert not (tmp_path / "ran").exists()
 
+    def test_options_of_the_manifest_are_those_that_are_saved(self, tmp_path):
+        path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["options"]["optimizer_fn"] = "nonsense"
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        checkpoint_format.seal(path)
+        assert checkpointing.from_checkpoint(Learner, path).is_built
+
+    @pytest.mark.parametrize("name", ["manifest.json", "COMPLETE"])
+    def test_a_hundred_thousand_brackets(self, tmp_path, name):
+        path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
+        (path / name).write_text("[" * 100_000 + "]" * 100_000)
+        if name == "manifest.json":
+            checkpoint_format.seal(path)
+        with pytest.raises(UserError, match=f"{name} is .*brackets nested too deeply"):
+            checkpointing.from_checkpoint(Learner, path)
+
     def test_other_configs(self, tmp_path):
         path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
         found = checkpointing.from_checkpoint(Learner, path, config=ModuleConfig(grad_clip=2.0))

@@ -3,7 +3,6 @@
 import abc
 import csv
 import io
-import json
 import os
 import pathlib
 import warnings
@@ -173,7 +172,7 @@ class JsonlRecorder(_LineRecorder):
 
     def _step_of(self, line: str) -> int | None:
         try:
-            return int(json.loads(line)[self._step_name])
+            return int(files.from_json(line)[self._step_name])
         except (ValueError, KeyError, TypeError):
             return None
 

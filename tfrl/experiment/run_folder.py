@@ -1,7 +1,6 @@
 """The folder of a run: its layout, who may start in it, and its metadata and summary."""
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping
@@ -288,7 +287,7 @@ def _read_json(
     path: pathlib.Path, types: Mapping[str, Any], required: Collection[str] = ()
 ) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

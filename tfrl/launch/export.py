@@ -110,8 +110,10 @@ def _target(root_dir: str, form: str) -> pathlib.Path:
 
 def _is_export(folder: pathlib.Path) -> bool:
     """Whether a folder holds an export and nothing else, such as a run."""
+    from tfrl.storage import files
+
     try:
-        content = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        content = files.from_json((folder / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") in FORMATS

@@ -1,7 +1,6 @@
 """Writes the policy of a checkpoint in one of the formats, verified, with its metadata."""
 
 import datetime
-import json
 import pathlib
 import re
 import shutil
@@ -227,7 +226,7 @@ def _newest_evaluation(folder: RunFolder, steps: int, digest: str) -> dict[str, 
     with folder.metrics_jsonl.open(encoding="utf-8") as rows:
         for line in rows:
             try:
-                row = json.loads(line)
+                row = files.from_json(line)
             except ValueError:  # the last line of a run that writes now
                 continue
             if row.get("eval_return_mean") is not None and row["env_steps"] <= steps:

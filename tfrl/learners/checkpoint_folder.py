@@ -119,7 +119,7 @@ def check_replaceable(final: pathlib.Path) -> None:
 
 def _format_of(folder: pathlib.Path) -> Any:
     try:
-        content = json.loads((folder / checkpoint_format.MANIFEST).read_text(encoding="utf-8"))
+        content = files.from_json((folder / checkpoint_format.MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content.get("format") if isinstance(content, dict) else None
@@ -150,7 +150,7 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
         checkpoint_format.verify(folder)
     except DamagedCheckpointError as error:
         raise _damaged(folder, error) from error
-    manifest = json.loads((folder / checkpoint_format.MANIFEST).read_text(encoding="utf-8"))
+    manifest = _manifest_of(folder)
     version = manifest.get("schema_version")
     if manifest.get("format") != FORMAT or version != SCHEMA_VERSION:
         raise UserError(
@@ -161,6 +161,19 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
             remedy="Use the version of tfrl that wrote it.",
         )
     return folder, manifest
+
+
+def _manifest_of(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        text = (folder / checkpoint_format.MANIFEST).read_text(encoding="utf-8")
+        content = files.from_json(text)
+    except ValueError as error:
+        reason = f"{checkpoint_format.MANIFEST} is no JSON ({error})"
+        raise _damaged(folder, DamagedCheckpointError(reason)) from error
+    if not isinstance(content, dict):
+        reason = f"{checkpoint_format.MANIFEST} is no JSON object"
+        raise _damaged(folder, DamagedCheckpointError(reason))
+    return content
 
 
 def read_all(folder: pathlib.Path, components: list[Keys]) -> Variables:

@@ -87,6 +87,9 @@ def _assembled(cls: Any, modules: dict[str, Any], added: list[str], kwargs: dict
     return learner
 
 
+# Arguments of a learner's constructor that a manifest holds.
+_OPTIONS = ("check_numerics", "policies_to_train", "shared")
+
 # What stands for a function in the manifest.
 _FUNCTION = "a function"
 
@@ -151,7 +154,7 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
       path: The folder.
       modules: `{module_id: module}` for those whose description was not possible (such as a Keras
         model made by a lambda) or that shall be others; or the only module. The rest is built from
-        the checkpoint, which imports the modules of Python that it names.
+        the checkpoint: classes of the library, and what is `tfrl.loadable`.
       **kwargs: Arguments of `cls`. `config`, `check_numerics`, `policies_to_train` and `shared` are
         by default what the checkpoint has; functions and a strategy are for the caller to repeat.
 
@@ -192,7 +195,7 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
     if options.get("policies_to_train") == _FUNCTION and "policies_to_train" not in kwargs:
         reasons.append("policies_to_train was a function (pass policies_to_train=...)")
     else:
-        kwargs = {**options, **kwargs}
+        kwargs = {**{n: options[n] for n in _OPTIONS if n in options}, **kwargs}
     if reasons:
         raise UserError(
             f"from_checkpoint({str(folder)!r})",

@@ -10,7 +10,6 @@ The data is an ordinary TensorFlow checkpoint: `tf.train.Checkpoint(values={path
 """
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -167,7 +166,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
       DamagedCheckpointError: It is missing or unreadable.
     """
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = files.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
         return {
             "schema_version": int(content["schema_version"]),
             "step": int(content["step"]),
@@ -188,7 +187,7 @@ def verify(folder: pathlib.Path) -> None:
       DamagedCheckpointError: Naming the first file that differs, and how.
     """
     try:
-        marks = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
+        marks = files.from_json((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
         expected = {str(n): (int(m["size"]), str(m["sha256"])) for n, m in marks.items()}
     except FileNotFoundError as error:
         raise DamagedCheckpointError("it is not marked complete") from error

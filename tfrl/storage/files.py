@@ -132,6 +132,18 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
+def from_json(text: str) -> Any:
+    """Parses JSON that may be damaged or of others.
+
+    Raises:
+      ValueError: It is no JSON, or its brackets are nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
+
+
 def plain(value: Any) -> Any:
     """Returns `value` out of JSON's types: dict, list, str, int, float, bool and None.
 

@@ -5,7 +5,6 @@ own, `.writing`, and each finished checkpoint is moved to `ckpt-<n>`, with a man
 damage is found: Reverb takes an empty file for an empty table.
 """
 
-import json
 import pathlib
 import re
 import shutil
@@ -131,7 +130,7 @@ def damage(folder: pathlib.Path) -> str | None:
       folder: A checkpoint with a manifest.
     """
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = files.from_json((folder / _MANIFEST).read_text(encoding="utf-8"))
         schema, sizes = manifest["schema"], dict(manifest["sizes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{_MANIFEST} cannot be read ({type(error).__name__})"

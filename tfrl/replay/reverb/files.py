@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
 from tfrl.replay.reverb.packing import packs
+from tfrl.storage.files import from_json
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.maker import ReverbReplay
@@ -67,7 +68,7 @@ def restore(
     """
     root = pathlib.Path(folder)
     try:
-        content = json.loads((root / _VALUES).read_text())
+        content = from_json((root / _VALUES).read_text())
         tables, values = dict(content["tables"]), content["values"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
