@@ -32,6 +32,11 @@ flags.DEFINE_integer(
     lower_bound=1,
     upper_bound=65535,
 )
+flags.DEFINE_string(
+    "bind",
+    "127.0.0.1",
+    "Who may connect: 127.0.0.1 for this machine alone, 0.0.0.0 for whoever reaches the port.",
+)
 flags.DEFINE_float(
     "checkpoint_interval",
     600.0,
@@ -60,12 +65,18 @@ def main() -> int:
         server = ReverbServer(
             tables,
             port=flags.FLAGS.port,
+            bind=flags.FLAGS.bind,
             checkpoint_dir=pathlib.Path(values.root_dir or "").expanduser() / FOLDER,
             checkpoint_interval=flags.FLAGS.checkpoint_interval or None,
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
         )
         app.say(_first_line(server))
+        if flags.FLAGS.bind != "127.0.0.1":
+            app.say(
+                "It listens on all addresses and asks nobody who they are: whoever reaches the "
+                "port can read, change and empty the experience."
+            )
         _wait(termination)
         app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
         server.stop()

@@ -1,7 +1,10 @@
 """Starts, resumes and finishes a training run in its folder."""
 
 import contextlib
+import os
 import pathlib
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -67,9 +70,25 @@ def train(
     agreement = settings.workflow.agreement
     if agreement is not None and not agreement.is_chief:
         return _follow(settings, flags, termination)
-    with _prepared(RunFolder(root_dir), flags.if_exists) as resumes:
+    folder = RunFolder(root_dir)
+    with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
         resumes = _meet(settings.workflow, flags, resumes)
         return _train(_Run(settings, flags, resumes), termination, started)
+
+
+@contextlib.contextmanager
+def _scratch(root: pathlib.Path) -> Iterator[None]:
+    """Puts temporary files on the run folder's file system, which has to have room anyway.
+
+    What a killed process leaves there, the next start removes with all that is temporary.
+    """
+    before, tempfile.tempdir = tempfile.tempdir, str(files.temporary_name(root))
+    os.mkdir(tempfile.tempdir)
+    try:
+        yield
+    finally:
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+        tempfile.tempdir = before
 
 
 def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:

@@ -18,6 +18,7 @@ from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.ops.schedules import make_schedule
 from tfrl.replay.reverb.dataset import STARVED
+from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.flat_call import FlatReading
 from tfrl.workflows.off_policy_program import OffPolicyProgram
@@ -352,13 +353,21 @@ class ReverbProgram(OffPolicyProgram):
         return self._saved() if agreement.is_chief else found
 
     def _saved(self, tables: bool = True) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / _TABLES
-            self.buffer.save(str(path), tables=tables)
-            packed = io.BytesIO()
-            with zipfile.ZipFile(packed, "w") as archive:  # not compressed: Reverb's chunks are
-                for file in sorted(path.rglob("*")):
-                    archive.write(file, file.relative_to(path))
+        packed = io.BytesIO()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / _TABLES
+                self.buffer.save(str(path), tables=tables)
+                with zipfile.ZipFile(packed, "w") as archive:  # not compressed: chunks are
+                    for file in sorted(path.rglob("*")):
+                        archive.write(file, file.relative_to(path))
+        except OSError as error:
+            raise UserError(
+                f"the replay checkpoint, which is made in {tempfile.gettempdir()}",
+                expected="a folder that can be written",
+                got=files.reason(error),
+                remedy="Make room there. The checkpoint before it is whole.",
+            ) from error
         (name,) = self._buffer_paths()
         return {name: np.frombuffer(packed.getbuffer(), np.uint8)}
 

@@ -1,6 +1,7 @@
 """A replay buffer whose items live in a Reverb server."""
 
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,17 @@ from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.local import LocalServer
 from tfrl.replay.reverb.packing import as_served, suits
 from tfrl.replay.reverb.sampled import SampledTables
+from tfrl.replay.reverb.table_config import ONCE
 from tfrl.replay.reverb.tables import check_tables
 from tfrl.replay.reverb.writer import Writer
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.maker import ReverbReplay
+
+
+# Between two looks at the sizes of the tables.
+_LOOK_SECONDS = 2.0
 
 
 class ReverbBuffer(SampledTables):
@@ -43,6 +49,8 @@ class ReverbBuffer(SampledTables):
         super().__init__(*_connected(replay))
         self.possible_duplicates = 0
         self._reconnections = self._created = 0
+        self._sizes: dict[str, int] = {}
+        self._looked = time.monotonic()
         self._writer: Writer | None = None  # opened by the first `add`: a learner has none
         self._closed = False
         try:
@@ -83,6 +91,25 @@ class ReverbBuffer(SampledTables):
             # Not what is pending now: some of it may have been confirmed since.
             most = self._writer.most_pending if self._writer else 0
             self.possible_duplicates += outages * most
+            self._sizes = {}  # the server may have begun from its last checkpoint
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._look_at_sizes()
+
+    def _look_at_sizes(self) -> None:
+        """Raises if somebody else has taken items out of a table that by itself never shrinks."""
+        self._looked = time.monotonic()
+        found = self._connection.server_info()
+        for config in self.replay.table_configs:
+            size, before = found[config.name].current_size, self._sizes.get(config.name, 0)
+            if config.kind not in ONCE and size < before:
+                raise UserError(
+                    f"table {config.name!r} of the Reverb server at {self.address}",
+                    expected=f"at least the {before:,} items of a moment ago",
+                    got=f"{size:,}: another program has emptied it, or deleted items",
+                    remedy="Go on from the last checkpoint, and see who else reaches the server: "
+                    "it asks nobody who they are.",
+                )
+            self._sizes[config.name] = size
 
     def _settle(self) -> None:
         self._check()
@@ -204,6 +231,7 @@ class ReverbBuffer(SampledTables):
             self._connection.close()
             self.replay = replay
             self._use(fresh)
+            self._sizes = {}
         else:
             self.flush()
             self._close_writer()

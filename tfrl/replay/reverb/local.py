@@ -19,8 +19,9 @@ T = TypeVar("T")
 class LocalServer:
     """Serves the tables of a maker on a free port; it lives as long as this process.
 
-    Nothing can happen to it that does not happen to its caller: `check` does nothing, and `guard`
-    looks at the time alone.
+    Only this machine reaches it, unless `ReverbReplay.bind` says otherwise. Nothing else can happen
+    to it that does not happen to its caller: `check` does nothing, and `guard` looks at the time
+    alone.
 
     Attributes:
       address: "localhost:port".
@@ -41,7 +42,9 @@ class LocalServer:
           UserError: For a checkpoint that is damaged, or that has other tables or limits.
         """
         self._timeout = replay.timeout
-        self._server = ReverbServer(make_tables(replay), restore_from=restore_from)
+        self._server = ReverbServer(
+            make_tables(replay), bind=replay.bind, restore_from=restore_from
+        )
         self.address = self._server.address
         self.client = reverb().Client(self.address)
 

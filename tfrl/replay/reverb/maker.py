@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 from tfrl import specs, struct
 from tfrl.errors import UserError
 from tfrl.replay.numeric import SECONDS, is_count, is_number, is_seconds
+from tfrl.replay.reverb.ports import LOOPBACK, check_bind
 from tfrl.replay.reverb.table_config import TableConfig
 from tfrl.types import Nest
 
@@ -50,6 +51,8 @@ class ReverbReplay(struct.Struct):
         process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
         sequences.
       address: "host:port" of a server; None for one in this process.
+      bind: Who reaches a server in this process: "127.0.0.1" for this machine alone, "0.0.0.0" for
+        whoever reaches its port.
     """
 
     obs_spec: Nest
@@ -73,12 +76,14 @@ class ReverbReplay(struct.Struct):
     reconnect_seconds: float | None = None
     packed: bool | None = None
     address: str | None = None
+    bind: str = LOOPBACK
     table_configs: Any = struct.derived()
 
     def __post_init__(self) -> None:
         """Checks every argument, and resolves the tables."""
         _check_specs(self)
         _check_numbers(self)
+        check_bind(self.bind)
         configs = self.tables or (TableConfig(name=TABLE),)
         self.table_configs = tuple(config.resolved(self) for config in configs)
         names = [config.name for config in self.table_configs]

@@ -17,7 +17,7 @@ from tfrl.replay.numeric import SECONDS, is_count, is_seconds
 from tfrl.replay.reverb import checkpoints, library, limits
 from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS, within
 from tfrl.replay.reverb.heartbeat import is_broken_connection
-from tfrl.replay.reverb.ports import check_port
+from tfrl.replay.reverb.ports import LOOPBACK, check_bind, check_port, keep_to_loopback
 from tfrl.replay.reverb.quiet import without_progress_lines
 from tfrl.storage import files
 
@@ -25,6 +25,8 @@ reverb = library.reverb()
 
 _CONNECT_SECONDS = 20.0
 _STOP_SECONDS = 60.0
+# Folders in the temporary one begin so, and go on with the number of the process.
+_SCRATCH = "tfrl-reverb-"
 
 
 def _warn(message: str) -> None:
@@ -46,6 +48,7 @@ class ReverbServer:
         tables: Sequence[Any],
         *,
         port: int | None = None,
+        bind: str = LOOPBACK,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: float | None = None,
         max_to_keep: int = 3,
@@ -58,6 +61,8 @@ class ReverbServer:
         Args:
           tables: `reverb.Table`s, to serve.
           port: Where; None for a free port.
+          bind: "127.0.0.1" for this machine alone, "0.0.0.0" for whoever reaches its port: Reverb
+            asks nobody who they are.
           checkpoint_dir: Folder of checkpoints: the newest is restored, `stop` writes one. None for
             a server that forgets.
           checkpoint_interval: Also writes one every so many seconds; requests wait meanwhile.
@@ -80,12 +85,15 @@ class ReverbServer:
         self._server: Any = None
         self.restored: dict[str, int] | None = None
         self.restored_from: pathlib.Path | None = None
+        check_bind(bind)
+        self._bind = bind
         if port is not None:
             check_port(port)
         self._scratch: pathlib.Path | None = None
         self._checkpoints: checkpoints.ReverbCheckpoints | None = None
         if checkpoint_dir is None:
-            self._scratch = pathlib.Path(tempfile.mkdtemp(prefix="tfrl-reverb-"))
+            _remove_abandoned()
+            self._scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
         else:
             folder = pathlib.Path(checkpoint_dir).expanduser().absolute()
             self._checkpoints = checkpoints.ReverbCheckpoints(folder, max_to_keep)
@@ -231,6 +239,8 @@ class ReverbServer:
         with without_progress_lines():
             what = "reading a checkpoint" if folder else "starting"
             self._server = within(CHECKPOINT_SECONDS, serve, "Reverb server", what)
+        if self._bind == LOOPBACK:
+            keep_to_loopback(self._server.port)
 
     @property
     def _writing(self) -> pathlib.Path:
@@ -289,6 +299,14 @@ class ReverbServer:
             self._checkpoints.close()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Removes what killed processes of this user left in the temporary folder."""
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
+        process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
+        if process.isdigit() and not pathlib.Path("/proc", process).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _repeated(call: Callable[[], Any]) -> Any:
