@@ -16,7 +16,7 @@ help:
 	@echo "make train      train PPO on CartPole, show the result and where the video is"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
-	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make lint       ruff, mypy, import-linter, bandit"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
 	@echo "make bench-peers  PPO, DQN, SAC and TD3 beside Stable-Baselines3, SBX and TF-Agents' DQN,"
 	@echo "                in an environment of its own (TF-Agents' in .venv)"
@@ -52,6 +52,7 @@ lint: $(INSTALLED)
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy tfrl
 	.venv/bin/lint-imports
+	.venv/bin/bandit --quiet --recursive --configfile pyproject.toml tfrl bin benchmarks
 
 bench: $(INSTALLED)
 	for num_envs in 4 64 1024; do \

@@ -61,6 +61,7 @@ EXTRAS = {
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
     "dev": [
+        "bandit>=1.7.10",
         "build>=1.0",
         "hypothesis>=6.100",
         "import-linter>=2.0",

@@ -146,7 +146,7 @@ def seeded(seed: int) -> Iterator[None]:
     keras = getattr(backend._SEED_GENERATOR, "generator", None)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    backend._SEED_GENERATOR.generator = random.Random(seed)
+    backend._SEED_GENERATOR.generator = random.Random(seed)  # nosec B311
     try:
         yield
     finally:

@@ -42,7 +42,7 @@ class ChildChannel:
     def receive(self) -> Any:
         """Waits for the next message and returns it."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return pickle.loads(self._exactly(length))
+        return pickle.loads(self._exactly(length))  # nosec B301
 
     def waiting(self) -> bool:
         """Tells whether there is something to receive, or the other end is gone."""
@@ -138,7 +138,8 @@ class PoolChannel:
                 end = start + _LENGTH.size + length
                 if end > size:
                     break
-                messages.append(pickle.loads(view[start + _LENGTH.size : end]))
+                message = view[start + _LENGTH.size : end]
+                messages.append(pickle.loads(message))  # nosec B301
                 start = end
         if start:
             del self._incoming[:start]

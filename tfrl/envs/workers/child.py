@@ -25,7 +25,7 @@ def main() -> None:
         return
     try:
         with Reporting(Phase.IMPORT, load.settings.worker_id):
-            factory = pickle.loads(load.factory)
+            factory = pickle.loads(load.factory)  # nosec B301
     except EnvironmentFailed as failed:
         _send_failure(channel, failed.failure)
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tfrl.errors import UserError
 
-LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # nosec B104: what a user may ask for
+LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # nosec B104
 _LISTENS = "0A"  # the state of /proc/net/tcp
 
 
