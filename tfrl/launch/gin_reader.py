@@ -89,13 +89,25 @@ def read_file(
             got=" -> ".join(p.name for p in (*parents, path)),
             remedy="Take one of the include lines out.",
         )
-    for statement in _statements(path.read_text(encoding="utf-8"), str(path)):
+    for statement in _statements(_text_of(path), str(path)):
         where = f"{path}:{statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement):
             included = resolve(statement.filename, where)
             yield from read_file(included, resolve, (*parents, path))
         else:
             yield from _to_bindings(statement, str(path), where)
+
+
+def _text_of(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"Gin file {path}",
+            expected="a text file (UTF-8) that can be read",
+            got=str(error),
+            remedy="Mend it, or put back a copy of it.",
+        ) from error
 
 
 def read_binding(text: str) -> list[Binding]:

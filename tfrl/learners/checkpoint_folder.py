@@ -160,7 +160,41 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
             f"written by tfrl {manifest.get('tfrl_version', 'unknown')}",
             remedy="Use the version of tfrl that wrote it.",
         )
+    manifest = {"options": {}, "added": [], **manifest}
+    wrong = [name for name, form in _FORMS.items() if not _fits(manifest.get(name), form)]
+    if wrong:
+        reason = f"{checkpoint_format.MANIFEST} has no {', '.join(wrong)} of the form that it needs"
+        raise _damaged(folder, DamagedCheckpointError(reason))
     return folder, manifest
+
+
+# What a manifest holds: a type, a list of what the first item says, a dict of what its value says.
+_FORMS: dict[str, Any] = {
+    "modules": {"": {"": object}},
+    "configs": {"": {"": object}},
+    "options": {
+        "check_numerics": str,
+        "policies_to_train": (type(None), str, [str]),
+        "shared": {"": [str]},
+    },
+    "added": [str],
+    "components": [[str]],
+    "values": {"": object},
+}
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, tuple):
+        return any(_fits(value, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(x, form[0]) for x in value)
+    if isinstance(form, dict) and "" in form:
+        return isinstance(value, dict) and all(_fits(x, form[""]) for x in value.values())
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            _fits(value[name], one) for name, one in form.items() if name in value
+        )
+    return isinstance(value, form)
 
 
 def _manifest_of(folder: pathlib.Path) -> dict[str, Any]:

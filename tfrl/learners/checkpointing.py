@@ -191,7 +191,7 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
     all_modules = {m: given[m] if m in given else built.get(m) for m in described}
     if "config" not in kwargs:
         kwargs["config"] = _built("config", manifest["configs"], reasons)
-    options = manifest.get("options", {})
+    options = manifest["options"]
     if options.get("policies_to_train") == _FUNCTION and "policies_to_train" not in kwargs:
         reasons.append("policies_to_train was a function (pass policies_to_train=...)")
     else:
@@ -203,7 +203,7 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
             got="; ".join(reasons),
             remedy="Pass these: modules={module_id: module} and config={module_id: ModuleConfig}.",
         )
-    learner = _assembled(cls, all_modules, manifest.get("added", []), kwargs)
+    learner = _assembled(cls, all_modules, manifest["added"], kwargs)
     restore_from_path(learner, folder)
     return learner
 
