@@ -1,0 +1,178 @@
+"""Trainings that are killed at random moments, again and again, and end as if they never were."""
+
+import dataclasses
+import json
+import pathlib
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+
+from tests.launch.launch_runs import TINY, command, environment
+
+# Seconds that a start may take to its end, and a killed one to be gone.
+IN_TIME = 180.0
+_LOOK_SECONDS = 0.002
+
+OFF_POLICY = (
+    "OffPolicyWorkflow.compile='graph'",
+    "OffPolicyWorkflow.random_steps=32",
+    "OffPolicyWorkflow.batch_size=8",
+    "OffPolicyWorkflow.iterations_per_call=8",
+    "OffPolicyWorkflow.eval_episodes=2",
+    "eval/make_env.num_envs=2",
+    "train.final_eval_episodes=4",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A training.
+
+    Attributes:
+      flags: Of `bin/train.py`, without the folder.
+      env_steps: Where it ends.
+      exact: Whether a resumed run ends with the bits of one that was not stopped. Not on Reverb,
+        which samples by random numbers of its own.
+    """
+
+    flags: tuple[str, ...]
+    env_steps: int
+    exact: bool = True
+
+
+def _flags(gin_file: str, env_steps: int, bindings: tuple[str, ...]) -> tuple[str, ...]:
+    often = (
+        f"train.total_env_steps={env_steps}",
+        f"train.eval_interval={env_steps // 8}",
+        f"train.checkpoint_interval={env_steps // 16}",
+        "train.video=False",
+    )
+    return (f"--gin_file={gin_file}", *(f"--gin_bindings={b}" for b in (*bindings, *often)))
+
+
+RUNS = {
+    "ppo": Run(_flags("ppo/tf_cartpole.gin", 2_048, TINY), 2_048),
+    "sac": Run(
+        _flags(
+            "sac/tf_pendulum.gin",
+            512,
+            (*OFF_POLICY, "SAC.hidden=(16, 16)", "InGraphReplay.capacity=512"),
+        ),
+        512,
+    ),
+    "dqn_reverb": Run(
+        _flags(
+            "dqn/tf_cartpole.gin",
+            1_024,
+            (
+                *OFF_POLICY,
+                "OffPolicyWorkflow.replay=@ReverbReplay",
+                "ReverbReplay.capacity=1_000",
+                "DQN.hidden=(16,)",
+                "make_env.num_envs=2",
+                "OffPolicyWorkflow.rollout_length=8",
+            ),
+        ),
+        1_024,
+        exact=False,
+    ),
+}
+
+# Moments: what must be seen in the folder before the kill, which comes up to so many seconds later.
+MOMENTS = {
+    "steps": ("metadata.json", 3.0),
+    "evaluation": ("metrics.jsonl", 2.0),
+    "save": ("checkpoints/.tmp-*", 0.05),
+    "export": (".tmp-*/variables", 0.05),
+}
+
+
+def start(run: Run, root: pathlib.Path) -> subprocess.Popen:
+    """Starts a training, or goes on with it."""
+    return subprocess.Popen(
+        command("train", f"--root_dir={root}", *run.flags),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kill_at(process: subprocess.Popen, root: pathlib.Path, moment: str, delay: float) -> bool:
+    """Kills a training at a moment; returns whether it was still running then."""
+    pattern, _ = MOMENTS[moment]
+    before = {p: p.stat().st_mtime_ns for p in root.glob(pattern)}
+    end = time.monotonic() + IN_TIME
+    while process.poll() is None and time.monotonic() < end:
+        if any(before.get(p) != _changed(p) for p in root.glob(pattern)):
+            break
+        time.sleep(_LOOK_SECONDS)
+    time.sleep(delay)
+    killed = process.poll() is None
+    process.kill()
+    process.communicate(timeout=IN_TIME)
+    return killed
+
+
+def _changed(path: pathlib.Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def finish(run: Run, root: pathlib.Path) -> str | None:
+    """Lets a training end; returns what is wrong with that, or None."""
+    process = start(run, root)
+    try:
+        _, error = process.communicate(timeout=IN_TIME)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "it hangs"
+    if process.returncode:
+        return f"exit code {process.returncode}: {error[-500:]}"
+    summary = json.loads((root / "summary.json").read_text())
+    if summary["env_steps"] != run.env_steps:
+        return f"{summary['env_steps']} env steps instead of {run.env_steps}"
+    left = [p for p in root.rglob(".tmp-*")]
+    return f"left behind: {left}" if left else None
+
+
+def digest(root: pathlib.Path) -> str:
+    """The digest of the final parameters."""
+    return json.loads((root / "summary.json").read_text())["params_digest"]
+
+
+def chain(
+    name: str, kills: int, folder: pathlib.Path, rng: random.Random
+) -> Iterator[tuple[str, str | None]]:
+    """Kills a training so often, then lets it end.
+
+    Yields:
+      For each kill (its moment, None), and at the end ("the end", what is wrong or None).
+    """
+    run, root = RUNS[name], folder / name
+    moments = sorted(MOMENTS)
+    done, starts = 0, 0
+    while done < kills:
+        moment = moments[starts % len(moments)] if starts < len(moments) else rng.choice(moments)
+        starts += 1
+        delay = rng.uniform(0.0, MOMENTS[moment][1])
+        if kill_at(start(run, root), root, moment, delay):
+            done += 1
+            yield moment, None
+            continue
+        # It had ended before: from the beginning, in another folder.
+        wrong = finish(run, root)
+        if wrong:
+            yield "a run that had ended", wrong
+        root = folder / f"{name}_{starts}"
+    wrong = finish(run, root)
+    if wrong is None and run.exact:
+        whole = folder / f"{name}_whole"
+        wrong = finish(run, whole)
+        if wrong is None and digest(root) != digest(whole):
+            wrong = "other parameters than those of a run that was not killed"
+    yield "the end", wrong
