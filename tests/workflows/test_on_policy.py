@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
+from tfrl import struct
 from tfrl.agents import A2C, PPO, Impala, RandomAgent, Reinforce
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
 from tfrl.errors import UserError
@@ -43,6 +44,42 @@ def assert_same(a, b):
     assert set(a) == set(b)
     for path, value in a.items():
         np.testing.assert_array_equal(value, b[path], err_msg=path)
+
+
+@struct.logic_dataclass
+class Ruining(PPO):
+    """Its statistics become NaN."""
+
+    def observe(self, state, trajectory):
+        nan = tf.nest.map_structure(lambda x: x * np.nan, state.normalizer)
+        return state.replace(normalizer=nan)
+
+
+class StatisticsTest(parameterized.TestCase):
+    def ruining(self, **options):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
+        agent = Ruining(
+            obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,), normalize_obs=True
+        )
+        return workflow(agent=agent, **options)
+
+    def test_statistics_that_are_not_finite_are_left_out_and_said(self):
+        with self.assertRaisesRegex(
+            UserError, "the statistics of observations at iteration 1, env"
+        ):
+            w = self.ruining()
+            w.step(w.setup(0))
+        w = self.ruining(check_numerics="skip")
+        row, state = w.step(w.setup(0))
+        self.assertEqual(row["nonfinite/statistics"], 1.0)
+        self.assertEqual(float(w.agent_state(state).normalizer.count), 0.0)
+
+    def test_outliers_are_counted(self):
+        w = workflow()
+        row, state = w.step(w.setup(0))
+        self.assertEqual(row["obs_outliers"], 0.0)
+        self.assertNotIn("nonfinite/statistics", row)
+        self.assertEqual(float(w.agent_state(state).normalizer.count), 32.0)
 
 
 class StepTest(parameterized.TestCase):

@@ -75,7 +75,10 @@ def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) ->
     Raises:
       UserError: There is no run; a file is malformed, or names code.
     """
+    from tfrl.experiment.run_folder import RunFolder
+
     config = str(find(root_dir))
+    RunFolder(str(root_dir)).check_files()
     distrust(None)
     for binding in gin_files.read(files, bindings):
         # Such as 'gymnasium:module:Name-v0'.

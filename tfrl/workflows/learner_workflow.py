@@ -14,6 +14,7 @@ from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers.task_rewards import with_task_rewards
+from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import (
@@ -45,6 +46,9 @@ from tfrl.workflows.sizes import check_divided
 from tfrl.workflows.tally import OUTLIERS
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
+
+# Whether a rollout would have made the statistics of observations non-finite.
+NONFINITE_STATISTICS = "nonfinite/statistics"
 
 
 class LearnerWorkflow(Workflow):
@@ -258,17 +262,35 @@ class LearnerWorkflow(Workflow):
         else:
             env_steps = tf.math.count_nonzero(trajectory.valid)
         batch, metrics = self.make_batch(agent_state, trajectory)
+        normalizer, lost = self._observed(agent_state, trajectory)
         return RolloutResult(
             batch=batch,
-            normalizer=self.normalizer(self.agent.observe(agent_state, trajectory)),
+            normalizer=normalizer,
             metrics={
                 **metrics,
+                **lost,
                 **self._outliers(agent_state, trajectory),
                 "episode_return": tf.reduce_sum(ends * returns) / some,
                 "episode_length": tf.reduce_sum(ends * lengths) / some,
             },
             counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
         )
+
+    def _observed(
+        self, agent_state: Any, trajectory: Trajectory
+    ) -> tuple[Nest, dict[str, tf.Tensor]]:
+        """The statistics with a rollout in them; those before where they would not be finite.
+
+        With them a metric that tells so, 1 or 0.
+        """
+        before = self.normalizer(agent_state)
+        after = self.normalizer(self.agent.observe(agent_state, trajectory))
+        if after is None or self.check_numerics == "off":
+            return after, {}
+        leaves = [x for x in tf.nest.flatten(after) if x.dtype.is_floating]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in leaves])
+        kept = tf.nest.map_structure(lambda x, y: tf.where(finite, x, y), after, before)
+        return kept, {NONFINITE_STATISTICS: tf.cast(~finite, tf.float32)}
 
     def _outliers(self, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
         """How many values the statistics took as others than they are."""
@@ -364,6 +386,14 @@ class LearnerWorkflow(Workflow):
             for row in rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
                 raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
+                if row.get(NONFINITE_STATISTICS):
+                    raise UserError(
+                        f"the statistics of observations{where}",
+                        expected="finite moments",
+                        got="others, which were left out",
+                        remedy="Check the agent's `observe` and the checkpoint that was gone on "
+                        "from, or choose check_numerics='skip'.",
+                    )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in rows]
         return Advance(rows=rows, state=new_state, seconds=seconds)
 
