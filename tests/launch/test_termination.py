@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.launch import launch_runs
 from tfrl.envs.env_calls import RunningCall
 from tfrl.launch import termination as termination_lib
 from tfrl.launch.termination import Termination
@@ -137,3 +138,63 @@ def test_a_hang_in_c_never_runs_the_handler_and_is_ended(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+_HANGS = """
+import os, pathlib, time
+import gymnasium, numpy as np
+
+class Hanging(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, [2], np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        Hanging.steps += 1
+        mark = pathlib.Path(os.environ["HANGS"])
+        if Hanging.steps > 600 and mark.exists():
+            mark.write_text("now")
+            while True:
+                time.sleep(0.1)
+        return np.zeros(2, np.float32), 1.0, False, Hanging.steps % 9 == 0, {}
+
+gymnasium.register("Hanging-v0", Hanging)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_training_whose_environment_hangs_obeys_and_goes_on(tmp_path, signals):
+    (tmp_path / "hanging.py").write_text(_HANGS)
+    mark = tmp_path / "mark"
+    mark.write_text("")
+    words = launch_runs.command(
+        "train",
+        *launch_runs.arguments(
+            tmp_path / "run", 1024, "train.video=False", "train.checkpoint_interval=32",
+            "env_id='gymnasium:hanging:Hanging-v0'", "make_env.max_episode_steps=10",
+        ),
+        "--nocheck_env",
+    )  # fmt: skip
+    env = {**launch_runs.environment(), "PYTHONPATH": str(tmp_path), "HANGS": str(mark)}
+    process = subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+    while not mark.read_text() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    started = time.monotonic()
+    for _ in range(signals):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 143, error
+    assert time.monotonic() - started < (10.0 if signals == 1 else 2.0)
+    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("ckpt-*"))
+    assert kept
+    mark.unlink()
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "going on at" in done.stdout
