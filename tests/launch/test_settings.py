@@ -241,8 +241,10 @@ def test_an_error_of_the_code_is_no_mistake_of_the_users():
 def test_configurations_compare_values_not_macros():
     bindings = ["n=4", "make_env.num_envs=%n", "make_env.env_id='tf:CartPole-v1'"]
     gin_files.parse([], bindings)
+    gin.get_configurable("make_env")()
     with_macro = gin_registry.configuration()
     gin_files.parse([], ["make_env.num_envs=4", "make_env.env_id='tf:CartPole-v1'"])
+    gin.get_configurable("make_env")()
     assert gin_registry.configuration() == with_macro == {
         "make_env.num_envs": "4",
         "make_env.env_id": "'tf:CartPole-v1'",

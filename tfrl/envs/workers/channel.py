@@ -138,8 +138,8 @@ class PoolChannel:
                 end = start + _LENGTH.size + length
                 if end > size:
                     break
-                message = view[start + _LENGTH.size : end]
-                messages.append(pickle.loads(message))  # nosec B301
+                # The slice has no name: one that lives would keep the bytes from being cut below.
+                messages.append(pickle.loads(view[start + _LENGTH.size : end]))  # nosec B301
                 start = end
         if start:
             del self._incoming[:start]
