@@ -52,6 +52,7 @@ class HostRewardTest(parameterized.TestCase):
         # What is paid is not what an episode returns.
         plain = play(HostEnv(Scripted((2, 3), mode), mode), 12)[-1]
         np.testing.assert_array_equal(state.info["episode_return"], plain.info["episode_return"])
+        np.testing.assert_array_equal(state.info["reward_outlier"], [False, False])
 
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")
     def test_scaled_and_clipped(self, mode):
@@ -124,6 +125,7 @@ class OutlierTest(parameterized.TestCase):
         for t, reward in enumerate(rewards):
             ended = np.full(3, t % 10 == 9)
             paid = host.pay(reward, np.ones(3, bool), ended)
+            np.testing.assert_array_equal(host.info()["reward_outlier"], [t == 8, False, False])
             self.assertTrue(np.all(np.abs(paid) < np.sqrt(120)))
             g = g * np.float32(0.9) + reward
             g = statistics.limited(moments, tf.constant(g), usual=1e4)[0].numpy()

@@ -22,6 +22,7 @@ from tests.workflows.small_off_policy import PRIORITIZED
 from tests.workflows.small_off_policy import workflow as off_policy
 from tfrl import struct
 from tfrl.agents import PPO, SAC, TD3
+from tfrl.envs.wrappers import RewardClip, RewardNormalize
 from tfrl.learners import ModuleConfig
 from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import OnPolicyWorkflow
@@ -29,9 +30,9 @@ from tfrl.workflows import OnPolicyWorkflow
 DATA = pathlib.Path(__file__).parent / "data" / "v0"
 
 
-def on_policy(env_id="tf:CartPole-v1", strategy=None, **agent):
+def on_policy(env_id="tf:CartPole-v1", strategy=None, make_env=None, **agent):
     return OnPolicyWorkflow(
-        env=tfrl.make_env(env_id, num_envs=4),
+        env=tfrl.make_env(env_id, num_envs=4, **(make_env or {})),
         agent=functools.partial(PPO, **{"hidden": (4,), **agent}),
         rollout_length=8,
         num_epochs=1,
@@ -41,6 +42,14 @@ def on_policy(env_id="tf:CartPole-v1", strategy=None, **agent):
         compile="graph",
         strategy=strategy,
     )
+
+
+def normalized(env):
+    return RewardNormalize(env=env)
+
+
+def clipped(env):
+    return RewardClip(env=env, low=-1.0, high=1.0)
 
 
 def pendulum(agent):
@@ -53,6 +62,10 @@ CASES = {
     "ppo": (functools.partial(on_policy, normalize_obs=True), 3),
     "ppo_recurrent": (
         functools.partial(on_policy, memory="lstm", memory_size=4),
+        3,
+    ),
+    "ppo_normalized_rewards": (
+        lambda: on_policy(make_env={"outer_wrappers": (normalized, clipped)}, normalize_obs=True),
         3,
     ),
     "ppo_two_replicas": (

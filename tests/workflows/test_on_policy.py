@@ -13,16 +13,19 @@ from absl.testing import parameterized
 import tfrl
 from tfrl import struct
 from tfrl.agents import A2C, PPO, Impala, RandomAgent, Reinforce
+from tfrl.envs.core import carrying
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
+from tfrl.envs.wrappers.base import StatefulWrapper, WrapperState
 from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP, Callback
 from tfrl.learners import ModuleConfig
+from tfrl.ops import statistics
 from tfrl.workflows import OnPolicyWorkflow
 
 
 def workflow(env_id="tf:CartPole-v1", autoreset="SAME_STEP", agent=None, **kwargs):
     limit = kwargs.pop("max_episode_steps", None)
-    env = tfrl.make_env(
+    env = kwargs.pop("env", None) or tfrl.make_env(
         env_id,
         num_envs=kwargs.pop("num_envs", 4),
         autoreset=autoreset,
@@ -55,6 +58,33 @@ class Ruining(PPO):
         return state.replace(normalizer=nan)
 
 
+@struct.logic_dataclass
+class WrongOnce(StatefulWrapper):
+    """The 5th step of the first environment shows and pays a wrong number."""
+
+    number: float = 1e20
+
+    def reset(self, key):
+        state = self.env.reset(key)
+        own = WrapperState(inner=state.env_state, own=tf.constant(0))
+        return state.replace(env_state=own)
+
+    def step(self, state, action):
+        new = self.env.step(carrying(state.env_state.inner), action)
+        count = state.env_state.own + 1
+        wrong = tf.equal(count, 5) & tf.equal(tf.range(new.reward.shape[0]), 0)
+        info = {**new.info, "final_obs": self._at(wrong, new.info["final_obs"])}
+        return new.replace(
+            env_state=WrapperState(inner=new.env_state, own=count),
+            obs=self._at(wrong, new.obs),
+            reward=tf.where(wrong, self.number, new.reward),
+            info=info,
+        )
+
+    def _at(self, wrong, obs):
+        return tf.where(wrong[:, tf.newaxis], self.number, obs)
+
+
 class StatisticsTest(parameterized.TestCase):
     def ruining(self, **options):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
@@ -80,6 +110,23 @@ class StatisticsTest(parameterized.TestCase):
         self.assertEqual(row["obs_outliers"], 0.0)
         self.assertNotIn("nonfinite/statistics", row)
         self.assertEqual(float(w.agent_state(state).normalizer.count), 32.0)
+
+    @parameterized.parameters(1e20, -3e38)
+    def test_one_wrong_value_is_counted_and_ruins_nothing(self, number):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        for over in (None, strategy):
+            env = WrongOnce(env=tfrl.make_env("tf:CartPole-v1", num_envs=4), number=number)
+            env = RewardNormalize(env=env)
+            agent = PPO(
+                obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,), normalize_obs=True
+            )
+            w = workflow(agent=agent, env=env, strategy=over, rollout_length=16)
+            done = w.advance(w.setup(0), 2)
+            replicas = 2 if over else 1  # each has a first environment
+            counts = [(row["obs_outliers"], row["reward_outliers"]) for row in done.rows]
+            self.assertEqual(counts, [(4.0 * replicas, 1.0 * replicas), (0.0, 0.0)])
+            deviation = statistics.std(w.agent_state(done.state).normalizer).numpy()
+            self.assertTrue(np.all((deviation > 1e-3) & (deviation < 2.0)), deviation)
 
 
 class StepTest(parameterized.TestCase):

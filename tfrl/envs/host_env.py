@@ -275,6 +275,7 @@ class HostEnv(Env):
         else:
             for paid in self._rewards:
                 reward = paid.pay(reward, ~first, self._ended)
+        told = {name: x for paid in self._rewards for name, x in paid.info().items()}
         return EnvState(
             env_state={"token": np.int64(self._token)},
             obs=step.obs,
@@ -287,6 +288,7 @@ class HostEnv(Env):
                 "autoreset": first,
                 "episode_return": self._returns.copy(),
                 "episode_length": self._lengths.copy(),
+                **told,
             },
         )
 

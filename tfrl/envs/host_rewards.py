@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.envs.wrappers.reward_clip import RewardClip
-from tfrl.envs.wrappers.reward_normalize import USUAL_RETURN, RewardNormalize
+from tfrl.envs.wrappers.reward_normalize import OUTLIER, USUAL_RETURN, RewardNormalize
 from tfrl.envs.wrappers.reward_scale import RewardScale
 from tfrl.errors import UserError
 from tfrl.ops.statistics import COUNTED_SCALES, OUTLIER_SCALES
@@ -28,6 +28,10 @@ class HostReward(abc.ABC):
     def reset(self, num_envs: int) -> None:
         """Forgets everything."""
         return
+
+    def info(self) -> dict[str, np.ndarray]:
+        """Returns what `info` says of the last step."""
+        return {}
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns what a checkpoint has to hold."""
@@ -73,11 +77,17 @@ class Normalized(HostReward):
         """Begins with 1e-4 rows of mean 0 and variance 1."""
         self._returns = np.zeros(num_envs, np.float32)
         self._count, self._mean, self._m2 = 1e-4, 0.0, 1e-4
+        self._outlier = np.zeros(num_envs, bool)
+
+    def info(self) -> dict[str, np.ndarray]:
+        """Where the return was an outlier."""
+        return {OUTLIER: self._outlier}
 
     def pay(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Divides by the running standard deviation, this step included."""
         self._returns = self._returns * self._discount + reward
         counted, outlier = self._limited(valid)
+        self._outlier = outlier
         seen = counted[valid].astype(np.float64)
         if seen.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
             mean, total = seen.mean(), self._count + seen.size

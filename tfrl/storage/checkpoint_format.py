@@ -21,7 +21,7 @@ from tfrl.errors import UserError
 from tfrl.storage import files
 
 # Raise it when the meaning of stored values changes, and register how to get there from before.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 DATA = "data"
 MANIFEST = "manifest.json"
@@ -31,8 +31,19 @@ Values = dict[str, np.ndarray]
 # (values, the caller's manifest) of one version -> those of the next version
 Migration = Callable[[Values, dict[str, Any]], tuple[Values, dict[str, Any]]]
 
+
+def _with_reward_outliers(values: Values, manifest: dict[str, Any]) -> Any:
+    """Adds the field that RewardNormalize gives since version 2: where a return was an outlier."""
+    values = dict(values)
+    for path, x in list(values.items()):
+        above, found, below = path.partition("/env_state/")
+        if found and below.startswith("env_state/") and below.endswith("own/returns"):
+            values[f"{above}/env_state/info/reward_outlier"] = np.zeros(np.shape(x), bool)
+    return values, manifest
+
+
 # {from_version: function to from_version + 1}
-MIGRATIONS: dict[int, Migration] = {}
+MIGRATIONS: dict[int, Migration] = {1: _with_reward_outliers}
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

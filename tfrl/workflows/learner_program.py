@@ -264,7 +264,7 @@ class LearnerProgram(Choosing, abc.ABC):
             shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
         weighted = {
             name: x
-            if name == OUTLIERS  # a count
+            if name in OUTLIERS  # counts
             else x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
             for name, x in out.metrics.items()
         }

@@ -13,6 +13,7 @@ from tfrl.distribute.replicas import Replicas
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place
 from tfrl.envs.host_env import HostEnv
+from tfrl.envs.wrappers import reward_normalize
 from tfrl.envs.wrappers.task_rewards import with_task_rewards
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
@@ -43,7 +44,7 @@ from tfrl.workflows.run_state import Progress, RolloutResult, RunState
 from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
-from tfrl.workflows.tally import OUTLIERS
+from tfrl.workflows.tally import OBS_OUTLIERS, REWARD_OUTLIERS
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -244,7 +245,8 @@ class LearnerWorkflow(Workflow):
         """The fields of `info` that are stored; agents that end together have no `agents`."""
         asked = getattr(self.agent, "env_extra_fields", ())
         own = (name for name in asked if name != "agents" or name in env_state.info)
-        return ("episode_return", "episode_length", *own)
+        counted = (name for name in (reward_normalize.OUTLIER,) if name in env_state.info)
+        return ("episode_return", "episode_length", *counted, *own)
 
     def digest(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
         """Turns the experience of a rollout into a batch; a pure function of values."""
@@ -294,8 +296,13 @@ class LearnerWorkflow(Workflow):
 
     def _outliers(self, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
         """How many values the statistics took as others than they are."""
-        count = getattr(self.agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
-        return {} if count is None else {OUTLIERS: tf.cast(count, tf.float32)}
+        obs = getattr(self.agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
+        rewards = (trajectory.env_extras or {}).get(reward_normalize.OUTLIER)
+        counts = {
+            OBS_OUTLIERS: obs,
+            REWARD_OUTLIERS: None if rewards is None else tf.math.count_nonzero(rewards),
+        }
+        return {n: tf.cast(x, tf.float32) for n, x in counts.items() if x is not None}
 
     @abc.abstractmethod
     def make_batch(

@@ -11,9 +11,9 @@ from tfrl.ops.select import where
 EPISODE_METRICS = ("episode_return", "episode_length")
 
 # Values that running statistics took as others than they are.
-OUTLIERS = "obs_outliers"
+OBS_OUTLIERS, REWARD_OUTLIERS = OUTLIERS = "obs_outliers", "reward_outliers"
 
-_COUNTS = ("gradient_steps", "skipped_steps", OUTLIERS)
+_COUNTS = ("gradient_steps", "skipped_steps", *OUTLIERS)
 
 
 class Tally:

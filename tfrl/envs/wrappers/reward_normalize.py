@@ -17,6 +17,9 @@ from tfrl.types import EnvState, Nest
 # Returns up to 30 times this are no outliers: a task may pay 1,000 at its end and nothing before.
 USUAL_RETURN = 1e4
 
+# The field of `info` that tells where a return was an outlier, bool [B].
+OUTLIER = "reward_outlier"
+
 
 @struct.dataclass
 class ReturnStatistics(struct.Struct):
@@ -41,9 +44,9 @@ class RewardNormalize(StatefulWrapper):
     and begin with 1e-4 rows of mean 0 and variance 1. Unlike there, g starts from 0 after every
     end, after a truncation too, and at the step after the end, not at it. Invalid rows count
     nothing. A g far out of the scale of the others counts as `tfrl.ops.statistics.update` says and
-    goes on from there; its own step is divided by the deviation with g as it is. Above the
-    autoreset only, so that the moments outlive episodes; `info`'s `episode_return` stays the task's
-    own.
+    goes on from there; its own step is divided by the deviation with g as it is, and `info`'s
+    `reward_outlier` says so. Above the autoreset only, so that the moments outlive episodes;
+    `info`'s `episode_return` stays the task's own.
 
     Source: https://gymnasium.farama.org/api/wrappers/reward_wrappers/.
 
@@ -78,7 +81,10 @@ class RewardNormalize(StatefulWrapper):
             m2=tf.constant(1e-4, tf.float64),
         )
         own = ReturnStatistics(returns=state.reward, statistics=moments)
-        return state.replace(env_state=WrapperState(inner=state.env_state, own=own))
+        return state.replace(
+            env_state=WrapperState(inner=state.env_state, own=own),
+            info={**state.info, OUTLIER: tf.zeros_like(state.termination)},
+        )
 
     def step(self, state: EnvState, action: Nest) -> EnvState:
         """Takes one step in every environment."""
@@ -102,5 +108,7 @@ class RewardNormalize(StatefulWrapper):
             returns=where_rows(ended, tf.zeros_like(counted), counted), statistics=moments
         )
         return new.replace(
-            env_state=WrapperState(inner=new.env_state, own=own), reward=new.reward * factor
+            env_state=WrapperState(inner=new.env_state, own=own),
+            reward=new.reward * factor,
+            info={**new.info, OUTLIER: outlier},
         )
