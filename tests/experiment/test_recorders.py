@@ -110,14 +110,17 @@ class TestCsv:
 
     @pytest.mark.parametrize(
         "content",
-        ["env_steps\n1,2\n3,4\n", "1,2\n3,4\n", "env_steps,\n1,2\n", "env_steps,a,a\n1,2,3\n5"],
+        [
+            *("env_steps\n1,2\n3,4\n", "1,2\n3,4\n", "env_steps,\n1,2\n"),
+            *("env_steps,a,a\n1,2,3\n5", "env_\rsteps\n1\n"),
+        ],
     )
     def test_a_damaged_header_changes_nothing(self, tmp_path, content):
         path = tmp_path / "metrics.csv"
-        path.write_text(content)
+        path.write_text(content, newline="")
         with pytest.raises(UserError, match="a name for each column, got the header"):
             recorders.CsvRecorder(path)
-        assert path.read_text() == content
+        assert path.read_bytes() == content.encode()
 
     def test_another_step_name(self, tmp_path):
         path = tmp_path / "metrics.csv"

@@ -583,6 +583,16 @@ class TestLearner:
         checkpoint_format.seal(path)
         assert checkpointing.from_checkpoint(Learner, path).is_built
 
+    def test_a_description_that_builds_no_network(self, tmp_path):
+        path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
+        manifest = json.loads((path / "manifest.json").read_text())
+        module = manifest["modules"]["left"]["description"]
+        module["fields"]["obs_spec"] = None
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        checkpoint_format.seal(path)
+        with pytest.raises(UserError, match="modules that can be built from .*AttributeError"):
+            checkpointing.from_checkpoint(Learner, path)
+
     @pytest.mark.parametrize("name", ["manifest.json", "COMPLETE"])
     def test_a_hundred_thousand_brackets(self, tmp_path, name):
         path = checkpointing.save_to_path(self.learner(), tmp_path / "save")

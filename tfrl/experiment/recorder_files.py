@@ -184,7 +184,11 @@ def _csv_line(cells: Iterable[Any]) -> str:
 
 
 def _csv_cells(line: str) -> list[str]:
-    return next(csv.reader([line.replace("\0", "\ufffd")]), [])
+    """The cells of a line; none where it is no line of a table."""
+    try:
+        return next(csv.reader([line.replace("\0", "\ufffd")]), [])
+    except csv.Error:
+        return []
 
 
 class CsvRecorder(_LineRecorder):
@@ -217,7 +221,7 @@ class CsvRecorder(_LineRecorder):
     def _step_of(self, line: str) -> int | None:
         cells = _csv_cells(line)
         try:
-            return int(cells[0]) if len(cells) == len(self._columns) else None
+            return int(cells[0]) if cells and len(cells) == len(self._columns) else None
         except ValueError:
             return None
 

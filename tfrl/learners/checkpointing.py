@@ -203,7 +203,19 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
             got="; ".join(reasons),
             remedy="Pass these: modules={module_id: module} and config={module_id: ModuleConfig}.",
         )
-    learner = _assembled(cls, all_modules, manifest["added"], kwargs)
+    try:
+        learner = _assembled(cls, all_modules, manifest["added"], kwargs)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a class makes of arguments that only a file has
+        if not built:
+            raise
+        raise UserError(
+            f"from_checkpoint({str(folder)!r})",
+            expected="modules that can be built from their descriptions",
+            got=f"{type(error).__name__}: {error}".splitlines()[0],
+            remedy="Pass them: modules={module_id: module}; or take another save.",
+        ) from error
     restore_from_path(learner, folder)
     return learner
 
