@@ -264,6 +264,14 @@ class TestRefused:
         assert self.message(Plain(1, (object(),)), "x").startswith("x/b/0: ")
 
 
+@pytest.mark.parametrize(
+    "damaged", [{"kind": []}, {"kind": "array", "dtype": "int8", "shape": [10**15], "fill": 0}]
+)
+def test_damaged_values_are_refused(damaged):
+    with pytest.raises(UserError):
+        codec.build(damaged)
+
+
 class TestNotBuilt:
     def message(self, description):
         with pytest.raises(UserError) as error:

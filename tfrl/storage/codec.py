@@ -100,7 +100,7 @@ def _build(description: Description, name: str) -> Any:
     if isinstance(description, list):
         return [_build(x, f"{name}/{i}") for i, x in enumerate(description)]
     kind = description.get("kind") if isinstance(description, Mapping) else None
-    if kind not in _BUILDERS:
+    if not isinstance(kind, str) or kind not in _BUILDERS:
         raise _unbuildable(name, f"one of kind {kind!r}")
     try:
         return _BUILDERS[kind](description, name)
@@ -108,7 +108,7 @@ def _build(description: Description, name: str) -> Any:
         raise
     except UnknownNameError as error:
         raise _unbuildable(name, str(error)) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever a class makes of arguments that a file gives
         raise _unbuildable(name, f"one that fails with {error!r}") from error
 
 
