@@ -583,14 +583,20 @@ class TestLearner:
         checkpoint_format.seal(path)
         assert checkpointing.from_checkpoint(Learner, path).is_built
 
-    def test_a_description_that_builds_no_network(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("damage", "expected"),
+        [
+            (lambda m: m["description"]["fields"].update(obs_spec=None), "AttributeError"),
+            (lambda m: m.clear(), "module 'left' has no description"),
+        ],
+    )
+    def test_a_description_that_builds_no_module(self, tmp_path, damage, expected):
         path = checkpointing.save_to_path(self.learner(), tmp_path / "save")
         manifest = json.loads((path / "manifest.json").read_text())
-        module = manifest["modules"]["left"]["description"]
-        module["fields"]["obs_spec"] = None
+        damage(manifest["modules"]["left"])
         (path / "manifest.json").write_text(json.dumps(manifest))
         checkpoint_format.seal(path)
-        with pytest.raises(UserError, match="modules that can be built from .*AttributeError"):
+        with pytest.raises(UserError, match=f"can be built from their descriptions.*{expected}"):
             checkpointing.from_checkpoint(Learner, path)
 
     @pytest.mark.parametrize("name", ["manifest.json", "COMPLETE"])

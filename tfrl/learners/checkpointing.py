@@ -245,8 +245,8 @@ def _built(what: str, described: Mapping[str, Any], reasons: list[str]) -> dict[
     """Builds what has a description; why the others cannot be built goes to `reasons`."""
     found = {}
     for name, entry in described.items():
-        if "reason" in entry:
-            reasons.append(entry["reason"])
+        if "description" not in entry:
+            reasons.append(str(entry.get("reason", f"{what} {name!r} has no description")))
             continue
         try:
             found[name] = codec.build(entry["description"], f"{what} {name!r}")
