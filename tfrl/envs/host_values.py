@@ -17,7 +17,7 @@ _REMEDY = (
 def check_finite(
     name: str, step: Step, unpaid: np.ndarray, unseen: np.ndarray, steps: np.ndarray
 ) -> None:
-    """Raises a UserError unless rewards and observations of a step are finite.
+    """Raises a UserError unless rewards and observations that somebody sees are finite.
 
     Args:
       name: The environment's id.
@@ -26,18 +26,23 @@ def check_finite(
       unseen: bool `[B]`, rows that nobody sees.
       steps: int `[B]`, the steps of the running episodes; 0 for a reset.
     """
-    reward = np.asarray(step.reward)
-    if not np.isfinite(reward).all():
-        _refuse(name, "reward", reward, unpaid, steps)
+    _refuse(name, "reward", np.asarray(step.reward), unpaid, steps)
     _check_nest(name, "observation", step.obs, unseen, steps)
     if step.final_obs is not None:
         _check_nest(name, "final observation", step.final_obs, unseen, steps)
 
 
+def is_finite(step: Step) -> bool:
+    """Whether all rewards and observations of a step are finite."""
+    if not np.isfinite(step.reward).all():
+        return False
+    leaves = [step.obs] if isinstance(step.obs, np.ndarray) else tf.nest.flatten(step.obs)
+    if step.final_obs is not None:
+        leaves = [*leaves, *tf.nest.flatten(step.final_obs)]
+    return all(x.dtype.kind != "f" or np.isfinite(x).all() for x in leaves)
+
+
 def _check_nest(name: str, field: str, nest: Nest, unseen: np.ndarray, steps: np.ndarray) -> None:
-    leaves = [nest] if isinstance(nest, np.ndarray) else tf.nest.flatten(nest)
-    if all(x.dtype.kind != "f" or np.isfinite(x).all() for x in leaves):
-        return
     for path, leaf in struct.paths(nest).items():
         if leaf.dtype.kind == "f":
             _refuse(name, field if path == "." else f"{field}/{path}", leaf, unseen, steps)

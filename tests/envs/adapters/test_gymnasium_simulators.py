@@ -222,13 +222,8 @@ class MujocoTest(parameterized.TestCase):
             del want
 
     def test_an_argument_that_a_base_class_refuses(self):
-        with self.assertRaises(UserError) as caught:
+        with self.assertRaisesRegex(UserError, "got forward_weight. Did you mean forward_reward"):
             tfrl.make_env("gymnasium:HalfCheetah-v5", forward_weight=2.0)
-        self.assertEqual(
-            str(caught.exception),
-            "make_env('gymnasium:HalfCheetah-v5'): expected arguments of the task, got "
-            "forward_weight. Leave it out, or see the task's page for its arguments.",
-        )
 
 
 if __name__ == "__main__":

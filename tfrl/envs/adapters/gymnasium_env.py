@@ -166,7 +166,8 @@ class Member(gymnasium.Wrapper):
             self._check(obs)
             if type(reward) is not float:
                 reward = number(f"reward of {self._name}", reward)
-            check_end(self._name, termination, truncation)
+            if type(termination) is not bool or type(truncation) is not bool:
+                check_end(self._name, termination, truncation)
         except UserError as error:
             raise self._placed(error) from None
         ended = bool(termination or truncation)
