@@ -4,10 +4,15 @@ import inspect
 import math
 
 import gin
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.learners.learner_fakes import SumAgent
 from tfrl.errors import UserError
+from tfrl.learners import Learner
 from tfrl.learners.module_config import ModuleConfig
+from tfrl.learning import optimizers
 from tfrl.ops.schedules import CosineSchedule, LinearSchedule
 
 
@@ -91,7 +96,8 @@ def test_overrides_that_do_not_fit():
 def test_settings_that_there_are_not(name, field):
     assert message(ModuleConfig, **{name: 1e-3}) == (
         "ModuleConfig: expected fields of ModuleConfig, lr, grad_clip, grad_clip_by, "
-        f"log_gradients, minibatch_size, adam_epsilon, got {name!r}. Did you mean {field}?"
+        f"log_gradients, minibatch_size, optimizer, adam_epsilon, got {name!r}. "
+        f"Did you mean {field}?"
     )
     assert f"got {name!r}. Did you mean {field}?" in message(
         ModuleConfig().with_overrides, {name: 1e-3}
@@ -117,3 +123,40 @@ def test_gin_configures_it():
         gin.clear_config()
     assert config == ModuleConfig(lr=0.25, grad_clip=1.0)
     assert list(inspect.signature(ModuleConfig).parameters)[:2] == ["lr", "grad_clip"]
+
+
+class TestOptimizer:
+    def test_by_name(self):
+        assert ModuleConfig(adam_epsilon=1e-3).make_optimizer("x") == optimizers.Adam(epsilon=1e-3)
+        assert ModuleConfig(optimizer="sgd").make_optimizer("x") == optimizers.SGD()
+
+    def test_one_for_each_update(self):
+        config = ModuleConfig(optimizer={"critic": optimizers.Lion(), "actor": "rmsprop"})
+        made = [config.make_optimizer(n) for n in ("critic", "actor", "temperature")]
+        assert made == [optimizers.Lion(), optimizers.RMSprop(), optimizers.Adam(epsilon=1e-5)]
+
+    def test_keras_optimizers_are_copied(self):
+        given = tf.keras.optimizers.Adam(0.25, beta_1=0.5)
+        config = ModuleConfig(optimizer=given)
+        one, other = config.make_optimizer("a"), config.make_optimizer("b")
+        assert one is not other and one is not given and one.beta_1 == 0.5
+
+    @pytest.mark.parametrize("wrong", ["adamm", 3, {"critic": "adamm"}, [], optimizers.Adam])
+    def test_others_are_refused(self, wrong):
+        assert "optimizer: expected one of adam, adamw" in message(ModuleConfig, optimizer=wrong)
+
+    def test_a_learner_trains_by_it_and_comes_back_with_it(self, tmp_path):
+        momentum = optimizers.SGD(momentum=0.5)
+        learner = Learner(SumAgent(), config=ModuleConfig(lr=0.5, optimizer=momentum))
+        learner.build(0)
+        batch = {"x": np.zeros([4], np.float32)}
+        for _ in range(2):
+            learner.update_from_batch(batch)
+        # Its gradient is 1: v = 0.5 v - lr, from 0.
+        np.testing.assert_allclose(learner.state.params["b"], 1.0 - 0.5 - 0.75)
+        assert int(learner.get_optimizer().iterations) == 2
+        learner.save_to_path(tmp_path / "save")
+        again = Learner.from_checkpoint(tmp_path / "save", modules=SumAgent())
+        assert again.get_optimizer().optimizer == momentum
+        again.update_from_batch(batch)
+        np.testing.assert_allclose(again.state.params["b"], -0.25 - 0.875)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES, OptimizerEntry, OptimizerRegistry, adam
+from tfrl.learning import optimizers as native
 from tfrl.ops import schedules
 
 K = tf.keras.optimizers
@@ -38,6 +39,11 @@ MAKERS = {
     "adafactor": lambda: K.Adafactor(0.1),
     "ftrl": lambda: K.Ftrl(0.1),
     "lion": lambda: K.Lion(0.1),
+    "native_adam": native.Adam,
+    "native_adamw": native.AdamW,
+    "native_rmsprop": lambda: native.RMSprop(centered=True),
+    "native_sgd": lambda: native.SGD(momentum=0.9),
+    "native_lion": native.Lion,
     "legacy_sgd": lambda: K.legacy.SGD(0.1, momentum=0.9),
     "legacy_adam": lambda: K.legacy.Adam(0.1),
     "legacy_rmsprop": lambda: K.legacy.RMSprop(0.1, momentum=0.5),
@@ -82,6 +88,8 @@ def test_a_saved_optimizer_goes_on_to_the_bit(name, compiled):
     [
         (K.Adam, ADAM_PATHS),
         (K.legacy.Adam, ADAM_PATHS),
+        (native.Adam, ADAM_PATHS),
+        (native.SGD, ["iterations", "learning_rate"]),
         (lambda: K.Adam(use_ema=True), ["average/w", *ADAM_PATHS]),
         (K.legacy.SGD, ["iterations", "learning_rate"]),
         (K.legacy.Nadam, ["iterations", "learning_rate", "m/w", "m_cache", "v/w"]),
@@ -93,7 +101,7 @@ def test_variables_are_named_by_slot_and_parameter(make, paths):
     assert entry.variables()["learning_rate"] is entry.learning_rate
 
 
-@pytest.mark.parametrize("make", [K.Adam, K.legacy.Adam])
+@pytest.mark.parametrize("make", [K.Adam, K.legacy.Adam, native.Adam])
 def test_names_do_not_mix_up_parameters(make):
     # "a" is the end of the name of another, and two have the same name.
     params = [variable("a"), variable("m/a"), variable("b", [0.0]), variable("b", [0.0, 0.0, 0.0])]
@@ -106,7 +114,7 @@ def test_names_do_not_mix_up_parameters(make):
     np.testing.assert_array_equal(own["m/a"], [0.0, 0.0])
 
 
-@pytest.mark.parametrize("make", [lambda: K.SGD(1.0), lambda: K.legacy.SGD(1.0)])
+@pytest.mark.parametrize("make", [lambda: K.SGD(1.0), lambda: K.legacy.SGD(1.0), native.SGD])
 def test_a_fixed_rate_changed_by_hand_stays_changed(make):
     entry = OptimizerEntry(make(), [variable("w")], 0.5)
     assert entry.learning_rate.numpy() == 0.5
@@ -139,6 +147,8 @@ def test_a_schedule_follows_env_steps_without_a_new_trace(rate):
 
 def test_none_leaves_the_optimizers_own_rate():
     assert OptimizerEntry(K.SGD(0.25), [variable("w")]).learning_rate.numpy() == 0.25
+    rate = OptimizerEntry(native.SGD(), [variable("w")]).learning_rate
+    assert rate.numpy() == np.float32(3e-4)
 
 
 @pytest.mark.parametrize("make", [lambda: K.SGD(0.5), lambda: K.legacy.SGD(0.5)])
@@ -184,7 +194,10 @@ def test_a_keras_schedule_inside_is_refused(make):
 @pytest.mark.parametrize(
     ("optimizer", "params", "expected"),
     [
-        ("adam", [variable("a")], "x: expected a Keras optimizer, got adam"),
+        (
+            *("adam", [variable("a")]),
+            "x: expected an optimizer of tfrl.learning.optimizers or of Keras, got adam",
+        ),
         (
             None,
             [tf.ones([2]), variable("a"), 3],

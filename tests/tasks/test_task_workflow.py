@@ -366,8 +366,8 @@ LOSS = "compute_loss of Wrong: expected "
         ),
         (
             {"get_optimizer": lambda self: 0.1},
-            "get_optimizer of Wrong: expected a Keras optimizer, got 0.1. Make one, such as "
-            "tf.keras.optimizers.legacy.Adam(3e-4).",
+            "get_optimizer of Wrong: expected an optimizer of tfrl.learning.optimizers or of "
+            "Keras, got 0.1. Make one, such as tfrl.learning.optimizers.Adam().",
         ),
         (
             {"compute_loss": lambda self, outputs, batch: None},

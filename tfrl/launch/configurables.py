@@ -21,6 +21,7 @@ from tfrl.envs.action_masks import split_mask
 from tfrl.envs.core import Wrapper
 from tfrl.errors import UserError
 from tfrl.launch.gin_files import declare_scopes
+from tfrl.learning import optimizers
 from tfrl.networks.core import Torso
 from tfrl.ops import schedules
 from tfrl.replay import reverb
@@ -234,6 +235,7 @@ def _register() -> None:
         (schedules.PiecewiseLinearSchedule, "schedules"),
         (schedules.ExponentialSchedule, "schedules"),
         (schedules.CosineSchedule, "schedules"),
+        *((optimizer, "optimizers") for optimizer in optimizers.BY_NAME.values()),
         (networks.MLP, "networks"),
         (networks.NatureCNN, "networks"),
         (networks.ImpalaCNN, "networks"),

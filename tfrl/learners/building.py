@@ -95,9 +95,10 @@ class Building(LearnerCore):
             params = self._group_variables(module_id, update.groups)
             params = [p for p in params if not self._optimizers.has(p)]
             if params:
-                self.register_optimizer(
-                    module_id, update.name, self._optimizer_fn(config), params, config.lr
-                )
+                made = config.make_optimizer(update.name)
+                if self._optimizer_fn is not None:
+                    made = self._optimizer_fn(config)
+                self.register_optimizer(module_id, update.name, made, params, config.lr)
 
     def register_optimizer(
         self,
@@ -107,16 +108,16 @@ class Building(LearnerCore):
         params: Iterable[tf.Variable] = (),
         lr_or_lr_schedule: Any = None,
     ) -> None:
-        """Registers a Keras optimizer for some variables.
+        """Registers an optimizer for some variables.
 
         Args:
           module_id: The module that the variables belong to, or "__all_modules__" for variables of
             any modules.
           optimizer_name: Unique within the module.
-          optimizer: A Keras optimizer, new or legacy.
+          optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy.
           params: Variables that no other optimizer has.
           lr_or_lr_schedule: A number, points `[[0, v0], [t1, v1], ...]` or a schedule over env
-            steps, or None for the optimizer's own rate.
+            steps, or None for a Keras optimizer's own rate, and 3e-4 for others.
 
         Raises:
           UserError: For a duplicate name, a parameter that has an optimizer already or that is no

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfrl.distribute.replicas import Replicas
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UserError
-from tfrl.learners import optimizers
 from tfrl.learners.feeding import Feeding
 from tfrl.learners.learner_core import CheckNumerics, ModulesToTrain
 from tfrl.learners.membership import Membership
@@ -71,7 +70,8 @@ class Learner(Membership, Persistence, Feeding):
             group `encoder` of module `b` is that of module `a`, and `a`'s optimizer trains it with
             the gradients of both. Where `b` stops early, the minibatch that stops it is the last
             by which it trains the group.
-          optimizer_fn: Makes a Keras optimizer for one update; the default is `optimizers.adam`.
+          optimizer_fn: Makes the optimizer of one update out of its module's settings; None for
+            what `ModuleConfig.optimizer` says.
           check_numerics: What happens when a loss or gradient is not finite: "off" applies it
             unchecked, "skip" leaves that gradient step out and counts it, "raise" leaves it out
             and raises a UserError that names module and term after the call.
@@ -115,7 +115,7 @@ class Learner(Membership, Persistence, Feeding):
         self.structure_version = 0
         self.learner_connector = learner_connector
         self._shared = shared_groups(shared or {}, self.modules)
-        self._optimizer_fn = optimizer_fn or (lambda c: optimizers.adam(epsilon=c.adam_epsilon))
+        self._optimizer_fn = optimizer_fn
         self._states = {}
         self._optimizers = OptimizerRegistry()
         self.metrics = MetricsLogger()

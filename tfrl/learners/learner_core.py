@@ -60,7 +60,7 @@ class LearnerCore:
     _states: dict[str, AgentState]
     _optimizers: OptimizerRegistry
     _shared: dict[tuple[str, str], tuple[str, str]]
-    _optimizer_fn: Callable[[ModuleConfig], Any]
+    _optimizer_fn: Callable[[ModuleConfig], Any] | None
     _compiled: dict[Any, Any]
     # Modules that came after `build`, in their order: their optimizers are made apart.
     _added: tuple[str, ...] = ()
@@ -107,7 +107,10 @@ class LearnerCore:
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str | None = None
     ) -> Any:
-        """Returns a registered Keras optimizer; the name may be left out when there is one."""
+        """Returns a registered optimizer; the name may be left out when there is one.
+
+        It has `learning_rate` and `iterations`, variables: a `BoundOptimizer`, or Keras' own.
+        """
         self._check_built("get_optimizer")
         if module_id != ALL_MODULES and module_id not in self.modules:
             raise self._unknown_module("get_optimizer", module_id)

@@ -11,6 +11,9 @@ import numpy as np
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.learners import keras_optimizer
+from tfrl.learning import optimizers
+from tfrl.learning.optimizers import Adam, Optimizer
 from tfrl.ops import schedules
 
 CLIP_KINDS = ("global_norm", "norm", "value")
@@ -67,7 +70,10 @@ class ModuleConfig(struct.Struct):
       log_gradients: Whether the global norm of each optimizer's gradients, before clipping, is
         among the metrics; it never decides what is trained.
       minibatch_size: Rows of a gradient step of this module, or None for what the call says.
-      adam_epsilon: Epsilon of the default optimizer.
+      optimizer: "adam", "adamw", "rmsprop", "sgd" or "lion"; or one of
+        `tfrl.learning.optimizers`, or a Keras optimizer, of which each update gets a copy; or
+        `{update name: one of these}`, where an update without an item has Adam.
+      adam_epsilon: Epsilon of "adam" and "adamw".
     """
 
     lr: Any = 3e-4
@@ -75,6 +81,7 @@ class ModuleConfig(struct.Struct):
     grad_clip_by: str = "global_norm"
     log_gradients: bool = True
     minibatch_size: int | None = None
+    optimizer: Any = "adam"
     adam_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -97,10 +104,25 @@ class ModuleConfig(struct.Struct):
             raise _refuse("grad_clip_by", expected, self.grad_clip_by, "global_norm is usual.")
         if not isinstance(self.log_gradients, bool):
             raise _refuse("log_gradients", "True or False", self.log_gradients, "Give a bool.")
+        several = isinstance(self.optimizer, Mapping)
+        for chosen in self.optimizer.values() if several else (self.optimizer,):
+            _check_optimizer(chosen)
         size = self.minibatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             expected = "a whole number of at least 1, or None"
             raise _refuse("minibatch_size", expected, size, "None takes what the call says.")
+
+    def make_optimizer(self, update_name: str) -> Any:
+        """Returns the optimizer of an update, a native one or a Keras optimizer that is unused."""
+        chosen = self.optimizer
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get(update_name, "adam")
+        if keras_optimizer.is_keras(chosen):
+            return keras_optimizer.fresh(chosen)
+        if not isinstance(chosen, str):
+            return chosen
+        optimizer = optimizers.BY_NAME[chosen]
+        return optimizer(epsilon=self.adam_epsilon) if issubclass(optimizer, Adam) else optimizer()
 
     def with_overrides(
         self, overrides: "ModuleConfig | Mapping[str, Any] | None" = None
@@ -143,6 +165,17 @@ def _number(value: Any) -> bool:
 
 def _positive(value: Any) -> bool:
     return _number(value) and value > 0
+
+
+def _check_optimizer(chosen: Any) -> None:
+    """Refuses what is neither the name of an optimizer nor one."""
+    if isinstance(chosen, Optimizer) or keras_optimizer.is_keras(chosen):
+        return
+    if chosen not in list(optimizers.BY_NAME):
+        names = ", ".join(optimizers.BY_NAME)
+        expected = f"one of {names}, or an optimizer of tfrl.learning.optimizers or of Keras"
+        remedy = did_you_mean(chosen, optimizers.BY_NAME) if isinstance(chosen, str) else ""
+        raise _refuse("optimizer", expected, chosen, remedy or "adam is usual.")
 
 
 def _check_rate(lr: Any) -> None:

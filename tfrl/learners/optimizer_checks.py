@@ -6,7 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.learners.slots import LEGACY_OPTIMIZER
+from tfrl.learners import keras_optimizer
+from tfrl.learning.optimizers import Optimizer
 
 
 def check_name(thing: str, name: Any) -> None:
@@ -39,25 +40,25 @@ def check_name(thing: str, name: Any) -> None:
 
 
 def check_optimizer(thing: str, optimizer: Any) -> None:
-    """Refuses what is no fresh Keras optimizer with a plain learning rate."""
-    legacy = isinstance(optimizer, LEGACY_OPTIMIZER)
-    if not legacy and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+    """Refuses what is no optimizer, and a Keras one that was used or holds a schedule."""
+    if isinstance(optimizer, Optimizer):
+        return
+    if not keras_optimizer.is_keras(optimizer):
         raise UserError(
             thing,
-            expected="a Keras optimizer",
+            expected="an optimizer of tfrl.learning.optimizers or of Keras",
             got=repr(optimizer),
-            remedy="Make one, such as tf.keras.optimizers.legacy.Adam(3e-4).",
+            remedy="Make one, such as tfrl.learning.optimizers.Adam().",
         )
     _check_not_nadam(thing, optimizer)
-    used = bool(optimizer.variables()) if legacy else getattr(optimizer, "_built", False)
-    if used:
+    if keras_optimizer.is_used(optimizer):
         raise UserError(
             thing,
             expected="an optimizer that has not been used",
             got=f"a {type(optimizer).__name__} built for other variables before",
             remedy="Make another one: optimizers cannot take more parameters later.",
         )
-    rate = optimizer._hyper.get("learning_rate") if legacy else optimizer._learning_rate
+    rate = keras_optimizer.own_rate(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         raise UserError(
             thing,

@@ -1,4 +1,4 @@
-"""Keras optimizers as the Learner holds them: built at once, with a scheduled learning rate."""
+"""Optimizers as the Learner holds them: over variables, with a scheduled learning rate."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners import optimizer_checks as checks
-from tfrl.learners import slots
+from tfrl.learners.keras_optimizer import KerasOptimizer
+from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
 from tfrl.ops import schedules
 
 # The owner of an optimizer that trains parameters of any modules.
@@ -17,10 +18,9 @@ DEFAULT_OPTIMIZER = "default_optimizer"
 
 
 def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
-    """The default optimizer: Adam through TensorFlow's fused kernel, one op a variable.
+    """Keras' `legacy.Adam` with the epsilon of the PPO baselines; for code that wants Keras' own.
 
-    It is Keras' `legacy.Adam`; on a CPU the newer class takes a dozen ops a variable for the same
-    numbers. Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; epsilon as in the PPO baselines.
+    The library's default is `tfrl.learning.optimizers.Adam`, which takes the same steps to the bit.
     """
     return tf.keras.optimizers.legacy.Adam(learning_rate, epsilon=epsilon)
 
@@ -28,8 +28,7 @@ def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
 class OptimizerEntry:
     """An optimizer, the variables that it trains, and the schedule of its learning rate.
 
-    The variables are those of the construction: Keras' `build` on a longer list later does nothing
-    and says nothing, so none can be added. Some may leave, see `drop`.
+    The variables are those of the construction: none can be added. Some may leave, see `drop`.
     """
 
     def __init__(
@@ -44,30 +43,38 @@ class OptimizerEntry:
         """Builds the optimizer's slots for `params`; under a strategy, in its scope.
 
         Args:
-          optimizer: A Keras optimizer, new or legacy, that has not been used before.
+          optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy, that
+            has not been used before.
           params: The variables, at least one, which no other optimizer may have.
-          learning_rate: A number, a schedule over env steps, or None to leave the optimizer's own.
+          learning_rate: A number, a schedule over env steps, or None for a Keras optimizer's own,
+            and 3e-4 for others.
           prefix: What `variables` leaves out at the start of the parameters' names, such as
             "policy_1/": the state of one module's optimizer then has the paths of another's.
           thing: What error messages call it.
 
         Raises:
-          UserError: For what is no Keras optimizer or was built before, for a schedule of Keras
+          UserError: For what is no optimizer or was built before, for a schedule of Keras
             inside it, and for parameters that are no variables, not trainable or given twice.
         """
         checks.check_optimizer(thing, optimizer)
         checks.check_params(thing, params)
         schedule = None if learning_rate is None else schedules.make_schedule(learning_rate)
-        self.optimizer = optimizer
         self._built_for = self._params = tuple(params)
         self._prefix = prefix
-        self._slots = slots.build(optimizer, self._params)
+        bind = BoundOptimizer if isinstance(optimizer, Optimizer) else KerasOptimizer
+        self._bound: BoundOptimizer | KerasOptimizer = bind(optimizer, self._params)
         self.schedule: Callable[[tf.Tensor], tf.Tensor] | None = None
         if schedule is not None:
             self.learning_rate.assign(schedule(tf.constant(0, tf.int64)))
             # A fixed rate is set once, so that one changed by hand stays changed.
             if not isinstance(schedule, schedules.ConstantSchedule):
                 self.schedule = schedule
+
+    @property
+    def optimizer(self) -> Any:
+        """What holds `learning_rate` and `iterations`: a `BoundOptimizer`, or Keras' own."""
+        bound = self._bound
+        return bound.optimizer if isinstance(bound, KerasOptimizer) else bound
 
     @property
     def params(self) -> tuple[tf.Variable, ...]:
@@ -77,7 +84,7 @@ class OptimizerEntry:
     @property
     def learning_rate(self) -> tf.Variable:
         """The variable that holds the rate of the next step."""
-        return self.optimizer.learning_rate
+        return self._bound.learning_rate
 
     def set_learning_rate(self, timesteps: tf.Tensor) -> None:
         """Assigns the schedule's value at `timesteps` (env steps, int64 scalar), if it has one."""
@@ -107,13 +114,8 @@ class OptimizerEntry:
                 got=", ".join(foreign),
                 remedy="Register an optimizer for them; none takes more variables later.",
             )
-        pairs = list(zip(gradients, variables, strict=True))
-        if not pairs:
-            return
-        if isinstance(self.optimizer, slots.LEGACY_OPTIMIZER):
-            self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
-        else:
-            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        if variables:
+            self._bound.apply(gradients, variables)
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns the optimizer's own variables: "iterations", "learning_rate", "m/<parameter>"."""
@@ -121,13 +123,22 @@ class OptimizerEntry:
 
     def own_variables(self) -> dict[str, tf.Variable]:
         """Returns those of `variables` that belong to no parameter."""
-        return slots.own_variables(self.optimizer, self._slots)
+        return self._bound.own_variables()
 
-    def slots(self) -> dict[str, slots.Slot]:
-        """Returns what the optimizer keeps for each of `params`: "m/<parameter>" and its like."""
+    def slots(self) -> dict[str, Slot]:
+        """Returns what the optimizer keeps for each of `params`: "m/<parameter>" and its like.
+
+        Parameters of the same name are told apart by "#1", "#2", ...: the state of an optimizer
+        then survives another order of registration and the removal of a module, and an error can
+        say which slot of which parameter does not fit.
+        """
         kept = {p.ref() for p in self._params}
-        paths = slots.slot_paths(self._slots, self._built_for, self._prefix)
-        return {path: s for path, s in sorted(paths.items()) if s.param.ref() in kept}
+        names = [p.name.rsplit(":", 1)[0].removeprefix(self._prefix) for p in self._built_for]
+        earlier = [names[:i].count(n) for i, n in enumerate(names)]
+        counted = [f"{n}#{k}" if k else n for n, k in zip(names, earlier, strict=True)]
+        by_param = {p.ref(): n for p, n in zip(self._built_for, counted, strict=True)}
+        found = {f"{s.name}/{by_param[s.param.ref()]}": s for s in self._bound.slots}
+        return {path: s for path, s in sorted(found.items()) if s.param.ref() in kept}
 
     def drop(self, variables: Collection[tf.Variable]) -> None:
         """Trains some variables no more; the slots of the others stay as they are, to the bit."""
@@ -140,8 +151,9 @@ class OptimizerEntry:
         Its slots are empty and its rate is that of the settings: assign the values of
         `variables()` to go on from the same point.
         """
-        fresh = type(self.optimizer).from_config(self.optimizer.get_config())
-        other = OptimizerEntry(fresh, params, prefix=self._prefix)
+        other = OptimizerEntry.__new__(OptimizerEntry)
+        other._built_for = other._params = tuple(params)
+        other._prefix, other._bound = self._prefix, self._bound.copy(params)
         other.schedule = self.schedule
         return other
 
@@ -166,7 +178,7 @@ class OptimizerRegistry:
         Args:
           module_id: The module that it belongs to, or ALL_MODULES for parameters of any modules.
           optimizer_name: Unique within the module.
-          optimizer: A Keras optimizer, new or legacy, that has not been used before.
+          optimizer: As for `OptimizerEntry`.
           params: Variables that no other optimizer trains.
           learning_rate: A number, a schedule over env steps, or None for the optimizer's own.
 
@@ -247,7 +259,7 @@ class OptimizerRegistry:
         return found[optimizer_name]
 
     def get(self, module_id: str, optimizer_name: str | None = None) -> Any:
-        """Returns a Keras optimizer, see `entry`."""
+        """Returns an optimizer, see `entry` and `OptimizerEntry.optimizer`."""
         return self.entry(module_id, optimizer_name).optimizer
 
     def remove_module(self, module_id: str, params: Collection[tf.Variable] = ()) -> None:

@@ -12,7 +12,7 @@ from tfrl.learners.modules import scalar_loss
 from tfrl.types import AgentState, Nest
 
 Updates = dict[str, Any]
-_OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "adam_epsilon")
+_OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "optimizer", "adam_epsilon")
 
 
 def parted(updates: Updates) -> tuple[Updates, dict[str, Update]]:

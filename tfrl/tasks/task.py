@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.learners import optimizers
+from tfrl.learning import optimizers
 from tfrl.tasks import clip_options, clip_recording
 from tfrl.tasks.config import RLTaskConfig
 from tfrl.tasks.samples import SampledTrajectory, Samples
@@ -142,14 +142,14 @@ class RLTask(abc.ABC):
         outputs = model(rows, training=True)
         return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), outputs)
 
-    def get_optimizer(self) -> tf.keras.optimizers.Optimizer:
-        """Makes the Keras optimizer, new or legacy; Adam with a rate of 3e-4 by default."""
-        return optimizers.adam()
+    def get_optimizer(self) -> optimizers.Optimizer | tf.keras.optimizers.Optimizer:
+        """Makes the optimizer, native or of Keras; Adam with a rate of 3e-4 by default."""
+        return optimizers.Adam()
 
     def get_learning_rate(self) -> Any:
         """Returns a schedule over env steps, as of `tfrl.ops.schedules`, or a number.
 
-        None, the default, leaves the optimizer's own rate.
+        None, the default, leaves a Keras optimizer's own rate; for others it is 3e-4.
         """
         return None
 

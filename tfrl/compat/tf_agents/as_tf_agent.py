@@ -53,7 +53,7 @@ def as_tf_agent(
     Args:
       agent: A tfrl agent.
       learner_config: Learning rate and gradient clipping; None for what the workflows have.
-      optimizer_fn: Makes a Keras optimizer for one update; None for `tfrl.learners.adam`.
+      optimizer_fn: Makes the optimizer of one update; None for `ModuleConfig.optimizer`.
       seed: Of the parameters and of what losses draw.
       train_step_counter: The step, to be incremented by every `train`; None for TensorFlow's global
         step.

@@ -1,0 +1,1 @@
+"""The pieces of training, each a function of state: optimizers first."""

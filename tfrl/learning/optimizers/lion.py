@@ -1,0 +1,34 @@
+"""Lion: steps of equal size, by the sign of an average of gradients."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.learning.optimizers.core import Optimizer
+
+
+@struct.logic_dataclass
+class Lion(Optimizer):
+    """Chen et al. 2023, https://arxiv.org/abs/2302.06675, algorithm 2, without weight decay.
+
+      p = p - lr sign(b1 m + (1 - b1) g),  m = b2 m + (1 - b2) g
+
+    Attributes:
+      beta_1: Share of the average in the direction of a step.
+      beta_2: Decay of the average.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The average of gradients."""
+        return ("m",)
+
+    def _step(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
+        (m,) = slots
+        beta_1, beta_2 = (tf.constant(x, param.dtype) for x in (self.beta_1, self.beta_2))
+        direction = tf.sign(beta_1 * m + (1.0 - beta_1) * gradient)
+        return param - rate * direction, (beta_2 * m + (1.0 - beta_2) * gradient,)

@@ -1,0 +1,51 @@
+"""Gradient descent, with momentum and Nesterov's form of it as options."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.learning.optimizers.core import Optimizer, fuses
+
+
+@struct.logic_dataclass
+class SGD(Optimizer):
+    """Stochastic gradient descent.
+
+      b = momentum b - lr g,  p = p + b  (Nesterov: p = p + momentum b - lr g)
+
+    Sutskever et al. 2013, http://proceedings.mlr.press/v28/sutskever13.html, equations 1 to 4.
+
+    Attributes:
+      momentum: Share of the last step that the next one keeps.
+      nesterov: Whether the gradient counts as that behind the step of the momentum.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The last step."""
+        return ("momentum",)
+
+    def _step(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
+        (step,) = slots
+        momentum = tf.constant(self.momentum, param.dtype)
+        step = momentum * step - rate * gradient
+        moved = momentum * step - rate * gradient if self.nesterov else step
+        return param + moved, (step,)
+
+    def _step_in_place(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
+        if not fuses(rate):
+            return super()._step_in_place(gradient, param, slots, rate, count)
+        (step,) = slots
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=param.handle,
+            accum=step.handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.constant(self.momentum, param.dtype),
+            use_nesterov=self.nesterov,
+        )
+        return param, (step,)
