@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
+from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.reward_active import RewardActive
@@ -19,6 +20,7 @@ from tfrl.rollout.acting import policy_for
 from tfrl.rollout.episode import episode_limit, fast_eval_rollout_episode
 from tfrl.rollout.scan import scan
 from tfrl.rollout.step import ActionFn, autoreset_mode
+from tfrl.traces import logic_key, traces_of
 from tfrl.types import Nest
 
 COMPILE_MODES = ("auto", "xla", "graph", "eager")
@@ -143,7 +145,10 @@ class Evaluator(struct.Struct):
 
     @functools.cached_property
     def _compiled_run(self) -> Callable[..., Any]:
-        return self.compiled(lambda agent_state, key: self.run(agent_state, key))
+        run = self.compiled(lambda agent_state, key: self.run(agent_state, key))
+        if on_host(self.env):  # a trace would keep them
+            return run
+        return traces_of(logic_key(self)).notes.setdefault("run", run)
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `fn`, which plays, compiled as `compile` says."""

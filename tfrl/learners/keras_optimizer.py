@@ -32,6 +32,11 @@ class KerasOptimizer:
         """The variable that holds the rate of the next step."""
         return self.optimizer.learning_rate
 
+    def logic(self) -> Any:
+        """Returns what its steps depend on beside the values of variables."""
+        config = self.optimizer.get_config()
+        return type(self.optimizer), {k: v for k, v in config.items() if k != "learning_rate"}
+
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with gradients as they are; see `BoundOptimizer.apply`."""
         pairs = list(zip(gradients, variables, strict=True))

@@ -119,7 +119,7 @@ class Learner(Membership, Persistence, Feeding):
         self._states = {}
         self._optimizers = OptimizerRegistry()
         self.metrics = MetricsLogger()
-        self._compiled = {}
+        self._compiled, self._traces = {}, None
         for module_id, module in self.modules.items():
             self._check_module(module_id, module)
 

@@ -1,6 +1,6 @@
 """What all parts of the Learner stand on: its attributes, and how it is looked at."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -13,10 +13,19 @@ from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.optimizers import ALL_MODULES, OptimizerEntry, OptimizerRegistry
 from tfrl.learners.parameters import ParamDict, group_variables
 from tfrl.metrics import MetricsLogger
+from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import AgentState, Nest
 
 CheckNumerics = Literal["off", "skip", "raise"]
 ModulesToTrain = Collection[str] | Callable[[str, Nest], bool]
+
+
+# Attributes that are state, or say nothing of what is traced.
+_STATE = frozenset(
+    ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key", "metrics", "replicas")
+    + ("structure_version", "learner_connector", "_states", "_optimizers", "_optimizer_fn")
+    + ("_compiled", "_traces", "_counted")
+)
 
 
 class _MadeByBuild:
@@ -61,10 +70,34 @@ class LearnerCore:
     _optimizers: OptimizerRegistry
     _shared: dict[tuple[str, str], tuple[str, str]]
     _optimizer_fn: Callable[[ModuleConfig], Any] | None
+    # Compiled updates over the variables of this learner, by what their traces depend on.
     _compiled: dict[Any, Any]
+    _traces: Traces | None
     # Modules that came after `build`, in their order: their optimizers are made apart.
     _added: tuple[str, ...] = ()
     _counted: tuple[int, dict[str, dict[str, int]]] = (-1, {})
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns every variable by path."""
+        raise NotImplementedError
+
+    def logic(self) -> Hashable:
+        """Returns what is equal for learners whose updates are the same functions of variables."""
+        own = {name: x for name, x in vars(self).items() if name not in _STATE}
+        entries = [
+            (m, name, entry.logic(), [p.name for p in entry.params])
+            for m, name, entry in self.optimizer_entries()
+        ]
+        devices = sorted({v.device for v in tf.nest.flatten(list(self._states.values()))})
+        return logic_key((type(self), own, entries, devices))
+
+    @property
+    def traces(self) -> Traces:
+        """What has been traced for this learner's logic; under several replicas for it alone."""
+        if self._traces is None:
+            # Variables of several replicas stay those of the first call.
+            self._traces = Traces() if self.replicas.several else traces_of(self.logic())
+        return self._traces
 
     @property
     def is_built(self) -> bool:

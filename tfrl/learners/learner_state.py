@@ -267,7 +267,7 @@ def clone_into(learner: Any, other: Any) -> None:
             pairs = zip(tf.nest.flatten(state), copies, strict=True)
             mirror.update({old.ref(): new for old, new in pairs})
         other._optimizers = learner._optimizers.copy(mirror)
-    other._compiled = {}
+    other._compiled, other._traces = {}, learner._traces
     other.modules, other.configs = dict(learner.modules), dict(learner.configs)
     other.metrics = type(learner.metrics)()
     other.metrics.set_state(learner.metrics.get_state())

@@ -189,4 +189,4 @@ class Membership(Building):
 
     def _structure_changed(self) -> None:
         self.structure_version += 1
-        self._compiled = {}
+        self._compiled, self._traces = {}, None

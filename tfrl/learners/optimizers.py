@@ -76,6 +76,10 @@ class OptimizerEntry:
         bound = self._bound
         return bound.optimizer if isinstance(bound, KerasOptimizer) else bound
 
+    def logic(self) -> Any:
+        """Returns what its steps depend on beside the values of variables."""
+        return type(self._bound), self._bound.logic(), self.schedule
+
     @property
     def params(self) -> tuple[tf.Variable, ...]:
         """The variables that it trains."""

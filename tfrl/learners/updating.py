@@ -16,6 +16,7 @@ from tfrl.learners.minibatches import MultiPlan, Remainder, minibatch_indices
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.planning import MinibatchSize, Planning
 from tfrl.learners.reports import Results, logged_as, raise_if_nonfinite
+from tfrl.traces import specs_of
 from tfrl.types import Nest
 from tfrl.xla import never_in_xla
 
@@ -200,23 +201,35 @@ class Updating(Planning, GradientHooks):
                 got=repr(compile),
                 remedy="Choose how the update runs.",
             )
-        if compile == "eager":
+        if compile == "eager" or tf.config.functions_run_eagerly():
             return run
-        name = (compile, *name)
-        if name not in self._compiled:
-            # Under several replicas only losses and gradients are XLA's.
-            jit = compile == "xla" and not self.replicas.several
-            changing = name[1] == "changing"
+        # Under several replicas only losses and gradients are XLA's.
+        jit = compile == "xla" and not self.replicas.several
+
+        def make(**options: Any) -> Any:
             traced = run if jit else never_in_xla(run)
-            self._compiled[name] = tf.function(
-                counted_apart(traced), jit_compile=jit, autograph=False, reduce_retracing=changing
-            )
-        return self._compiled[name]
+            return tf.function(counted_apart(traced), jit_compile=jit, autograph=False, **options)
+
+        def call(*args: Any) -> Any:
+            key = (compile, *name, specs_of(args))
+            if key not in self._compiled:
+                variables = self.variables()
+                self._compiled[key] = self.traces.bound(key, make, args, variables)
+            return self._compiled[key](*args)
+
+        if name[0] != "changing":
+            return call
+        key = (compile, *name)  # of rows that differ in number
+        self._compiled[key] = self._compiled.get(key) or make(reduce_retracing=True)
+        return self._compiled[key]
 
     @property
     def trace_count(self) -> int:
-        """How often updates have been traced since modules were last added or removed."""
-        return sum(f.experimental_get_tracing_count() for f in self._compiled.values())
+        """How many traces its updates have had since modules were last added or removed."""
+        return sum(
+            f.experimental_get_tracing_count() if hasattr(f, "get_concrete_function") else 1
+            for f in self._compiled.values()
+        )
 
     def _default_key(self) -> tf.Tensor:
         # No module has an id with a slash: no state is drawn from this stream.

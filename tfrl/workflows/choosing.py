@@ -6,6 +6,7 @@ from tensorflow.python.framework import config as framework_config
 
 from tfrl.envs.host import on_host
 from tfrl.rollout.acting import policy_for
+from tfrl.traces import Traces
 from tfrl.types import Nest
 from tfrl.workflows.run_state import Progress
 from tfrl.workflows.seams import Seam, auto_needs_timing
@@ -38,6 +39,14 @@ class Choosing:
     # Whether all that follows a rollout on the host is XLA's where the update is.
     fuses_on_host: bool = False
 
+    @property
+    def traces(self) -> Traces:
+        """What has been traced for the logic of this run."""
+        raise NotImplementedError
+
+    def _seams(self) -> tuple[Seam, ...]:
+        raise NotImplementedError
+
     def acting_state(self) -> Any:
         """Returns the values by which the agent acts, of the replica that this is called on."""
         raise NotImplementedError
@@ -47,8 +56,14 @@ class Choosing:
         raise NotImplementedError
 
     def choose(self, progress: Progress) -> dict[str, str]:
-        """Settles the mode of every seam, timing those that are "auto" on copies."""
+        """Settles the mode of every seam, timing those that are "auto" on copies.
+
+        What was timed once holds for all runs of equal logic.
+        """
         asked = self._workflow.compile
+        note = ("modes", tuple(sorted(asked.items())))
+        if self._loop_mode is None and note in self.traces.notes:
+            self._take(progress, self.traces.notes[note])
         if self._on_host and self.rollout.mode is None:
             self.rollout.mode = self._choose_acting(progress, asked["rollout"])
         for seam in (self.rollout, self.update):
@@ -71,12 +86,26 @@ class Choosing:
             lacks = self._overlaps or not self._timed
             if lacks and self._loop_mode != "eager" and self._times_apart:
                 self._time_seams(progress)
+        self.traces.notes.setdefault(note, self._chosen)
         return {
             "loop": self._loop_mode,
             "rollout": str(self.rollout.mode),
             "update": str(self.update.mode),
             "evaluation": self.evaluations.mode,
         }
+
+    @property
+    def _chosen(self) -> tuple[Any, ...]:
+        """The modes, and what was timed."""
+        return self._loop_mode, [(seam.mode, dict(seam.seconds)) for seam in self._seams()]
+
+    def _take(self, progress: Progress, chosen: tuple[Any, ...]) -> None:
+        """Takes what `_chosen` returned."""
+        self._loop_mode, seams = chosen
+        for seam, (mode, seconds) in zip(self._seams(), seams, strict=True):
+            seam.mode, seam.seconds = mode, dict(seconds)
+        if self._on_host:
+            self._choose_acting(progress, str(self.rollout.mode))
 
     def _choose_acting(self, progress: Progress, asked: str) -> str:
         """How the policy is called on the host: as asked, or whatever is faster."""

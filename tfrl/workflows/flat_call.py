@@ -18,15 +18,21 @@ from tfrl.xla import never_in_xla
 class FlatCall:
     """A function of lists of tensors, compiled for the shapes of its first call."""
 
-    def __init__(self, fn: Callable[..., list[tf.Tensor]], *, jit: bool = False):
+    def __init__(
+        self,
+        fn: Callable[..., list[tf.Tensor]],
+        bind: Callable[..., Callable[..., Any]],
+        *,
+        jit: bool = False,
+    ):
         """Prepares; nothing is traced yet.
 
         Args:
           fn: `fn(*tensors)` returns a list of tensors.
+          bind: `bind(make, args)` returns what `Traces.bound` does.
           jit: Whether XLA compiles it.
         """
-        traced = fn if jit else never_in_xla(fn)
-        self._fn = tf.function(counted_apart(traced), autograph=False, jit_compile=jit)
+        self._fn, self._bind, self._jit = fn, bind, jit
         self._made: Any = None
 
     @property
@@ -34,14 +40,16 @@ class FlatCall:
         """Whether it has been called."""
         return self._made is not None
 
+    def _make(self) -> Any:
+        traced = self._fn if self._jit else never_in_xla(self._fn)
+        return tf.function(counted_apart(traced), autograph=False, jit_compile=self._jit)
+
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls it; the tensors must be shaped as those of the first call."""
         if self._made is None:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            self._made = self._fn.get_concrete_function(*specs)
-        made = self._made
-        # TensorFlow has no public way around the look-up of the trace.
-        return made._call_flat(list(leaves), made.captured_inputs)
+            self._made = self._bind(self._make, specs)
+        return self._made.flat(leaves)
 
 
 def straight(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:

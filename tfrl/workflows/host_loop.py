@@ -180,12 +180,24 @@ class _Rest:
         self.call: Callable[..., Any] = self._traced_eagerly
         self._apart = jit and program.fetches
         if self._apart and program.reads_from_python:
-            behind = FlatCall(self._behind_what_was_read, jit=True)
+            behind = FlatCall(self._behind_what_was_read, self._bind, jit=True)
             self.call = lambda leaves: behind([*program.read(behind.is_traced), *leaves])
         elif not eager:
-            self.call = FlatCall(self._traced, jit=jit and not self._apart)
+            self.call = FlatCall(self._traced, self._bind, jit=jit and not self._apart)
         self.names: list[str] = []
         self.tally: Any = None
+
+    def _bind(self, make: Callable[[], Any], args: Any) -> Any:
+        """Returns the call, traced if it was not for another run; and takes what tracing tells."""
+        program = self._program
+        # What a policy reads, and how it acts, is known of these environments only.
+        how = tuple(policy.mode for policy in self._policies)
+        name = ("behind the host", self._lag, how, *program.how)
+        call = program.bind(name, make, args)
+        told = (self.names, self.tally, self._parts)
+        notes = program.traces.notes
+        self.names, self.tally, self._parts = notes.setdefault(name, told)
+        return call
 
     @property
     def _in_numpy(self) -> bool:

@@ -3,7 +3,7 @@
 import abc
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,9 +12,11 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
+from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.learners import Learner
 from tfrl.ops.select import where
+from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
@@ -66,8 +68,9 @@ class LearnerProgram(Choosing, abc.ABC):
         self._host = HostLoop(self, ahead) if self._in_python else None
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
-        self.update = Seam("update", self._update, xla=xla)
+        self.update = Seam("update", self._update, xla=xla, bind=self.bind)
         self._structure = learner.structure_version
+        self._traces: Traces | None = None
         self._phase = "learn"
         self._loops: dict[str, Any] = {}
         self._names: dict[str, list[str]] = {}
@@ -77,18 +80,51 @@ class LearnerProgram(Choosing, abc.ABC):
         """The seam of a rollout, and of what is made of it where the loop is compiled."""
         if self._on_host:
             return PythonSeam(name, roll)
-        return Seam(name, roll if self._in_python else collect)
+        return Seam(name, roll if self._in_python else collect, bind=self.bind)
 
     def clone(self) -> "LearnerProgram":
         """Returns a program over a copy of the variables, with the same compile choices."""
         other = type(self)(self._workflow, self.learner.clone(), self.evaluations.key)
-        other._loop_mode = self._loop_mode
+        other._loop_mode, other._traces = self._loop_mode, self._traces
         for mine, its in zip(self._seams(), other._seams(), strict=True):
             its.mode, its.seconds = mine.mode, dict(mine.seconds)
         return other
 
     def _seams(self) -> tuple[Seam, ...]:
         return (self.rollout, self.update)
+
+    # What is traced.
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns all that compiled functions change, by path."""
+        return self.learner.variables()
+
+    @property
+    def shares_traces(self) -> bool:
+        """Whether runs of equal logic have the same compiled functions.
+
+        Not under several replicas: their variables stay those of the first call. Not with
+        environments that Python steps within the graph, which a trace would keep.
+        """
+        in_graph = on_host(self._workflow.env) and not self._on_host
+        return not self.replicas.several and not in_graph
+
+    @property
+    def traces(self) -> Traces:
+        """What has been traced for the logic of this run."""
+        if self._traces is None:
+            logic = (type(self), self._workflow.logic(), self.learner.logic())
+            self._traces = traces_of(logic_key(logic)) if self.shares_traces else Traces()
+        return self._traces
+
+    def bind(self, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
+        """Returns a compiled function over the variables of this run, see `Traces.bound`."""
+        return self.traces.bound(name, make, args, self.variables())
+
+    @property
+    def how(self) -> tuple[Any, ...]:
+        """The phase and the modes: what the trace of a whole iteration depends on."""
+        return self._phase, self._loop_mode, self.rollout.mode, self.update.mode
 
     # What a checkpoint holds beside the progress.
 
@@ -182,8 +218,9 @@ class LearnerProgram(Choosing, abc.ABC):
             run = self._run_eagerly if self._host is None else self._host.run
             result = run(progress, iterations, limit)
         else:
-            loop = self._loops.get(self._phase) or self._trace(progress)
-            result = loop(progress, tf.constant(iterations), tf.constant(limit, tf.int64))
+            args = (progress, tf.constant(iterations), tf.constant(limit, tf.int64))
+            loop = self._loops.get(self._phase) or self._trace(*args)
+            result = loop(*args)
         progress, done, floats, counters, (t_rollout, t_update) = result
         rows = self._rows(int(done), floats, counters)
         seconds = {"call": time.perf_counter() - start}
@@ -202,15 +239,23 @@ class LearnerProgram(Choosing, abc.ABC):
             for f, c in zip(floats.tolist(), counters.tolist(), strict=True)
         ]
 
-    def _trace(self, progress: Progress) -> Any:
-        """Makes the loop, once it is known how long a metrics row is."""
-        self._find_names(progress)
-        loop: Callable[..., Any] = self._run_loop
-        loop = loop if self.fused else never_in_xla(loop)
-        self._loops[self._phase] = tf.function(
-            counted_apart(loop), jit_compile=self.fused, autograph=False
-        )
-        return self._loops[self._phase]
+    def _trace(self, progress: Progress, *args: tf.Tensor) -> Any:
+        """Returns the loop of this phase."""
+
+        def make() -> Any:
+            self._find_names(progress)  # and so, how long a row is
+            loop: Callable[..., Any] = self._run_loop
+            loop = loop if self.fused else never_in_xla(loop)
+            return tf.function(counted_apart(loop), jit_compile=self.fused, autograph=False)
+
+        phase = self._phase
+        if tf.config.functions_run_eagerly():
+            self._loops[phase] = make()
+        else:
+            self._loops[phase] = self.bind(("loop", *self.how), make, (progress, *args))
+            names = self._names.get(phase, [])
+            self._names[phase] = self.traces.notes.setdefault(("names", phase), names)
+        return self._loops[phase]
 
     def _find_names(self, progress: Progress) -> None:
         def once(progress: Progress) -> Any:
@@ -233,7 +278,7 @@ class LearnerProgram(Choosing, abc.ABC):
         """Modules have come or gone: everything is traced anew, in the modes chosen before."""
         for seam in self._seams():
             seam.forget_traces()
-        self._loops, self._names = {}, {}
+        self._loops, self._names, self._traces = {}, {}, None
         if self._host is not None:
             self._host.forget()
         self.evaluations.forget()

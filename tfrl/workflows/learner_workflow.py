@@ -52,6 +52,13 @@ SEAMS = ("rollout", "update", "evaluation", "loop")
 NONFINITE_STATISTICS = "nonfinite/statistics"
 
 
+# Attributes of a workflow that say nothing of what is traced; modes are part of a trace's name.
+_NOT_TRACED = frozenset(
+    ("iterations_per_call", "report", "run_time", "_folders", "_agreement", "replicas", "compile")
+    + ("_servers",)
+)
+
+
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments; subclasses say how.
 
@@ -343,6 +350,10 @@ class LearnerWorkflow(Workflow):
     @abc.abstractmethod
     def make_program(self, learner: Learner, eval_key: tf.Tensor) -> LearnerProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
+
+    def logic(self) -> tuple[type, dict[str, Any]]:
+        """Returns what is equal for workflows whose runs are the same functions of variables."""
+        return type(self), {n: x for n, x in vars(self).items() if n not in _NOT_TRACED}
 
     # The run.
 

@@ -56,11 +56,28 @@ class OffPolicyProgram(LearnerProgram):
 
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
         """Returns a function that says whether a batch can be sampled."""
-        fn = counted_apart(lambda size: self.buffer.can_sample(size))
-        ask = tf.function(fn, autograph=False)
+        made: dict[int, Any] = {}
+
+        def ask(size: int) -> tf.Tensor:
+            if size not in made:
+                fn = counted_apart(lambda: self.buffer.can_sample(size))
+                make = functools.partial(tf.function, fn, autograph=False)
+                made[size] = self.bind(("can sample", size), make, ())
+            return made[size]()
+
         # Items that episodes' ends make come and go. What has begun goes on with those that there
         # are, however many iterations a call has: they are drawn with replacement.
         return lambda: ask(1 if self._learnt else self._workflow.batch_size)
+
+    @property
+    def shares_traces(self) -> bool:
+        """See `LearnerProgram`; a buffer that is a server is a run's own."""
+        return super().shares_traces and isinstance(self.buffer, InGraphBuffer)
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns all that compiled functions change, by path."""
+        own = self.buffer.variables() if isinstance(self.buffer, InGraphBuffer) else {}
+        return {**super().variables(), **{f"{REPLAY}{path}": v for path, v in own.items()}}
 
     # The buffer; traced.
 
@@ -398,6 +415,8 @@ class OffPolicyProgram(LearnerProgram):
     # Traced and never run, or on what changes nothing.
 
     def _before_eager(self, progress: Progress) -> None:
+        known = self.traces.notes.get("names of an update", [])
+        self._update_names = self._update_names or known
         # A learner step in Python is looked at before its time only where there may be none yet.
         early = self.update.mode != "eager" or not isinstance(self._due, int) or not self._due
         if self._learning and not self._update_names and early:
@@ -413,6 +432,7 @@ class OffPolicyProgram(LearnerProgram):
             return []
         batch = self._sample(progress.key, tf.constant(1.0))
         self._update_names = sorted(self.update(batch, progress.key, progress.env_steps)["metrics"])
+        self.traces.notes["names of an update"] = self._update_names
         return self._update_names
 
     def _trial_batch(self, progress: Progress) -> Nest:

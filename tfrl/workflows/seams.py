@@ -29,7 +29,13 @@ _NEAR = 1.5
 class Seam:
     """A function with a compile mode, traced once per mode."""
 
-    def __init__(self, name: str, fn: Callable[..., Any], xla: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        xla: Callable[..., Any] | None = None,
+        bind: Callable[..., Any] | None = None,
+    ):
         """Wraps `fn`, whose mode is chosen later.
 
         Args:
@@ -37,13 +43,17 @@ class Seam:
           fn: A function of nests of tensors.
           xla: The same function where it compiles parts of itself under XLA and cannot be compiled
             as a whole; None to compile all of `fn`.
+          bind: `bind(name, make, args)` returns what `Traces.bound` does, for calls from Python;
+            None to trace anew for each seam.
         """
         self.name = name
         self.mode: str | None = None
         self.seconds: dict[str, float] = {}
         self._fn = fn
         self._xla = xla
+        self._bind = bind
         self._compiled: dict[str, Any] = {}
+        self._bound: dict[str, Any] = {}
 
     def compiled(self, mode: str) -> Any:
         """Returns the function in a mode, the same object every time."""
@@ -68,13 +78,20 @@ class Seam:
 
     def forget_traces(self) -> None:
         """Traces anew at the next call, in the mode that is chosen."""
-        self._compiled = {}
+        self._compiled, self._bound = {}, {}
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function in its chosen mode."""
         if self.mode is None:
             raise RuntimeError(f"the compile mode of seam {self.name!r} was not chosen")
-        return self.compiled(self.mode)(*args)
+        eager = self.mode == "eager" or tf.config.functions_run_eagerly()
+        if self._bind is None or eager or not tf.executing_eagerly():
+            return self.compiled(self.mode)(*args)
+        mode = self.mode
+        if mode not in self._bound:
+            name = ("seam", self.name, mode)
+            self._bound[mode] = self._bind(name, lambda: self.compiled(mode), args)
+        return self._bound[mode](*args)
 
     def inlined(self, *args: Any) -> Any:
         """Calls it as a part of the graph that is being traced, where its mode is graph.

@@ -60,6 +60,10 @@ class BoundOptimizer:
             for name, variables in self._slots.items()
         ]
 
+    def logic(self) -> Optimizer:
+        """Returns what its steps depend on beside the values of variables."""
+        return self.optimizer
+
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with gradients of some or all of the variables.
 

@@ -1,0 +1,177 @@
+"""Equal logic is traced once: by another seed, a copy, a checkpoint, another object."""
+
+import functools
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tests.workflows.small_off_policy import workflow as off_policy
+from tfrl import struct, traces
+from tfrl.agents import DQN, PPO
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.workflows import OnPolicyWorkflow
+
+TRACED = []
+
+
+@struct.logic_dataclass
+class TracedPPO(PPO):
+    """Notes each call of what is traced."""
+
+    def compute_actions(self, *args, **kwargs):
+        TRACED.append("act")
+        return super().compute_actions(*args, **kwargs)
+
+    def evaluate_actions(self, *args, **kwargs):
+        TRACED.append("evaluate")
+        return super().evaluate_actions(*args, **kwargs)
+
+    def loss(self, *args, **kwargs):
+        TRACED.append("loss")
+        return super().loss(*args, **kwargs)
+
+
+@struct.logic_dataclass
+class TracedDQN(DQN):
+    """Notes each call of what is traced."""
+
+    def compute_actions(self, *args, **kwargs):
+        TRACED.append("act")
+        return super().compute_actions(*args, **kwargs)
+
+    def loss(self, *args, **kwargs):
+        TRACED.append("loss")
+        return super().loss(*args, **kwargs)
+
+
+def on_policy(env_id="tf:CartPole-v1", compile="graph", **options):
+    return OnPolicyWorkflow(
+        env=tfrl.make_env(env_id, num_envs=4),
+        agent=functools.partial(TracedPPO, hidden=(4,), normalize_obs=True),
+        **{"rollout_length": 8, "num_epochs": 1, "num_minibatches": 2, "eval_episodes": 2},
+        learner_config=ModuleConfig(lr=[[0, 1e-2], [1000, 0.0]], grad_clip=0.5),
+        compile=compile,
+        **options,
+    )
+
+
+CASES = {
+    "graph": on_policy,
+    "xla": functools.partial(on_policy, compile="xla"),
+    "seams": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
+    "replay": lambda: off_policy(agent=functools.partial(TracedDQN, hidden=(4,))),
+}
+
+
+def values(workflow, state):
+    return {path: np.array(x) for path, x in workflow.state_values(state).items()}
+
+
+def assert_same(a, b):
+    assert set(a) == set(b)
+    for path in a:
+        np.testing.assert_array_equal(a[path], b[path], err_msg=path)
+
+
+def trained(workflow, seed):
+    state = workflow.setup(seed)
+    for _ in range(3):  # a call ends with a phase
+        state = workflow.advance(state, 20).state
+    workflow.evaluate(state)
+    return state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
+    make = CASES[name]
+    traces.forget_all()
+    alone = values(*(w := make(), trained(w, 1)))  # traced for itself
+    traces.forget_all()
+    workflow = make()
+    first = trained(workflow, 0)
+    before = values(workflow, first)
+    TRACED.clear()
+    second = trained(workflow, 1)
+    assert_same(values(workflow, second), alone)
+    assert_same(values(workflow, first), before)
+    copy = workflow.snapshot(first)
+    stepped = workflow.advance(copy, 5).state
+    assert_same(values(workflow, first), before)
+    assert_same(values(workflow, workflow.advance(first, 5).state), values(workflow, stepped))
+    other = make()
+    assert_same(values(other, trained(other, 1)), alone)
+    workflow.save(second, tmp_path)
+    restored = other.restore(tmp_path)
+    other.evaluate(other.advance(restored, 5).state)
+    assert TRACED == []
+    for w in (workflow, other):
+        w.close()
+
+
+def test_environments_on_the_host():
+    workflow = on_policy("gymnasium:CartPole-v1")
+    alone = values(workflow, trained(workflow, 1))
+    workflow.close()
+    traces.forget_all()
+    workflow = on_policy("gymnasium:CartPole-v1")
+    trained(workflow, 0)
+    TRACED.clear()
+    assert_same(values(workflow, trained(workflow, 1)), alone)
+    assert TRACED == []
+    workflow.close()
+
+
+def test_other_logic_is_traced_anew():
+    trained(on_policy(), 0)
+    TRACED.clear()
+    trained(on_policy(check_numerics="off"), 0)
+    assert "loss" in TRACED
+
+
+def learner(**options):
+    env = tfrl.make_env("tf:CartPole-v1")
+    agent = TracedPPO(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(4,))
+    made = Learner(agent, config=ModuleConfig(**{"lr": 0.01, **options}))
+    made.build(0)
+    return made
+
+
+def test_learners_of_equal_logic(ppo_rows):
+    one, other = learner(), learner()
+    found = [one.update_from_batch(ppo_rows, key=1) for _ in range(2)]
+    TRACED.clear()
+    assert [other.update_from_batch(ppo_rows, key=1) for _ in range(2)] == found
+    assert_same(*({p: v.numpy() for p, v in x.variables().items()} for x in (one, other)))
+    assert TRACED == []
+    learner(grad_clip=0.5).update_from_batch(ppo_rows, key=1)
+    assert TRACED
+
+
+def test_the_memory_of_a_state_ends_with_it(ppo_rows):
+    traces.forget_all()
+    one = learner()
+    one.update_from_batch(ppo_rows, key=1)
+    variable = one.get_parameters()[0]
+    handle, size = variable.handle, variable.shape
+    assert tf.raw_ops.VariableShape(input=handle).numpy().tolist() == size.as_list()
+    del one, variable
+    gc.collect()
+    assert tf.raw_ops.VariableShape(input=handle).numpy().tolist() == [0]
+
+
+@pytest.fixture(name="ppo_rows")
+def fixture_ppo_rows():
+    rng = np.random.default_rng(0)
+    return struct.TensorDict(
+        {
+            "obs": rng.normal(size=[8, 4]).astype(np.float32),
+            "action": rng.integers(0, 2, [8]),
+            "log_prob": np.full([8], -0.7, np.float32),
+            "advantage": rng.normal(size=[8]).astype(np.float32),
+            "value_target": rng.normal(size=[8]).astype(np.float32),
+            "value": np.zeros([8], np.float32),
+        }
+    )

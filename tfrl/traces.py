@@ -1,0 +1,212 @@
+"""Compiled functions that belong to logic: traced once for all states of equal logic.
+
+A function is traced where it is first called, with the variables of that state as captured inputs.
+For another state the same trace is called with the handles of that state's variables in their
+place: TensorFlow looks at nothing but the handles, which costs less than to look at variables given
+as arguments, and what captures variables of its own (a Keras optimizer) needs no other form.
+
+Source of the call: `ConcreteFunction._call_flat(arguments, captured_inputs)` of TensorFlow 2.15.
+"""
+
+import collections
+import dataclasses
+import functools
+import numbers
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Variables = Mapping[str, tf.Variable]
+
+# So many logics keep what was traced for them; the least recently used is forgotten.
+_KEPT = 64
+_all: collections.OrderedDict[Hashable, "Traces"] = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+class Traces:
+    """What has been traced for one logic.
+
+    Attributes:
+      functions: `{name: TracedFunction}`.
+      notes: What tracing has found out: names of metrics, compile modes.
+    """
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self.functions: dict[Hashable, TracedFunction] = {}
+        self.notes: dict[Hashable, Any] = {}
+
+    def bound(
+        self, name: Hashable, make: Callable[[], Any], args: Any, variables: Variables
+    ) -> "BoundFunction":
+        """Returns a function over the variables of a state, traced if it was not before.
+
+        Args:
+          name: Of the function, with all that its trace depends on beside the logic.
+          make: Makes the `tf.function`, over these variables, where there is no trace yet.
+          args: Arguments for the trace.
+          variables: All variables that it may use, by path.
+        """
+        found = self.functions.get(name)
+        if found is None:
+            found = TracedFunction(make(), args, variables)
+            if not found.is_shareable:
+                return found.bound(variables)
+            self.functions[name] = found
+        return found.bound(variables)
+
+
+def traces_of(key: Hashable) -> Traces:
+    """Returns what has been traced for the logic of a key, see `logic_key`."""
+    with _lock:
+        found = _all.setdefault(key, Traces())
+        _all.move_to_end(key)
+        while len(_all) > _KEPT:
+            _all.popitem(last=False)
+    return found
+
+
+def forget_all() -> None:
+    """Traces anew from here on."""
+    with _lock:
+        _all.clear()
+
+
+class TracedFunction:
+    """A trace, and which variable is behind each of its captured inputs."""
+
+    def __init__(self, function: Any, args: Any, variables: Variables):
+        """Traces.
+
+        Args:
+          function: A `tf.function` that captures some of the variables.
+          args: Its arguments, a tuple.
+          variables: By path.
+        """
+        self._made = function.get_concrete_function(*args)
+        paths = {id(handle): place for place, handle in _handles(variables).items()}
+        self._captured = list(self._made.captured_inputs)
+        self._places = [paths.get(id(x)) for x in self._captured]
+        # Anything else may belong to the state too: a constant that was made of a seed, a table.
+        self.is_shareable = None not in self._places
+        if self.is_shareable:
+            for variable, handle in _owners(variables, set(self._places)):
+                _empty_with(variable, handle)
+            self._captured = []
+
+    def bound(self, variables: Variables) -> "BoundFunction":
+        """Returns the function over the variables of a state."""
+        captured = self._captured
+        if self.is_shareable:
+            handles = _handles(variables)
+            captured = [handles[place] for place in self._places]  # type: ignore[index]
+        return BoundFunction(self._made, captured)
+
+
+class BoundFunction:
+    """A trace over the variables of one state."""
+
+    def __init__(self, made: Any, captured: list[tf.Tensor]):
+        """Takes a concrete function, and what stands in the place of its captured inputs."""
+        self._made, self._captured = made, captured
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls it with arguments of the form that was traced."""
+        leaves = tf.nest.flatten(args, expand_composites=True)
+        return self.flat([x for x in leaves if tf.is_tensor(x)])
+
+    def flat(self, leaves: Sequence[tf.Tensor]) -> Any:
+        """Calls it with the tensors of the arguments."""
+        # TensorFlow has no public way around the look-up of the trace.
+        return self._made._call_flat(list(leaves), self._captured)
+
+
+def specs_of(args: Any) -> Hashable:
+    """Returns what tells the forms of arguments apart: their structure, shapes and dtypes."""
+    leaves = tf.nest.flatten(args, expand_composites=True)
+    form = tf.nest.map_structure(lambda x: 0, args, expand_composites=True)
+    return str(form), tuple((str(x.shape), x.dtype) for x in leaves)
+
+
+def _handles(variables: Variables) -> dict[str, Any]:
+    """The handles of variables by path; of a variable of several replicas there are several."""
+    found = {}
+    for path, variable in variables.items():
+        several = getattr(variable, "values", None)
+        if several is None:
+            found[path] = variable.handle
+        else:
+            found.update({f"{path}@{i}": v.handle for i, v in enumerate(several)})
+    return found
+
+
+def _owners(variables: Variables, places: set[Any]) -> list[tuple[Any, Any]]:
+    return [(v, v.handle) for path, v in variables.items() if path in places]
+
+
+def _empty_with(variable: Any, handle: Any) -> None:
+    """Frees the memory behind a handle with its variable: the trace goes on holding the handle."""
+
+    def empty() -> None:
+        with tf.init_scope():
+            nothing = tf.zeros([0], variable_dtype)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=nothing)
+
+    variable_dtype = variable.dtype
+    weakref.finalize(variable, empty).atexit = False
+
+
+class _Same:
+    """Equal to another one of the same object; that object may end meanwhile."""
+
+    def __init__(self, value: Any):
+        self._hash = id(value)
+        try:
+            self._value: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._value = lambda: value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._value()
+        return isinstance(other, _Same) and mine is not None and mine is other._value()
+
+
+def logic_key(value: Any) -> Hashable:
+    """Returns what is equal for objects of equal logic: of equal fields, items and functions.
+
+    Objects that do not say when they are equal are so only to themselves.
+    """
+    if value is None or isinstance(value, str | bytes | numbers.Number):
+        return type(value), repr(value)  # 1, 1.0 and True are equal
+    if isinstance(value, Mapping):
+        return type(value), tuple((logic_key(k), logic_key(v)) for k, v in value.items())
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(logic_key, value))
+    if isinstance(value, functools.partial):
+        return "partial", logic_key(value.func), logic_key(value.args), logic_key(value.keywords)
+    if isinstance(value, types.MethodType):
+        return "method", value.__func__, logic_key(value.__self__)
+    if isinstance(value, np.ndarray | np.generic):
+        return "array", str(value.dtype), np.shape(value), value.tobytes()
+    if isinstance(value, tf.TypeSpec | tf.DType | tf.TensorShape | np.dtype):
+        return type(value), _bounds(value), value
+    if isinstance(value, type):
+        return value
+    if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
+        fields = [f for f in dataclasses.fields(value) if f.init]  # the others follow from these
+        return type(value), tuple((f.name, logic_key(getattr(value, f.name))) for f in fields)
+    return _Same(value)
+
+
+def _bounds(spec: Any) -> Hashable:
+    bounds = (getattr(spec, name, None) for name in ("minimum", "maximum"))
+    return tuple(None if x is None else np.asarray(x).tobytes() for x in bounds)
