@@ -505,7 +505,8 @@ def test_what_was_distrusted_for_one_run_is_not_for_the_next(tmp_path):
     loading.distrust("/runs/foreign/operative_config.gin")
     gin_files.parse([str(own)])
     assert loading.distrusted() is None
+    own.write_text("import wave\n")
     loading.distrust(str(own))
-    with pytest.raises(UserError, match="Gin import of json.tool"):
+    with pytest.raises(UserError, match="Gin import of wave"):
         gin_files.parse([str(own)])
     loading.distrust(None)
