@@ -5,7 +5,6 @@ from typing import Literal
 import gin
 import pytest
 
-from tfrl import loading
 from tfrl.errors import UserError
 from tfrl.launch import (
     flags,  # noqa: F401  (defines --seed)
@@ -497,16 +496,3 @@ def test_what_is_written_at_its_default_is_the_same():
     assert gin_registry.completed(before, now) == gin_registry.completed(now, before)
     now["eval/Base.a"] = "11"
     assert gin_registry.completed(before, now) != gin_registry.completed(now, before)
-
-
-def test_what_was_distrusted_for_one_run_is_not_for_the_next(tmp_path):
-    own = tmp_path / "own.gin"
-    own.write_text("import json.tool\n")
-    loading.distrust("/runs/foreign/operative_config.gin")
-    gin_files.parse([str(own)])
-    assert loading.distrusted() is None
-    own.write_text("import wave\n")
-    loading.distrust(str(own))
-    with pytest.raises(UserError, match="Gin import of wave"):
-        gin_files.parse([str(own)])
-    loading.distrust(None)

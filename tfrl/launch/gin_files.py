@@ -12,7 +12,6 @@ from typing import TypeVar
 import gin
 from absl import flags, logging
 
-from tfrl import loading
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import gin_reader, gin_registry, gin_types
 
@@ -81,8 +80,6 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[gin_reader.
     Raises:
       UserError: A file is missing, or a line is malformed.
     """
-    if loading.distrusted() not in files:  # that was another run's
-        loading.distrust(None)
     found = [b for path in files for b in gin_reader.read_file(resolve(path), resolve)]
     for text in bindings:
         found += gin_reader.read_binding(text)
