@@ -43,8 +43,13 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _clean_gin():
-    """Clears gin's bindings after each test, in the tests that use gin at all."""
+    """Clears gin's bindings after each test, in the tests that use gin at all.
+
+    Nor does a test leave a run folder's names distrusted: the next would import nothing by name.
+    """
     yield
+    loading = sys.modules.get("tfrl.loading")
+    assert loading is None or loading.distrusted() is None
     gin = sys.modules.get("gin")
     if gin is not None:
         gin.clear_config()

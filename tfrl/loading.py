@@ -114,6 +114,11 @@ def distrust(source: str | None) -> None:
         _trusted.clear()
 
 
+def distrusted() -> str | None:
+    """Returns the file that `distrust` was given, or None."""
+    return _distrusted
+
+
 def trust(*modules: str) -> None:
     """Lets modules be imported whatever names them: the caller has named them."""
     _trusted.update(modules)

@@ -3,6 +3,7 @@
 What reads them gives the same values, those of the checkpoint before (and says so), or a paragraph.
 """
 
+import contextlib
 import json
 import pathlib
 import random
@@ -190,6 +191,19 @@ def read_learner(folder):
     return params_digest(learner.variables())
 
 
+@contextlib.contextmanager
+def copied(folder, tmp_path):
+    """A copy of a folder; what is done with it may end in a paragraph."""
+    root = tmp_path / f"copy-{random.getrandbits(60):x}"
+    shutil.copytree(folder, root)
+    try:
+        yield root
+    except UserError as error:
+        assert "\n" not in str(error), str(error)
+    finally:
+        shutil.rmtree(root)
+
+
 def learner_case(tmp_path, learner_folder, example):
     names = files_of(learner_folder)
     expected = read_learner(learner_folder)
@@ -197,15 +211,9 @@ def learner_case(tmp_path, learner_folder, example):
     @example
     @given(which=st.integers(0, 10_000), how=CHANGES)
     def examples(which, how):
-        root = tmp_path / f"copy-{random.getrandbits(60):x}"
-        shutil.copytree(learner_folder, root)
-        try:
+        with copied(learner_folder, tmp_path) as root:
             path = change(root, names, which, how)
             assert read_learner(root) == expected, (path, how)
-        except UserError as error:
-            assert "\n" not in str(error), str(error)
-        finally:
-            shutil.rmtree(root)
 
     examples()
 
@@ -252,18 +260,12 @@ def manifest_case(tmp_path, learner_folder, example):
     @example
     @given(which=st.integers(0, 10_000), value=JSON)
     def examples(which, value):
-        root = tmp_path / f"copy-{random.getrandbits(60):x}"
-        shutil.copytree(learner_folder, root)
-        try:
+        with copied(learner_folder, tmp_path) as root:
             path = paths[which % len(paths)]
             content = with_value(manifest, path, value)
             (root / "manifest.json").write_text(json.dumps(content))
             checkpoint_format.seal(pathlib.Path(root))
             assert Learner.from_checkpoint(root).is_built
-        except UserError as error:
-            assert "\n" not in str(error), str(error)
-        finally:
-            shutil.rmtree(root)
 
     examples()
 

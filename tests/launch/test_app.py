@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tfrl import loading
 from tfrl.envs.env_calls import HostErrors, env_error
 from tfrl.errors import UserError
 from tfrl.launch import app
@@ -254,3 +255,16 @@ def test_an_error_of_a_host_call_in_a_graph_is_its_paragraph(capsys, monkeypatch
         app._call(main)
     assert end.value.code == 2
     assert capsys.readouterr().err == f"Error: {told}\n"
+
+
+@pytest.mark.parametrize("end", [None, UserError("a", expected="b", got="c", remedy="D.")])
+def test_names_are_distrusted_for_one_program_alone(end):
+    def main():
+        loading.distrust("/runs/foreign/operative_config.gin")
+        if end is not None:
+            raise end
+
+    with pytest.raises(SystemExit):
+        app._call(main)
+        raise SystemExit(0)
+    assert loading.distrusted() is None

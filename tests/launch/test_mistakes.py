@@ -104,8 +104,8 @@ BINDINGS = {
         "<int>.",
     ),
     "wrong type of steps": (
-        "train.total_env_steps=1e6",
-        "Gin binding train.total_env_steps: expected int, got 1000000.0 (float).",
+        "train.total_env_steps=1.5",
+        "Gin binding train.total_env_steps: expected int, got 1.5 (float).",
     ),
     "wrong type in a tuple": (
         "PPO.hidden=(64, 'a')",

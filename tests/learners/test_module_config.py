@@ -145,6 +145,10 @@ class TestOptimizer:
     def test_others_are_refused(self, wrong):
         assert "optimizer: expected one of adam, adamw" in message(ModuleConfig, optimizer=wrong)
 
+    def test_an_update_that_there_is_not(self):
+        learner = Learner(SumAgent(), config=ModuleConfig(optimizer={"sun": "sgd"}))
+        assert "the names of updates, sum, got 'sun'. Did you mean sum?" in message(learner.build)
+
     def test_a_learner_trains_by_it_and_comes_back_with_it(self, tmp_path):
         momentum = optimizers.SGD(momentum=0.5)
         learner = Learner(SumAgent(), config=ModuleConfig(lr=0.5, optimizer=momentum))

@@ -16,6 +16,7 @@ from absl import app, flags, logging
 from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import flags as common_flags
+from tfrl.loading import distrust
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -117,6 +118,8 @@ def _call(main: Callable[[], int | None]) -> int | None:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
+    finally:
+        distrust(None)  # a run folder's names are distrusted for its own program alone
 
 
 def _parse(argv: list[str], doc: str) -> list[str]:

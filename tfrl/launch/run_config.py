@@ -79,7 +79,6 @@ def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) ->
 
     config = str(find(root_dir))
     RunFolder(str(root_dir)).check_files()
-    distrust(None)
     for binding in gin_files.read(files, bindings):
         # Such as 'gymnasium:module:Name-v0'.
         texts = (leaf for leaf in gin_reader.leaves(binding.value) if isinstance(leaf, str))

@@ -13,7 +13,6 @@ from tfrl.errors import UserError
 from tfrl.launch import app, gin_files, run_config
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
-from tfrl.loading import distrust
 
 DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
 
@@ -61,7 +60,6 @@ def main() -> int:
         values = dataclasses.replace(values, seed=run_config.seed(values.root_dir, values.seed))
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
-        distrust(None)
         gin_files.read(files, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     # Before anything else computes: a strategy over processes must be the first.

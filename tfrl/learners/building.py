@@ -1,6 +1,6 @@
 """How a Learner gets its variables and optimizers."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -91,14 +91,28 @@ class Building(LearnerCore):
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers one optimizer per update of a module; override for anything else."""
         config = self.configs[module_id]
+        self._check_update_names(module_id, config)
         for update in self.modules[module_id].updates:
             params = self._group_variables(module_id, update.groups)
             params = [p for p in params if not self._optimizers.has(p)]
             if params:
-                made = config.make_optimizer(update.name)
-                if self._optimizer_fn is not None:
-                    made = self._optimizer_fn(config)
+                own = self._optimizer_fn
+                made = own(config) if own else config.make_optimizer(update.name)
                 self.register_optimizer(module_id, update.name, made, params, config.lr)
+
+    def _check_update_names(self, module_id: str, config: ModuleConfig) -> None:
+        """Refuses an optimizer for an update that no module has: it would be lost."""
+        named = config.optimizer if isinstance(config.optimizer, Mapping) else {}
+        # Several modules may share their settings.
+        known = {u.name for module in self.modules.values() for u in module.updates}
+        for name in named:
+            if name not in known:
+                raise UserError(
+                    f"ModuleConfig.optimizer of module {module_id!r}",
+                    expected=f"the names of updates, {', '.join(sorted(known))}",
+                    got=repr(name),
+                    remedy=did_you_mean(str(name), known),
+                )
 
     def register_optimizer(
         self,

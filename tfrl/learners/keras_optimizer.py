@@ -62,9 +62,9 @@ class KerasOptimizer:
                 found[name] = variable
         return found
 
-    def copy(self, params: Sequence[tf.Variable]) -> "KerasOptimizer":
-        """Returns one of the same settings over other variables, before its first step."""
-        return KerasOptimizer(fresh(self.optimizer), params)
+    def unbound(self) -> Any:
+        """Returns a Keras optimizer of the same settings, for other variables."""
+        return fresh(self.optimizer)
 
 
 def is_keras(optimizer: Any) -> bool:

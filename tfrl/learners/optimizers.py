@@ -155,9 +155,7 @@ class OptimizerEntry:
         Its slots are empty and its rate is that of the settings: assign the values of
         `variables()` to go on from the same point.
         """
-        other = OptimizerEntry.__new__(OptimizerEntry)
-        other._built_for = other._params = tuple(params)
-        other._prefix, other._bound = self._prefix, self._bound.copy(params)
+        other = OptimizerEntry(self._bound.unbound(), params, prefix=self._prefix)
         other.schedule = self.schedule
         return other
 

@@ -82,9 +82,9 @@ class BoundOptimizer:
         """Returns the variables that belong to no parameter, by name."""
         return {"iterations": self.iterations, "learning_rate": self.learning_rate}
 
-    def copy(self, params: Sequence[tf.Variable]) -> "BoundOptimizer":
-        """Returns the same optimizer over other variables, before its first step."""
-        return BoundOptimizer(self.optimizer, params)
+    def unbound(self) -> Optimizer:
+        """Returns the functions, for other variables."""
+        return self.optimizer
 
 
 def _variable(name: str, value: tf.Tensor) -> tf.Variable:

@@ -26,10 +26,12 @@ class SGD(Optimizer):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The last step."""
-        return ("momentum",)
+        """The last step, where the next one keeps some of it."""
+        return ("momentum",) if self.momentum else ()
 
     def _step(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
+        if not self.momentum:
+            return param - rate * gradient, ()
         (step,) = slots
         momentum = tf.constant(self.momentum, param.dtype)
         step = momentum * step - rate * gradient
@@ -39,6 +41,9 @@ class SGD(Optimizer):
     def _step_in_place(self, gradient: Any, param: Any, slots: Any, rate: Any, count: Any) -> Any:
         if not fuses(rate):
             return super()._step_in_place(gradient, param, slots, rate, count)
+        if not self.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=param.handle, alpha=rate, delta=gradient)
+            return param, ()
         (step,) = slots
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=param.handle,
