@@ -62,8 +62,7 @@ class LearnerTest(parameterized.TestCase):
         learner = built(SumAgent())
         for i in range(50):
             learner.update_from_batch(rows(), timesteps=i)
-        (fn,) = learner._compiled.values()
-        self.assertEqual(fn.experimental_get_tracing_count(), 1)
+        self.assertEqual(learner.trace_count, 1)
 
     def test_minibatches_take_every_row_once_an_epoch(self):
         # Means over equal minibatches average to the mean over all rows: 15 halves here.
