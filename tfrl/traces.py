@@ -24,7 +24,7 @@ import tensorflow as tf
 Variables = Mapping[str, tf.Variable]
 
 # So many logics keep what was traced for them; the least recently used is forgotten.
-_KEPT = 64
+_KEPT = 32
 _all: collections.OrderedDict[Hashable, "Traces"] = collections.OrderedDict()
 _lock = threading.Lock()
 
@@ -53,6 +53,7 @@ class Traces:
           args: Arguments for the trace.
           variables: All variables that it may use, by path.
         """
+        name = (name, specs_of(args))
         found = self.functions.get(name)
         if found is None:
             found = TracedFunction(make(), args, variables)
@@ -131,7 +132,7 @@ def specs_of(args: Any) -> Hashable:
     """Returns what tells the forms of arguments apart: their structure, shapes and dtypes."""
     leaves = tf.nest.flatten(args, expand_composites=True)
     form = tf.nest.map_structure(lambda x: 0, args, expand_composites=True)
-    return str(form), tuple((str(x.shape), x.dtype) for x in leaves)
+    return str(form), tuple((str(x.shape), x.dtype) if hasattr(x, "dtype") else x for x in leaves)
 
 
 def _handles(variables: Variables) -> dict[str, Any]:
@@ -183,7 +184,8 @@ class _Same:
 def logic_key(value: Any) -> Hashable:
     """Returns what is equal for objects of equal logic: of equal fields, items and functions.
 
-    Objects that do not say when they are equal are so only to themselves.
+    An object with a method `logic` is what that returns. Objects that do not say when they are
+    equal are so only to themselves.
     """
     if value is None or isinstance(value, str | bytes | numbers.Number):
         return type(value), repr(value)  # 1, 1.0 and True are equal
@@ -201,6 +203,8 @@ def logic_key(value: Any) -> Hashable:
         return type(value), _bounds(value), value
     if isinstance(value, type):
         return value
+    if callable(getattr(type(value), "logic", None)):
+        return type(value), logic_key(value.logic())
     if dataclasses.is_dataclass(value) and type(value).__eq__ is not object.__eq__:
         fields = [f for f in dataclasses.fields(value) if f.init]  # the others follow from these
         return type(value), tuple((f.name, logic_key(getattr(value, f.name))) for f in fields)

@@ -183,7 +183,7 @@ class StepTest(parameterized.TestCase):
         program = state.program
         self.assertEqual(program.rollout.trace_counts, {"graph": 1})
         self.assertEqual(program.update.trace_counts, {"graph": 1})
-        self.assertEqual([name for name, *_ in program.traces.functions], ["loop"])
+        self.assertEqual([name[0] for name, _ in program.traces.functions], ["loop"])
 
     def test_a_call_stops_at_the_iteration_that_reaches_the_limit(self):
         w = workflow()

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.envs.workers.processes import resident_mb
 from tests.workflows.small_off_policy import workflow as off_policy
 from tfrl import struct, traces
 from tfrl.agents import DQN, PPO
@@ -64,6 +65,12 @@ CASES = {
     "seams": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
     "replay": lambda: off_policy(agent=functools.partial(TracedDQN, hidden=(4,))),
 }
+ON_HOST = {
+    "host": functools.partial(on_policy, "gymnasium:CartPole-v1"),
+    "host_replay": lambda: off_policy(
+        agent=functools.partial(TracedDQN, hidden=(4,)), env_id="gymnasium:CartPole-v1"
+    ),
+}
 
 
 def values(workflow, state):
@@ -111,17 +118,21 @@ def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
         w.close()
 
 
-def test_environments_on_the_host():
-    workflow = on_policy("gymnasium:CartPole-v1")
-    alone = values(workflow, trained(workflow, 1))
-    workflow.close()
+@pytest.mark.parametrize("name", ON_HOST)
+def test_environments_on_the_host(name):
+    def bits(seed):
+        workflow = ON_HOST[name]()
+        found = values(workflow, trained(workflow, seed))
+        workflow.close()
+        return found
+
     traces.forget_all()
-    workflow = on_policy("gymnasium:CartPole-v1")
-    trained(workflow, 0)
+    alone = bits(1)
+    traces.forget_all()
+    bits(0)
     TRACED.clear()
-    assert_same(values(workflow, trained(workflow, 1)), alone)
+    assert_same(bits(1), alone)
     assert TRACED == []
-    workflow.close()
 
 
 def test_other_logic_is_traced_anew():
@@ -129,6 +140,21 @@ def test_other_logic_is_traced_anew():
     TRACED.clear()
     trained(on_policy(check_numerics="off"), 0)
     assert "loss" in TRACED
+
+
+@pytest.mark.parametrize("name", ["xla", "replay", "host"])
+def test_a_hundred_runs_keep_the_memory(name):
+    for i in range(100):
+        workflow = {**CASES, **ON_HOST}[name]()
+        state = workflow.advance(workflow.setup(i), 3).state
+        workflow.evaluate(workflow.advance(workflow.snapshot(state), 2).state)
+        workflow.close()
+        del workflow, state
+        if i == 4:
+            gc.collect()
+            early = resident_mb()
+    gc.collect()
+    assert resident_mb() < early + 100
 
 
 def learner(**options):

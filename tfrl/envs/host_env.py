@@ -94,6 +94,17 @@ class HostEnv(Env):
 
     # What it is.
 
+    def logic(self) -> Any:
+        """Returns what functions that are compiled for these environments may depend on."""
+        return [half.form() for half in self.halves]
+
+    def form(self) -> Any:
+        """Returns what all environments of the same task, made alike, have in common."""
+        backend = self.backend
+        names = ("name", "num_envs", "obs_spec", "action_spec", "autoreset", "max_episode_steps")
+        own = [getattr(backend, name) for name in (*names, "info_spec", "clips_actions")]
+        return type(backend), own, self._mode, [type(reward) for reward in self._rewards]
+
     @property
     def obs_spec(self) -> Nest:
         """The nest of specs of one observation."""

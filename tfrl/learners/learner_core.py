@@ -1,6 +1,6 @@
 """What all parts of the Learner stand on: its attributes, and how it is looked at."""
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -81,22 +81,22 @@ class LearnerCore:
         """Returns every variable by path."""
         raise NotImplementedError
 
-    def logic(self) -> Hashable:
+    def logic(self) -> Any:
         """Returns what is equal for learners whose updates are the same functions of variables."""
         own = {name: x for name, x in vars(self).items() if name not in _STATE}
         entries = [
-            (m, name, entry.logic(), [p.name for p in entry.params])
+            (m, name, entry, [p.name for p in entry.params])
             for m, name, entry in self.optimizer_entries()
         ]
         devices = sorted({v.device for v in tf.nest.flatten(list(self._states.values()))})
-        return logic_key((type(self), own, entries, devices))
+        return own, entries, devices
 
     @property
     def traces(self) -> Traces:
         """What has been traced for this learner's logic; under several replicas for it alone."""
         if self._traces is None:
             # Variables of several replicas stay those of the first call.
-            self._traces = Traces() if self.replicas.several else traces_of(self.logic())
+            self._traces = Traces() if self.replicas.several else traces_of(logic_key(self))
         return self._traces
 
     @property

@@ -78,7 +78,7 @@ class OptimizerEntry:
 
     def logic(self) -> Any:
         """Returns what its steps depend on beside the values of variables."""
-        return type(self._bound), self._bound.logic(), self.schedule
+        return self._bound, self.schedule
 
     @property
     def params(self) -> tuple[tf.Variable, ...]:

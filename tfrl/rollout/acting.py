@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
+from tfrl.traces import logic_key, traces_of
 from tfrl.types import Nest
 
 MODES = ("numpy", "graph", "xla", "eager")
@@ -40,6 +41,8 @@ class HostPolicy:
         self.seconds: dict[str, float] = {}
         self.why_not_numpy = ""
         self._program: NumpyProgram | None = None
+        # Of equal agents in environments alike: what was chosen, and what was made for it.
+        self._traces = traces_of(logic_key(("acting", env, agent, action_fn)))
         self._compiled: dict[str, Any] = {}
         self._form: Nest = None
         self._published: Nest = None
@@ -65,7 +68,12 @@ class HostPolicy:
           carry: The first recurrent state, or None.
         """
         if self.mode is None:
-            self.mode = self._choose(agent_state, key, length, obs, carry)
+            known = self._traces.notes.get("choice")
+            if known is None:
+                chosen = self._choose(agent_state, key, length, obs, carry)
+                known = chosen, self.seconds, self.why_not_numpy
+                self._traces.notes["choice"] = known
+            self.mode, self.seconds, self.why_not_numpy = known
         self._begin(self.mode, agent_state, key, length, carry)
 
     def draws(self, key: tf.Tensor, length: int) -> list[tf.Tensor]:
@@ -121,7 +129,7 @@ class HostPolicy:
             with np.errstate(all="ignore"):  # TensorFlow says nothing of a division by zero
                 action, after, extras = program.run(t, inputs)
         else:
-            found = self._function(mode)(self._keys[t], *tf.nest.map_structure(_tensor, inputs))
+            found = self._call(mode, self._keys[t], *inputs)
             action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), found)
         return action, (None if carry is None else after), (None if extras == () else extras)
 
@@ -131,15 +139,18 @@ class HostPolicy:
         absent = [() if x is None else x for x in (output.carry, output.extras)]
         return (output.action, *absent)
 
-    def _function(self, mode: str) -> Callable[..., Any]:
+    def _call(self, mode: str, *args: Any) -> Nest:
         def call(key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
             return self._answer(struct.values(self._published), key, obs, carry)
 
-        if mode == "eager":
-            return call
+        args = tf.nest.map_structure(tf.convert_to_tensor, args)
+        if mode == "eager" or tf.config.functions_run_eagerly():
+            return call(*args)
         if mode not in self._compiled:
-            self._compiled[mode] = tf.function(call, autograph=False, jit_compile=mode == "xla")
-        return self._compiled[mode]
+            make = functools.partial(tf.function, call, autograph=False, jit_compile=mode == "xla")
+            variables = {str(i): v for i, v in enumerate(tf.nest.flatten(self._published))}
+            self._compiled[mode] = self._traces.bound(("act", mode), make, args, variables)
+        return self._compiled[mode](*args)
 
     def _make_program(self, state: Any, carry: Nest) -> NumpyProgram:
         spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
@@ -149,8 +160,12 @@ class HostPolicy:
         )
         before = () if carry is None else carry
         carry_spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), before)
-        self._program = NumpyProgram(self._answer, spec, [obs, carry_spec])
-        return self._program
+        notes = self._traces.notes
+        if "program" not in notes:
+            notes["program"] = NumpyProgram(self._answer, spec, [obs, carry_spec])
+        program: NumpyProgram = notes["program"].fresh()
+        self._program = program
+        return program
 
     # The choice.
 
@@ -200,10 +215,6 @@ def policy_for(env: HostEnv, agent: Any, action_fn: Callable[..., Any]) -> HostP
 def _split(key: tf.Tensor, length: int) -> tf.Tensor:
     """`seeding.split` as a graph: eagerly its few operations take two milliseconds."""
     return seeding.split(key, length)
-
-
-def _tensor(x: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(x)
 
 
 def _close(ours: Nest, theirs: Nest) -> bool:

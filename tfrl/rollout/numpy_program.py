@@ -12,6 +12,7 @@ It knows the operations of `numpy_ops.OPS`; a function with others is refused, a
 TensorFlow.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -183,6 +184,12 @@ class NumpyProgram:
         return _Call(fn, inputs, [self._slot(y.ref()) for y in op.outputs], op.type in IN_TUPLES)
 
     # Running.
+
+    def fresh(self) -> "NumpyProgram":
+        """Returns the same program, to be run beside this one."""
+        other = copy.copy(self)
+        other._values = list(self._values)
+        return other
 
     def begin(self, state: Nest, key: tf.Tensor, length: int) -> None:
         """Takes the state and the key of `length` steps to come.

@@ -113,8 +113,8 @@ class LearnerProgram(Choosing, abc.ABC):
     def traces(self) -> Traces:
         """What has been traced for the logic of this run."""
         if self._traces is None:
-            logic = (type(self), self._workflow.logic(), self.learner.logic())
-            self._traces = traces_of(logic_key(logic)) if self.shares_traces else Traces()
+            key = logic_key((type(self), self._workflow, self.learner))
+            self._traces = traces_of(key) if self.shares_traces else Traces()
         return self._traces
 
     def bind(self, name: Hashable, make: Callable[[], Any], args: Any) -> Any:

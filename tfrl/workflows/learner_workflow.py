@@ -351,9 +351,9 @@ class LearnerWorkflow(Workflow):
     def make_program(self, learner: Learner, eval_key: tf.Tensor) -> LearnerProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
 
-    def logic(self) -> tuple[type, dict[str, Any]]:
+    def logic(self) -> dict[str, Any]:
         """Returns what is equal for workflows whose runs are the same functions of variables."""
-        return type(self), {n: x for n, x in vars(self).items() if n not in _NOT_TRACED}
+        return {n: x for n, x in vars(self).items() if n not in _NOT_TRACED}
 
     # The run.
 
