@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfrl import networks, seeding, specs, struct
 from tfrl.learners import Learner, ModuleConfig
-from tfrl.learners.executor import compute_update
+from tfrl.learning.gradients import compute_update
 from tfrl.types import Transition
 
 KEY = seeding.key(23)

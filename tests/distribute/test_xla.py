@@ -9,7 +9,7 @@ from tfrl import make_env, seeding
 from tfrl.agents.ppo import PPO
 from tfrl.distribute import assert_compilable, check_compilable
 from tfrl.errors import UserError
-from tfrl.learners import executor
+from tfrl.learning.gradients import compute_update
 from tfrl.rollout import rollout
 
 X = tf.constant([1.0, -2.0, 3.0])
@@ -183,7 +183,7 @@ def test_batch_and_gradient_of_ppo(ppo):
 
     def update(trajectory, state, key):
         batch, _ = agent.learner_batch(state, trajectory)
-        result = executor.compute_update(agent.updates[0], state.params, state, batch, key)
+        result = compute_update(agent.updates[0], state.params, state, batch, key)
         return result.gradients, result.loss, result.metrics
 
     trajectory, _, _ = rollout(env, agent, env_state, agent_state, key, 4)

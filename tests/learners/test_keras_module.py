@@ -9,9 +9,9 @@ from tfrl import seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig
-from tfrl.learners.executor import compute_update
 from tfrl.learners.keras_module import KerasModule
 from tfrl.learners.optimizers import OptimizerEntry
+from tfrl.learning.gradients import compute_update
 
 K = tf.keras
 KEY = seeding.key(0)
@@ -54,7 +54,7 @@ def loss_of(module, batch, params=None):
 
 
 def train(module, batch, steps, mode, rate=0.05):
-    """A plain loop over what the Learner uses: updates, the executor, an optimizer."""
+    """A plain loop over what the Learner uses: updates, gradients, an optimizer."""
     state = module.init(KEY)
     variables = tf.nest.map_structure(tf.Variable, state.params)
     (update,) = module.updates

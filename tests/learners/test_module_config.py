@@ -50,6 +50,7 @@ def message(fn, *args, **kwargs):
         ({"minibatch_size": 0}, "ModuleConfig.minibatch_size: expected a whole number of at least"),
         ({"minibatch_size": 2.0}, "of at least 1, or None, got 2.0"),
         ({"adam_epsilon": None}, "ModuleConfig.adam_epsilon: expected a number above 0, got None"),
+        ({"adam_epsilon": math.nan}, "ModuleConfig.adam_epsilon: expected a number above 0"),
     ],
 )
 def test_messages(change, expected):

@@ -10,8 +10,8 @@ from tfrl.agents.core import Agent
 from tfrl.agents.ppo import PPO
 from tfrl.errors import UserError
 from tfrl.learners import modules
-from tfrl.learners.executor import compute_update
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
+from tfrl.learning.gradients import compute_update
 from tfrl.types import AgentState
 
 KEY = seeding.key(3)

@@ -1,7 +1,6 @@
 """Learners: modules, optimizers, minibatches, and the update that changes parameters."""
 
 from tfrl.episodes import DEFAULT_MODULE_ID
-from tfrl.learners.executor import Gradients, clip_gradients, compute_update
 from tfrl.learners.keras_module import KerasModule
 from tfrl.learners.learner import Learner
 from tfrl.learners.learner_core import CheckNumerics
@@ -23,6 +22,7 @@ from tfrl.learners.modules import (
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerEntry, adam
 from tfrl.learners.reports import raise_if_nonfinite
 from tfrl.learners.sequences import as_rows, as_sequences
+from tfrl.learning.gradients import Gradients, clip_gradients, compute_update
 
 __all__ = [
     "ALL_MODULES",

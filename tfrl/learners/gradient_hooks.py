@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from tfrl import networks, struct
 from tfrl.agents.core import Update
-from tfrl.learners import executor, in_place
+from tfrl.learners import in_place
 from tfrl.learners.batches import valid_rows
 from tfrl.learners.learner_core import LearnerCore
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import SelfSupervisedLossAPI
 from tfrl.learners.parameters import ParamDict
+from tfrl.learning.gradients import clip_gradients, differentiate
 from tfrl.types import AgentState, Nest
 
 
@@ -93,7 +94,7 @@ class GradientHooks(LearnerCore):
         """
         losses = list(loss_per_module.values())
         total = losses[0] if len(losses) == 1 else tf.add_n(losses)
-        found = executor.differentiate(gradient_tape, total, list(params.values()))
+        found = differentiate(gradient_tape, total, list(params.values()))
         return dict(zip(params, found, strict=True))
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
@@ -121,7 +122,7 @@ class GradientHooks(LearnerCore):
         for _, entry in self._optimizers.of_module(module_id):
             own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
             if own:
-                clipped, _ = executor.clip_gradients(
+                clipped, _ = clip_gradients(
                     list(own.values()),
                     config.grad_clip,
                     config.grad_clip_by,  # type: ignore[arg-type]

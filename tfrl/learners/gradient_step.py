@@ -15,13 +15,13 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import OwnUpdate, Update
 from tfrl.learners import batches as batches_lib
-from tfrl.learners import executor
 from tfrl.learners.loss_checks import check_ids, check_scalars
 from tfrl.learners.missing_columns import with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.own_update import parted, take_own_step
 from tfrl.learners.parameters import ParamDict, ParameterTable
+from tfrl.learning.gradients import gradients_of, split_metrics
 from tfrl.types import Nest
 
 
@@ -191,24 +191,30 @@ class GradientStep:
             own = {m: states[m] for m in updates}
             return self._learner.compute_losses(updates=updates, states=own, batch=rows, keys=keys)
 
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([values[i] for i in places])
+        def weighted_losses() -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
             found = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
             check_ids(found, updates)
             found = {m: scalar_loss(f"module {m!r}", x) for m, x in found.items()}
             losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in found.items()}
-            named = {self._table.variables[i].ref(): values[i] for i in places}
+            return losses, found
+
+        named = {self._table.variables[i].ref(): values[i] for i in places}
+
+        def differentiate(losses: dict[str, tf.Tensor], tape: tf.GradientTape) -> ParamDict:
             taught = {
                 m: tf.where(minibatch.active[m], x, tf.stop_gradient(x))
                 if m in minibatch.active
                 else x
                 for m, x in losses.items()
             }
-            # Still under the tape: what the hook makes of the losses is differentiated too.
-            gradients = self._learner.compute_gradients(taught, tape, named)
+            return self._learner.compute_gradients(taught, tape, named)
+
+        gradients, losses, found = gradients_of(
+            weighted_losses, list(named.values()), differentiate
+        )
         metrics, param_updates = {}, {}
         for m, (_, reported) in found.items():
-            scalars, changes = executor.split_metrics(reported)
+            scalars, changes = split_metrics(reported)
             check_scalars(m, scalars)
             metrics[m] = {
                 n: self._weighted(m, tf.cast(x, tf.float32), minibatch) for n, x in scalars.items()

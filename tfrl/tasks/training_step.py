@@ -9,6 +9,7 @@ from tfrl.agents import OwnUpdate
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import OptimizerEntry
 from tfrl.learners.own_update import take_own_step
+from tfrl.learning.gradients import gradients_of
 from tfrl.tasks.samples import Samples
 from tfrl.tasks.task import RLTask, check_trainable, trains_itself
 from tfrl.types import AgentState
@@ -90,12 +91,16 @@ class TrainingStep:
 
     def _step(self, batch: Samples) -> dict[str, tf.Tensor]:
         task = self._task
-        with tf.GradientTape() as tape:
+
+        def losses_of() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             outputs = task.run_model(self.model, batch)
             loss, metrics = _checked_loss(task, task.compute_loss(outputs, batch))
             # Regularisers of layers, as Keras' own training adds them.
-            total = tf.add_n([loss, *getattr(self.model, "losses", ())])
-        gradients = tape.gradient(total, self._trained)
+            return tf.add_n([loss, *getattr(self.model, "losses", ())]), metrics
+
+        gradients, total, metrics = gradients_of(
+            losses_of, self._trained, lambda total, tape: tape.gradient(total, self._trained)
+        )
         pairs = [(g, v) for g, v in zip(gradients, self._trained, strict=True) if g is not None]
         if not pairs:
             raise UserError(

@@ -1,20 +1,14 @@
-"""The pure executor: gradients of the right groups, and clipping against NumPy."""
-
-import sys
-from pathlib import Path
+"""Gradients of the right groups, and clipping against NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners.learner_fakes import SumAgent
 from tfrl import seeding
 from tfrl.agents.core import Update
 from tfrl.errors import UserError
-from tfrl.learners import ModuleConfig
-from tfrl.learners.executor import clip_gradients, compute_update
-
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_fakes import SumAgent
+from tfrl.learning.gradients import clip_gradients, compute_update, gradients_of
 
 GRADIENTS = [np.array([3.0, -4.0], np.float32), np.array([[12.0]], np.float32)]  # norms 5, 12; 13
 
@@ -61,17 +55,10 @@ def test_gradients_of_a_sum_are_ones_for_the_named_groups_only():
     assert float(found.metrics["mean_x"]) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lr": -1.0}, "ModuleConfig.lr: expected a number of at least 0, got -1.0"),
-        ({"grad_clip": -1.0}, "ModuleConfig.grad_clip: expected a number above 0, or None"),
-        ({"grad_clip": 0}, "ModuleConfig.grad_clip: expected a number above 0, or None, got 0"),
-        ({"adam_epsilon": float("nan")}, "ModuleConfig.adam_epsilon: expected a number above 0"),
-        ({"grad_clip_by": "length"}, "ModuleConfig.grad_clip_by: expected one of global_norm"),
-    ],
-)
-def test_settings_that_would_turn_steps_around_are_refused(change, message):
-    with pytest.raises(UserError) as error:
-        ModuleConfig(**change)
-    assert message in str(error.value)
+def test_what_is_made_of_the_losses_is_differentiated_too():
+    x, y = tf.Variable(3.0), tf.Variable(5.0)
+    gradients, loss, rest = gradients_of(
+        lambda: (x * x * y, "rest"), [x], lambda loss, tape: tape.gradient(2.0 * loss, [x, y])
+    )
+    assert [float(gradients[0]), gradients[1]] == [60.0, None]  # y is not watched
+    assert float(loss) == 45.0 and rest == "rest"

@@ -1,10 +1,7 @@
-"""The one pure executor of an update plan: values in, gradients and metrics out.
+"""Gradients of losses, and their clipping. The library's only gradient tape stands here."""
 
-The Learner applies its result to variables with Keras optimizers; population workflows apply the
-same result to stacked values. Nothing here reads or writes a variable.
-"""
-
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
@@ -14,6 +11,32 @@ from tfrl.errors import UserError
 from tfrl.types import AgentState, Nest
 
 ClipBy = Literal["global_norm", "norm", "value"]
+L = TypeVar("L")
+R = TypeVar("R")
+G = TypeVar("G")
+
+
+def gradients_of(
+    losses_of: Callable[[], tuple[L, R]],
+    trained: Sequence[Any],
+    differentiate: Callable[[L, tf.GradientTape], G],
+) -> tuple[G, L, R]:
+    """Runs losses under a tape and differentiates them.
+
+    Args:
+      losses_of: Returns the loss, or a nest of losses, and anything else that they report.
+      trained: Tensors or tf.Variables that the losses may depend on; nothing else is watched.
+      differentiate: Called with the losses and the tape, under the tape: what it makes of the
+        losses is differentiated too.
+
+    Returns:
+      What `differentiate` and `losses_of` returned: gradients, losses, the rest.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(list(trained))
+        losses, rest = losses_of()
+        gradients = differentiate(losses, tape)
+    return gradients, losses, rest
 
 
 @struct.dataclass
@@ -49,10 +72,12 @@ def compute_update(
     trained = {g: params[g] for g in update.groups}
     # Leaves that no gradient trains may be integers, such as counts; their gradients are zeros.
     leaves = [x for g in update.groups for x in networks.split_leaves(params[g])[0]]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(leaves)
-        loss, metrics = update.loss(params, state, batch, key)
-    by_leaf = {id(x): g for x, g in zip(leaves, differentiate(tape, loss, leaves), strict=True)}
+    found, loss, metrics = gradients_of(
+        lambda: update.loss(params, state, batch, key),
+        leaves,
+        lambda loss, tape: differentiate(tape, loss, leaves),
+    )
+    by_leaf = {id(x): g for x, g in zip(leaves, found, strict=True)}
     gradients = tf.nest.map_structure(
         lambda x: by_leaf[id(x)] if id(x) in by_leaf else tf.zeros(x.shape), trained
     )
