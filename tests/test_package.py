@@ -98,10 +98,23 @@ def test_names_are_lazy():
         assert tfrl.errors.UserError.__name__ == "UserError"
         assert "tensorflow" not in sys.modules
         assert callable(tfrl.make_env) and tfrl.seeding.key
+        assert tfrl.PPO.__name__ == "PPO" and tfrl.build_from_config
         from tfrl.replay import ReverbReplay, TableConfig
         assert "tensorflow" in sys.modules and "reverb" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+
+
+def test_the_top_level_shows_names_that_are_there():
+    names = set(dir(tfrl))
+    assert {"PPO", "SAC", "DQN", "Learner", "OnPolicyWorkflow", "make_env", "agents"} <= names
+    assert set(tfrl.__all__) <= names
+    assert not [name for name in names if name.startswith("_") and name != "__version__"]
+    for name in names:
+        value = getattr(tfrl, name)
+        if name in tfrl.__all__ and name != "__version__":
+            assert value.__name__ == name and value.__doc__, name
+    assert not {"importlib", "TYPE_CHECKING", "Any"} & names
 
 
 def test_wheel_content(wheel):

@@ -4,20 +4,50 @@ Importing tfrl imports neither TensorFlow nor NumPy: names and submodules load w
 """
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from tfrl import _quiet
 from tfrl._version import __version__
 
 if TYPE_CHECKING:
+    from tfrl.agents import (
+        A2C,
+        DDPG,
+        DQN,
+        PPO,
+        SAC,
+        TD3,
+        Agent,
+        Impala,
+        MultiAgent,
+        RandomAgent,
+        Reinforce,
+    )
     from tfrl.envs.registry import make_env
+    from tfrl.evaluation import Evaluator
+    from tfrl.launch.settings import build_from_config
+    from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
+    from tfrl.replay import InGraphReplay
+    from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, Workflow
 
 _quiet.install()
 
-# Where the names of the top level live.
-_NAMES = {"loadable": "tfrl.loading", "make_env": "tfrl.envs.registry"}
+# The names of the top level, by the module that has them.
+_NAMES = {
+    "tfrl.agents": (
+        *("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "Agent", "Impala", "MultiAgent"),
+        *("RandomAgent", "Reinforce"),
+    ),
+    "tfrl.envs.registry": ("make_env",),
+    "tfrl.evaluation": ("Evaluator",),
+    "tfrl.launch.settings": ("build_from_config",),
+    "tfrl.learners": ("Learner", "ModuleConfig"),
+    "tfrl.loading": ("loadable",),
+    "tfrl.replay": ("InGraphReplay",),
+    "tfrl.workflows": ("OffPolicyWorkflow", "OnPolicyWorkflow", "Workflow"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 _SUBMODULES = (
     "agents",
@@ -29,11 +59,11 @@ _SUBMODULES = (
     "episodes",
     "errors",
     "evaluation",
-    "evolution",
     "experiment",
     "extras",
     "launch",
     "learners",
+    "learning",
     "loading",
     "metrics",
     "networks",
@@ -49,14 +79,37 @@ _SUBMODULES = (
     "workflows",
 )
 
-__all__ = ["__version__", "loadable", "make_env"]
+__all__ = [
+    "A2C",
+    "DDPG",
+    "DQN",
+    "PPO",
+    "SAC",
+    "TD3",
+    "Agent",
+    "Evaluator",
+    "Impala",
+    "InGraphReplay",
+    "Learner",
+    "ModuleConfig",
+    "MultiAgent",
+    "OffPolicyWorkflow",
+    "OnPolicyWorkflow",
+    "RandomAgent",
+    "Reinforce",
+    "Workflow",
+    "__version__",
+    "build_from_config",
+    "loadable",
+    "make_env",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name or a submodule when it is first used (PEP 562)."""
-    if name in _NAMES:
-        value = getattr(importlib.import_module(_NAMES[name]), name)
-    elif name in _SUBMODULES and importlib.util.find_spec(f"{__name__}.{name}"):
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    elif name in _SUBMODULES:
         value = importlib.import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -65,5 +118,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, loaded or not."""
-    return sorted({*globals(), *_NAMES, *_SUBMODULES})
+    """Lists the public names and the submodules, loaded or not."""
+    return sorted({*__all__, *_SUBMODULES})

@@ -56,6 +56,23 @@ def test_shipped_files_build_and_their_operative_configuration_builds_the_same(n
         workflow.close()
 
 
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        {"make_env.num_envs": 4, "PPO.discount": 0.9, "OnPolicyWorkflow.agent": "@PPO"},
+        ["make_env.num_envs = 4", "PPO.discount = 0.9", "OnPolicyWorkflow.agent = @PPO"],
+    ],
+)
+def test_a_workflow_from_files_and_bindings(bindings):
+    made = settings.build_from_config("ppo/tf_cartpole.gin", bindings)
+    assert (made.env.num_envs, made.agent.discount) == (4, 0.9)
+    lines = ["make_env.num_envs = 4", "PPO.discount = 0.9"]
+    same = settings.assemble(["ppo/tf_cartpole.gin"], lines).workflow
+    assert (made.agent, made.env, made.describe()) == (same.agent, same.env, same.describe())
+    with pytest.raises(UserError, match="PPO.discont"):
+        settings.build_from_config(["ppo/tf_cartpole.gin"], {"PPO.discont": 0.9})
+
+
 def test_every_base_file_is_included():
     included = "\n".join((FOLDER / name).read_text() for name in SHIPPED)
     for name in set(SHIPPED) - set(TASKS):

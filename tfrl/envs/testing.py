@@ -292,7 +292,7 @@ class ScriptedEnv(Env):
         return np.stack([np.broadcast_to(np.asarray(r, dtype), [self.num_envs]) for r in rows])
 
     @property
-    def obs_spec(self) -> specs.TensorSpec:
+    def obs_spec(self) -> tf.TensorSpec:
         """float32 [2]: step of the episode, start value."""
         return specs.TensorSpec([2], tf.float32)
 

@@ -1,6 +1,7 @@
 """What the gin name `train` stands for, and how both binaries assemble it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import gin
 
@@ -64,3 +65,31 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
     settings = gin_files.call(Settings)
     gin_files.check_used()
     return settings
+
+
+def build_from_config(
+    gin_files: str | Sequence[str], bindings: Sequence[str] | Mapping[str, Any] = ()
+) -> Workflow:
+    """Makes the workflow that a binary makes of the same gin files and bindings.
+
+    Args:
+      gin_files: One or several, as they stand from the working directory or in the package; later
+        ones win: `ppo/tf_cartpole.gin`.
+      bindings: They win over the files: lines such as `"make_env.num_envs = 8"`, or
+        `{"make_env.num_envs": 8}`, where a text that begins with @ or % is a reference.
+
+    Returns:
+      The workflow. What the files bind to `train.*` (budget, evaluations) is for `workflow.learn`.
+
+    Raises:
+      UserError: For anything that is wrong in them, bindings that nothing reads included.
+    """
+    if isinstance(bindings, Mapping):
+        bindings = [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
+    return assemble([gin_files] if isinstance(gin_files, str) else gin_files, bindings).workflow
+
+
+def _in_gin(value: Any) -> str:
+    if isinstance(value, str) and value.startswith(("@", "%")):
+        return value
+    return repr(value)
