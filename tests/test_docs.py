@@ -150,6 +150,7 @@ def test_the_learner_session_prints_what_the_page_says(learner_page):
     assert "which lacks ValueFunctionAPI: compute_values" in said[2]
     kernel, bias = map(float, said[3].split())
     assert (round(kernel, 6), round(bias, 6)) == (0.0005, 0.1)
+    assert "[36 36]" in said.pop(4)
     assert said[4:6] == ["8.0", "6.0"]
     assert " > AgentToModule > ClipRewards > " in said[6]
     assert said[7] == "['__all_modules__', 'linear', 'second']"

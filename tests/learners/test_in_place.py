@@ -5,6 +5,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tfrl.learners import in_place
 from tfrl.learners.gradient_hooks import GradientHooks
+from tfrl.learners.learner_core import LearnerState
 from tfrl.xla import never_in_xla
 
 
@@ -13,7 +14,7 @@ def _kinds(fn):
 
 
 class _Learner:
-    """What `_assign_changes` takes of a learner."""
+    """What `changed` takes of a learner."""
 
     _changes = GradientHooks._changes
 
@@ -112,12 +113,13 @@ class InPlaceTest(tf.test.TestCase):
     def test_a_leaf_that_is_there_twice_moves_once(self):
         variable, towards = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
         learner = _Learner({"a": variable, "b": variable, "c": tf.Variable([0.0, 0.0])})
+        state = LearnerState(agent_state=learner._states, opt_state={}, counters={})
 
         def moved(before, _):
             return tf.nest.map_structure(lambda x: x + 0.5 * (towards - x), before)
 
         change = tf.function(
-            never_in_xla(lambda: GradientHooks._assign_changes(learner, "m", moved, None)),
+            never_in_xla(lambda: GradientHooks.changed(learner, state, "m", moved, None) and None),
             autograph=False,
         )
         change()

@@ -8,8 +8,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners import optimizers
-from tfrl.learners.learner_core import LearnerCore, ModulesToTrain
-from tfrl.learners.learner_state import COUNTERS
+from tfrl.learners.learner_core import COUNTERS, LearnerCore, ModulesToTrain
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import missing_apis
 from tfrl.learners.optimizers import ALL_MODULES

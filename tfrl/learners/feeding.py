@@ -58,7 +58,8 @@ class Feeding(Updating):
                 whole=dict.fromkeys(batches, False),
             )
             jit = compile == "xla" and self.replicas.several
-            return self._train(batches, cut, key, timesteps, jit=jit)
+            state = self.learner_state
+            return self._train(state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
         return self._call(fn, batches, indices, key, steps)

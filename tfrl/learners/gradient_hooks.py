@@ -10,10 +10,11 @@ from tfrl import networks, struct
 from tfrl.agents.core import Update
 from tfrl.learners import in_place
 from tfrl.learners.batches import valid_rows
-from tfrl.learners.learner_core import LearnerCore
+from tfrl.learners.learner_core import LearnerCore, LearnerState
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import SelfSupervisedLossAPI
 from tfrl.learners.parameters import ParamDict
+from tfrl.learning import leaves
 from tfrl.learning.gradients import clip_gradients, differentiate
 from tfrl.types import AgentState, Nest
 
@@ -137,13 +138,53 @@ class GradientHooks(LearnerCore):
             if params:
                 entry.apply([gradients_dict[p.ref()] for p in params], params)
 
-    def apply_param_updates(self, module_id: str, param_updates: dict[str, Any]) -> None:
-        """Assigns `{group: nest}` to those variables of the module that no gradient trains."""
+    def stepped(self, state: LearnerState, gradients_dict: ParamDict) -> LearnerState:
+        """Returns a state of tensors after `apply_gradients` of the gradients."""
+        values = {
+            variable.ref(): x
+            for m, own in self._states.items()
+            for variable, x in zip(
+                tf.nest.flatten(own), tf.nest.flatten(state.agent_state[m]), strict=True
+            )
+        }
+        after: ParamDict = {}
+        for module_id, name, entry in self.optimizer_entries():
+            params = [p for p in entry.params if p.ref() in gradients_dict]
+            if not params:
+                continue
+            stepped, slots = entry.stepped(
+                [gradients_dict[p.ref()] for p in params],
+                params,
+                [values[p.ref()] for p in params],
+                state.opt_state[module_id][name],
+            )
+            after.update({p.ref(): x for p, x in zip(params, stepped, strict=True)})
+            state = state.with_slots(module_id, name, slots)
+        return self._replaced(state, after)
+
+    def _replaced(self, state: LearnerState, values: Mapping[Any, tf.Tensor]) -> LearnerState:
+        """A state of tensors with others in the place of variables, wherever they are shared."""
+
+        def of_module(own: AgentState, given: AgentState) -> AgentState:
+            return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), own, given)
+
+        found = {m: of_module(own, state.agent_state[m]) for m, own in self._states.items()}
+        return state.replace(agent_state=found)  # type: ignore[no-any-return]
+
+    def with_param_updates(
+        self, state: LearnerState, module_id: str, param_updates: dict[str, Any]
+    ) -> LearnerState:
+        """Returns the state with `{group: nest}` where no gradient trains the module."""
+        changes = {}
         for group, nest in param_updates.items():
             _, variables = networks.split_leaves(self._states[module_id].params[group])
             _, values = networks.split_leaves(nest)
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+            changes.update({v.ref(): (v, x) for v, x in zip(variables, values, strict=True)})
+        if not leaves.in_place(state):
+            return self._replaced(state, {ref: x for ref, (_, x) in changes.items()})
+        for variable, value in changes.values():
+            variable.assign(value)
+        return state
 
     def count_valid_rows(self, module_id: str, batch: Nest) -> tf.Tensor:
         """Returns how many rows of a replica's minibatch count; a float32 scalar.
@@ -174,36 +215,54 @@ class GradientHooks(LearnerCore):
           module_id: The module.
           timesteps: int64 scalar, env steps so far.
         """
-        for _, entry in self._optimizers.of_module(module_id):
-            entry.set_learning_rate(timesteps)
-        self._assign_changes(module_id, self.modules[module_id].before_update, timesteps)
+        self.prepared(self.learner_state, module_id, timesteps)
 
     def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced after the gradient steps: the module's `after_update`, target networks say."""
-        module = self.modules[module_id]
-        due = module.after_update_due(struct.values(self._states[module_id]), timesteps)
-        if due is None:
-            self._assign_changes(module_id, module.after_update, timesteps)
-            return
+        self.finished(self.learner_state, module_id, timesteps)
 
-        def change() -> tf.Tensor:
+    def with_rates(self, state: LearnerState, owner: str, timesteps: tf.Tensor) -> LearnerState:
+        """Returns the state with the learning rates of an owner's optimizers at `timesteps`."""
+        for _, name, entry in self.optimizer_entries_of(owner):
+            if entry.schedule is not None:
+                slots = state.opt_state[owner][name]
+                rate = leaves.put(slots["learning_rate"], entry.schedule(timesteps))
+                state = state.with_slots(owner, name, {**slots, "learning_rate": rate})
+        return state
+
+    def prepared(self, state: LearnerState, module_id: str, timesteps: tf.Tensor) -> LearnerState:
+        """Returns the state before the gradient steps of a module."""
+        state = self.with_rates(state, module_id, timesteps)
+        return self.changed(state, module_id, self.modules[module_id].before_update, timesteps)
+
+    def finished(self, state: LearnerState, module_id: str, timesteps: tf.Tensor) -> LearnerState:
+        """Returns the state after the gradient steps of a module."""
+        module = self.modules[module_id]
+        due = module.after_update_due(struct.values(state.agent_state[module_id]), timesteps)
+
+        def change(state: LearnerState) -> LearnerState:
             # Read and written in the branch: values that pass through a `tf.cond` cost a graph
             # several operations each, whether it is taken or not.
-            self._assign_changes(module_id, module.after_update, timesteps)
-            return tf.constant(0)
+            return self.changed(state, module_id, module.after_update, timesteps)
 
-        tf.cond(due, change, lambda: tf.constant(0))
+        return change(state) if due is None else leaves.cond(due, change, state)
 
     def follow_schedules(self, module_id: str, timesteps: tf.Tensor) -> None:
         """Traced where nothing is updated: the module's `before_update`, by which it acts."""
-        self._assign_changes(module_id, self.modules[module_id].before_update, timesteps)
+        hook = self.modules[module_id].before_update
+        self.changed(self.learner_state, module_id, hook, timesteps)
 
-    def _assign_changes(self, module_id: str, hook: Callable[..., AgentState], given: Any) -> None:
-        before = struct.values(self._states[module_id])
+    def changed(
+        self, state: LearnerState, module_id: str, hook: Callable[..., AgentState], given: Any
+    ) -> LearnerState:
+        """Returns the state with a module's in it as `hook(state, given)` makes it."""
+        before = struct.values(state.agent_state[module_id])
         after = hook(before, given)
         if after is before:
-            return
+            return state
         changes = self._changes(module_id, before, after)
+        if not leaves.in_place(state):
+            return self._replaced(state, {v.ref(): new for v, _, new in changes})
         # One that two groups borrow changes once.
         own = Counter(id(variable) for variable, _, _ in changes)
         for variable, old, new in changes:
@@ -211,6 +270,7 @@ class GradientHooks(LearnerCore):
                 in_place.assign(variable, old, new)
             else:
                 variable.assign(new)
+        return state
 
     def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
         """Assigns the leaves of `after` that are not those of `before` to the variables."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.agents.core import OwnUpdate
 from tfrl.distribute.replicas import Replicas
 from tfrl.episodes import DEFAULT_MODULE_ID
@@ -12,6 +13,7 @@ from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.optimizers import ALL_MODULES, OptimizerEntry, OptimizerRegistry
 from tfrl.learners.parameters import ParamDict, group_variables
+from tfrl.learning import leaves
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import AgentState, Nest
@@ -20,12 +22,47 @@ CheckNumerics = Literal["off", "skip", "raise"]
 ModulesToTrain = Collection[str] | Callable[[str, Nest], bool]
 
 
+# `key` is what the states of further modules are drawn from.
+COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
+
 # Attributes that are state, or say nothing of what is traced.
 _STATE = frozenset(
     ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key", "metrics", "replicas")
     + ("structure_version", "learner_connector", "_states", "_optimizers", "_optimizer_fn")
     + ("_compiled", "_traces", "_counted")
 )
+
+
+@struct.dataclass
+class LearnerState(struct.Struct):
+    """All that training changes of a learner: tensors, or the learner's tf.Variables.
+
+    Attributes:
+      agent_state: `{module_id: AgentState}`.
+      opt_state: `{module_id: {optimizer_name: {path: leaf}}}`: "iterations", "learning_rate" and
+        the slots, "m/<parameter>". The optimizers of several modules are under "__all_modules__".
+      counters: `{name: int64 scalar}`: "learner_steps", "skipped_steps", "env_steps",
+        "weights_seq_no"; and "key", int32 [2].
+    """
+
+    agent_state: dict[str, AgentState]
+    opt_state: dict[str, dict[str, dict[str, Any]]]
+    counters: dict[str, Any]
+
+    def count(self, name: str, number: Any) -> "LearnerState":
+        """Returns the state with a number added to one of the counters."""
+        changed = {name: leaves.add(self.counters[name], number)}
+        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+
+    def with_counter(self, name: str, value: Any) -> "LearnerState":
+        """Returns the state with another value of one of the counters."""
+        changed = {name: leaves.put(self.counters[name], value)}
+        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+
+    def with_slots(self, module_id: str, optimizer_name: str, slots: dict[str, Any]) -> Any:
+        """Returns the state with other leaves of one optimizer."""
+        own = {**self.opt_state[module_id], optimizer_name: slots}
+        return self.replace(opt_state={**self.opt_state, module_id: own})
 
 
 class _MadeByBuild:
@@ -80,6 +117,19 @@ class LearnerCore:
     def variables(self) -> dict[str, tf.Variable]:
         """Returns every variable by path."""
         raise NotImplementedError
+
+    @property
+    def learner_state(self) -> LearnerState:
+        """All that training changes, tf.Variables; `struct.values` of it is a copy in tensors."""
+        self._check_built("learner_state")
+        opt_state: dict[str, dict[str, Any]] = {}
+        for module_id, name, entry in self.optimizer_entries():
+            opt_state.setdefault(module_id, {})[name] = entry.variables()
+        return LearnerState(
+            agent_state=dict(self._states),
+            opt_state=opt_state,
+            counters={name: getattr(self, name) for name in COUNTERS},
+        )
 
     def logic(self) -> Any:
         """Returns what is equal for learners whose updates are the same functions of variables."""

@@ -8,11 +8,10 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.learner_core import COUNTERS
 from tfrl.learners.parameters import make_counter, make_variables
 from tfrl.metrics import MetricsLogger
 
-# `key` is what the states of further modules are drawn from.
-COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
 COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no")
 
 

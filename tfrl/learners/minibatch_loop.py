@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError
-from tfrl.learners.gradient_step import GradientStep, Minibatch, take_minibatch
+from tfrl.learners.learner_core import LearnerState
+from tfrl.learners.train_step import Minibatch, TrainStep, take_minibatch
+from tfrl.learning import leaves
 from tfrl.ops.select import where
 from tfrl.types import Nest
 
@@ -53,47 +55,53 @@ class Tally(struct.Struct):
 
 
 def run_minibatches(
-    learner: Any, batches: dict[str, Nest], cut: Cut, key: tf.Tensor, *, jit: bool
-) -> dict[str, dict[str, tf.Tensor]]:
+    learner: Any,
+    state: LearnerState,
+    batches: dict[str, Nest],
+    cut: Cut,
+    key: tf.Tensor,
+    *,
+    jit: bool,
+) -> tuple[LearnerState, dict[str, dict[str, tf.Tensor]]]:
     """Takes the gradient steps of an update; traced.
 
     Args:
       learner: The `Learner`.
+      state: Its state before them.
       batches: `{module_id: rows}`; under several replicas the rows that each holds.
       cut: Which rows make which minibatch.
       key: int32 [2], of the losses.
-      jit: See `GradientStep`.
+      jit: See `TrainStep`.
 
     Returns:
-      `{module_id: {name: float32 scalar}}`: means over the minibatches, `gradient_steps`,
-      `skipped_steps` and `nonfinite/<name>` counts.
+      The state after them, and `{module_id: {name: float32 scalar}}`: means over the minibatches,
+      `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts.
     """
-    step = GradientStep(learner, list(batches), jit=jit)
+    step = TrainStep(learner, list(batches), jit=jit)
     guard = learner.check_numerics != "off"
     names: dict[str, list[str]] = {}
 
-    def prepare(
-        batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor, key: tf.Tensor
-    ) -> Minibatch:
-        rows = {
-            m: batch
-            if cut.whole[m]
-            else take_minibatch({m: batch}, {m: indices[m][i]}, cut.padded)[m]
-            for m, batch in batches.items()
-        }
-        return step.prepare(rows, key)
+    def take(i: tf.Tensor, state: LearnerState, stopped: dict[str, tf.Tensor]) -> Any:
+        def prepare(
+            batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor, key: tf.Tensor
+        ) -> Minibatch:
+            rows = {
+                m: batch
+                if cut.whole[m]
+                else take_minibatch({m: batch}, {m: indices[m][i]}, cut.padded)[m]
+                for m, batch in batches.items()
+            }
+            return step.prepare(state, rows, key)
 
-    def take(i: tf.Tensor, stopped: dict[str, tf.Tensor]) -> Any:
         minibatch = learner.replicas.run(prepare, batches, cut.indices, i, seeding.fold_in(key, i))
-        metrics, stopped, finite = step(minibatch, stopped)
+        state, metrics, stopped, finite = step(state, minibatch, stopped)
         if guard:
             left_out = functools.reduce(operator.or_, [~f for f in finite.values()])
-            learner.skipped_steps.assign_add(tf.cast(left_out, tf.int64))
-        learner.learner_steps.assign_add(1)
-        return metrics, stopped, finite
+            state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
+        return state.count("learner_steps", 1), metrics, stopped, finite
 
-    def body(i: tf.Tensor, tally: Tally) -> Tally:
-        metrics, stopped, finite = take(i, tally.stopped)
+    def body(i: tf.Tensor, state: LearnerState, tally: Tally) -> tuple[LearnerState, Tally]:
+        state, metrics, stopped, finite = take(i, state, tally.stopped)
         names.update({m: list(row) for m, row in metrics.items()})
         sums = {}
         for m, row in metrics.items():
@@ -101,11 +109,11 @@ def run_minibatches(
             active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
             lines = _lines(row, finite[m], active, guard=guard, delayed=step.has_delayed)
             sums[m] = tally.sums[m] + lines
-        return Tally(sums=sums, stopped=stopped)
+        return state, Tally(sums=sums, stopped=stopped)
 
     if isinstance(cut.steps, int) and cut.steps == 1:
-        metrics, _, finite = take(tf.constant(0), _none_stopped(step))
-        return {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
+        state, metrics, _, finite = take(tf.constant(0), state, _none_stopped(step))
+        return state, {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
     tally = _start(step)
     limit = cut.steps if isinstance(cut.steps, int) else None
 
@@ -115,23 +123,28 @@ def run_minibatches(
             running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
         return running
 
-    _, tally = tf.while_loop(
-        going,
-        lambda i, tally: (i + 1, body(i, tally)),
-        (tf.constant(0), tally),
+    def once(i: tf.Tensor, tally: Tally, own: list[tf.Tensor]) -> Any:
+        after, tally = body(i, leaves.with_carried(state, own), tally)
+        return i + 1, tally, leaves.carried(after)
+
+    _, tally, own = tf.while_loop(
+        lambda i, tally, _: going(i, tally),
+        once,
+        (tf.constant(0), tally, leaves.carried(state)),
         maximum_iterations=limit,
         # Processes find each other's sums by the name of the loop: it must not be counted,
         # since one of them may have another loop before it (to permute another epoch).
         name="minibatches",
     )
-    return {m: _means(tally.sums[m], names[m], guard) for m in batches}
+    state = leaves.with_carried(state, own)
+    return state, {m: _means(tally.sums[m], names[m], guard) for m in batches}
 
 
-def _none_stopped(step: GradientStep) -> dict[str, tf.Tensor]:
+def _none_stopped(step: TrainStep) -> dict[str, tf.Tensor]:
     return {m: tf.constant(False) for m in step.stoppable}
 
 
-def _start(step: GradientStep) -> Tally:
+def _start(step: TrainStep) -> Tally:
     lines = 3 if step.has_delayed else 2
     return Tally(
         sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in step.module_ids},

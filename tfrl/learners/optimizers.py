@@ -121,6 +121,47 @@ class OptimizerEntry:
         if variables:
             self._bound.apply(gradients, variables)
 
+    def stepped(
+        self,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[tf.Variable],
+        values: Sequence[tf.Tensor],
+        slots: Mapping[str, tf.Tensor],
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns what `apply` would change, and changes nothing.
+
+        Args:
+          gradients: Tensors of the shapes of `variables`.
+          variables: Some or all of `params`: which parameters are meant.
+          values: What they are.
+          slots: What `variables()` would be, tensors.
+
+        Returns:
+          The values and slots after the step.
+
+        Raises:
+          UserError: For a Keras optimizer, which changes variables of its own.
+        """
+        if isinstance(self._bound, KerasOptimizer):
+            raise UserError(
+                "the optimizer of a state of tensors",
+                expected="one of tfrl.learning.optimizers",
+                got=type(self._bound.optimizer).__name__,
+                remedy="Keras' change variables only: choose ModuleConfig(optimizer='adam').",
+            )
+        places = {(s.name, s.param.ref()): path for path, s in self.slots().items()}
+        optimizer = self._bound.optimizer
+        paths = {n: [places[n, v.ref()] for v in variables] for n in optimizer.slot_names}
+        own = {name: [slots[path] for path in of] for name, of in paths.items()}
+        stepped, after = optimizer.update(
+            list(gradients),
+            {"iterations": slots["iterations"], **own},
+            list(values),
+            slots["learning_rate"],
+        )
+        changed = {path: x for n, of in paths.items() for path, x in zip(of, after[n], strict=True)}
+        return stepped, {**slots, **changed, "iterations": after["iterations"]}
+
     def variables(self) -> dict[str, tf.Variable]:
         """Returns the optimizer's own variables: "iterations", "learning_rate", "m/<parameter>"."""
         return {**self.own_variables(), **{path: s.variable for path, s in self.slots().items()}}

@@ -36,9 +36,14 @@ class ParameterTable:
             self.variables.append(variable)
         return self._index[ref]
 
-    def values(self) -> list[tf.Tensor]:
-        """Reads every variable once."""
-        return [tf.convert_to_tensor(v) for v in self.variables]
+    def values(self, states: Mapping[str, AgentState]) -> list[tf.Tensor]:
+        """Reads every variable once, out of states of the same form."""
+        found: dict[int, tf.Tensor] = {}
+        for module_id, places in self._places.items():
+            for place, leaf in zip(places, tf.nest.flatten(states[module_id]), strict=True):
+                if place not in found:
+                    found[place] = tf.convert_to_tensor(leaf)
+        return [found[i] for i in range(len(self.variables))]
 
     def states(self, values: Sequence[tf.Tensor]) -> dict[str, AgentState]:
         """Puts values, in the order of `variables`, into states of the modules."""

@@ -9,7 +9,7 @@ from typing_extensions import Self
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.learners import learner_state
-from tfrl.learners.learner_core import LearnerCore
+from tfrl.learners.learner_core import COUNTERS, LearnerCore
 
 
 class Persistence(LearnerCore):
@@ -23,7 +23,7 @@ class Persistence(LearnerCore):
             for path, v in struct.paths(state).items():
                 found[f"modules/{module_id}/{path}"] = v
         found.update({f"optimizers/{p}": v for p, v in self._optimizers.variables().items()})
-        for name in learner_state.COUNTERS:
+        for name in COUNTERS:
             found[f"counters/{name}"] = getattr(self, name)
         return found
 

@@ -11,15 +11,23 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
 from tfrl.learners.gradient_hooks import GradientHooks
+from tfrl.learners.learner_core import LearnerState
 from tfrl.learners.minibatch_loop import Cut, run_minibatches
 from tfrl.learners.minibatches import MultiPlan, Remainder, minibatch_indices
 from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.own_update import trains_itself
 from tfrl.learners.planning import MinibatchSize, Planning
 from tfrl.learners.reports import Results, logged_as, raise_if_nonfinite
+from tfrl.learning import leaves
 from tfrl.traces import specs_of
 from tfrl.types import Nest
 from tfrl.xla import never_in_xla
 
+# Hooks of subclasses that change variables.
+_IN_PLACE = (
+    *("apply_gradients", "before_gradient_based_update", "after_gradient_based_update"),
+    *("before_gradient_based_update_for_module", "after_gradient_based_update_for_module"),
+)
 CompileMode = Literal["xla", "graph", "eager"]
 
 
@@ -29,8 +37,9 @@ class Updating(Planning, GradientHooks):
     # Traced.
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def update(
+    def fit(
         self,
+        state: LearnerState,
         batch: Nest,
         *,
         key: tf.Tensor,
@@ -41,10 +50,14 @@ class Updating(Planning, GradientHooks):
         remainder: Remainder = "error",
         num_total_minibatches: int | None = None,
         jit: bool = False,
-    ) -> Results:
-        """Trains on a batch; pure TensorFlow code, to be called in compiled code.
+    ) -> tuple[LearnerState, Results]:
+        """Trains on a batch: epochs times minibatches of train steps; one step by default.
+
+        Pure where the leaves of the state are tensors. Where they are this learner's variables
+        they are changed, and the hooks around the gradient steps run.
 
         Args:
+          state: Of the form of `learner_state`.
           batch: `{module_id: rows}`, or the rows of the only module: nests whose leaves have the
             same static number of rows. Under several replicas each holds rows of its own.
           key: int32 [2].
@@ -58,16 +71,21 @@ class Updating(Planning, GradientHooks):
           jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
 
         Returns:
-          `{module_id: {name: scalar}}`: the means over the minibatches of what the losses report,
-          `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches taken),
-          `skipped_steps` (left out because loss or gradient was not finite) and
+          The state, and `{module_id: {name: scalar}}`: the means over the minibatches of what the
+          losses report, `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches
+          taken), `skipped_steps` (left out because loss or gradient was not finite) and
           `nonfinite/<term>` counts.
+
+        Raises:
+          UserError: For a state of tensors where an update is not pure: by Keras' optimizers, by a
+            module that trains itself, or by a subclass that overrides what changes variables.
         """
-        self._check_built("update")
+        self._check_built("fit")
+        if not leaves.in_place(state):
+            self._check_pure()
         batches = self._to_train(batch)
         if not batches:
-            self.env_steps.assign(timesteps)
-            return {}
+            return state.with_counter("env_steps", timesteps), {}
         plan = self._plan_of_replica(
             batches,
             minibatch_size,
@@ -84,42 +102,72 @@ class Updating(Planning, GradientHooks):
 
         # Draws of the losses must not share keys with the permutations.
         indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
-        return self._train(batches, _cut(plan, indices), key, timesteps, jit=jit)
+        return self._train(state, batches, _cut(plan, indices), key, timesteps, jit=jit)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def update(
+        self, batch: Nest, *, key: tf.Tensor, timesteps: tf.Tensor, **options: Any
+    ) -> Results:
+        """Trains the variables on a batch, to be called in compiled code; arguments as of `fit`."""
+        return self.fit(self.learner_state, batch, key=key, timesteps=timesteps, **options)[1]
 
     def _train(
         self,
+        state: LearnerState,
         batches: dict[str, Nest],
         cut: Cut,
         key: tf.Tensor,
         timesteps: tf.Tensor,
         *,
         jit: bool,
-    ) -> Results:
+    ) -> tuple[LearnerState, Results]:
         """The update once it is settled which rows make which minibatch; traced."""
+        hooked = leaves.in_place(state)
         for owner in [ALL_MODULES, *self.lenders_to(batches)]:
-            for _, _, entry in self.optimizer_entries_of(owner):
-                entry.set_learning_rate(timesteps)
-        self.before_gradient_based_update(timesteps=timesteps)
+            state = self.with_rates(state, owner, timesteps)
+        if hooked:
+            self.before_gradient_based_update(timesteps=timesteps)
         for module_id in batches:
-            self.before_gradient_based_update_for_module(module_id, timesteps)
-        results = run_minibatches(self, batches, cut, seeding.stream(key, "losses"), jit=jit)
+            if hooked:
+                self.before_gradient_based_update_for_module(module_id, timesteps)
+            else:
+                state = self.prepared(state, module_id, timesteps)
+        losses_key = seeding.stream(key, "losses")
+        state, results = run_minibatches(self, state, batches, cut, losses_key, jit=jit)
         for module_id in batches:
-            self._assign_changes(module_id, self.modules[module_id].adapt, results[module_id])
-            self.after_gradient_based_update_for_module(module_id, timesteps)
-        self.after_gradient_based_update(timesteps=timesteps)
-        self.env_steps.assign(timesteps)
-        self.weights_seq_no.assign_add(1)
+            hook = self.modules[module_id].adapt
+            state = self.changed(state, module_id, hook, results[module_id])
+            if hooked:
+                self.after_gradient_based_update_for_module(module_id, timesteps)
+            else:
+                state = self.finished(state, module_id, timesteps)
+        if hooked:
+            self.after_gradient_based_update(timesteps=timesteps)
+        state = state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
         for module_id, metrics in results.items():
             if not self.configs[module_id].log_gradients:
                 for name in [n for n in metrics if "grad_norm" in n.split("/")]:
                     if not name.startswith("nonfinite/"):
                         del metrics[name]
             entries = self.optimizer_entries_of(module_id) or self.optimizer_entries_of(ALL_MODULES)
-            for _, name, entry in entries:
+            for owner, name, _ in entries:
                 prefix = f"{name}/" if len(entries) > 1 else ""
-                rate = tf.convert_to_tensor(entry.optimizer.learning_rate)
+                rate = tf.convert_to_tensor(state.opt_state[owner][name]["learning_rate"])
                 metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
-        return results
+        return state, results
+
+    def _check_pure(self) -> None:
+        """Refuses what changes variables, for an update of a state of tensors."""
+        mine = type(self)
+        changed = [n for n in _IN_PLACE if getattr(mine, n) is not getattr(GradientHooks, n)]
+        changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
+        if changed:
+            raise UserError(
+                "Learner.fit of a state of tensors",
+                expected="an update that is a function of the state",
+                got=f"{', '.join(changed)}, which change{'s' * (len(changed) == 1)} variables",
+                remedy="Give learner.learner_state, whose leaves are variables.",
+            )
 
     # From Python.
 
@@ -185,7 +233,8 @@ class Updating(Planning, GradientHooks):
             key = key if given else self._default_key()  # eagerly it takes a millisecond
             indices = self._shared_out(_indices(plan, seeding.stream(key, "minibatches")))
             jit = compile == "xla" and self.replicas.several
-            return self._train(batches, _cut(plan, indices), key, timesteps, jit=jit)
+            cut, state = _cut(plan, indices), self.learner_state
+            return self._train(state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("batch", plan, given), run)
         return self._call(fn, batches, given_key, steps)

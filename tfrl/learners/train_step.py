@@ -1,8 +1,11 @@
-"""One gradient step of several modules on a minibatch, on one or several replicas.
+"""One train step: a gradient step of each module on a minibatch, on one or several replicas.
 
 For each position in the modules' lists of updates: losses and gradients (pure, of values), the
 sum over the replicas, postprocessing, the finite guard, and the step of each optimizer. Written
 for code outside the replicas, see `tfrl.distribute.replicas`.
+
+The state goes in and comes out: a `LearnerState` of tensors as a new one, one of tf.Variables with
+their values changed.
 """
 
 import functools
@@ -15,14 +18,20 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import OwnUpdate, Update
 from tfrl.learners import batches as batches_lib
+from tfrl.learners.learner_core import LearnerState
 from tfrl.learners.loss_checks import check_ids, check_scalars
 from tfrl.learners.missing_columns import with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.own_update import parted, take_own_step
 from tfrl.learners.parameters import ParamDict, ParameterTable
+from tfrl.learning import leaves
 from tfrl.learning.gradients import gradients_of, split_metrics
 from tfrl.types import Nest
+
+Flags = dict[str, tf.Tensor]
+# State, rows of metrics, who has stopped, whose losses and gradients were finite.
+Taken = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
 
 
 @struct.dataclass
@@ -65,14 +74,14 @@ class Computed(struct.Struct):
     stops: dict[str, tf.Tensor]
 
 
-class GradientStep:
+class TrainStep:
     """Takes gradient steps for some modules of a learner; made where the update is traced."""
 
     def __init__(self, learner: Any, module_ids: list[str], *, jit: bool = False):
         """Lists what is trained.
 
         Args:
-          learner: The `Learner` whose hooks run and whose variables change.
+          learner: The `Learner` whose hooks run.
           module_ids: The modules to train.
           jit: Whether losses and gradients are compiled by XLA on their own.
         """
@@ -108,9 +117,9 @@ class GradientStep:
 
     # On the replicas.
 
-    def prepare(self, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
+    def prepare(self, state: LearnerState, rows: dict[str, Nest], key: tf.Tensor) -> Minibatch:
         """Makes the minibatch of a replica: what depends on all rows, and its share of them."""
-        states = self._table.states(self._table.values())
+        states = self._table.states(self._table.values(state.agent_state))
 
         def prepared(rows: dict[str, Nest]) -> dict[str, Nest]:
             return {
@@ -127,10 +136,14 @@ class GradientStep:
         key = seeding.fold_in(key, self._replicas.index())
         return Minibatch(rows=rows, weights=weights, key=key)
 
-    def _compute(self, k: int, updates: dict[str, Update], minibatch: Minibatch) -> Computed:
+    def _compute(
+        self, state: LearnerState, k: int, updates: dict[str, Update], minibatch: Minibatch
+    ) -> Computed:
         """Losses, gradients, their sums over the replicas, and postprocessing."""
         core = self._core(k, updates)
-        gradients, losses, metrics, param_updates = core(self._table.values(), minibatch)
+        gradients, losses, metrics, param_updates = core(
+            self._table.values(state.agent_state), minibatch
+        )
         if self._replicas.several:
             gradients, losses, metrics, floats = self._replicas.sum(
                 [gradients, losses, metrics, self._shares(param_updates, minibatch)]
@@ -250,15 +263,17 @@ class GradientStep:
     # Outside the replicas.
 
     def __call__(
-        self, minibatch: Minibatch, stopped: dict[str, tf.Tensor]
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        self, state: LearnerState, minibatch: Minibatch, stopped: Flags
+    ) -> tuple[LearnerState, dict[str, dict[str, Any]], Flags, Flags]:
         """Takes one step of every update.
 
         Args:
+          state: Before the step.
           minibatch: From `prepare` on every replica.
           stopped: `{module_id: bool}`, the modules that take no more steps in this update.
 
         Returns:
+          The state after it,
           `{module_id: {metric: (value, whether it was computed, or None for always)}}`, `stopped`
           afterwards, and `{module_id: bool}`, whether its losses and gradients were finite.
         """
@@ -267,25 +282,26 @@ class GradientStep:
         for k, positioned in enumerate(self.positions()):
             own, updates = parted(positioned)
             for m, update in own.items():
-                row, finite_m = self._take_own(k, m, update, minibatch)
+                row, finite_m = self._take_own(state, k, m, update, minibatch)
                 all_finite[m] &= finite_m
                 prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
                 metrics[m].update({prefix + n: (x, None) for n, x in row.items()})
             if not updates:
                 continue
-            due = self._due(updates)
+            due = self._due(state, updates)
             if due is None:
-                rows, stopped, finite = self._take(k, updates, minibatch, stopped)
+                taken = self._take(state, k, updates, minibatch, stopped)
             else:
-                rows, stopped, finite = self._take_if_due(due, k, updates, minibatch, stopped)
+                taken = self._take_if_due(due, state, k, updates, minibatch, stopped)
+            state, rows, stopped, finite = taken
             all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
             for m, row in rows.items():
                 prefix = f"{updates[m].name}/" if len(self._modules[m].updates) > 1 else ""
                 metrics[m].update({prefix + n: (x, due) for n, x in row.items()})
-        return metrics, stopped, all_finite
+        return state, metrics, stopped, all_finite
 
     def _take_own(
-        self, k: int, m: str, update: OwnUpdate, minibatch: Minibatch
+        self, state: LearnerState, k: int, m: str, update: OwnUpdate, minibatch: Minibatch
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """A step that the module takes by itself: its metrics, and whether it was finite."""
         several = self._replicas.several
@@ -293,63 +309,68 @@ class GradientStep:
         return take_own_step(
             m,
             update,
-            self._learner.module_state(m),
+            state.agent_state[m],
             minibatch.rows[m],
             key,
             guard=self._learner.check_numerics != "off",
             several=several,
         )
 
-    def _due(self, updates: dict[str, Update]) -> tf.Tensor | None:
+    def _due(self, state: LearnerState, updates: dict[str, Update]) -> tf.Tensor | None:
         """Whether some of the updates run in this step; None for certainly."""
         if any(u.every == 1 for u in updates.values()):
             return None
-        steps = self._learner.learner_steps
+        steps = state.counters["learner_steps"]
         return _any([steps % n == 0 for n in dict.fromkeys(u.every for u in updates.values())])
 
     def _take_if_due(
         self,
         due: tf.Tensor,
+        state: LearnerState,
         k: int,
         updates: dict[str, Update],
         minibatch: Minibatch,
-        stopped: dict[str, tf.Tensor],
-    ) -> Any:
+        stopped: Flags,
+    ) -> Taken:
         """As `_take`, where nothing is computed for updates that wait."""
         shape: list[Any] = []
         together = len({u.every for u in updates.values()}) == 1
 
         def take() -> Any:
-            result = self._take(k, updates, minibatch, stopped, all_due=together)
+            after, *result = self._take(state, k, updates, minibatch, stopped, all_due=together)
             shape[:] = [result]
-            return tf.nest.flatten(result)
+            return [*leaves.carried(after), *tf.nest.flatten(result)]
 
         def wait() -> Any:
             nothing = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), shape[0][0])
-            return tf.nest.flatten((nothing, stopped, dict.fromkeys(updates, tf.constant(True))))
+            waited = (nothing, stopped, dict.fromkeys(updates, tf.constant(True)))
+            return [*leaves.carried(state), *tf.nest.flatten(waited)]
 
         if tf.executing_eagerly():
             # Nothing is applied where it is not due; the shapes of the metrics are needed.
-            rows, now, finite = self._take(k, updates, minibatch, stopped)
+            after, rows, now, finite = self._take(state, k, updates, minibatch, stopped)
             rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
             stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
-            return rows, stopped, {m: f | ~due for m, f in finite.items()}
+            return after, rows, stopped, {m: f | ~due for m, f in finite.items()}
         found = tf.cond(due, take, wait)
-        return tf.nest.pack_sequence_as(shape[0], found)
+        count = len(leaves.carried(state))
+        rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], found[count:])
+        return leaves.with_carried(state, found[:count]), rows, stopped, finite
 
     def _take(
         self,
+        state: LearnerState,
         k: int,
         updates: dict[str, Update],
         minibatch: Minibatch,
-        stopped: dict[str, tf.Tensor],
+        stopped: Flags,
         *,
         all_due: bool = False,
-    ) -> tuple[dict[str, dict[str, tf.Tensor]], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        def compute(minibatch: Minibatch, active: dict[str, tf.Tensor]) -> Computed:
-            return self._compute(k, updates, minibatch.replace(active=active))
+    ) -> Taken:
+        def compute(minibatch: Minibatch, active: Flags) -> Computed:
+            return self._compute(state, k, updates, minibatch.replace(active=active))
 
-        active = self._active(updates, stopped, all_due=all_due)
+        active = self._active(state, updates, stopped, all_due=all_due)
         everywhere = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
         found = self._replicas.first(everywhere.replace(gradients=[], param_updates={}))
         stopped = {m: s | found.stops[m] if m in found.stops else s for m, s in stopped.items()}
@@ -358,7 +379,7 @@ class GradientStep:
         owners = self._by_optimizer(gradients)
         norm_of = {name: norm for (name, _), norm in zip(owners, found.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
-        before, active = active, self._active(updates, stopped, all_due=all_due)
+        before, active = active, self._active(state, updates, stopped, all_due=all_due)
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             mine = {r: g for (o, _), own in owners if o == owner for r, g in own.items()}
             involved = [m for m in updates if not mine.keys().isdisjoint(self._refs_of(m, updates))]
@@ -374,17 +395,17 @@ class GradientStep:
             leaders = [owner] if owner in updates else involved
             if all(m in active for m in leaders):
                 do.append(_any([active[m] for m in leaders]))
-            self._apply_if(do, owner, mine, everywhere.param_updates.get(owner))
-        return {m: self._row(m, found, norm_of) for m in updates}, stopped, finite
+            state = self._apply_if(do, state, owner, mine, everywhere.param_updates.get(owner))
+        return state, {m: self._row(m, found, norm_of) for m in updates}, stopped, finite
 
     def _active(
-        self, updates: dict[str, Update], stopped: dict[str, tf.Tensor], *, all_due: bool
-    ) -> dict[str, tf.Tensor]:
+        self, state: LearnerState, updates: dict[str, Update], stopped: Flags, *, all_due: bool
+    ) -> Flags:
         """`{module_id: bool}` of the modules that may stop, or wait at this position.
 
         Where it is known that all of them are due, none waits.
         """
-        steps = self._learner.learner_steps
+        steps = state.counters["learner_steps"]
         active = {}
         for m, update in updates.items():
             due = [] if all_due or update.every == 1 else [steps % update.every == 0]
@@ -407,23 +428,29 @@ class GradientStep:
         return {**row, **found.metrics[m]}
 
     def _apply_if(
-        self, conditions: list[tf.Tensor], owner: str, gradients: ParamDict, changes: Any
-    ) -> None:
-        refs = list(gradients)
+        self,
+        conditions: list[tf.Tensor],
+        state: LearnerState,
+        owner: str,
+        gradients: ParamDict,
+        changes: Any,
+    ) -> LearnerState:
+        """The state after the steps of an owner's optimizers, where all conditions hold."""
+        refs, learner = list(gradients), self._learner
 
         def step(values: list[tf.Tensor]) -> None:
-            self._learner.apply_gradients(dict(zip(refs, values, strict=True)))
+            learner.apply_gradients(dict(zip(refs, values, strict=True)))
 
-        def apply() -> tf.Tensor:
-            self._replicas.run(step, list(gradients.values()))
+        def apply(state: LearnerState) -> LearnerState:
+            if leaves.in_place(state):
+                self._replicas.run(step, list(gradients.values()))
+            else:
+                state = learner.stepped(state, self._replicas.first(gradients))
             if changes is not None:
-                self._learner.apply_param_updates(owner, self._replicas.first(changes))
-            return tf.constant(0)
+                state = learner.with_param_updates(state, owner, self._replicas.first(changes))
+            return state
 
-        if conditions:
-            tf.cond(_all(conditions), apply, lambda: tf.constant(0))
-        else:
-            apply()
+        return leaves.cond(_all(conditions), apply, state) if conditions else apply(state)
 
 
 def _all(conditions: list[tf.Tensor]) -> tf.Tensor:

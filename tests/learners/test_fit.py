@@ -1,0 +1,185 @@
+"""The train step as a function of the state: tensors in, tensors out."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import networks, seeding, specs, struct
+from tfrl.agents import DQN, PPO, SAC, TD3
+from tfrl.errors import UserError
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.types import Transition
+
+KEY = seeding.key(5)
+OBS = tf.TensorSpec([3])
+DISCRETE = specs.DiscreteSpec(4)
+BOX = specs.BoundedTensorSpec([2], tf.float32, -1, 1)
+SMALL = networks.MLP(hidden=(8,))
+SCHEDULE = [[0, 1e-2], [100, 1e-3]]
+
+
+def _ppo(**options):
+    return PPO(obs_spec=OBS, action_spec=DISCRETE, torso=SMALL, **options)
+
+
+def _off_policy(kind, **options):
+    action_spec = DISCRETE if kind is DQN else BOX
+    return kind(obs_spec=OBS, action_spec=action_spec, hidden=(8,), **options)
+
+
+def _rows(agent, count=24, seed=0):
+    """Random rows for a loss."""
+    keys = [seeding.fold_in(KEY, 100 * seed + i) for i in range(6)]
+    obs = specs.sample(agent.obs_spec, keys[0], [count])
+    action = specs.sample(agent.action_spec, keys[1], [count])
+    floats = [seeding.normal(key, [count]) for key in keys[2:]]
+    if isinstance(agent, PPO):
+        columns = {"log_prob": floats[0] - 1.5, "advantage": floats[1], "value_target": floats[2]}
+        return struct.TensorDict({"obs": obs, "action": action, "value": floats[3], **columns})
+    next_obs = specs.sample(agent.obs_spec, keys[3], [count])
+    discount = tf.where(floats[1] > 0, 0.9, 0.0)
+    return Transition(
+        obs=obs, action=action, reward=floats[0], next_obs=next_obs, discount=discount
+    )
+
+
+def _learner(modules, config=None, **options):
+    learner = Learner(modules, config=config or ModuleConfig(lr=SCHEDULE), **options)
+    learner.build(KEY)
+    return learner
+
+
+def _fits(learner, **options):
+    """Two updates in a row of a state, as a function of it."""
+
+    def fit(state, batch):
+        rows = []
+        for i in range(2):
+            key, steps = seeding.fold_in(KEY, i), state.counters["env_steps"] + 24
+            state, results = learner.fit(state, batch, key=key, timesteps=steps, **options)
+            rows.append(results)
+        return state, rows
+
+    return fit
+
+
+CASES = {
+    "minibatches": (_ppo(), {"num_epochs": 2, "minibatch_size": 8}),
+    "one_step": (_ppo(), {}),
+    "stops_early": (_ppo(target_kl=0.34), {"num_epochs": 4, "minibatch_size": 8}),
+    "adapts": (_ppo(clip=None, kl_coef=0.2, kl_target=0.01), {"minibatch_size": 12}),
+    "target_network": (_off_policy(DQN, target_every=2), {"shuffle": False}),
+    "several_updates": (_off_policy(SAC), {"shuffle": False}),
+    "delayed_actor": (_off_policy(TD3), {"shuffle": False}),
+    "delayed_in_minibatches": (_off_policy(TD3), {"minibatch_size": 8}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_change_as_variables_do(name):
+    agent, options = CASES[name]
+    learner, batch = _learner(agent), _rows(agent)
+    start = struct.values(learner.learner_state)
+    fit = _fits(learner, **options)
+    pure = tf.function(fit, autograph=False)
+    after, rows = pure(start, batch)
+    _assert_same(struct.values(learner.learner_state), start)
+    in_place = tf.function(lambda batch: fit(learner.learner_state, batch)[1], autograph=False)
+    _assert_same(in_place(batch), rows)
+    _assert_same(struct.values(learner.learner_state), after)
+    changed = [np.any(x != y) for x, y in zip(*map(tf.nest.flatten, (start, after)), strict=True)]
+    assert np.mean(changed) > 0.5
+    assert after.counters["weights_seq_no"] == 2
+    if name == "stops_early":
+        assert 1 < sum(row["default_policy"]["gradient_steps"] for row in rows) < 24
+
+
+@pytest.mark.parametrize("name", ["minibatches", "delayed_actor"])
+def test_eager_graph_and_xla_agree(name):
+    agent, options = CASES[name]
+    learner, batch = _learner(agent), _rows(agent)
+    start, fit = struct.values(learner.learner_state), _fits(learner, **options)
+    graph, _ = tf.function(fit, autograph=False)(start, batch)
+    eagerly, _ = fit(start, batch)
+    _assert_same(eagerly, graph, atol=1e-5)
+    xla, _ = tf.function(fit, jit_compile=True, autograph=False)(start, batch)
+    _assert_same(xla, graph, atol=1e-5)
+
+
+def _assert_same(a, b, atol=0.0):
+    tf.nest.map_structure(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=atol), a, b)
+
+
+def test_a_step_that_is_not_finite_is_left_out():
+    agent = _ppo()
+    learner, batch = _learner(agent), _rows(agent)
+    batch["advantage"] = batch["advantage"] * np.nan
+    start = struct.values(learner.learner_state)
+    after, rows = tf.function(_fits(learner), autograph=False)(start, batch)
+    _assert_same(after.agent_state, start.agent_state)
+    assert after.counters["skipped_steps"] == 2
+    assert rows[0]["default_policy"]["skipped_steps"] == 1
+
+
+def test_members_of_a_population_differ_in_state_only():
+    """Two learners with other parameters and rates, stacked, in one call: each as it is apart."""
+    agent = _ppo()
+    batch = _rows(agent)
+    learner = _learner(agent, ModuleConfig(lr=1e-2))
+    fit = _fits(learner, num_epochs=2, minibatch_size=8)
+    members = []
+    for seed, rate in enumerate((1e-2, 3e-4)):
+        other = Learner(agent, config=ModuleConfig(lr=rate))
+        other.build(seed)
+        members.append(struct.values(other.learner_state))
+    stacked = struct.stack(members)
+    traces = []
+
+    @functools.partial(tf.function, autograph=False)
+    def population(states):
+        traces.append(1)
+        return tf.map_fn(lambda state: fit(state, batch)[0], states)
+
+    after = population(stacked)
+    assert len(traces) == 1
+    for i, member in enumerate(members):
+        apart, _ = tf.function(fit, autograph=False)(member, batch)
+        _assert_same(struct.take(after, i), apart)
+    rates = after.opt_state["default_policy"]
+    ((_, slots),) = rates.items()
+    np.testing.assert_allclose(slots["learning_rate"], [1e-2, 3e-4])
+
+
+def test_shared_groups_stay_shared():
+    agent = _off_policy(DQN)
+    modules = {"a": agent, "b": agent}
+    group = next(iter(agent.init(KEY).params))
+    learner = _learner(modules, shared={f"a/{group}": [f"b/{group}"]})
+    batch = {m: _rows(agent, seed=i) for i, m in enumerate(modules)}
+    start = struct.values(learner.learner_state)
+    fit = _fits(learner, num_epochs=2, minibatch_size=12)
+    after, _ = tf.function(fit, autograph=False)(start, batch)
+    tf.function(lambda: fit(learner.learner_state, batch)[1], autograph=False)()
+    _assert_same(struct.values(learner.learner_state), after)
+    a, b = (after.agent_state[m].params[group] for m in "ab")
+    _assert_same(a, b)
+
+
+def test_what_changes_variables_is_refused():
+    agent = _ppo()
+    start = struct.values(_learner(agent).learner_state)
+
+    class Hooked(Learner):
+        def apply_gradients(self, gradients_dict):
+            super().apply_gradients(gradients_dict)
+
+    learner = Hooked(agent)
+    learner.build(KEY)
+    call = {"batch": _rows(agent), "key": KEY, "timesteps": tf.constant(0, tf.int64)}
+    with pytest.raises(UserError, match="apply_gradients, which changes variables"):
+        learner.fit(start, **call)
+    keras = _learner(agent, ModuleConfig(optimizer=tf.keras.optimizers.Adamax()))
+    with pytest.raises(UserError, match="got Adamax"):
+        keras.fit(struct.values(keras.learner_state), **call)

@@ -1,0 +1,55 @@
+"""State whose leaves are tensors or tf.Variables.
+
+The same code is pure over tensors, and works in place over variables: `put`, `cond` and `carried`
+are all that tells them apart.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+S = TypeVar("S")
+
+
+def in_place(state: Any) -> bool:
+    """Whether some leaf is a tf.Variable."""
+    return any(isinstance(x, tf.Variable) for x in tf.nest.flatten(state))
+
+
+def put(leaf: Any, value: Any) -> Any:
+    """Returns the leaf that holds a new value: the variable itself, or the value."""
+    if isinstance(leaf, tf.Variable):
+        leaf.assign(value)
+        return leaf
+    return value
+
+
+def add(leaf: Any, number: Any) -> Any:
+    """Returns the leaf with a number added to it."""
+    if isinstance(leaf, tf.Variable):
+        leaf.assign_add(number)
+        return leaf
+    return leaf + number
+
+
+def carried(state: Any) -> list[tf.Tensor]:
+    """Returns the leaves that a loop must carry: those that are no variables."""
+    return [x for x in tf.nest.flatten(state) if not isinstance(x, tf.Variable)]
+
+
+def with_carried(state: S, tensors: Sequence[tf.Tensor]) -> S:
+    """Returns the state with other leaves in the place of those of `carried`."""
+    rest = iter(tensors)
+    leaves = [x if isinstance(x, tf.Variable) else next(rest) for x in tf.nest.flatten(state)]
+    return tf.nest.pack_sequence_as(state, leaves)  # type: ignore[no-any-return]
+
+
+def cond(predicate: tf.Tensor, change: Callable[[S], S], state: S) -> S:
+    """Returns `change(state)` where a predicate holds, and the state as it is elsewhere."""
+
+    def changed() -> list[tf.Tensor]:
+        return [tf.constant(0), *carried(change(state))]
+
+    _, *found = tf.cond(predicate, changed, lambda: [tf.constant(0), *carried(state)])
+    return with_carried(state, found)
