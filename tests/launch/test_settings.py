@@ -184,7 +184,7 @@ def test_networks_and_distributions():
     state = made.workflow.setup(0)
     assert isinstance(
         agent.policy_network.apply(
-            made.workflow.agent_state(state).params["policy"], state.progress.env_state.obs
+            made.workflow.agent_state(state).params["policy"], state.env_state.obs
         ),
         SquashedGaussian,
     )

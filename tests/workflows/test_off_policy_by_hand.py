@@ -71,8 +71,8 @@ class HandLoopTest(parameterized.TestCase):
         done = flow.advance(state, 1)
         # By hand: what the iteration added is sampled too, so take it over from the run.
         agent_state = learner.module_state(DEFAULT_MODULE_ID)
-        play, learn = tf.unstack(seeding.split(seeding.fold_in(state.progress.key, 12), 2))
-        steps, _, _ = rollout(flow.env, flow.agent, state.progress.env_state, agent_state, play, 1)
+        play, learn = tf.unstack(seeding.split(seeding.fold_in(state.key, 12), 2))
+        steps, _, _ = rollout(flow.env, flow.agent, state.env_state, agent_state, play, 1)
         observed = flow.agent.observe(agent_state, steps).normalizer
         tf.nest.map_structure(lambda v, x: v.assign(x), agent_state.normalizer, observed)
         buffer.add(steps)

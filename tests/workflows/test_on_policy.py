@@ -160,7 +160,7 @@ class StepTest(parameterized.TestCase):
         self.assertEqual(metrics["env_steps"], 32)
         self.assertEqual(metrics["iterations"], 1)
         self.assertEqual(metrics["learner_steps"], 4)
-        self.assertEqual(state.progress.env_steps.dtype, tf.int64)
+        self.assertEqual(state.metrics.env_steps.dtype, tf.int64)
         for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"):
             self.assertIn(name, metrics)
         for name in ("explained_variance", "grad_norm", "learning_rate", "episode_return"):
@@ -292,15 +292,22 @@ class StateTest(FilesTest):
         with pytest.raises(UserError, match="expected a checkpoint, got none"):
             workflow().restore(self.folder())
 
-    def test_evaluation_repeats_and_leaves_no_trace(self):
+    def test_each_evaluation_plays_other_episodes_and_leaves_no_other_trace(self):
         w = workflow()
         _, state = w.step(w.setup(0))
-        before = bits(w, state)
+        before, begun = bits(w, state), state
         one, state = w.evaluate(state)
         two, state = w.evaluate(state)
-        self.assertEqual(one, two)
+        self.assertNotEqual(one, two)
         self.assertEqual(one["eval_episodes"], 4)
-        assert_same(before, bits(w, state))
+        self.assertEqual(w.evaluate(begun)[0], one)
+        self.assertEqual(int(state.metrics.evaluations), 2)
+        after = bits(w, state)
+        self.assertEqual(after.pop("progress/evaluations"), 2)
+        self.assertEqual(before.pop("progress/evaluations"), 0)
+        assert_same(before, after)
+        never = w.step(w.step(w.setup(0))[1])[1]
+        self.assertAllEqual(*(tf.nest.flatten(x.agent_state)[0] for x in (w.step(state)[1], never)))
 
 
 class Recorder(Callback):

@@ -21,7 +21,7 @@ from tfrl.errors import UserError
 from tfrl.storage import files
 
 # Raise it when the meaning of stored values changes, and register how to get there from before.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 DATA = "data"
 MANIFEST = "manifest.json"
@@ -42,8 +42,15 @@ def _with_reward_outliers(values: Values, manifest: dict[str, Any]) -> Any:
     return values, manifest
 
 
+def _with_evaluations(values: Values, manifest: dict[str, Any]) -> Any:
+    """Adds the count of evaluations, by which since version 3 each plays other episodes."""
+    if "progress/key" in values:
+        values = {**values, "progress/evaluations": np.zeros([], np.int64)}
+    return values, manifest
+
+
 # {from_version: function to from_version + 1}
-MIGRATIONS: dict[int, Migration] = {1: _with_reward_outliers}
+MIGRATIONS: dict[int, Migration] = {1: _with_reward_outliers, 2: _with_evaluations}
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

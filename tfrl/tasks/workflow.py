@@ -92,6 +92,16 @@ class TaskWorkflow(Workflow):
         self._programs.add(program)
         return program
 
+    def _check_fresh(self, state: TaskState) -> None:
+        """Raises a UserError for a state that a later step has consumed."""
+        if state.version != state.program.version:
+            raise UserError(
+                "the state given to the workflow",
+                expected=f"the newest of its run (version {state.program.version})",
+                got=f"version {state.version}, which a later step has consumed",
+                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+            )
+
     def advance(self, state: TaskState, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations; see `Workflow.advance`."""
         self._check_fresh(state)

@@ -5,13 +5,16 @@ from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.on_policy import OnPolicyWorkflow
 from tfrl.workflows.options import RunOptions
 from tfrl.workflows.run_report import RunReport, RunTime
+from tfrl.workflows.run_state import RunMetrics, State
 
 __all__ = [
     "Advance",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
+    "RunMetrics",
     "RunOptions",
     "RunReport",
     "RunTime",
+    "State",
     "Workflow",
 ]

@@ -107,16 +107,6 @@ class Workflow(abc.ABC):
     def video_env(self) -> Any:
         """Returns environments to record a video in."""
 
-    def _check_fresh(self, state: State) -> None:
-        """Raises a UserError for a state that a later step has consumed."""
-        if state.version != state.program.version:
-            raise UserError(
-                "the state given to the workflow",
-                expected=f"the newest of its run (version {state.program.version})",
-                got=f"version {state.version}, which a later step has consumed",
-                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
-            )
-
     def check_video(self) -> None:
         """Checks that `record_video` can draw the environments of `video_env`.
 

@@ -17,21 +17,15 @@ from tfrl.workflows.seams import auto_needs_timing
 
 
 class Evaluations:
-    """Plays greedy episodes, divided among the replicas; compiled once for a number of episodes.
+    """Plays greedy episodes, divided among the replicas; compiled once for a number of episodes."""
 
-    Attributes:
-      key: int32 [2]; evaluation i draws from `fold_in(key, i)`.
-    """
-
-    def __init__(self, workflow: Any, learner: Learner, key: tf.Tensor):
+    def __init__(self, workflow: Any, learner: Learner):
         """Prepares; nothing is traced yet.
 
         Args:
           workflow: The `LearnerWorkflow` whose environments are played.
           learner: A built learner.
-          key: int32 [2].
         """
-        self.key = key
         self._workflow = workflow
         self._learner = learner
         self._made: dict[int, Callable[[tf.Tensor], EvaluationResult]] = {}
@@ -50,16 +44,11 @@ class Evaluations:
         """Traces anew at the next call."""
         self._made = {}
 
-    def evaluate(
-        self, iterations: tf.Tensor, num_episodes: int | None = None, key: tf.Tensor | None = None
-    ) -> EvaluationResult:
-        """Plays episodes; the key follows from the iteration unless given."""
-        n = num_episodes or self._workflow.eval_episodes
-        if key is None:
-            key = seeding.fold_in(self.key, iterations)
-        if n not in self._made:
-            self._made[n] = self._make(n)
-        return self._made[n](key)
+    def evaluate(self, num_episodes: int, key: tf.Tensor) -> EvaluationResult:
+        """Plays episodes that follow from a key, int32 [2]."""
+        if num_episodes not in self._made:
+            self._made[num_episodes] = self._make(num_episodes)
+        return self._made[num_episodes](key)
 
     def _acting_state(self) -> Any:
         return struct.values(self._workflow.acting_state(self._learner))

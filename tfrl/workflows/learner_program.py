@@ -14,14 +14,14 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
-from tfrl.learners import Learner
+from tfrl.learners import DEFAULT_MODULE_ID, Learner
 from tfrl.ops.select import where
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop, keys_of
-from tfrl.workflows.run_state import Progress
+from tfrl.workflows.run_state import Progress, State
 from tfrl.workflows.seams import PythonSeam, Seam
 from tfrl.workflows.tally import EPISODE_METRICS, OUTLIERS, Tally
 from tfrl.xla import never_in_xla
@@ -45,18 +45,18 @@ class LearnerProgram(Choosing, abc.ABC):
     # While the call behind a rollout is traced: what it leaves to Python, of `note_dtypes`.
     notes: Sequence[tf.Tensor] = ()
 
-    def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
+    def __init__(self, workflow: Any, learner: Learner):
         """Prepares the seams; nothing is traced yet.
 
         Args:
           workflow: The `LearnerWorkflow` whose hooks run.
           learner: A built learner.
-          eval_key: int32 [2]; evaluation i draws from `fold_in(eval_key, i)`.
         """
         self.learner = learner
-        self.version = 0
+        # That of the newest state: those before it were consumed.
+        self.iterations = 0
         self._workflow = workflow
-        self.evaluations = Evaluations(workflow, learner, eval_key)
+        self.evaluations = Evaluations(workflow, learner)
         self.replicas = learner.replicas
         # Environments on the host are stepped in Python, and so is the loop over the seams.
         self._on_host = isinstance(workflow.env, HostEnv)
@@ -84,7 +84,8 @@ class LearnerProgram(Choosing, abc.ABC):
 
     def clone(self) -> "LearnerProgram":
         """Returns a program over a copy of the variables, with the same compile choices."""
-        other = type(self)(self._workflow, self.learner.clone(), self.evaluations.key)
+        other = type(self)(self._workflow, self.learner.clone())
+        other.iterations = self.iterations
         other._loop_mode, other._traces = self._loop_mode, self._traces
         for mine, its in zip(self._seams(), other._seams(), strict=True):
             its.mode, its.seconds = mine.mode, dict(mine.seconds)
@@ -98,6 +99,35 @@ class LearnerProgram(Choosing, abc.ABC):
     def variables(self) -> dict[str, tf.Variable]:
         """Returns all that compiled functions change, by path."""
         return self.learner.variables()
+
+    # Of these variables the state of a run is made.
+
+    def counters(self) -> dict[str, tf.Variable]:
+        """Returns those of the learner."""
+        return self.learner.learner_state.counters
+
+    def agent_state(self) -> Any:
+        """Returns the AgentState, or `{module_id: AgentState}`."""
+        return self._workflow.acting_state(self.learner)
+
+    def opt_state(self) -> dict[str, Any]:
+        """Returns what optimizers keep, by module id where there are several modules."""
+        found = self.learner.learner_state.opt_state
+        if hasattr(self._workflow.agent, "modules"):
+            return found
+        return found.get(DEFAULT_MODULE_ID, {})
+
+    def replay_buffer_state(self) -> dict[str, tf.Variable]:
+        """Returns the variables of a replay buffer by path."""
+        return {}
+
+    def assign(self, state: State) -> None:
+        """Takes the values of a state of the same form."""
+        mine = (self.agent_state(), self.opt_state(), self.counters(), self.replay_buffer_state())
+        others = (state.metrics.learner, state.replay_buffer_state)
+        given = (state.agent_state, state.opt_state, *others)
+        tf.nest.map_structure(lambda v, x: v.assign(x), mine, given)
+        self.iterations = int(state.metrics.iterations)
 
     @property
     def shares_traces(self) -> bool:
@@ -223,6 +253,7 @@ class LearnerProgram(Choosing, abc.ABC):
             result = loop(*args)
         progress, done, floats, counters, (t_rollout, t_update) = result
         rows = self._rows(int(done), floats, counters)
+        self.iterations = rows[-1]["iterations"] if rows else self.iterations
         seconds = {"call": time.perf_counter() - start}
         seconds.update(self._time_split(seconds["call"], float(t_rollout), float(t_update)))
         return rows, progress, seconds

@@ -40,7 +40,7 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_program import LearnerProgram
-from tfrl.workflows.run_state import Progress, RolloutResult, RunState
+from tfrl.workflows.run_state import RolloutResult, RunMetrics, State, with_program
 from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
@@ -348,7 +348,7 @@ class LearnerWorkflow(Workflow):
         }
 
     @abc.abstractmethod
-    def make_program(self, learner: Learner, eval_key: tf.Tensor) -> LearnerProgram:
+    def make_program(self, learner: Learner) -> LearnerProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
 
     def logic(self) -> dict[str, Any]:
@@ -357,11 +357,10 @@ class LearnerWorkflow(Workflow):
 
     # The run.
 
-    def setup(self, seed: int) -> RunState:
+    def setup(self, seed: int) -> State:
         """Makes a fresh run from a seed."""
-        key = seeding.key(seed)
-        keys = seeding.streams(key, ["agent", "environment", "run", "evaluation"])
-        program = self.make_program(self.setup_agent(keys["agent"]), keys["evaluation"])
+        keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run"])
+        program = self.make_program(self.setup_agent(keys["agent"]))
         make_carry = getattr(self.agent, "initial_carry", None)
 
         def begin(key: tf.Tensor) -> tuple[EnvState, Nest]:
@@ -374,32 +373,60 @@ class LearnerWorkflow(Workflow):
             return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
 
         env_state, carry = self.replicas.run_once(begin, keys["environment"])
-        zero = tf.constant(0, tf.int64)
-        progress = Progress(
-            env_state=env_state,
-            carry=carry,
-            key=keys["run"],
+        zero, nan = tf.constant(0, tf.int64), tf.constant(np.nan, tf.float32)
+        metrics = RunMetrics(
             iterations=zero,
             env_steps=zero,
             episodes=zero,
-            episode_return=tf.constant(np.nan, tf.float32),
-            episode_length=tf.constant(np.nan, tf.float32),
+            evaluations=zero,
+            episode_return=nan,
+            episode_length=nan,
+            learner={},
         )
-        return RunState(progress=progress, program=program)
+        state = State(
+            key=keys["run"],
+            metrics=metrics,
+            agent_state=None,
+            opt_state={},
+            env_state=env_state,
+            replay_buffer_state={},
+            carry=carry,
+        )
+        return with_program(state, program)
 
-    def snapshot(self, state: RunState) -> RunState:
-        """Returns a copy that later steps of `state` do not change."""
-        self._check_fresh(state)
-        program = state.program.clone()
-        return state.replace(program=program, version=program.version)
+    def program(self, state: State) -> tuple[LearnerProgram, State]:
+        """Returns what is compiled over a state's variables, and the state.
 
-    def advance(self, state: RunState, iterations: int, until: int | None = None) -> Advance:
-        """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
-        self._check_fresh(state)
+        One of tensors, or of another workflow, is copied into variables.
+
+        Raises:
+          UserError: For a state that a later step has consumed.
+        """
         program = state.program
+        if program is None or program.workflow is not self:
+            program = self.make_program(self.setup_agent(state.key))
+            program.assign(state)
+            return program, with_program(state, program)
+        iterations = int(state.metrics.iterations)
+        if iterations != program.iterations:
+            raise UserError(
+                "the state given to the workflow",
+                expected=f"the newest of its run, of iteration {program.iterations}",
+                got=f"that of iteration {iterations}, which a later step has consumed",
+                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+            )
+        return program, state
+
+    def snapshot(self, state: State) -> State:
+        """Returns a copy that later steps of `state` do not change."""
+        program, state = self.program(state)
+        return with_program(state, program.clone())
+
+    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
+        """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
+        program, state = self.program(state)
         rows, progress, seconds = program.run(state.progress, iterations, until)
-        program.version += 1
-        new_state = state.replace(progress=progress, version=program.version)
+        new_state = state.after(progress)
         if self.check_numerics == "raise" and self.learns:
             for row in rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
@@ -422,26 +449,32 @@ class LearnerWorkflow(Workflow):
         prefix = f"{module_id}/"
         return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
 
-    def replica_function(self, state: RunState) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def replica_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns all that a device does in a call of `advance`, and example arguments.
 
         For `tfrl.distribute.check_compilable`: on a TPU it is one program.
         """
-        return state.program.whole(state.progress)
+        program, state = self.program(state)
+        return program.whole(state.progress)
 
-    def evaluate(self, state: RunState) -> tuple[dict[str, float], RunState]:
-        """Runs `eval_episodes` greedy episodes; the keys follow from the iteration."""
-        self._check_fresh(state)
-        result = state.program.evaluations.evaluate(state.progress.iterations)
-        return result.metrics(), state
+    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
+        """Runs `eval_episodes` greedy episodes, others in every evaluation: the state counts them.
+
+        A training does not depend on its evaluations.
+        """
+        program, state = self.program(state)
+        key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
+        result = program.evaluations.evaluate(self.eval_episodes, key)
+        metrics = state.metrics.replace(evaluations=state.metrics.evaluations + 1)
+        return result.metrics(), state.replace(metrics=metrics)
 
     def final_evaluation(
-        self, state: RunState, num_episodes: int, seed: int | None = None
+        self, state: State, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
         """Runs `num_episodes` greedy episodes."""
-        self._check_fresh(state)
-        key = None if seed is None else seeding.stream(seeding.key(seed), "final_evaluation")
-        return state.program.evaluations.evaluate(state.progress.iterations, num_episodes, key)
+        program, state = self.program(state)
+        key = state.key if seed is None else seeding.key(seed)
+        return program.evaluations.evaluate(num_episodes, seeding.stream(key, "final_evaluation"))
 
     def video_env(self) -> Env:
         """The evaluation's environments, of which a video shows the first."""
@@ -484,30 +517,36 @@ class LearnerWorkflow(Workflow):
 
     # What a checkpoint holds.
 
-    def env_steps(self, state: RunState) -> int:
+    def run_key(self, state: State) -> Any:
+        """Returns the object that all states of one run share, and only they."""
+        return state.program
+
+    def env_steps(self, state: State) -> int:
         """Valid agent steps so far."""
-        return int(state.progress.env_steps)
+        return int(state.metrics.env_steps)
 
-    def agent_state(self, state: RunState) -> Any:
+    def agent_state(self, state: State) -> Any:
         """The agent's state, values."""
-        return struct.values(self.acting_state(state.program.learner))
+        return struct.values(state.agent_state)
 
-    def state_values(self, state: RunState) -> dict[str, Any]:
+    def state_values(self, state: State) -> dict[str, Any]:
         """Every value of the run by path."""
-        self._check_fresh(state)
-        return state_values(self, state)
+        program, state = self.program(state)
+        return state_values(self, program, state)
 
-    def state_paths(self, state: RunState) -> set[str]:
+    def state_paths(self, state: State) -> set[str]:
         """The paths of `state_values`."""
-        self._check_fresh(state)
-        return state_paths(self, state)
+        program, state = self.program(state)
+        return state_paths(self, program, state)
 
     def load_values(
-        self, state: RunState, values: Mapping[str, Any], *, environments: bool = True
-    ) -> RunState:
+        self, state: State, values: Mapping[str, Any], *, environments: bool = True
+    ) -> State:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
-        return load_values(self, state, values, environments)
+        program, state = self.program(state)
+        return load_values(self, program, state, values, environments)
 
-    def compile_choices(self, state: RunState) -> dict[str, str]:
+    def compile_choices(self, state: State) -> dict[str, str]:
         """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
-        return state.program.choose(state.progress)
+        program, state = self.program(state)
+        return program.choose(state.progress)

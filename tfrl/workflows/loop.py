@@ -150,7 +150,7 @@ class TrainingLoop:
         try:
             while env_steps < self.options.total_env_steps and not self._stops():
                 state, env_steps, row = self._call(state, env_steps)
-                evaluated = self._evaluate_if_due(state, row, env_steps)
+                state, evaluated = self._evaluate_if_due(state, row, env_steps)
                 self._film_if_due(state, row, env_steps)
                 # Rows first: a checkpoint promises that all before it is on disk.
                 self._record(row)
@@ -236,12 +236,12 @@ class TrainingLoop:
 
     def _evaluate_if_due(
         self, state: Any, rows: list[dict[str, Any]], env_steps: int
-    ) -> float | None:
+    ) -> tuple[Any, float | None]:
         """Evaluates when its multiple is reached; the metrics join the last row."""
         if env_steps < self._eval_due:
-            return None
+            return state, None
         start = time.monotonic()
-        metrics, _ = self.workflow.evaluate(state)
+        metrics, state = self.workflow.evaluate(state)
         rows[-1].update(metrics)
         rows[-1]["time/evaluation"] = time.monotonic() - start
         self._last_eval = float(metrics[_EVAL_RETURN])
@@ -251,7 +251,7 @@ class TrainingLoop:
         target = self.options.target_return
         if target is not None and self._last_eval >= target:
             self._note(STOP, "target_return")
-        return self._last_eval
+        return state, self._last_eval
 
     def _film_if_due(self, state: Any, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video when its multiple is reached."""

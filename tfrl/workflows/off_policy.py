@@ -36,7 +36,7 @@ from tfrl.workflows.off_policy_checks import (
 from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
 from tfrl.workflows.off_policy_reverb import ReverbProgram
 from tfrl.workflows.options import RunOptions, with_changes
-from tfrl.workflows.run_state import RunState
+from tfrl.workflows.run_state import State
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
@@ -224,15 +224,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def learn(
         self,
-        state: RunState,
+        state: State,
         options: RunOptions | None = None,
         *,
         callbacks: Sequence[Any] = (),
         **changes: Any,
-    ) -> RunState:
+    ) -> State:
         """Trains; see `Workflow.learn`. Warns of a run that ends before its first learner step."""
         asked = with_changes(options, changes)
-        begins = state.program.learning_start
+        program, state = self.program(state)
+        begins = program.learning_start  # type: ignore[attr-defined]
         warn_of_no_updates(asked.total_env_steps, begins, self.env_steps(state))
         return super().learn(state, asked, callbacks=callbacks)
 
@@ -257,11 +258,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self._servers.add(buffer)
         return buffer
 
-    def make_program(self, learner: Learner, eval_key: tf.Tensor) -> OffPolicyProgram:
+    def make_program(self, learner: Learner) -> OffPolicyProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
         if not self.loops_in_python:
-            return OffPolicyProgram(self, learner, eval_key)
-        program = ReverbProgram(self, learner, eval_key)
+            return OffPolicyProgram(self, learner)
+        program = ReverbProgram(self, learner)
         # The server of a run that nobody refers to any more ends with it.
         weakref.finalize(program, program.buffer.close).atexit = False
         return program

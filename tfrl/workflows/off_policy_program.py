@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
+from tfrl.errors import UserError
 from tfrl.learners import DEFAULT_MODULE_ID, Learner
 from tfrl.ops.schedules import make_schedule
 from tfrl.replay import InGraphBuffer
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.host_loop import keys_of
 from tfrl.workflows.learner_program import LearnerProgram
-from tfrl.workflows.run_state import Progress
+from tfrl.workflows.run_state import Progress, State
 from tfrl.workflows.seams import Seam
 from tfrl.workflows.tally import Tally
 
@@ -37,9 +38,9 @@ class OffPolicyProgram(LearnerProgram):
     fuses_on_host = True  # many small operations on the buffer
     prefers_fused = True
 
-    def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
+    def __init__(self, workflow: Any, learner: Learner):
         """Makes the buffer, empty; see `LearnerProgram`."""
-        super().__init__(workflow, learner, eval_key)
+        super().__init__(workflow, learner)
         with self.replicas.scope():
             self.buffer = workflow.setup_replay()
         self.learning_start: int = workflow.learning_starts
@@ -76,8 +77,28 @@ class OffPolicyProgram(LearnerProgram):
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns all that compiled functions change, by path."""
-        own = self.buffer.variables() if isinstance(self.buffer, InGraphBuffer) else {}
+        own = self.replay_buffer_state()
         return {**super().variables(), **{f"{REPLAY}{path}": v for path, v in own.items()}}
+
+    def replay_buffer_state(self) -> dict[str, tf.Variable]:
+        """Returns the variables of the buffer by path; of one on a server none."""
+        return self.buffer.variables() if isinstance(self.buffer, InGraphBuffer) else {}
+
+    def assign(self, state: State) -> None:
+        """Takes the values of a state of the same form.
+
+        Raises:
+          UserError: The experience is on a server.
+        """
+        if not isinstance(self.buffer, InGraphBuffer):
+            raise UserError(
+                "a state of tensors",
+                expected="a replay buffer in the graph, whose experience is part of the state",
+                got="one on a Reverb server",
+                remedy="Use workflow.snapshot, or a checkpoint, or InGraphReplay.",
+            )
+        super().assign(state)
+        self._learnt = int(self.learner.learner_steps.numpy()) > 0
 
     # The buffer; traced.
 

@@ -44,9 +44,9 @@ class ReverbProgram(OffPolicyProgram):
 
     prefers_fused = False
 
-    def __init__(self, workflow: Any, learner: Learner, eval_key: tf.Tensor):
+    def __init__(self, workflow: Any, learner: Learner):
         """Connects to the server, or starts one; see `OffPolicyProgram`."""
-        super().__init__(workflow, learner, eval_key)
+        super().__init__(workflow, learner)
         if self.replicas.several:
             self.rollout, self.fill = (self._of_all(seam) for seam in (self.rollout, self.fill))
         self._iterator: Any = None

@@ -116,9 +116,9 @@ class OnPolicyWorkflow(LearnerWorkflow):
 
     # Hooks; all but `make_program` are traced.
 
-    def make_program(self, learner: Learner, eval_key: tf.Tensor) -> OnPolicyProgram:
+    def make_program(self, learner: Learner) -> OnPolicyProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
-        return OnPolicyProgram(self, learner, eval_key)
+        return OnPolicyProgram(self, learner)
 
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory

@@ -37,19 +37,103 @@ class Progress(struct.Struct):
 
 
 @struct.dataclass
-class RunState(struct.Struct):
-    """A run of a `LearnerWorkflow`: all that a checkpoint must hold.
+class RunMetrics(struct.Struct):
+    """The counters of a run, and its last episodes.
 
     Attributes:
-      progress: What one iteration hands to the next: environments, carry, key and counters.
-      program: The variables (the learner's, a replay buffer's) and the compiled functions over
-        them.
-      version: Which step made this state; an older one was consumed.
+      iterations: int64, iterations so far.
+      env_steps: int64, valid agent steps so far.
+      episodes: int64, episodes that have ended.
+      evaluations: int64, evaluations so far: each plays other episodes.
+      episode_return: float32, mean of the last iteration in which episodes ended; NaN before.
+      episode_length: float32, likewise, in agent steps.
+      learner: `{name: int64}` of the learner: "learner_steps", "skipped_steps", "env_steps" (that
+        of its schedules), "weights_seq_no"; and "key", int32 [2].
     """
 
-    progress: Progress
-    program: Any = struct.field(static=True)
-    version: int = struct.field(static=True, default=0)
+    iterations: tf.Tensor
+    env_steps: tf.Tensor
+    episodes: tf.Tensor
+    evaluations: tf.Tensor
+    episode_return: tf.Tensor
+    episode_length: tf.Tensor
+    learner: dict[str, Any]
+
+
+@struct.dataclass
+class State(struct.Struct):
+    """All that changes in a run: one nest, whose leaves are tensors or tf.Variables.
+
+    A workflow's `setup` gives variables where training changes them in place. States can be copied
+    leaf by leaf, and stacked (`struct.stack`). One of tensors can be given to every method of a
+    workflow: it goes on over variables of its own.
+
+    Attributes:
+      key: int32 [2]; iteration i draws from `fold_in(key, i)`.
+      metrics: Counters.
+      agent_state: The AgentState, or `{module_id: AgentState}` of an agent of several policies.
+      opt_state: `{optimizer_name: {path: leaf}}`, or these by module id; see `LearnerState`.
+      env_state: The environments; those on the host are elsewhere, and this is what they last told.
+      replay_buffer_state: `{path: leaf}` of a replay buffer in the graph; else empty.
+      carry: The recurrent state of the agent, or None.
+    """
+
+    key: tf.Tensor
+    metrics: RunMetrics
+    agent_state: Any
+    opt_state: dict[str, Any]
+    env_state: EnvState
+    replay_buffer_state: dict[str, Any]
+    carry: Nest = None
+
+    @property
+    def program(self) -> Any:
+        """The objects over the variables of this run: `learner`, `buffer`; None over tensors."""
+        return getattr(self.metrics.learner["learner_steps"], _PROGRAM, None)
+
+    @property
+    def progress(self) -> Progress:
+        """What one iteration hands to the next, beside the variables."""
+        metrics = self.metrics
+        return Progress(
+            env_state=self.env_state,
+            carry=self.carry,
+            key=self.key,
+            iterations=metrics.iterations,
+            env_steps=metrics.env_steps,
+            episodes=metrics.episodes,
+            episode_return=metrics.episode_return,
+            episode_length=metrics.episode_length,
+        )
+
+    def after(self, progress: Progress) -> "State":
+        """Returns the state after some iterations, whose variables have changed already."""
+        metrics = self.metrics.replace(
+            iterations=progress.iterations,
+            env_steps=progress.env_steps,
+            episodes=progress.episodes,
+            episode_return=progress.episode_return,
+            episode_length=progress.episode_length,
+        )
+        return self.replace(  # type: ignore[no-any-return]
+            metrics=metrics, env_state=progress.env_state, carry=progress.carry
+        )
+
+
+# A run's variables refer to what was made for them, so that both end together.
+_PROGRAM = "_tfrl_program"
+
+
+def with_program(state: State, program: Any) -> State:
+    """Returns a state over the variables of a program."""
+    state = state.replace(
+        metrics=state.metrics.replace(learner=program.counters()),
+        agent_state=program.agent_state(),
+        opt_state=program.opt_state(),
+        replay_buffer_state=program.replay_buffer_state(),
+    )
+    setattr(state.metrics.learner["learner_steps"], _PROGRAM, program)
+    return state
 
 
 @struct.dataclass

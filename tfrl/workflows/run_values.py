@@ -14,34 +14,39 @@ from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.types import Nest
-from tfrl.workflows.run_state import Progress, RunState
+from tfrl.workflows.run_state import Progress, State
+
+_EVALUATIONS = "progress/evaluations"
 
 
-def state_values(workflow: Any, state: RunState) -> dict[str, Any]:
+def state_values(workflow: Any, program: Any, state: State) -> dict[str, Any]:
     """Returns every value of a run by path.
 
     Args:
       workflow: The `LearnerWorkflow`.
+      program: That of the state.
       state: The newest state of the run.
     """
     progress = _gathered(workflow, _kept(workflow, state.progress))
     values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
-    return {**values, **state.program.state_values()}
+    return {**values, _EVALUATIONS: state.metrics.evaluations, **program.state_values()}
 
 
-def state_paths(workflow: Any, state: RunState) -> set[str]:
+def state_paths(workflow: Any, program: Any, state: State) -> set[str]:
     """Returns the paths of `state_values`; the arguments are the same."""
     progress = _gathered(workflow, _kept(workflow, state.progress))
-    return {f"progress/{p}" for p in struct.paths(progress)} | state.program.state_paths()
+    own = {f"progress/{p}" for p in struct.paths(progress)}
+    return own | {_EVALUATIONS} | program.state_paths()
 
 
 def load_values(
-    workflow: Any, state: RunState, values: Mapping[str, Any], environments: bool
-) -> RunState:
+    workflow: Any, program: Any, state: State, values: Mapping[str, Any], environments: bool
+) -> State:
     """Returns `state` with every value replaced.
 
     Args:
       workflow: The `LearnerWorkflow`.
+      program: That of the state.
       state: The state of a run of it; consumed.
       values: As `state_values` gave them.
       environments: Whether the environments' states are replaced too.
@@ -59,9 +64,11 @@ def load_values(
     progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, leaves))
     if isinstance(workflow.env, HostEnv):
         progress = _new_episodes(workflow, progress, state.progress, environments)
-    state.program.load_values(values, environments=environments)
-    state.program.version += 1
-    return state.replace(progress=progress, version=state.program.version)
+    program.load_values(values, environments=environments)
+    program.iterations = int(progress.iterations)
+    evaluations = tf.convert_to_tensor(values[_EVALUATIONS])
+    state = state.replace(metrics=state.metrics.replace(evaluations=evaluations), key=progress.key)
+    return state.after(progress)
 
 
 def _kept(workflow: Any, progress: Progress) -> Progress:
