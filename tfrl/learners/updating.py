@@ -106,10 +106,32 @@ class Updating(Planning, GradientHooks):
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(
-        self, batch: Nest, *, key: tf.Tensor, timesteps: tf.Tensor, **options: Any
+        self,
+        batch: Nest,
+        *,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        jit: bool = False,
     ) -> Results:
-        """Trains the variables on a batch, to be called in compiled code; arguments as of `fit`."""
-        return self.fit(self.learner_state, batch, key=key, timesteps=timesteps, **options)[1]
+        """Trains this learner's variables on a batch, to be called in compiled code; see `fit`."""
+        _, results = self.fit(
+            self.learner_state,
+            batch,
+            key=key,
+            timesteps=timesteps,
+            num_epochs=num_epochs,
+            minibatch_size=minibatch_size,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+            jit=jit,
+        )
+        return results
 
     def _train(
         self,
