@@ -49,7 +49,7 @@ class RunTest(parameterized.TestCase):
             )
             with pytest.MonkeyPatch.context() as patch:
                 if not together:
-                    patch.setattr(OffPolicyProgram, "_gathers", False)
+                    patch.setattr(OffPolicyProgram, "gathers", False)
                 state, _ = run(flow, 5, 40)
             self.assertEqual(bool(state.program._gather), together)
             found.append(bits(flow, state))

@@ -45,7 +45,8 @@ class HostLoop:
         self._ahead = Ahead() if overlap else None
         self._lag = int(overlap)
         self._calls: dict[str, _Rest] = {}
-        self._of: tuple[Any, str] = (None, "")  # the progress and the phase that `_begun` goes with
+        # The count of iterations, as a tensor, and the phase that `_begun` goes with.
+        self._of: tuple[Any, str] = (None, "")
         self._begun: collections.deque[_Begun] = collections.deque()
 
     def forget(self) -> None:
@@ -77,7 +78,7 @@ class HostLoop:
             rest = self._calls[phase] = _Rest(program, self._lag)
         env_state, carry = progress.env_state, progress.carry
         counts = tf.nest.flatten(progress.replace(env_state=None, carry=None))
-        if self._of[0] is not progress or self._of[1] != phase:
+        if self._of[0] is not progress.iterations or self._of[1] != phase:
             self._begun = collections.deque(rest.begin(progress))
         self._of = (None, "")  # until all is done: what fails half-way must begin anew
         done, env_steps, seconds = 0, int(progress.env_steps), np.zeros(2)
@@ -108,7 +109,7 @@ class HostLoop:
             program.settle(begun.notes)
             begun.notes = []
         progress = rest.progress(counts).replace(env_state=env_state, carry=carry)
-        self._of = (progress, phase)
+        self._of = (progress.iterations, phase)
         return progress, len(rows.floats), rows.floats, rows.counters, seconds
 
     def _call(self, rest: "_Rest", leaves: list[tf.Tensor]) -> Any:

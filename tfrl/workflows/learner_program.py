@@ -10,20 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.learners import DEFAULT_MODULE_ID, Learner
-from tfrl.ops.select import where
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows import laps
 from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
-from tfrl.workflows.host_loop import HostLoop, keys_of
-from tfrl.workflows.run_state import Progress, State
+from tfrl.workflows.host_loop import HostLoop
+from tfrl.workflows.run_state import Progress, RunMetrics, State
 from tfrl.workflows.seams import PythonSeam, Seam
-from tfrl.workflows.tally import EPISODE_METRICS, OUTLIERS, Tally
+from tfrl.workflows.tally import EPISODE_METRICS, Tally
 from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
@@ -33,12 +32,13 @@ MAX_ROWS = 1024
 
 _LEARNER = "learner/"
 _COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
+_METRICS = ("iterations", "env_steps", "episodes", "evaluations", *EPISODE_METRICS)
 
 
 class LearnerProgram(Choosing, abc.ABC):
     """Runs iterations of a workflow over one learner; made by `setup`, freed with its states.
 
-    An iteration is a rollout (a pure function) and what a subclass makes of it: `_improve`. A run
+    An iteration is a rollout (a pure function) and what the workflow makes of it: `improve`. A run
     may have phases, which differ in what is traced.
     """
 
@@ -70,6 +70,7 @@ class LearnerProgram(Choosing, abc.ABC):
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
         self.update = Seam("update", self._update, xla=xla, bind=self.bind)
         self._structure = learner.structure_version
+        self._state: State | None = None
         self._traces: Traces | None = None
         self._phase = "learn"
         self._loops: dict[str, Any] = {}
@@ -182,25 +183,8 @@ class LearnerProgram(Choosing, abc.ABC):
     def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
         """The update seam: trains on a batch."""
 
-    @abc.abstractmethod
-    def _improve(
-        self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        """All that follows a rollout; returns metrics, float32 scalars.
-
-        Args:
-          progress: That before the iteration.
-          out: What the rollout gave, a `RolloutResult`.
-          key: int32 [2].
-          env_steps: int64, with those of the rollout.
-        """
-
     def _look_ahead(self, progress: Progress) -> Nest:
         """Returns what the first iteration of a call learns from, if it is known before; traced."""
-        return None
-
-    def _kept_ahead(self, out: Any) -> Nest:
-        """Returns what the next iteration learns from, out of this one's rollout; traced."""
         return None
 
     def _phase_of(self, progress: Progress) -> tuple[str, int | None]:
@@ -211,9 +195,15 @@ class LearnerProgram(Choosing, abc.ABC):
         """Returns the seam that plays in this phase."""
         return self.rollout
 
+    @property
+    def playing(self) -> Callable[..., Any]:
+        """How this phase plays, in the compile mode of its seam."""
+        seam = self.seam_of_phase()
+        return seam.inlined if self._overlaps else seam.__call__
+
     @abc.abstractmethod
     def _metric_names(self, progress: Progress) -> list[str]:
-        """Returns the names of the metrics of `_improve` in this phase; traced and never run."""
+        """Returns the names of the metrics of `improve` in this phase; traced and never run."""
 
     def _before_eager(self, progress: Progress) -> None:
         """Prepares a call whose loop is Python's."""
@@ -243,6 +233,8 @@ class LearnerProgram(Choosing, abc.ABC):
         limit = min(most if until is None else until, most if ends is None else ends)
         iterations = min(iterations, MAX_ROWS * self._workflow.iterations_per_row)
         start = time.perf_counter()
+        # Nothing in a call changes it, and a loop that carries it takes longer.
+        evaluations, progress = progress.evaluations, progress.replace(evaluations=None)
         if self._loop_mode == "eager":
             self._before_eager(progress)
             run = self._run_eagerly if self._host is None else self._host.run
@@ -252,6 +244,7 @@ class LearnerProgram(Choosing, abc.ABC):
             loop = self._loops.get(self._phase) or self._trace(*args)
             result = loop(*args)
         progress, done, floats, counters, (t_rollout, t_update) = result
+        progress = progress.replace(evaluations=evaluations)
         rows = self._rows(int(done), floats, counters)
         self.iterations = rows[-1]["iterations"] if rows else self.iterations
         seconds = {"call": time.perf_counter() - start}
@@ -290,7 +283,7 @@ class LearnerProgram(Choosing, abc.ABC):
 
     def _find_names(self, progress: Progress) -> None:
         def once(progress: Progress) -> Any:
-            out = self._roll(progress, progress.key)
+            out = self._workflow.play(self.state_of(progress), progress.key)
             self._names[self._phase] = sorted({*out.metrics, *self._metric_names(progress)})
             return tf.constant(0)
 
@@ -303,104 +296,51 @@ class LearnerProgram(Choosing, abc.ABC):
         self._phase, _ = self._phase_of(progress)
         if self._phase not in self._names:
             self._find_names(progress)
+        progress = progress.replace(evaluations=None)
         return self._run_loop, (progress, tf.constant(1), tf.constant(1, tf.int64))
 
     def _forget_traces(self) -> None:
         """Modules have come or gone: everything is traced anew, in the modes chosen before."""
         for seam in self._seams():
             seam.forget_traces()
-        self._loops, self._names, self._traces = {}, {}, None
+        self._loops, self._names, self._traces, self._state = {}, {}, None, None
         if self._host is not None:
             self._host.forget()
         self.evaluations.forget()
         self._structure = self.learner.structure_version
 
-    def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
-        """The rollout on every replica; statistics, counts and metrics are those of all."""
-        seam = self.seam_of_phase()
-        play = seam.inlined if self._overlaps else seam.__call__
-
-        def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
-            values = self.acting_state()
-            if not self.replicas.several:
-                return play(values, env_state, carry, key)
-            out = play(values, env_state, carry, seeding.fold_in(key, self.replicas.index()))
-            return self._merged(out, self._workflow.normalizer(values), env_state)
-
-        out = self.replicas.run(own, progress.env_state, progress.carry, key)
-        common = self.replicas.first((out.normalizer, out.metrics, out.counts))
-        return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
-
-    def _merged(self, out: Any, normalizer: Nest, env_state: Nest) -> Any:
-        """What a replica's rollout found together with that of the others."""
-        counts = self.replicas.sum(out.counts)
-        shares = {}
-        for name in ("env_steps", "episodes"):
-            own = tf.cast(out.counts[name], tf.float32)
-            shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
-        weighted = {
-            name: x
-            if name in OUTLIERS  # counts
-            else x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
-            for name, x in out.metrics.items()
-        }
-        return out.replace(
-            counts=counts,
-            metrics=self.replicas.sum(weighted),
-            normalizer=merge_over_replicas(self.replicas, normalizer, out.normalizer),
-            env_state=merge_over_replicas(self.replicas, env_state, out.env_state),
-        )
-
-    def _assign_normalizer(self, out: Any) -> None:
-        """Puts the statistics with a rollout's observations in the place of those before."""
-        if out.normalizer is not None:
-            variables = self._workflow.normalizer(self._workflow.acting_state(self.learner))
-            tf.nest.map_structure(lambda v, x: v.assign(x), variables, out.normalizer)
+    def state_of(self, progress: Progress) -> State:
+        """Returns the state of this run with what one iteration handed to the next."""
+        if self._state is None or self._structure != self.learner.structure_version:
+            others: Any = dict.fromkeys(_METRICS)
+            self._state = State(
+                key=None,
+                metrics=RunMetrics(**others, learner=self.counters()),
+                agent_state=self.agent_state(),
+                opt_state=self.opt_state(),
+                env_state=progress.env_state,
+                replay_buffer_state=self.replay_buffer_state(),
+            ).replace(env_state=None)
+        return self._state.with_progress(progress)
 
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
         """One iteration: progress, float metrics, counters, and seconds by seam."""
         start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
-        keys = self._keys(progress)
-        with tf.control_dependencies(self._clocks(start)):
-            out = self._roll(progress, keys[0])
-        return self._learn(progress, out, keys[1], start)
-
-    def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
-        """The keys of an iteration's rollout and of what follows it; traced."""
-        return keys_of(progress.key, progress.iterations)
-
-    def _learn(self, progress: Progress, out: Any, key: tf.Tensor, start: tf.Tensor) -> Any:
-        """The part of an iteration behind the rollout; returns what `_iterate` returns."""
-        middle = self._clock(start, self.replicas.local(out))
-        env_steps = progress.env_steps + out.counts["env_steps"]
-        with tf.control_dependencies(self._clocks(middle)):
-            metrics = self._improve(progress, out, key, env_steps)
+        key = seeding.fold_in(progress.key, progress.iterations)
+        with laps.timed(self._timed) as times, tf.control_dependencies(self._clocks(start)):
+            metrics, state = self._workflow.iterate(self.state_of(progress), key)
+        (middle,) = times or [start]
         end = self._clock(start, metrics)
-        some = out.counts["episodes"] > 0
-        last_return = where(some, out.metrics["episode_return"], progress.episode_return)
-        last_length = where(some, out.metrics["episode_length"], progress.episode_length)
-        progress = Progress(
-            env_state=out.env_state,
-            carry=out.carry,
-            key=progress.key,
-            iterations=progress.iterations + 1,
-            env_steps=env_steps,
-            episodes=progress.episodes + out.counts["episodes"],
-            episode_return=last_return,
-            episode_length=last_length,
-            ahead=self._kept_ahead(out),
-        )
-        row = {
-            **out.metrics,
-            **metrics,
-            "episode_return": last_return,
-            "episode_length": last_length,
-        }
-        names = self._names.setdefault(self._phase, sorted(row))  # eager calls do not trace
-        floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
+        return *self._row_of(state, metrics, end), tf.stack([middle - start, end - middle])
+
+    def _row_of(self, state: State, metrics: Mapping[str, tf.Tensor], end: tf.Tensor) -> Any:
+        """Progress, float metrics and counters of an iteration."""
+        names = self._names.setdefault(self._phase, sorted(metrics))  # eager calls do not trace
+        floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
+        progress = state.progress
         with tf.control_dependencies(self._clocks(end)):
             counters = self._counters(progress)
-        return progress, floats, counters, tf.stack([middle - start, end - middle])
+        return progress, floats, counters
 
     def _counters(self, progress: Progress) -> tf.Tensor:
         """The `_COUNTERS` after an iteration."""
@@ -411,7 +351,7 @@ class LearnerProgram(Choosing, abc.ABC):
         """The time when a nest is computed; `start` where there are no clocks."""
         if not self._timed:
             return start
-        with tf.control_dependencies(data(behind)):
+        with tf.control_dependencies(laps.data(behind)):
             return tf.timestamp()
 
     def _clocks(self, *times: tf.Tensor) -> list[tf.Tensor]:
@@ -564,17 +504,9 @@ class LearnerProgram(Choosing, abc.ABC):
           fetched: What `fetched` gave.
         """
         out = self._digested(played)
-        return self._learn(progress, out, key, tf.constant(0.0, tf.float64))[:3]
+        metrics, state = self._workflow.improve(self.state_of(progress), out, key)
+        return self._row_of(state, metrics, tf.constant(0.0))  # type: ignore[no-any-return]
 
     def _digested(self, played: Trajectory) -> Any:
         """What is made of a rollout on the host, a `RolloutResult`; traced."""
         return self._digest(self.acting_state(), played)
-
-
-def data(nest: Nest) -> list[tf.Tensor]:
-    """Ops to wait for that are behind the values of a nest.
-
-    A control edge from the call of a stateless function is dropped when the function is inlined;
-    one from the identity of its result is not.
-    """
-    return [] if tf.executing_eagerly() else [tf.identity(x) for x in tf.nest.flatten(nest)]

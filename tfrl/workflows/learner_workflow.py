@@ -1,6 +1,8 @@
 """What the workflows over one learner share: environments, hooks, and the run as a value."""
 
 import abc
+import concurrent.futures
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +12,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
+from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place
 from tfrl.envs.host_env import HostEnv
@@ -25,10 +28,13 @@ from tfrl.learners import (
     ModuleConfig,
     raise_if_nonfinite,
 )
+from tfrl.learners.learner_core import LearnerState
 from tfrl.learners.own_update import trains_itself
+from tfrl.learning import leaves
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
 from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.workflows import laps
 from tfrl.workflows.checks import (
     check_ends,
     check_episodes,
@@ -44,7 +50,7 @@ from tfrl.workflows.run_state import RolloutResult, RunMetrics, State, with_prog
 from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
-from tfrl.workflows.tally import OBS_OUTLIERS, REWARD_OUTLIERS
+from tfrl.workflows.tally import EPISODE_METRICS, OBS_OUTLIERS, OUTLIERS, REWARD_OUTLIERS
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -55,7 +61,7 @@ NONFINITE_STATISTICS = "nonfinite/statistics"
 # Attributes of a workflow that say nothing of what is traced; modes are part of a trace's name.
 _NOT_TRACED = frozenset(
     ("iterations_per_call", "report", "run_time", "_folders", "_agreement", "replicas", "compile")
-    + ("_servers",)
+    + ("_servers", "learner")
 )
 
 
@@ -173,6 +179,148 @@ class LearnerWorkflow(Workflow):
         )
         self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
         self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
+
+    # An iteration; traced.
+
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One iteration: rolls out, and learns from it.
+
+        Pure where the state's leaves are tensors; in place where they are variables.
+
+        Args:
+          state: Before the iteration.
+          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
+
+        Returns:
+          `{name: float32 scalar}` and the state after it.
+        """
+        play_key, learn_key = tf.unstack(seeding.split(key, 2))
+        out = self.play(state, play_key)
+        with laps.after(out):
+            return self.improve(state, out, learn_key)
+
+    def play(self, state: State, key: tf.Tensor) -> RolloutResult:
+        """Rolls out on every replica; statistics, counts and metrics are those of all."""
+        program, replicas = state.program, self.replicas
+        play = self.collect if program is None else program.playing
+
+        def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
+            agent_state = struct.values(state.agent_state)
+            if not replicas.several:
+                return play(agent_state, env_state, carry, key)
+            out = play(agent_state, env_state, carry, seeding.fold_in(key, replicas.index()))
+            return self.merged(out, self.normalizer(agent_state), env_state)
+
+        out = replicas.run(own, state.env_state, state.carry, key)
+        common = replicas.first((out.normalizer, out.metrics, out.counts))
+        return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
+
+    @abc.abstractmethod
+    def improve(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Learns from a rollout; the second half of `iterate`, and what it returns.
+
+        Args:
+          state: Before the iteration.
+          out: What `play` gave.
+          key: int32 [2].
+        """
+
+    def fit(
+        self, state: State, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Trains on a batch: metrics, and the state with the learner's in it after the update."""
+        if state.program is not None:
+            return state.program.update(batch, key, timesteps), state
+        if type(self).update is not LearnerWorkflow.update:
+            raise UserError(
+                f"{type(self).__name__}.iterate of a state of tensors",
+                expected="the `update` of the library, a function of the state",
+                got="one of its own, which changes variables",
+                remedy="Give a state of variables, as `setup` does.",
+            )
+        if not self.learns:
+            return {}, state
+        options: dict[str, Any] = {"key": key, "timesteps": timesteps, **self.update_options}
+        learner_state, results = self.learner.fit(self.learner_state(state), batch, **options)
+        return self.named(results), self.with_learner_state(state, learner_state)
+
+    def finished(
+        self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Returns the row of an iteration and the state with its counters."""
+        state = state.after(out)
+        episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
+        return {**out.metrics, **metrics, **episodes}, state
+
+    def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
+        """Returns what a replica's rollout found together with that of the others."""
+        replicas = self.replicas
+        counts = replicas.sum(out.counts)
+        shares = {}
+        for name in ("env_steps", "episodes"):
+            own = tf.cast(out.counts[name], tf.float32)
+            shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
+        weighted = {
+            name: x
+            if name in OUTLIERS  # counts
+            else x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
+            for name, x in out.metrics.items()
+        }
+        return out.replace(  # type: ignore[no-any-return]
+            counts=counts,
+            metrics=replicas.sum(weighted),
+            normalizer=merge_over_replicas(replicas, normalizer, out.normalizer),
+            env_state=merge_over_replicas(replicas, env_state, out.env_state),
+        )
+
+    def with_normalizer(self, state: State, normalizer: Nest) -> State:
+        """Returns the state with other statistics of observations; None for those that it has."""
+        if normalizer is None:
+            return state
+        after = tf.nest.map_structure(leaves.put, self.normalizer(state.agent_state), normalizer)
+        if not hasattr(self.agent, "modules"):
+            agent_state = state.agent_state.replace(normalizer=after)
+        else:
+            agent_state = {
+                m: own.replace(normalizer=after[m]) if m in after else own
+                for m, own in state.agent_state.items()
+            }
+        return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def learner(self) -> Learner:
+        """The learner by whose logic states of tensors are trained; its variables stay."""
+        # In a thread of its own: what is traced here may be in a loop, and variables would take
+        # over its scopes.
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            return threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
+
+    def learner_state(self, state: State) -> LearnerState:
+        """Returns the learner's part of a state."""
+        several = hasattr(self.agent, "modules")
+
+        def by_module(own: Any) -> dict[str, Any]:
+            return own if several else {DEFAULT_MODULE_ID: own}
+
+        return LearnerState(
+            agent_state=by_module(state.agent_state),
+            opt_state=by_module(state.opt_state),
+            counters=state.metrics.learner,
+        )
+
+    def with_learner_state(self, state: State, learner_state: LearnerState) -> State:
+        """Returns the state with another part of the learner."""
+        agent_state: Any = learner_state.agent_state
+        opt_state = learner_state.opt_state
+        if not hasattr(self.agent, "modules"):
+            agent_state = agent_state[DEFAULT_MODULE_ID]
+            opt_state = opt_state.get(DEFAULT_MODULE_ID, {})
+        metrics = state.metrics.replace(learner=learner_state.counters)
+        return state.replace(  # type: ignore[no-any-return]
+            agent_state=agent_state, opt_state=opt_state, metrics=metrics
+        )
 
     # Hooks; all are traced.
 
@@ -426,7 +574,7 @@ class LearnerWorkflow(Workflow):
         """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
         program, state = self.program(state)
         rows, progress, seconds = program.run(state.progress, iterations, until)
-        new_state = state.after(progress)
+        new_state = state.with_progress(progress)
         if self.check_numerics == "raise" and self.learns:
             for row in rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"

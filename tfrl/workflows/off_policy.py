@@ -13,11 +13,13 @@ from tfrl.agents.core import Agent
 from tfrl.agents.off_policy.checks import check_flag
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
-from tfrl.learners import CheckNumerics, Learner, ModuleConfig
+from tfrl.errors import UserError
+from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, Learner, ModuleConfig
 from tfrl.ops.schedules import check_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows import laps
 from tfrl.workflows.checks import check_config, check_whole
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.off_policy_checks import (
@@ -36,7 +38,7 @@ from tfrl.workflows.off_policy_checks import (
 from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
 from tfrl.workflows.off_policy_reverb import ReverbProgram
 from tfrl.workflows.options import RunOptions, with_changes
-from tfrl.workflows.run_state import State
+from tfrl.workflows.run_state import RolloutResult, State
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
@@ -276,6 +278,78 @@ class OffPolicyWorkflow(LearnerWorkflow):
             self._servers.clear()
 
     # Those below are traced.
+
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One iteration: rolls out, stores it, and learns from samples.
+
+        Where each iteration has one learner step, it learns from a batch that was drawn before its
+        own steps were added: the rollout and the learner step then run at the same time.
+
+        Args:
+          state: Before the iteration. Its leaves are variables: a buffer changes in place.
+          key: int32 [2].
+
+        Returns:
+          `{name: float32 scalar}` and the state after it.
+        """
+        if state.program is None:
+            raise UserError(
+                "OffPolicyWorkflow.iterate",
+                expected="a state of variables, in whose replay buffer it writes",
+                got="one of tensors",
+                remedy="Use workflow.step, which copies it into variables.",
+            )
+        if state.ahead is None:
+            return super().iterate(state, key)
+        _, _, play_key = state.ahead
+        out = self.play(state, play_key)
+        with laps.after(out):
+            return self.improve(state, out, play_key)
+
+    def play(self, state: State, key: tf.Tensor) -> RolloutResult:
+        """Rolls out; where the batch that follows is known, stores and samples too."""
+        run = state.program
+        if run.gathers:
+            return run.gathered(state)  # type: ignore[no-any-return]
+        out = super().play(state, key)
+        return self.stored(state, out) if run.samples_ahead else out
+
+    def stored(self, state: State, out: RolloutResult) -> RolloutResult:
+        """Stores a rollout, and puts a sampled batch in the place of its experience."""
+        run = state.program
+        self.with_normalizer(state, out.normalizer)
+        # Before the sample: a write after a read makes XLA copy the whole buffer.
+        run.add(out.batch)
+        iteration = state.metrics.iterations
+        iteration = iteration + 1 if run.samples_ahead else iteration
+        env_steps = state.metrics.env_steps + out.counts["env_steps"]
+        batch = run.batch_of(state, iteration, env_steps)
+        return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
+
+    def improve(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Stores a rollout if it is not yet, and takes the learner steps that are due."""
+        run, before = state.program, state.metrics.env_steps
+        run.notes = []
+        env_steps = before + out.counts["env_steps"]
+        metrics: dict[str, tf.Tensor] = {}
+        if run.samples_ahead or run.gathers:  # the experience is in the buffer
+            batch, update_key, _ = state.ahead or out.batch
+            if self.all_rows_valid:  # known without waiting for the rollout
+                env_steps = before + self.steps_per_iteration
+            metrics, _ = run.update_on(batch, update_key, env_steps)
+        else:
+            state = self.with_normalizer(state, out.normalizer)
+            # Before the samples: a write after a read makes XLA copy the whole buffer.
+            run.add(out.batch)
+            if run.learning:
+                metrics = run.learn_from_replay(before, env_steps, key)
+            else:
+                # Nothing is updated, yet the schedules of acting go on.
+                run.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
+        metrics, state = self.finished(state, out, metrics)
+        return metrics, state.replace(ahead=out.batch if run.samples_ahead else None)
 
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory

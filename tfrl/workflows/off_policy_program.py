@@ -1,7 +1,7 @@
 """The compiled part of an off-policy run: roll, add to the replay buffer, sample, update."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class OffPolicyProgram(LearnerProgram):
 
     Attributes:
       buffer: The replay buffer.
+      learning: Whether the agent learns in this phase.
       learning_start: Env steps at which the updates begin: `learning_starts`, later in a run that
         goes on without its buffer.
     """
@@ -51,7 +52,7 @@ class OffPolicyProgram(LearnerProgram):
             functools.partial(workflow.roll, action_fn=random),
         )
         self._gather: dict[str, Any] = {}  # by phase
-        self._random = self._learning = self._learnt = False
+        self._random = self.learning = self._learnt = False
         self._update_names: list[str] = []
         self._can_sample = self._asking_for_a_batch()
 
@@ -102,7 +103,8 @@ class OffPolicyProgram(LearnerProgram):
 
     # The buffer; traced.
 
-    def _add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> None:
+        """Stores what was played."""
         self.buffer.add(trajectory)
 
     def _sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
@@ -209,13 +211,13 @@ class OffPolicyProgram(LearnerProgram):
         env_steps, random_steps = int(progress.env_steps), self._workflow.random_steps
         due = env_steps >= self.learning_start
         self._random = env_steps < random_steps
-        self._learning = due and bool(self._can_sample())
-        self._learnt = self._learnt or self._learning
+        self.learning = due and bool(self._can_sample())
+        self._learnt = self._learnt or self.learning
         ends = [n for n in (random_steps, self.learning_start) if env_steps < n]
-        if due and not self._learning:
+        if due and not self.learning:
             ends.append(env_steps + 1)  # an iteration may suffice
         acts = "random" if self._random else "policy"
-        return f"{acts}, {'learns' if self._learning else 'fills'}", min(ends, default=None)
+        return f"{acts}, {'learns' if self.learning else 'fills'}", min(ends, default=None)
 
     def action_fn_of_phase(self) -> Callable[..., Any]:
         """Returns how the agent acts in this phase."""
@@ -247,10 +249,10 @@ class OffPolicyProgram(LearnerProgram):
     @property
     def _learns_once(self) -> bool:
         """Whether each iteration has one learner step."""
-        return self._learning and self._one_is_due
+        return self.learning and self._one_is_due
 
     @property
-    def _samples_ahead(self) -> bool:
+    def samples_ahead(self) -> bool:
         """Whether an iteration learns from a batch drawn before its own steps were added.
 
         The rollout and the learner step then run at the same time where the loop is a graph. Not
@@ -261,21 +263,15 @@ class OffPolicyProgram(LearnerProgram):
     @property
     def _timed(self) -> bool:
         """Not where the seams run at the same time: clocks would make them wait."""
-        overlap = self._samples_ahead and self._loop_mode == "graph" and self._times_apart
+        overlap = self.samples_ahead and self._loop_mode == "graph" and self._times_apart
         return super()._timed and not overlap
 
     @property
     def _overlaps(self) -> bool:
         return self._one_is_due and not self._workflow.prioritized
 
-    def _keys(self, progress: Progress) -> Sequence[tf.Tensor]:
-        if progress.ahead is None:
-            return super()._keys(progress)
-        play_key = progress.ahead[2]
-        return play_key, play_key  # what follows the rollout has its keys in `ahead` too
-
     @property
-    def _gathers(self) -> bool:
+    def gathers(self) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
@@ -284,45 +280,31 @@ class OffPolicyProgram(LearnerProgram):
         xla = self.rollout.mode == "xla" and isinstance(self.buffer, InGraphBuffer)
         return self._learns_once and xla and not apart
 
-    def _roll(self, progress: Progress, key: tf.Tensor) -> Any:
-        if not self._gathers:
-            out = super()._roll(progress, key)
-            return self._sampled_after(progress, out) if self._samples_ahead else out
+    def gathered(self, state: State) -> Any:
+        """Returns `OffPolicyWorkflow.stored` of a rollout, all of it one XLA program."""
         if self._phase not in self._gather:
-            fn = counted_apart(self._played_and_sampled)
+
+            def played_and_stored(progress: Progress) -> Any:
+                workflow, state = self._workflow, self.state_of(progress)
+                play_key, _ = keys_of(progress.key, progress.iterations)
+                act, env_state = self.action_fn_of_phase(), state.env_state
+                agent_state = struct.values(state.agent_state)
+                out = workflow.collect(agent_state, env_state, state.carry, play_key, action_fn=act)
+                return workflow.stored(state, out)
+
+            fn = counted_apart(played_and_stored)
             self._gather[self._phase] = tf.function(fn, jit_compile=True, autograph=False)
-        return self._gather[self._phase](progress.replace(ahead=None))
+        return self._gather[self._phase](state.progress.replace(ahead=None))
 
-    def _played_and_sampled(self, progress: Progress) -> Any:
-        act = self.action_fn_of_phase()
-        play_key, _ = keys_of(progress.key, progress.iterations)
-        out = self._workflow.collect(
-            self.acting_state(), progress.env_state, progress.carry, play_key, action_fn=act
-        )
-        return self._sampled_after(progress, out)
-
-    def _sampled_after(self, progress: Progress, out: Any) -> Any:
-        """A rollout, added to the buffer, with a batch in the place of its experience."""
-        self._assign_normalizer(out)
-        # Before the sample: a write after a read makes XLA copy the whole buffer.
-        self._add(out.batch)
-        iteration = progress.iterations + 1 if self._samples_ahead else progress.iterations
-        env_steps = progress.env_steps + out.counts["env_steps"]
-        batch = self._batch_of(progress, iteration, env_steps)
-        return out.replace(batch=batch, normalizer=None)
-
-    def _batch_of(self, progress: Progress, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
+    def batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
         """The sample of an iteration's one learner step, the key of its update, and a rollout's."""
-        play_key, key = keys_of(progress.key, iteration)
+        play_key, key = keys_of(state.key, iteration)
         return *self._sample_number(tf.constant(0), key, env_steps), play_key
 
     def _look_ahead(self, progress: Progress) -> Nest:
-        if not self._samples_ahead:
+        if not self.samples_ahead:
             return None
-        return self._batch_of(progress, progress.iterations, progress.env_steps)
-
-    def _kept_ahead(self, out: Any) -> Nest:
-        return out.batch if self._samples_ahead else None
+        return self.batch_of(self.state_of(progress), progress.iterations, progress.env_steps)
 
     # Learning; traced.
 
@@ -338,28 +320,19 @@ class OffPolicyProgram(LearnerProgram):
         state = struct.values(self.learner.module_state(DEFAULT_MODULE_ID))
         return self._workflow.priorities(state, batch, key)
 
-    def _improve(
-        self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        self.notes = []
-        if self._samples_ahead or self._gathers:  # the experience is in the buffer
-            batch, update_key, _ = progress.ahead or out.batch
-            if self._workflow.all_rows_valid:  # known without waiting for the rollout
-                env_steps = progress.env_steps + self._workflow.steps_per_iteration
-            return self._update_on(batch, update_key, env_steps)[0]
-        self._assign_normalizer(out)
-        # Before the sample: a write after a read makes XLA copy the whole buffer.
-        self._add(out.batch)
-        if not self._learning:
-            # Nothing is updated, yet the schedules of acting go on.
-            self.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
-            return {}
-        return self._learn_from_replay(progress.env_steps, env_steps, key)
-
-    def _learn_from_replay(
+    def learn_from_replay(
         self, before: tf.Tensor, env_steps: tf.Tensor, key: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Takes the learner steps that are due; returns the means of their metrics."""
+        """Takes the learner steps that are due, each on a fresh sample.
+
+        Args:
+          before: int64, env steps before the rollout.
+          env_steps: int64, with those of the rollout.
+          key: int32 [2].
+
+        Returns:
+          The means of their metrics.
+        """
         due = self._workflow.updates_due(before, env_steps)
         if not isinstance(due, int) or due == 0:
             self.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
@@ -410,13 +383,14 @@ class OffPolicyProgram(LearnerProgram):
         self, number: tf.Tensor, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
         """A learner step of an iteration on a fresh sample: its metrics and notes."""
-        return self._update_on(*self._sample_number(number, key, env_steps), env_steps)
+        return self.update_on(*self._sample_number(number, key, env_steps), env_steps)
 
-    def _update_on(
+    def update_on(
         self, batch: Nest, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        """A learner step on a batch: its metrics, and notes of what is left to Python."""
         # At the same time as a rollout that it does not need.
-        learn = self.update.inlined if self._samples_ahead else self.update.__call__
+        learn = self.update.inlined if self.samples_ahead else self.update.__call__
         found = learn(batch, key, env_steps)
         notes: list[tf.Tensor] = []
         if self._workflow.prioritized:
@@ -440,7 +414,7 @@ class OffPolicyProgram(LearnerProgram):
         self._update_names = self._update_names or known
         # A learner step in Python is looked at before its time only where there may be none yet.
         early = self.update.mode != "eager" or not isinstance(self._due, int) or not self._due
-        if self._learning and not self._update_names and early:
+        if self.learning and not self._update_names and early:
 
             def once() -> tf.Tensor:
                 self._metric_names(progress)
@@ -449,7 +423,7 @@ class OffPolicyProgram(LearnerProgram):
             tf.function(once, autograph=False).get_concrete_function()
 
     def _metric_names(self, progress: Progress) -> list[str]:
-        if not self._learning:
+        if not self.learning:
             return []
         batch = self._sample(progress.key, tf.constant(1.0))
         self._update_names = sorted(self.update(batch, progress.key, progress.env_steps)["metrics"])

@@ -59,7 +59,7 @@ class ReverbProgram(OffPolicyProgram):
         """Whether XLA can have all of a call but the reading of the dataset."""
         if self.replicas.several:
             return False  # the sums over them stand between what XLA compiles
-        return self.fetches or not self._learning
+        return self.fetches or not self.learning
 
     def _of_all(self, seam: Seam) -> Seam:
         """A seam that plays on every replica and gives the steps of all of them, [T, B, ...]."""
@@ -88,7 +88,8 @@ class ReverbProgram(OffPolicyProgram):
             start = self.replicas.local_index() * share
             rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
             out = self._digest(self.acting_state(), rows)
-            return self._merged(out, self._workflow.normalizer(self.acting_state()), None)
+            normalizer = self._workflow.normalizer(self.acting_state())
+            return self._workflow.merged(out, normalizer, None)
 
         out = self.replicas.run(own, played)
         return self.replicas.first(out.replace(batch=None))  # it is in the tables
@@ -140,7 +141,7 @@ class ReverbProgram(OffPolicyProgram):
                 "samples for each env step: raise it, its tolerance or the timeout.",
             ) from error
 
-    def _add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> None:
         """Nothing: `take` did it."""
 
     def _sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
@@ -198,7 +199,7 @@ class ReverbProgram(OffPolicyProgram):
         For XLA alone, where they are no more than `FETCHED_BYTES`; otherwise one is read at a time.
         """
         due = self._due
-        if not self._learning or not isinstance(due, int) or self.replicas.several:
+        if not self.learning or not isinstance(due, int) or self.replicas.several:
             return False
         return self.update.mode == "xla" and due * self._batch_bytes <= FETCHED_BYTES
 

@@ -10,9 +10,11 @@ from tfrl.envs.core import Env
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
 from tfrl.types import Nest, Trajectory
+from tfrl.workflows import laps
 from tfrl.workflows.checks import check_config, check_on_policy, check_whole
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.on_policy_program import OnPolicyProgram
+from tfrl.workflows.run_state import RolloutResult, State
 from tfrl.workflows.sizes import minibatch_sizes
 
 
@@ -113,6 +115,16 @@ class OnPolicyWorkflow(LearnerWorkflow):
     def divided_sizes(self) -> dict[str, int]:
         """Rows of a minibatch, by module."""
         return self.minibatch_sizes
+
+    def improve(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Trains on the rows of a rollout."""
+        metrics, after = self.fit(state, out.batch, key, state.metrics.env_steps)
+        # Only now: the loss must see the statistics that acted.
+        with tf.control_dependencies(laps.data(metrics)):
+            after = self.with_normalizer(after, out.normalizer)
+        return self.finished(after, out, metrics)
 
     # Hooks; all but `make_program` are traced.
 

@@ -1,12 +1,10 @@
 """The compiled part of an on-policy run: an iteration is a rollout and the update on it."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest
-from tfrl.workflows.learner_program import LearnerProgram, data
+from tfrl.workflows.learner_program import LearnerProgram
 from tfrl.workflows.run_state import Progress
 
 
@@ -18,22 +16,13 @@ class OnPolicyProgram(LearnerProgram):
     ) -> dict[str, tf.Tensor]:
         return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
 
-    def _improve(
-        self, progress: Progress, out: Any, key: tf.Tensor, env_steps: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        metrics = self.update(out.batch, key, progress.env_steps)
-        # Only now: the loss must see the statistics that acted.
-        with tf.control_dependencies(data(metrics)):
-            self._assign_normalizer(out)
-        return metrics
-
     def _metric_names(self, progress: Progress) -> list[str]:
-        out = self._roll(progress, progress.key)
+        out = self._workflow.play(self.state_of(progress), progress.key)
         return list(self.update(out.batch, progress.key, progress.env_steps))
 
     def _trial_batch(self, progress: Progress) -> Nest:
         if not self._in_python:
-            return self._roll(progress, progress.key).batch
+            return self._workflow.play(self.state_of(progress), progress.key).batch
         # Steps on the host cannot be taken on trial.
         workflow, env_state = self._workflow, progress.env_state
         trajectory = blank_trajectory(

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.ops.select import where
 from tfrl.types import EnvState, Nest
 
 
@@ -19,6 +20,7 @@ class Progress(struct.Struct):
       iterations: int64, iterations so far.
       env_steps: int64, valid agent steps so far.
       episodes: int64, episodes that have ended.
+      evaluations: int64, evaluations so far.
       episode_return: float32, mean of the last iteration in which episodes ended; NaN before.
       episode_length: float32, likewise, in agent steps.
       ahead: Within a call, what the next iteration learns from where it is known before: a batch
@@ -31,6 +33,7 @@ class Progress(struct.Struct):
     iterations: tf.Tensor
     env_steps: tf.Tensor
     episodes: tf.Tensor
+    evaluations: tf.Tensor
     episode_return: tf.Tensor
     episode_length: tf.Tensor
     ahead: Nest = None
@@ -76,6 +79,8 @@ class State(struct.Struct):
       env_state: The environments; those on the host are elsewhere, and this is what they last told.
       replay_buffer_state: `{path: leaf}` of a replay buffer in the graph; else empty.
       carry: The recurrent state of the agent, or None.
+      ahead: Within a call of several iterations, what the next one learns from where that is known
+        before: a batch, the key of its update and that of its rollout. None outside of calls.
     """
 
     key: tf.Tensor
@@ -85,6 +90,7 @@ class State(struct.Struct):
     env_state: EnvState
     replay_buffer_state: dict[str, Any]
     carry: Nest = None
+    ahead: Nest = None
 
     @property
     def program(self) -> Any:
@@ -94,31 +100,41 @@ class State(struct.Struct):
     @property
     def progress(self) -> Progress:
         """What one iteration hands to the next, beside the variables."""
-        metrics = self.metrics
+        counters = {name: getattr(self.metrics, name) for name in _COUNTERS}
         return Progress(
-            env_state=self.env_state,
-            carry=self.carry,
-            key=self.key,
-            iterations=metrics.iterations,
-            env_steps=metrics.env_steps,
-            episodes=metrics.episodes,
-            episode_return=metrics.episode_return,
-            episode_length=metrics.episode_length,
+            env_state=self.env_state, carry=self.carry, key=self.key, ahead=self.ahead, **counters
         )
 
-    def after(self, progress: Progress) -> "State":
-        """Returns the state after some iterations, whose variables have changed already."""
-        metrics = self.metrics.replace(
-            iterations=progress.iterations,
-            env_steps=progress.env_steps,
-            episodes=progress.episodes,
-            episode_return=progress.episode_return,
-            episode_length=progress.episode_length,
+    def with_progress(self, progress: Progress) -> "State":
+        """Returns the state with what one iteration hands to the next."""
+        counters = {name: getattr(progress, name) for name in _COUNTERS}
+        return self.replace(  # type: ignore[no-any-return]
+            key=progress.key,
+            metrics=self.metrics.replace(**counters),
+            env_state=progress.env_state,
+            carry=progress.carry,
+            ahead=progress.ahead,
+        )
+
+    def after(self, out: "RolloutResult") -> "State":
+        """Returns the state with the environments and counters after an iteration's rollout."""
+        metrics = self.metrics
+        some = out.counts["episodes"] > 0
+        metrics = metrics.replace(
+            iterations=metrics.iterations + 1,
+            env_steps=metrics.env_steps + out.counts["env_steps"],
+            episodes=metrics.episodes + out.counts["episodes"],
+            episode_return=where(some, out.metrics["episode_return"], metrics.episode_return),
+            episode_length=where(some, out.metrics["episode_length"], metrics.episode_length),
         )
         return self.replace(  # type: ignore[no-any-return]
-            metrics=metrics, env_state=progress.env_state, carry=progress.carry
+            metrics=metrics, env_state=out.env_state, carry=out.carry
         )
 
+
+_COUNTERS = (
+    *("iterations", "env_steps", "episodes", "evaluations", "episode_return", "episode_length"),
+)
 
 # A run's variables refer to what was made for them, so that both end together.
 _PROGRAM = "_tfrl_program"
@@ -126,12 +142,7 @@ _PROGRAM = "_tfrl_program"
 
 def with_program(state: State, program: Any) -> State:
     """Returns a state over the variables of a program."""
-    state = state.replace(
-        metrics=state.metrics.replace(learner=program.counters()),
-        agent_state=program.agent_state(),
-        opt_state=program.opt_state(),
-        replay_buffer_state=program.replay_buffer_state(),
-    )
+    state = program.state_of(state.progress)
     setattr(state.metrics.learner["learner_steps"], _PROGRAM, program)
     return state
 

@@ -16,8 +16,6 @@ from tfrl.errors import UserError
 from tfrl.types import Nest
 from tfrl.workflows.run_state import Progress, State
 
-_EVALUATIONS = "progress/evaluations"
-
 
 def state_values(workflow: Any, program: Any, state: State) -> dict[str, Any]:
     """Returns every value of a run by path.
@@ -29,14 +27,13 @@ def state_values(workflow: Any, program: Any, state: State) -> dict[str, Any]:
     """
     progress = _gathered(workflow, _kept(workflow, state.progress))
     values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
-    return {**values, _EVALUATIONS: state.metrics.evaluations, **program.state_values()}
+    return {**values, **program.state_values()}
 
 
 def state_paths(workflow: Any, program: Any, state: State) -> set[str]:
     """Returns the paths of `state_values`; the arguments are the same."""
     progress = _gathered(workflow, _kept(workflow, state.progress))
-    own = {f"progress/{p}" for p in struct.paths(progress)}
-    return own | {_EVALUATIONS} | program.state_paths()
+    return {f"progress/{p}" for p in struct.paths(progress)} | program.state_paths()
 
 
 def load_values(
@@ -66,9 +63,7 @@ def load_values(
         progress = _new_episodes(workflow, progress, state.progress, environments)
     program.load_values(values, environments=environments)
     program.iterations = int(progress.iterations)
-    evaluations = tf.convert_to_tensor(values[_EVALUATIONS])
-    state = state.replace(metrics=state.metrics.replace(evaluations=evaluations), key=progress.key)
-    return state.after(progress)
+    return state.with_progress(progress)
 
 
 def _kept(workflow: Any, progress: Progress) -> Progress:

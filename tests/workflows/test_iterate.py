@@ -1,0 +1,115 @@
+"""An iteration as a function of the state, and what stands on it: populations, actors, learners."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import make_env, seeding, struct
+from tfrl.agents import A2C, DQN, PPO
+from tfrl.errors import UserError
+from tfrl.learners import Learner, ModuleConfig
+from tfrl.rollout import rollout
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
+
+
+def _workflow(agent=PPO, lr=1e-3, **options):
+    return OnPolicyWorkflow(
+        env=make_env("tf:CartPole-v1", num_envs=4),
+        agent=functools.partial(agent, hidden=(8,), normalize_obs=True),
+        rollout_length=8,
+        learner_config=ModuleConfig(lr=lr, grad_clip=0.5),
+        compile="graph",
+        **options,
+    )
+
+
+def _iterated(workflow, state, iterations):
+    """So many iterations of a state, as a run takes them; traced."""
+    for _ in range(iterations):
+        key = seeding.fold_in(state.key, state.metrics.iterations)
+        metrics, state = workflow.iterate(state, key)
+    return metrics, state
+
+
+def _assert_same(a, b):
+    tf.nest.map_structure(np.testing.assert_array_equal, *map(struct.values, (a, b)))
+
+
+@pytest.mark.parametrize("agent", [PPO, A2C])
+def test_an_iteration_of_tensors_is_that_of_variables(agent):
+    workflow = _workflow(agent)
+    start = workflow.setup(0)
+    state = struct.values(start)
+    pure = tf.function(lambda state: _iterated(workflow, state, 2), autograph=False)
+    metrics, after = pure(state)
+    _assert_same(start, state)  # neither the given one nor any variable has changed
+    done = workflow.advance(start, 2)
+    _assert_same(done.state, after)
+    for name, value in metrics.items():
+        if "nonfinite" not in name:
+            np.testing.assert_array_equal(done.rows[-1][name], value, err_msg=name)
+
+
+def test_members_with_other_rates_and_seeds_in_one_call():
+    """Stacked on a leading axis, stepped by one trace, equal to two runs apart."""
+    flows = [_workflow(lr=lr) for lr in (1e-3, 1e-2)]
+    members = [struct.values(flow.setup(seed)) for seed, flow in enumerate(flows)]
+    traces = []
+
+    @functools.partial(tf.function, autograph=False)
+    def population(states):
+        traces.append(1)
+        return tf.map_fn(lambda state: _iterated(flows[0], state, 2)[1], states)
+
+    after = population(struct.stack(members))
+    assert len(traces) == 1
+    for i, (flow, member) in enumerate(zip(flows, members, strict=True)):
+        _assert_same(struct.take(after, i), flow.advance(member, 2).state)
+    assert np.all(struct.take(after, 0).env_state.obs != struct.take(after, 1).env_state.obs)
+
+
+def test_an_actor_without_a_learner_and_a_learner_without_environments():
+    """They exchange parameters and experience; together they are the workflow."""
+    workflow = _workflow(num_epochs=2, num_minibatches=2)
+    agent, env = workflow.agent, workflow.env
+    state = workflow.setup(0)
+    learner = Learner(agent, config=workflow.learner_config)
+    learner.build(seeding.streams(seeding.key(0), ["agent"])["agent"])
+    sent = struct.values(learner.state)  # what an actor is sent
+    env_state = struct.values(state.env_state)
+
+    @functools.partial(tf.function, autograph=False)
+    def act(agent_state, env_state, key):
+        played, env_state, _ = rollout(env, agent, env_state, agent_state, key, 8)
+        return agent.learner_batch(agent_state, played.replace(valid=None))[0], played, env_state
+
+    for i in range(2):
+        keys = tf.unstack(seeding.split(seeding.fold_in(state.key, i), 2))
+        batch, played, env_state = act(sent, env_state, keys[0])
+        learner.update_from_batch(
+            batch, num_epochs=2, minibatch_size=16, key=keys[1], timesteps=32 * i
+        )
+        trained = struct.values(learner.state)
+        seen = agent.observe(sent, played).normalizer
+        learner.assign("default_policy", trained, trained.replace(normalizer=seen))
+        sent = struct.values(learner.state)
+    _assert_same(workflow.advance(state, 2).state.agent_state, sent)
+
+
+def test_the_same_iterate_under_two_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    two = _workflow(strategy=strategy)
+    state = two.advance(two.setup(0), 2).state
+    for variable in tf.nest.flatten(state.agent_state):
+        a, b = two.replicas.local(variable)
+        np.testing.assert_array_equal(a, b)
+    assert int(state.metrics.env_steps) == 64
+
+
+def test_what_changes_a_buffer_in_place_takes_variables():
+    workflow = OffPolicyWorkflow(env=make_env("tf:CartPole-v1", num_envs=4), agent=DQN)
+    state = workflow.setup(0)
+    with pytest.raises(UserError, match="expected a state of variables, in whose replay buffer"):
+        workflow.iterate(struct.values(state), state.key)
