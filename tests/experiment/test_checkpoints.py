@@ -333,13 +333,13 @@ class TestSchema:
     def test_older_without_migration_is_refused(self, tmp_path, monkeypatch):
         manager = CheckpointManager(tmp_path)
         manager.save(1, {"w": np.float32(2)}, {})
-        monkeypatch.setattr(checkpoint_format, "SCHEMA_VERSION", 4)
-        monkeypatch.setattr(checkpoint_format, "MIGRATIONS", {3: lambda v, m: (v, m)})
+        monkeypatch.setattr(checkpoint_format, "SCHEMA_VERSION", 5)
+        monkeypatch.setattr(checkpoint_format, "MIGRATIONS", {4: lambda v, m: (v, m)})
         with pytest.raises(UserError) as error:
             manager.restore()
         assert str(error.value) == (
-            f"checkpoint {tmp_path / 'ckpt-1'}: expected a schema version that migrates to 4, got "
-            "schema version 2 (no migration from 2). Go on with the tfrl version that wrote it, or "
+            f"checkpoint {tmp_path / 'ckpt-1'}: expected a schema version that migrates to 5, got "
+            "schema version 3 (no migration from 3). Go on with the tfrl version that wrote it, or "
             "start a new run with --if_exists=new."
         )
 
@@ -352,7 +352,7 @@ class TestSchema:
         with pytest.raises(UserError) as error:
             manager.restore()
         assert str(error.value) == (
-            f"checkpoint {tmp_path / 'ckpt-2'}: expected schema version 2 or older, got schema "
+            f"checkpoint {tmp_path / 'ckpt-2'}: expected schema version 3 or older, got schema "
             "version 9. It was written by a newer tfrl: install that version to go on with it."
         )
 

@@ -94,7 +94,7 @@ class HostTest(parameterized.TestCase):
             other = again.restore(folder)
         self.assertEqual(again.env_steps(other), 40)
         self.assertEqual(int(other.program.buffer.size()), 40)
-        batch = flow.advance(other, 3).state.program.buffer.sample(seeding.key(0), 50)
+        batch = again.advance(other, 3).state.program.buffer.sample(seeding.key(0), 50)
         # Observations are [row, episode, step]: an item across the cut would jump back.
         steps = np.array(batch.next_obs - batch.obs)
         np.testing.assert_array_equal(steps, np.tile([[0.0, 0.0, 1.0]], (50, 1)))
