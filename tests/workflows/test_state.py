@@ -9,8 +9,10 @@ import tensorflow as tf
 from tfrl import make_env, struct
 from tfrl.agents import DQN, PPO
 from tfrl.errors import UserError
+from tfrl.evaluation import Evaluator
 from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
+from tfrl.rollout import rollout
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
 
 FIELDS = ("key", "metrics", "agent_state", "opt_state", "env_state", "replay_buffer_state")
@@ -107,3 +109,66 @@ def test_a_snapshot_is_a_copy_of_leaves():
     before = struct.values(copy)
     workflow.advance(state, 3)
     _assert_same(copy, before)
+
+
+def test_a_workflow_of_objects():
+    env, eval_env = (make_env("tf:CartPole-v1", num_envs=n) for n in (4, 2))
+    agent = DQN(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,))
+    evaluator = Evaluator(env=eval_env, agent=agent, num_episodes=3, discount=0.9, compile="xla")
+    replay = functools.partial(InGraphReplay, capacity=64)
+    workflow = OffPolicyWorkflow(env, agent, "sgd", evaluator, replay, batch_size=8)
+    assert workflow.learner_config.optimizer == "sgd"
+    assert workflow.learner_config.lr == 3e-4
+    assert (workflow.eval_env, workflow.eval_episodes, workflow.evaluator.discount) == (
+        *(eval_env, 3, 0.9),
+    )
+    assert workflow.compile["evaluation"] == "xla"
+    state = workflow.setup(0)
+    metrics, state = workflow.evaluate(state)
+    assert metrics["eval_episodes"] == 3
+    assert metrics["eval_return_mean"] < 10  # discounted
+    assert int(workflow.replay_buffer(state).size()) == 0
+    slots = state.opt_state["dqn"]
+    assert set(slots) == {"iterations", "learning_rate"}
+    with pytest.raises(UserError, match="eval_env: expected None beside an evaluator"):
+        OnPolicyWorkflow(env, PPO, None, evaluator, eval_env=eval_env)
+    with pytest.raises(UserError, match="evaluator: expected a tfrl.evaluation.Evaluator"):
+        OnPolicyWorkflow(env, PPO, "adam", eval_env)
+    with pytest.raises(UserError, match="replay_buffer: expected None beside replay"):
+        OffPolicyWorkflow(env, agent, replay_buffer=replay, replay=replay)
+
+
+def test_hooks_of_a_fresh_run():
+    class Prepared(OffPolicyWorkflow):
+        """Begins with parameters and experience of its own."""
+
+        def setup_agent_and_optimizer(self, key):
+            agent_state, opt_state = super().setup_agent_and_optimizer(key)
+            params = tf.nest.map_structure(tf.ones_like, agent_state.params)
+            return agent_state.replace(params=params), opt_state
+
+        def postsetup_replay_buffer(self, state):
+            played, _, _ = rollout(
+                *(self.env, self.agent, state.env_state, state.agent_state, state.key),
+                length=4,
+                env_extra_fields=self.rollout_fields(state.env_state),
+                action_fn=self.agent.random_actions,
+            )
+            self.replay_buffer(state).add(played)
+            return state
+
+    env = make_env("tf:CartPole-v1", num_envs=4)
+    workflow = Prepared(
+        env,
+        functools.partial(DQN, hidden=(8,)),
+        replay_buffer=functools.partial(InGraphReplay, capacity=64),
+        batch_size=8,
+        random_steps=0,
+        compile="graph",
+    )
+    state = workflow.setup(0)
+    assert int(workflow.replay_buffer(state).size()) == 16
+    for leaf in tf.nest.flatten(state.agent_state.params):
+        np.testing.assert_array_equal(leaf, np.ones(leaf.shape))
+    state = workflow.step(state)[1]
+    assert int(state.metrics.learner["learner_steps"]) == 4

@@ -92,6 +92,14 @@ class TaskWorkflow(Workflow):
         self._programs.add(program)
         return program
 
+    def iterate(self, state: TaskState, key: tf.Tensor) -> tuple[dict[str, Any], TaskState]:
+        """One collection and its updates, in Python; they draw from the seeds of the run."""
+        return self.step(state)
+
+    def run_key(self, state: TaskState) -> Any:
+        """Returns what all states of one run share, and only they."""
+        return weakref.ref(state.program)
+
     def _check_fresh(self, state: TaskState) -> None:
         """Raises a UserError for a state that a later step has consumed."""
         if state.version != state.program.version:
@@ -157,7 +165,7 @@ class TaskWorkflow(Workflow):
 
     def evaluate(self, state: TaskState) -> tuple[dict[str, float], TaskState]:
         """Plays `eval_episodes` episodes with `optimal=True`; seeds follow from the iteration."""
-        result = self._evaluation(state, self.eval_episodes, self._seed(state, _EVALUATION))
+        result = self._evaluated(state, self.eval_episodes, self._seed(state, _EVALUATION))
         return result.metrics(), state
 
     def final_evaluation(
@@ -165,11 +173,11 @@ class TaskWorkflow(Workflow):
     ) -> EvaluationResult:
         """Plays `num_episodes` episodes with `optimal=True`."""
         check_whole(num_episodes=num_episodes)
-        return self._evaluation(
+        return self._evaluated(
             state, num_episodes, self._seed(state, _FINAL) if seed is None else seed
         )
 
-    def _evaluation(self, state: TaskState, num_episodes: int, seed: int) -> EvaluationResult:
+    def _evaluated(self, state: TaskState, num_episodes: int, seed: int) -> EvaluationResult:
         self._check_fresh(state)
         return evaluate_task(self.task, state.program.training.model, num_episodes, seed)
 

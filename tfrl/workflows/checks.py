@@ -8,6 +8,7 @@ from tfrl import struct
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
+from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners.own_update import trains_itself
 from tfrl.types import Nest
 
@@ -22,6 +23,24 @@ def check_whole(**sizes: Any) -> None:
                 got=repr(value),
                 remedy="Give a positive whole number.",
             )
+
+
+def check_evaluator(evaluator: Any, eval_env: Any) -> None:
+    """Raises a UserError for what is no Evaluator, and for environments beside those of one."""
+    if not isinstance(evaluator, Evaluator):
+        raise UserError(
+            "evaluator",
+            expected="a tfrl.evaluation.Evaluator, or None",
+            got=repr(evaluator),
+            remedy="Write Evaluator(env=env, agent=agent, num_episodes=32).",
+        )
+    if eval_env is not None:
+        raise UserError(
+            "eval_env",
+            expected="None beside an evaluator, which has environments of its own",
+            got=repr(eval_env),
+            remedy="Give one of the two.",
+        )
 
 
 def name_of(agent: Any) -> str:

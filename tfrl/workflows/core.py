@@ -3,22 +3,33 @@
 import abc
 import dataclasses
 import pathlib
-import weakref
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.replicas import Replicas
+from tfrl.distribute.tracing import counted_apart
+from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video, apart, check_drawable, record_video
 from tfrl.evaluation.video_summary import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
+from tfrl.traces import logic_key, specs_of, traces_of
 from tfrl.workflows.loop import TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_report import RunReport, RunTime
+from tfrl.workflows.run_state import RunMetrics
+from tfrl.workflows.run_state import State as RunState
+from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
+from tfrl.workflows.seams import MODES
 
+# A `tfrl.workflows.State`, unless a workflow has its own.
 State = Any
 
 
@@ -40,9 +51,18 @@ class Advance(struct.Struct):
 class Workflow(abc.ABC):
     """Static logic of a training run; all that changes is in the state.
 
-    `step` consumes the state that it is given: its variables are updated in place, and using it
-    again is an error. `snapshot` copies one.
+    A workflow of one's own defines `setup_agent_and_optimizer` and `iterate`, and sets `env`,
+    `agent` and `evaluator` in its constructor. Everything else follows from the state: the compiled
+    loop, `learn`, evaluations, checkpoints, videos, exported policies.
+
+    A state of tensors stays as it is. Where its leaves are variables, `step` updates them in place
+    and so consumes it: using it again is an error. `snapshot` copies one.
     """
+
+    # Attributes that say nothing of what is traced; modes are part of a trace's name.
+    _not_traced = frozenset(
+        ("iterations_per_call", "report", "run_time", "_folders", "replicas", "compile")
+    )
 
     def __init__(self, *, iterations_per_call: int | None = None):
         """Sets how many iterations one compiled call runs in `learn`.
@@ -60,7 +80,9 @@ class Workflow(abc.ABC):
                 remedy="None chooses it by time.",
             )
         self.iterations_per_call = iterations_per_call
+        self.compile: Any = "graph"
         self.agent: Any = None
+        self.evaluator: Any = None
         # What `check_env` looks at before a training; None where the workflow does it itself.
         self.env: Any = None
         self.replicas = Replicas()
@@ -68,13 +90,65 @@ class Workflow(abc.ABC):
         # Over all starts of a run; checkpoints carry it.
         self.run_time = RunTime()
         # {what the states of a run share: the folder of its checkpoints}
-        self._folders: weakref.WeakKeyDictionary[Any, pathlib.Path] = weakref.WeakKeyDictionary()
+        self._folders: dict[Any, pathlib.Path] = {}
 
-    @abc.abstractmethod
+    # Hooks of a fresh run.
+
     def setup(self, seed: int) -> State:
-        """Makes a fresh run from a seed."""
+        """Makes a fresh run from a seed, by the hooks below."""
+        names = ["agent", "environment", "run", "replay_buffer"]
+        keys = seeding.streams(seeding.key(seed), names)
+        agent_state, opt_state = self.setup_agent_and_optimizer(keys["agent"])
+        state = RunState(
+            key=keys["run"],
+            metrics=self.setup_workflow_metrics(),
+            agent_state=agent_state,
+            opt_state=opt_state,
+            env_state=None if self.env is None else self.env.reset(keys["environment"]),
+            replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
+        )
+        return self.postsetup_replay_buffer(state)
+
+    def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
+        """Returns the first `agent_state` and `opt_state`, nests of tensors.
+
+        Args:
+          key: int32 [2].
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs setup_agent_and_optimizer, or a setup of its own"
+        )
+
+    def setup_workflow_metrics(self) -> RunMetrics:
+        """Returns the counters of a run that begins."""
+        return RunMetrics.start()
+
+    def setup_replay_buffer(self, key: tf.Tensor) -> Any:
+        """Returns the first `replay_buffer_state`; empty by default."""
+        return {}
+
+    def postsetup_replay_buffer(self, state: State) -> State:
+        """Returns the state that the training begins with: fills a buffer, with demonstrations say.
+
+        By default it is the state as it is.
+        """
+        return state
+
+    # An iteration.
 
     @abc.abstractmethod
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One iteration; a pure function of tensors, traced.
+
+        Args:
+          state: Before it.
+          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
+
+        Returns:
+          `{name: float32 scalar}`, and the state after it, with its counters
+          (`state.metrics.counted`).
+        """
+
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs iterations in one compiled call.
 
@@ -86,12 +160,62 @@ class Workflow(abc.ABC):
         Raises:
           UserError: For a state that was consumed, or a non-finite loss under "raise".
         """
+        start = time.perf_counter()
+        state = struct.values(state)
+        run, names = self._compiled(state)
+        limit = np.iinfo(np.int64).max if until is None else until
+        number = min(iterations, MAX_ROWS)
+        found = run(state, tf.constant(number), tf.constant(limit, tf.int64))
+        state, done, floats, counters, _ = found
+        rows = as_rows(int(done), names, floats, counters)
+        return Advance(rows=rows, state=state, seconds={"call": time.perf_counter() - start})
 
-    @abc.abstractmethod
+    def _compiled(self, state: State) -> tuple[Callable[..., Any], list[str]]:
+        """The loop over iterations, which belongs to the logic, and the names of its metrics."""
+        name = ("iterations", self.compile, specs_of(state))
+        notes = traces_of(logic_key(self)).notes
+        if name not in notes:
+            notes[name] = self._loop(state)
+        return notes[name]  # type: ignore[no-any-return]
+
+    def _loop(self, state: State) -> tuple[Callable[..., Any], list[str]]:
+        names: list[str] = []
+
+        def once(state: State) -> Any:
+            key = seeding.fold_in(state.key, state.metrics.iterations)
+            metrics, after = self.iterate(state, key)
+            names[:] = sorted(metrics)
+            floats = [tf.cast(metrics[n], tf.float32) for n in names]
+            return after, tf.stack(floats), after.metrics.counters(), tf.zeros([2], tf.float64)
+
+        def runner(iterate: Callable[..., Any]) -> Runner:
+            return Runner(
+                iterate,
+                lambda state: state.metrics.counters(),
+                lambda state: state.metrics.env_steps,
+                lambda: names,
+            )
+
+        if self.compile == "eager" or isinstance(self.env, HostEnv):
+            return lambda state, n, limit: runner(once).run(state, int(n), int(limit)), names
+        traced = tf.function(counted_apart(once), autograph=False)
+        traced.get_concrete_function(state)  # and so the names are known
+        loop = counted_apart(runner(traced).loop)
+        return tf.function(loop, jit_compile=self.compile == "xla", autograph=False), names
+
+    # Looking at a run.
+
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Evaluates the greedy policy: metrics `eval_return_mean`, `eval_episodes`, ..."""
+        """Evaluates the greedy policy: metrics `eval_return_mean`, `eval_episodes`, ...
 
-    @abc.abstractmethod
+        Every evaluation plays other episodes: the state counts them. A training does not depend on
+        its evaluations.
+        """
+        key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
+        result = self._evaluation(state, None, key)
+        metrics = state.metrics.replace(evaluations=state.metrics.evaluations + 1)
+        return result.metrics(), state.replace(metrics=metrics)
+
     def final_evaluation(
         self, state: State, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
@@ -102,10 +226,29 @@ class Workflow(abc.ABC):
           num_episodes: Exactly so many.
           seed: Of the episodes; None for what follows from the run.
         """
+        key = state.key if seed is None else seeding.key(seed)
+        return self._evaluation(state, num_episodes, seeding.stream(key, "final_evaluation"))
 
-    @abc.abstractmethod
+    def _evaluation(
+        self, state: State, num_episodes: int | None, key: tf.Tensor
+    ) -> EvaluationResult:
+        """Plays episodes; as many as an evaluation has if none are given."""
+        if self.evaluator is None:
+            raise UserError(
+                f"{type(self).__name__}.evaluator",
+                expected="an Evaluator",
+                got="None",
+                remedy="Set it in the constructor: self.evaluator = Evaluator(env=env, "
+                "agent=agent, num_episodes=32).",
+            )
+        evaluator = self.evaluator
+        if num_episodes is not None:
+            evaluator = evaluator.replace(num_episodes=num_episodes)
+        return evaluator.evaluate(self.agent_state(state), key)  # type: ignore[no-any-return]
+
     def video_env(self) -> Any:
         """Returns environments to record a video in."""
+        return self.env if self.evaluator is None else self.evaluator.env
 
     def check_video(self) -> None:
         """Checks that `record_video` can draw the environments of `video_env`.
@@ -153,37 +296,64 @@ class Workflow(abc.ABC):
         """
         return export_policy(self.agent, self.agent_state(state), directory)
 
-    @abc.abstractmethod
     def describe(self) -> str:
         """Returns what it trains on what, in a few words."""
+        env = self.env
+        played = "" if env is None else f" on {type(env.unwrapped).__name__}"
+        return f"{type(self).__name__} of {type(self.agent).__name__}{played}"
 
-    @abc.abstractmethod
-    def use_compile(self, choices: Mapping[str, str]) -> None:
-        """Sets the compile modes by seam, as a resumed run has them stored."""
+    def logic(self) -> dict[str, Any]:
+        """Returns what is equal for workflows whose runs are the same functions of their state."""
+        return {name: x for name, x in vars(self).items() if name not in self._not_traced}
 
-    @abc.abstractmethod
+    def use_compile(self, choices: str | Mapping[str, str]) -> None:
+        """Sets the compile modes by seam, as a resumed run has them stored.
+
+        Args:
+          choices: "graph", "xla" or "eager", or `{"iterations": mode}`.
+        """
+        mode = choices if isinstance(choices, str) else choices.get("iterations", self.compile)
+        if mode not in MODES:
+            raise UserError(
+                "compile", expected=", ".join(MODES), got=repr(mode), remedy="Choose one of them."
+            )
+        self.compile = mode
+
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Settles the compile mode of every seam, and returns them by seam."""
+        return {"iterations": self.compile}
+
     def use_strategy(self, strategy: Any) -> None:
         """Spreads runs that are set up from now on over the replicas of a tf.distribute strategy.
 
         Raises:
           UserError: For sizes that the replicas cannot divide.
         """
+        if strategy.num_replicas_in_sync > 1:
+            raise UserError(
+                f"the strategy of {type(self).__name__}",
+                expected="one device",
+                got=f"{strategy.num_replicas_in_sync} replicas",
+                remedy="Use --strategy=one_device.",
+            )
 
-    @abc.abstractmethod
+    # The state as values.
+
     def snapshot(self, state: State) -> State:
-        """Returns a copy that later steps of `state` do not change."""
+        """Returns a copy that later steps of `state` do not change: a copy of the leaves."""
+        return struct.values(state)
 
-    @abc.abstractmethod
     def env_steps(self, state: State) -> int:
         """Returns the valid agent steps so far."""
+        return int(state.metrics.env_steps)
 
-    @abc.abstractmethod
     def agent_state(self, state: State) -> Any:
         """Returns the AgentState of the policy, values."""
+        return struct.values(state.agent_state)
 
-    @abc.abstractmethod
     def state_values(self, state: State) -> dict[str, Any]:
         """Returns every value of the run by path: what a checkpoint holds."""
+        return struct.paths(state)
 
     def state_paths(self, state: State) -> set[str]:
         """Returns the paths of `state_values`."""
@@ -203,7 +373,6 @@ class Workflow(abc.ABC):
                 remedy="Restore with the configuration that it was saved with.",
             )
 
-    @abc.abstractmethod
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
@@ -215,10 +384,23 @@ class Workflow(abc.ABC):
           environments: False leaves the state's own environments: an evaluation needs the others
             only, and they fit on any number of replicas.
         """
-
-    @abc.abstractmethod
-    def compile_choices(self, state: State) -> dict[str, str]:
-        """Settles the compile mode of every seam, and returns them by seam."""
+        own = struct.paths(state)
+        kept = () if environments else ("env_state", "carry")
+        leaves = [x if p.split("/")[0] in kept else values[p] for p, x in own.items()]
+        found = tf.nest.pack_sequence_as(state, list(map(tf.convert_to_tensor, leaves)))
+        wrong = [
+            f"{p} of shape {tuple(values[p].shape)} for {tuple(x.shape)}"
+            for p, x in own.items()
+            if p.split("/")[0] not in kept and tuple(values[p].shape) != tuple(x.shape)
+        ]
+        if wrong:
+            raise UserError(
+                "the checkpoint",
+                expected="the shapes of this workflow's state",
+                got="; ".join(wrong[:3]),
+                remedy="Restore with the configuration that it was saved with.",
+            )
+        return found
 
     @property
     def agreement(self) -> Any:
@@ -294,8 +476,8 @@ class Workflow(abc.ABC):
         }
 
     def run_key(self, state: State) -> Any:
-        """Returns the object that all states of one run share, and only they: their `program`."""
-        return state.program
+        """Returns what all states of one run share, and only they."""
+        return tuple(state.key.numpy().tolist())
 
     def adopt(self, state: State, directory: str | pathlib.Path) -> None:
         """Makes a folder of checkpoints that of the state's run: `learn` may go on in it.

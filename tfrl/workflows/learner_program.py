@@ -21,17 +21,14 @@ from tfrl.workflows.choosing import Choosing
 from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop
 from tfrl.workflows.run_state import Progress, RunMetrics, State
+from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
 from tfrl.workflows.seams import PythonSeam, Seam
-from tfrl.workflows.tally import EPISODE_METRICS, Tally
+from tfrl.workflows.tally import EPISODE_METRICS
 from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
 
-# Rows of metrics that one call can return.
-MAX_ROWS = 1024
-
 _LEARNER = "learner/"
-_COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 _METRICS = ("iterations", "env_steps", "episodes", "evaluations", *EPISODE_METRICS)
 
 
@@ -245,23 +242,13 @@ class LearnerProgram(Choosing, abc.ABC):
             result = loop(*args)
         progress, done, floats, counters, (t_rollout, t_update) = result
         progress = progress.replace(evaluations=evaluations)
-        rows = self._rows(int(done), floats, counters)
+        phase, host = self._phase, self._host
+        names = self._names[phase] if host is None else host.names(phase)
+        rows = as_rows(int(done), names, floats, counters)
         self.iterations = rows[-1]["iterations"] if rows else self.iterations
         seconds = {"call": time.perf_counter() - start}
         seconds.update(self._time_split(seconds["call"], float(t_rollout), float(t_update)))
         return rows, progress, seconds
-
-    def _rows(self, done: int, floats: Any, counters: Any) -> list[dict[str, Any]]:
-        host = self._host
-        names = self._names[self._phase] if host is None else host.names(self._phase)
-        floats, counters = np.asarray(floats)[:done], np.asarray(counters)[:done]
-        return [
-            {
-                **dict(zip(_COUNTERS, c, strict=True)),
-                **dict(zip(names, f, strict=True)),
-            }
-            for f, c in zip(floats.tolist(), counters.tolist(), strict=True)
-        ]
 
     def _trace(self, progress: Progress, *args: tf.Tensor) -> Any:
         """Returns the loop of this phase."""
@@ -343,7 +330,7 @@ class LearnerProgram(Choosing, abc.ABC):
         return progress, floats, counters
 
     def _counters(self, progress: Progress) -> tf.Tensor:
-        """The `_COUNTERS` after an iteration."""
+        """The `COUNTERS` after an iteration."""
         learner_steps = tf.identity(self.learner.learner_steps.read_value())
         return tf.stack([progress.iterations, progress.env_steps, progress.episodes, learner_steps])
 
@@ -358,93 +345,27 @@ class LearnerProgram(Choosing, abc.ABC):
         """What has to wait for a clock waits for these."""
         return list(times) if self._timed else []
 
-    def _run_loop(self, progress: Progress, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
-        n = len(self._names[self._phase])
-        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[n])
-        counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(_COUNTERS)])
-        progress = progress.replace(ahead=self._look_ahead(progress))
-
-        def body(
-            i: Any, done: Any, progress: Any, floats: Any, counters: Any, seconds: Any
-        ) -> tuple[Any, ...]:
-            progress, done, f, c, s = self._row(progress, done, iterations, limit)
-            return i + 1, done, progress, floats.write(i, f), counters.write(i, c), seconds + s
-
-        rows, _, progress, floats, counters, seconds = tf.while_loop(
-            lambda i, done, progress, *_: (done < iterations) & (progress.env_steps < limit),
-            body,
-            (0, tf.constant(0), progress, floats, counters, tf.zeros([2], tf.float64)),
-            parallel_iterations=1,
-            name="rows",
+    def _runner(self) -> Runner:
+        workflow = self._workflow
+        return Runner(
+            self._iterate,
+            self._counters,
+            lambda progress: progress.env_steps,
+            lambda: self._names[self._phase],
+            per_row=workflow.iterations_per_row,
+            steps=workflow.steps_per_iteration if workflow.all_rows_valid else None,
+            timed=self._timed,
         )
-        progress = progress.replace(ahead=None)
-        return progress, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
-    def _row(self, progress: Progress, done: Any, iterations: Any, limit: Any) -> Any:
-        """The iterations of one row of metrics: progress, how many are done, and the row."""
-        per_row = self._workflow.iterations_per_row
-        if per_row == 1:
-            progress, *row = self._iterate(progress)
-            return progress, done + 1, *row
-        tally = Tally(self._names[self._phase])
-        # What a loop carries costs a graph several operations in each iteration.
-        timed = self._timed
-        zero = tf.zeros([2], tf.float64)
-        most = tf.minimum(done + per_row, iterations)
-
-        def once(progress: Progress, sums: Any, seconds: Any) -> Any:
-            progress, f, _, s = self._iterate(progress)
-            return progress, tally.add(sums, f), [t + s for t in seconds]
-
-        start = (progress, tally.start(), [zero] if timed else [])
-        if self._workflow.all_rows_valid:  # it is known now where the limit is reached
-            steps = self._workflow.steps_per_iteration
-            left = (limit - progress.env_steps - 1) // steps + 1
-            # At least 1: whoever calls this has seen that neither end is reached.
-            number = tf.cast(tf.minimum(tf.cast(most - done, tf.int64), left), tf.int32)
-            progress, sums, seconds = tf.while_loop(
-                lambda *_: tf.constant(True),
-                once,
-                start,
-                parallel_iterations=1,
-                maximum_iterations=number,
-                name="iterations",
-            )
-            done += number
-        else:
-            done, (progress, sums, seconds) = tf.while_loop(
-                lambda done, state: (done < most) & (state[0].env_steps < limit),
-                lambda done, state: (done + 1, once(*state)),
-                (done, start),
-                parallel_iterations=1,
-                name="iterations",
-            )
-        counters = self._counters(progress)
-        return progress, done, tally.result(sums), counters, seconds[0] if timed else zero
+    def _run_loop(self, progress: Progress, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+        progress = progress.replace(ahead=self._look_ahead(progress))
+        progress, *rest = self._runner().loop(progress, iterations, limit)
+        return progress.replace(ahead=None), *rest
 
     def _run_eagerly(self, progress: Progress, iterations: int, limit: int) -> Any:
-        per_row = self._workflow.iterations_per_row
-        floats: list[Any] = []
-        counters: list[Any] = []
-        seconds = np.zeros(2)
-        done, env_steps, tally, sums = 0, int(progress.env_steps), None, None
         progress = progress.replace(ahead=self._look_ahead(progress))
-        while done < iterations and env_steps < limit:
-            progress, f, c, s = self._iterate(progress)
-            done += 1
-            seconds += s.numpy()
-            c = c.numpy()
-            env_steps = int(c[_COUNTERS.index("env_steps")])
-            if per_row > 1:
-                tally = tally or Tally(self._names[self._phase])
-                sums = tally.add(tally.start() if sums is None else sums, f)
-                if done % per_row and done < iterations and env_steps < limit:
-                    continue
-                f, sums = tally.result(sums), None
-            floats.append(f.numpy())
-            counters.append(c)
-        progress = progress.replace(ahead=None)
-        return progress, len(floats), floats, counters, seconds
+        progress, *rest = self._runner().run(progress, iterations, limit)
+        return progress.replace(ahead=None), *rest
 
     # For the loop in Python over environments on the host.
 

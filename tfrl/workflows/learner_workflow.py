@@ -3,10 +3,10 @@
 import abc
 import concurrent.futures
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
@@ -38,6 +38,7 @@ from tfrl.workflows import laps
 from tfrl.workflows.checks import (
     check_ends,
     check_episodes,
+    check_evaluator,
     check_fit,
     check_resets,
     check_whole,
@@ -46,7 +47,7 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_program import LearnerProgram
-from tfrl.workflows.run_state import RolloutResult, RunMetrics, State, with_program
+from tfrl.workflows.run_state import RolloutResult, State, with_program
 from tfrl.workflows.run_values import load_values, state_paths, state_values
 from tfrl.workflows.seams import check_compile
 from tfrl.workflows.sizes import check_divided
@@ -58,13 +59,6 @@ SEAMS = ("rollout", "update", "evaluation", "loop")
 NONFINITE_STATISTICS = "nonfinite/statistics"
 
 
-# Attributes of a workflow that say nothing of what is traced; modes are part of a trace's name.
-_NOT_TRACED = frozenset(
-    ("iterations_per_call", "report", "run_time", "_folders", "_agreement", "replicas", "compile")
-    + ("_servers", "learner")
-)
-
-
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments; subclasses say how.
 
@@ -72,6 +66,7 @@ class LearnerWorkflow(Workflow):
     (`make_batch`, `update`). All hooks but those that make something are traced.
     """
 
+    _not_traced = Workflow._not_traced | {"_agreement", "_servers", "learner"}
     # Iterations that share a row of metrics.
     iterations_per_row = 1
     # Whether Python runs the loop over iterations, as it must where it steps the environments.
@@ -84,6 +79,8 @@ class LearnerWorkflow(Workflow):
         *,
         env: Env,
         agent: Agent | Callable[..., Agent],
+        optimizer: Any,
+        evaluator: Evaluator | None,
         eval_env: Env | None,
         rollout_length: int,
         learner_config: ModuleConfig | None,
@@ -99,6 +96,9 @@ class LearnerWorkflow(Workflow):
         Args:
           env: The training environments.
           agent: An agent, or a function that makes one from `obs_spec` and `action_spec`.
+          optimizer: What `ModuleConfig.optimizer` takes, in its place; None to leave it.
+          evaluator: Plays the evaluations, in its own environments; None for one that follows from
+            `eval_env` and `eval_episodes`.
           eval_env: The environments to evaluate on, or None for the training ones.
           rollout_length: Steps per environment and iteration (T).
           learner_config: Of the agent's module, or None.
@@ -114,7 +114,14 @@ class LearnerWorkflow(Workflow):
         self.env = check_episodes("env", env)
         self.agent: Any = made_agent(agent, env)
         agent = self.agent
+        if optimizer is not None:
+            learner_config = learner_config or default_config
+            learner_config = learner_config.with_overrides({"optimizer": optimizer})
         self._check_agent(learner_config)
+        self._evaluator = evaluator
+        if evaluator is not None:
+            check_evaluator(evaluator, eval_env)
+            eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # An agent of several policies names them; any other is the only module of the learner.
         self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
@@ -143,7 +150,7 @@ class LearnerWorkflow(Workflow):
         """The last step of a constructor, when all sizes are known."""
         self._divide()
         # Says now, not after the training, that an evaluation could not end.
-        self.make_evaluator(self.eval_episodes, "graph")
+        self.evaluator = self.make_evaluator(self.eval_episodes, self.compile["evaluation"])
 
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
         """Spreads runs that are set up from now on over the replicas of a strategy."""
@@ -499,14 +506,10 @@ class LearnerWorkflow(Workflow):
     def make_program(self, learner: Learner) -> LearnerProgram:
         """Makes the variables and compiled functions of a fresh run over a built learner."""
 
-    def logic(self) -> dict[str, Any]:
-        """Returns what is equal for workflows whose runs are the same functions of variables."""
-        return {n: x for n, x in vars(self).items() if n not in _NOT_TRACED}
-
     # The run.
 
     def setup(self, seed: int) -> State:
-        """Makes a fresh run from a seed."""
+        """Makes a fresh run from a seed, by the hooks of `Workflow`."""
         keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run"])
         program = self.make_program(self.setup_agent(keys["agent"]))
         make_carry = getattr(self.agent, "initial_carry", None)
@@ -521,26 +524,30 @@ class LearnerWorkflow(Workflow):
             return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
 
         env_state, carry = self.replicas.run_once(begin, keys["environment"])
-        zero, nan = tf.constant(0, tf.int64), tf.constant(np.nan, tf.float32)
-        metrics = RunMetrics(
-            iterations=zero,
-            env_steps=zero,
-            episodes=zero,
-            evaluations=zero,
-            episode_return=nan,
-            episode_length=nan,
-            learner={},
-        )
         state = State(
             key=keys["run"],
-            metrics=metrics,
+            metrics=self.setup_workflow_metrics(),
             agent_state=None,
             opt_state={},
             env_state=env_state,
             replay_buffer_state={},
             carry=carry,
         )
-        return with_program(state, program)
+        state = with_program(state, program)
+        if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
+            given = self.setup_agent_and_optimizer(keys["agent"])
+            made = (state.agent_state, state.opt_state)
+            tf.nest.map_structure(lambda variable, x: variable.assign(x), made, given)
+        return self.postsetup_replay_buffer(state)
+
+    def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
+        """Returns the first `agent_state` and `opt_state`, tensors; to be overridden.
+
+        Call it for those of a fresh learner, and return others of the same form: parameters of
+        another run, say.
+        """
+        program = self.make_program(self.setup_agent(key))
+        return struct.values((program.agent_state(), program.opt_state()))
 
     def program(self, state: State) -> tuple[LearnerProgram, State]:
         """Returns what is compiled over a state's variables, and the state.
@@ -606,23 +613,14 @@ class LearnerWorkflow(Workflow):
         return program.whole(state.progress)
 
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Runs `eval_episodes` greedy episodes, others in every evaluation: the state counts them.
+        """Runs `eval_episodes` greedy episodes; see `Workflow.evaluate`."""
+        return super().evaluate(self.program(state)[1])
 
-        A training does not depend on its evaluations.
-        """
-        program, state = self.program(state)
-        key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
-        result = program.evaluations.evaluate(self.eval_episodes, key)
-        metrics = state.metrics.replace(evaluations=state.metrics.evaluations + 1)
-        return result.metrics(), state.replace(metrics=metrics)
-
-    def final_evaluation(
-        self, state: State, num_episodes: int, seed: int | None = None
+    def _evaluation(
+        self, state: State, num_episodes: int | None, key: tf.Tensor
     ) -> EvaluationResult:
-        """Runs `num_episodes` greedy episodes."""
         program, state = self.program(state)
-        key = state.key if seed is None else seeding.key(seed)
-        return program.evaluations.evaluate(num_episodes, seeding.stream(key, "final_evaluation"))
+        return program.evaluations.evaluate(num_episodes or self.eval_episodes, key)
 
     def video_env(self) -> Env:
         """The evaluation's environments, of which a video shows the first."""
@@ -647,14 +645,16 @@ class LearnerWorkflow(Workflow):
         """Sets the compile modes of runs that are set up from now on."""
         more = {"rollout": ("numpy",)} if isinstance(self.env, HostEnv) else None
         self.compile = check_compile(choices, SEAMS, more)
+        if self._evaluator is not None and self.compile["evaluation"] == "auto":
+            self.compile["evaluation"] = self._evaluator.compile
 
     def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
         """Makes the evaluator of this workflow's environments for some number of episodes."""
-        return Evaluator(
-            env=self.replica_eval_env,
-            agent=self.agent,
-            num_episodes=num_episodes,
-            compile=compile,
+        made = self._evaluator
+        if made is None:
+            made = Evaluator(env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes)
+        return made.replace(  # type: ignore[no-any-return]
+            env=self.replica_eval_env, num_episodes=num_episodes, compile=compile
         )
 
     def close(self) -> None:
@@ -666,16 +666,8 @@ class LearnerWorkflow(Workflow):
     # What a checkpoint holds.
 
     def run_key(self, state: State) -> Any:
-        """Returns the object that all states of one run share, and only they."""
-        return state.program
-
-    def env_steps(self, state: State) -> int:
-        """Valid agent steps so far."""
-        return int(state.metrics.env_steps)
-
-    def agent_state(self, state: State) -> Any:
-        """The agent's state, values."""
-        return struct.values(state.agent_state)
+        """Returns what all states of one run share, and only they."""
+        return weakref.ref(state.program)
 
     def state_values(self, state: State) -> dict[str, Any]:
         """Every value of the run by path."""

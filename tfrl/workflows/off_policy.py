@@ -14,6 +14,7 @@ from tfrl.agents.off_policy.checks import check_flag
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
+from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, Learner, ModuleConfig
 from tfrl.ops.schedules import check_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
@@ -61,9 +62,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def __init__(
         self,
-        *,
         env: Env,
         agent: Agent | Callable[..., Agent],
+        optimizer: Any = None,
+        evaluator: Evaluator | None = None,
+        replay_buffer: Any = None,
+        *,
         eval_env: Env | None = None,
         replay: Any = None,
         rollout_length: int = 1,
@@ -89,6 +93,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
           env: The training environments, as `tfrl.make_env` gives them.
           agent: An off-policy agent (DQN, DDPG, TD3, SAC), or a function (such as the class) that
             makes one from keyword arguments `obs_spec` and `action_spec`.
+          optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
+            or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
+            learning rate is `learner_config.lr`.
+          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+            episodes in `eval_env`.
+          replay_buffer: As `replay`, which is its name in gin files; one of the two.
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above
             the autoreset that change rewards are left out: an evaluation tells the task's returns.
           replay: The maker of the replay buffer, or a function (such as
@@ -133,6 +143,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         super().__init__(
             env=env,
             agent=agent,
+            optimizer=optimizer,
+            evaluator=evaluator,
             eval_env=eval_env,
             rollout_length=rollout_length,
             learner_config=learner_config,
@@ -157,7 +169,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         )
         self.priority_beta, self.priority_epsilon = priority_beta, priority_epsilon
         self.checkpoint_replay = checkpoint_replay
-        self.replay = self._make_replay(replay)
+        if replay is not None and replay_buffer is not None:
+            raise UserError(
+                "replay_buffer",
+                expected="None beside replay, which is the same",
+                got=repr(replay_buffer),
+                remedy="Give one of the two.",
+            )
+        self.replay = self._make_replay(replay_buffer if replay is None else replay)
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         steps = rollout_length * env.num_envs
         if iterations_per_row is None:
@@ -251,6 +270,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         super().check_paths(checkpoint, want, have)
 
     # Hooks.
+
+    def replay_buffer(self, state: State) -> ReplayBuffer:
+        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
+        program, _ = self.program(state)
+        return program.buffer  # type: ignore[attr-defined,no-any-return]
 
     def setup_replay(self) -> ReplayBuffer:
         """Makes the empty replay buffer of a fresh run; of several processes that of this one."""

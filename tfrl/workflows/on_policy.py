@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
+from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
 from tfrl.types import Nest, Trajectory
@@ -34,9 +35,11 @@ class OnPolicyWorkflow(LearnerWorkflow):
 
     def __init__(
         self,
-        *,
         env: Env,
         agent: Agent | Callable[..., Agent],
+        optimizer: Any = None,
+        evaluator: Evaluator | None = None,
+        *,
         eval_env: Env | None = None,
         rollout_length: int = 128,
         num_epochs: int | None = None,
@@ -55,6 +58,11 @@ class OnPolicyWorkflow(LearnerWorkflow):
           env: The training environments, as `tfrl.make_env` gives them.
           agent: An agent, or a function (such as the class) that makes one from keyword arguments
             `obs_spec` and `action_spec`.
+          optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
+            or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
+            learning rate is `learner_config.lr`.
+          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+            episodes in `eval_env`.
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above
             the autoreset that change rewards are left out: an evaluation tells the task's returns.
           rollout_length: Steps per environment and iteration (T).
@@ -80,6 +88,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
         super().__init__(
             env=env,
             agent=agent,
+            optimizer=optimizer,
+            evaluator=evaluator,
             eval_env=eval_env,
             rollout_length=rollout_length,
             learner_config=learner_config,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
@@ -62,6 +63,44 @@ class RunMetrics(struct.Struct):
     episode_length: tf.Tensor
     learner: dict[str, Any]
 
+    @classmethod
+    def start(cls) -> "RunMetrics":
+        """Returns those of a run that begins."""
+        zero, nan = tf.constant(0, tf.int64), tf.constant(np.nan, tf.float32)
+        counts = dict.fromkeys(("iterations", "env_steps", "episodes", "evaluations"), zero)
+        return cls(**counts, episode_return=nan, episode_length=nan, learner={})
+
+    def counted(
+        self,
+        env_steps: Any,
+        episodes: Any = 0,
+        episode_return: Any = np.nan,
+        episode_length: Any = np.nan,
+    ) -> "RunMetrics":
+        """Returns the counters after one iteration more.
+
+        Args:
+          env_steps: Its valid agent steps.
+          episodes: Episodes that ended in it.
+          episode_return: Their mean return; without any the one before stays.
+          episode_length: Likewise.
+        """
+        episodes = tf.cast(episodes, tf.int64)
+        some = episodes > 0
+        return self.replace(  # type: ignore[no-any-return]
+            iterations=self.iterations + 1,
+            env_steps=self.env_steps + tf.cast(env_steps, tf.int64),
+            episodes=self.episodes + episodes,
+            episode_return=where(some, tf.cast(episode_return, tf.float32), self.episode_return),
+            episode_length=where(some, tf.cast(episode_length, tf.float32), self.episode_length),
+        )
+
+    def counters(self) -> tf.Tensor:
+        """Returns iterations, env_steps, episodes and learner_steps, int64 [4]."""
+        learner_steps = self.learner.get("learner_steps", tf.constant(0, tf.int64))
+        counts = [self.iterations, self.env_steps, self.episodes]
+        return tf.stack([*counts, tf.convert_to_tensor(learner_steps)])
+
 
 @struct.dataclass
 class State(struct.Struct):
@@ -86,9 +125,9 @@ class State(struct.Struct):
     key: tf.Tensor
     metrics: RunMetrics
     agent_state: Any
-    opt_state: dict[str, Any]
-    env_state: EnvState
-    replay_buffer_state: dict[str, Any]
+    opt_state: Any
+    env_state: Nest
+    replay_buffer_state: Any
     carry: Nest = None
     ahead: Nest = None
 
@@ -118,14 +157,9 @@ class State(struct.Struct):
 
     def after(self, out: "RolloutResult") -> "State":
         """Returns the state with the environments and counters after an iteration's rollout."""
-        metrics = self.metrics
-        some = out.counts["episodes"] > 0
-        metrics = metrics.replace(
-            iterations=metrics.iterations + 1,
-            env_steps=metrics.env_steps + out.counts["env_steps"],
-            episodes=metrics.episodes + out.counts["episodes"],
-            episode_return=where(some, out.metrics["episode_return"], metrics.episode_return),
-            episode_length=where(some, out.metrics["episode_length"], metrics.episode_length),
+        metrics = self.metrics.counted(
+            *(out.counts[name] for name in ("env_steps", "episodes")),
+            *(out.metrics[name] for name in ("episode_return", "episode_length")),
         )
         return self.replace(  # type: ignore[no-any-return]
             metrics=metrics, env_state=out.env_state, carry=out.carry
