@@ -9,6 +9,7 @@ and those in processes of their own, and a ratio is the median of the ratios of 
 import argparse
 import functools
 import importlib
+import contextlib
 import json
 import os
 import select
@@ -202,8 +203,9 @@ class Served:
 
     def __call__(self) -> Measured:
         """Measures once."""
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended; what it said is read below
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
         return self._read(self.timeout)
 
     def _read(self, timeout: float) -> Measured:

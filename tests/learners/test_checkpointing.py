@@ -301,7 +301,7 @@ class TestWholeOrAbsent:
         checkpoint_format.write(tmp_path / "ckpt-1", writer, 1, {"x": np.ones([1])}, {}, None)
         with pytest.raises(UserError, match="a folder with other content"):
             checkpointing.save_to_path(fake(), tmp_path / "ckpt-1")
-        with pytest.raises(UserError, match="'another format' of schema version 2"):
+        with pytest.raises(UserError, match="'another format' of schema version 3"):
             checkpointing.restore_from_path(fake(), tmp_path / "ckpt-1")
 
     def test_cannot_be_written(self, tmp_path):
