@@ -7,9 +7,9 @@ and those in processes of their own, and a ratio is the median of the ratios of 
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
-import contextlib
 import json
 import os
 import select
