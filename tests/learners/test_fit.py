@@ -96,7 +96,9 @@ def test_tensors_change_as_variables_do(name):
         assert 1 < sum(row["default_policy"]["gradient_steps"] for row in rows) < 24
 
 
-@pytest.mark.parametrize("name", ["minibatches", "delayed_actor"])
+@pytest.mark.parametrize(
+    "name", ["minibatches", pytest.param("delayed_actor", marks=pytest.mark.slow)]
+)
 def test_eager_graph_and_xla_agree(name):
     agent, options = CASES[name]
     learner, batch = _learner(agent), _rows(agent)

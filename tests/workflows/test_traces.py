@@ -142,7 +142,15 @@ def test_other_logic_is_traced_anew():
     assert "loss" in TRACED
 
 
-@pytest.mark.parametrize("name", ["xla", "replay", "host"])
+# XLA's programs are what TensorFlow keeps for the life of a process.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "xla",
+        pytest.param("replay", marks=pytest.mark.slow),
+        pytest.param("host", marks=pytest.mark.slow),
+    ],
+)
 def test_a_hundred_runs_keep_the_memory(name):
     for i in range(100):
         workflow = {**CASES, **ON_HOST}[name]()
