@@ -7,6 +7,7 @@ trace. A dimension that is unknown while tracing matches every size.
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
@@ -170,3 +171,25 @@ def _leaf_matches(name: str, x: Any, spec: Any, batch_shape: Sequence[int | None
             got=_text(got),
             remedy="Give the leaf with the batch axes in front.",
         )
+
+
+def at_least(name: str, value: Any, minimum: int) -> int:
+    """Returns a whole number.
+
+    Args:
+      name: What the message calls it.
+      value: A Python or NumPy integer; a bool is none.
+      minimum: The smallest that is allowed.
+
+    Raises:
+      UserError: For anything else.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and value >= minimum:
+        return int(value)
+    raise UserError(
+        name,
+        expected=f"a whole number of at least {minimum}",
+        got=repr(value),
+        remedy=f"Give {minimum} or more.",
+    )

@@ -47,6 +47,25 @@ def key(seed: int | tf.Tensor) -> tf.Tensor:
     return _words(seed)
 
 
+def as_key(key_or_seed: Any) -> tf.Tensor:
+    """Returns the key int32 [2] of a key or a seed.
+
+    Raises:
+      UserError: For anything else.
+    """
+    if isinstance(key_or_seed, int) and not isinstance(key_or_seed, bool):
+        return key(key_or_seed)
+    found = tf.convert_to_tensor(key_or_seed)
+    if not found.dtype.is_integer or found.shape != [2]:
+        raise UserError(
+            "key",
+            expected="whole numbers int32 [2], or a seed",
+            got=f"{found.dtype.name} of shape {tuple(found.shape)}",
+            remedy="Make one by tfrl.seeding.key(0), or leave it out.",
+        )
+    return tf.cast(found, tf.int32)
+
+
 def _words(data: Any) -> tf.Tensor:
     """The low and high 32-bit words of an integer as int32 [..., 2]."""
     return tf.bitcast(tf.cast(data, tf.int64), tf.int32)

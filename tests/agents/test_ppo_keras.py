@@ -67,7 +67,7 @@ class KerasTest(parameterized.TestCase):
         expected = 0.19 * np.mean(batch.obs, axis=0)
         for group in ("policy", "value"):
             np.testing.assert_allclose(after[MEAN.format(group)], expected, rtol=1e-4, atol=1e-7)
-        optimized = {p.ref() for p in learner._optimizers.of_module("default_policy")[0][1].params}
+        optimized = {p.ref() for p in learner.optimizers.of_module("default_policy")[0][1].params}
         state = learner.state.params["policy"]["torso"]["state"].values()
         self.assertFalse(optimized & {v.ref() for v in state})
         self.assertLen(optimized, 2 * 6)  # gamma, beta, kernel, bias; the head's two

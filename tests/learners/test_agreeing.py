@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.learners.agreeing import agreed_steps
+from tfrl.learners.planning import agreed_steps
 
 
 class Played:

@@ -3,9 +3,8 @@ import functools
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tfrl.learners import in_place
-from tfrl.learners.gradient_hooks import GradientHooks
-from tfrl.learners.learner_core import LearnerState
+from tfrl.learners import in_place, state_changes
+from tfrl.learners.learner_state import LearnerState
 from tfrl.xla import never_in_xla
 
 
@@ -16,10 +15,8 @@ def _kinds(fn):
 class _Learner:
     """What `changed` takes of a learner."""
 
-    _changes = GradientHooks._changes
-
     def __init__(self, leaves):
-        self._states = {"m": leaves}
+        self.module_states = {"m": leaves}
 
 
 class InPlaceTest(tf.test.TestCase):
@@ -113,18 +110,18 @@ class InPlaceTest(tf.test.TestCase):
     def test_a_leaf_that_is_there_twice_moves_once(self):
         variable, towards = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
         learner = _Learner({"a": variable, "b": variable, "c": tf.Variable([0.0, 0.0])})
-        state = LearnerState(agent_state=learner._states, opt_state={}, counters={})
+        state = LearnerState(agent_state=learner.module_states, opt_state={}, counters={})
 
         def moved(before, _):
             return tf.nest.map_structure(lambda x: x + 0.5 * (towards - x), before)
 
         change = tf.function(
-            never_in_xla(lambda: GradientHooks.changed(learner, state, "m", moved, None) and None),
+            never_in_xla(lambda: state_changes.changed(learner, state, "m", moved, None) and None),
             autograph=False,
         )
         change()
         self.assertAllEqual(variable, [2.0, 3.0])
-        self.assertAllEqual(learner._states["m"]["c"], [1.5, 2.0])
+        self.assertAllEqual(learner.module_states["m"]["c"], [1.5, 2.0])
         self.assertIn("ResourceApplyGradientDescent", _kinds(change))
 
     def test_a_variable_of_a_strategy_is_assigned(self):

@@ -2,8 +2,7 @@
 
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.learners.keras_module import KerasModule
-from tfrl.learners.learner import Learner
-from tfrl.learners.learner_core import CheckNumerics
+from tfrl.learners.learner import CheckNumerics, Learner
 from tfrl.learners.minibatches import (
     MinibatchPlan,
     MultiPlan,

@@ -4,29 +4,76 @@ It holds `{module_id: module}` with their states as tf.Variables, optimizers, an
 update: for each minibatch, for each update group in order, losses and gradients (pure), the sum
 over replicas, postprocessing, finite guard, apply. Names and meaning follow RLlib's Learner,
 https://docs.ray.io/en/releases-2.44.0/rllib/rl-modules.html; docs/learner.md has the differences.
+
+The class says what a learner holds and which hooks it has. What an update does stands in functions:
+`planning` cuts minibatches, `update` loops over them, `train_step` is one gradient step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
+from typing_extensions import Self
 
+from tfrl import checks, seeding, struct
+from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
+from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import DEFAULT_MODULE_ID
-from tfrl.errors import UserError
-from tfrl.learners.feeding import Feeding
-from tfrl.learners.learner_core import CheckNumerics, ModulesToTrain
-from tfrl.learners.membership import Membership
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners import batches as batches_lib
+from tfrl.learners import learner_state, planning, registration, state_changes
+from tfrl.learners.episode_updates import batches_of, observe_episodes
+from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
+from tfrl.learners.minibatches import Remainder, host_minibatch_indices
 from tfrl.learners.module_config import ModuleConfig
-from tfrl.learners.modules import as_module, check_module_id
-from tfrl.learners.optimizers import ALL_MODULES, OptimizerRegistry
+from tfrl.learners.modules import SelfSupervisedLossAPI, as_module, check_module_id, missing_apis
+from tfrl.learners.optimizers import (
+    ALL_MODULES,
+    DEFAULT_OPTIMIZER,
+    OptimizerEntry,
+    OptimizerRegistry,
+)
 from tfrl.learners.own_update import check_no_optimizer, trains_itself
-from tfrl.learners.persistence import Persistence
-from tfrl.learners.sharing import shared_groups
+from tfrl.learners.parameters import (
+    ParamDict,
+    check_groups,
+    check_shared,
+    group_variables,
+    make_counter,
+    make_variables,
+    own_variables,
+    parameter_counts,
+    shared_groups,
+)
+from tfrl.learners.planning import MinibatchSize
+from tfrl.learners.reports import Results, mean_of, report
+from tfrl.learners.update import Cut, train
+from tfrl.learning import leaves
+from tfrl.learning.gradients import clip_gradients, differentiate
 from tfrl.metrics import MetricsLogger
+from tfrl.traces import Traces, logic_key, specs_of, traces_of
+from tfrl.types import AgentState, Nest
+from tfrl.xla import never_in_xla
+
+CheckNumerics = Literal["off", "skip", "raise"]
+CompileMode = Literal["xla", "graph", "eager"]
+ModulesToTrain = Collection[str] | Callable[[str, Nest], bool]
+
+# Attributes that are state, or say nothing of what is traced.
+_STATE = frozenset(
+    (*COUNTERS, "metrics", "replicas", "structure_version", "learner_connector")
+    + ("module_states", "optimizers", "_optimizer_fn", "_compiled", "_traces", "_counted")
+)
+# Hooks of subclasses that change variables.
+_IN_PLACE = (
+    *("apply_gradients", "before_gradient_based_update", "after_gradient_based_update"),
+    *("before_gradient_based_update_for_module", "after_gradient_based_update_for_module"),
+)
 
 
-class Learner(Membership, Persistence, Feeding):
+class Learner:
     """Trains modules by gradient steps on batches.
 
     Use: `learner = Learner(agent); learner.build(key); learner.update_from_batch(batch, ...)`.
@@ -89,7 +136,7 @@ class Learner(Membership, Persistence, Feeding):
             )
         for module_id in modules:
             check_module_id(module_id)
-        own = self._loss_by_learner
+        own = self._computes_losses
         self.modules = {m: as_module(x, m, loss_by_learner=own) for m, x in modules.items()}
         if check_numerics not in ("off", "skip", "raise"):
             raise UserError(
@@ -99,11 +146,11 @@ class Learner(Membership, Persistence, Feeding):
                 remedy="Choose what happens to a non-finite loss.",
             )
         self.check_numerics = check_numerics
-        self.configs = _configs(config, list(self.modules))
+        self.configs = registration.module_configs(config, list(self.modules))
         if isinstance(config, Mapping) or all(map(trains_itself, self.modules.values())):
             for module_id, module in self.modules.items():
                 check_no_optimizer(module_id, module, self.configs[module_id])
-        self.policies_to_train = self._to_choose(policies_to_train)
+        self.policies_to_train = registration.modules_to_train(self, policies_to_train)
         if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
             raise UserError(
                 "Learner strategy",
@@ -116,24 +163,1084 @@ class Learner(Membership, Persistence, Feeding):
         self.learner_connector = learner_connector
         self._shared = shared_groups(shared or {}, self.modules)
         self._optimizer_fn = optimizer_fn
-        self._states = {}
-        self._optimizers = OptimizerRegistry()
+        self.module_states: dict[str, AgentState] = {}
+        self.optimizers = OptimizerRegistry()
         self.metrics = MetricsLogger()
-        self._compiled, self._traces = {}, None
+        # Modules that came after `build`, in their order: their optimizers are made apart.
+        self._added: tuple[str, ...] = ()
+        # Compiled updates over the variables of this learner, by what their traces depend on.
+        self._compiled: dict[Any, Any] = {}
+        self._traces: Traces | None = None
+        self._counted: tuple[int, dict[str, dict[str, int]]] = (-1, {})
         for module_id, module in self.modules.items():
-            self._check_module(module_id, module)
+            registration.check_module(self, module_id, module)
 
+    # Building.
 
-def _configs(config: Any, module_ids: list[str]) -> dict[str, ModuleConfig]:
-    """The settings of every module."""
-    if config is None or isinstance(config, ModuleConfig):
-        return {m: config or ModuleConfig() for m in module_ids}
-    given = dict(config) if isinstance(config, Mapping) else None
-    if given is None or set(given) - {ALL_MODULES} != set(module_ids):
-        raise UserError(
-            "Learner config",
-            expected=f"a ModuleConfig, or one for each of the modules {sorted(module_ids)}",
-            got=repr(config) if given is None else f"ones for {sorted(given)}",
-            remedy="Name every module once, as in config={module_id: ModuleConfig(lr=3e-4)}.",
+    learner_steps: tf.Variable
+    skipped_steps: tf.Variable
+    env_steps: tf.Variable
+    weights_seq_no: tf.Variable
+    key: tf.Variable
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COUNTERS:
+            raise not_built(name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def build(self, key: tf.Tensor | int = 0) -> None:
+        """Makes the variables and optimizers, once; a second call changes nothing.
+
+        Args:
+          key: int32 [2], or a seed; module m starts from `stream(key, m)`.
+        """
+        if self.is_built:
+            return
+        key = seeding.as_key(key)
+        with self.replicas.scope():
+            for name in COUNTERS:
+                setattr(self, name, make_counter(name, key if name == "key" else 0))
+        try:
+            for module_id in self.modules:
+                self._make_state(module_id)
+            with self.replicas.scope():
+                self.configure_optimizers()
+            registration.check_coverage(self)
+        except Exception:
+            # Half a learner must not pass for a built one.
+            self.module_states, self.optimizers = {}, OptimizerRegistry()
+            for name in COUNTERS:
+                vars(self).pop(name, None)
+            raise
+
+    def _make_state(self, module_id: str) -> None:
+        key = tf.convert_to_tensor(self.key)
+        state = self.modules[module_id].init(seeding.stream(key, module_id))
+        shared = {}
+        for (borrower, group), (owner, lent) in self._shared.items():
+            if borrower == module_id:
+                check_groups({owner: (self.module_states[owner], lent), borrower: (state, group)})
+                theirs = struct.paths(self.module_states[owner].params[lent], f"params/{group}")
+                mine = struct.paths(state.params[group], f"params/{group}")
+                check_shared(module_id, theirs, mine)
+                shared.update(theirs)
+        # Keras refuses to make a model inside a strategy's scope: only variables are made there.
+        with self.replicas.scope():
+            self.module_states[module_id] = make_variables(state, module_id, shared)
+
+    def configure_optimizers(self) -> None:
+        """Registers the optimizers of all modules; override for ones that span modules."""
+        for module_id in self.modules:
+            self.configure_optimizers_for_module(module_id)
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """Registers one optimizer per update of a module; override for anything else."""
+        config = self.configs[module_id]
+        registration.check_update_names(self, module_id, config)
+        for update in self.modules[module_id].updates:
+            params = group_variables(module_id, self.module_states[module_id], update.groups)
+            params = [p for p in params if not self.optimizers.has(p)]
+            if params:
+                own = self._optimizer_fn
+                made = own(config) if own else config.make_optimizer(update.name)
+                self.register_optimizer(module_id, update.name, made, params, config.lr)
+
+    def register_optimizer(
+        self,
+        module_id: str = ALL_MODULES,
+        optimizer_name: str = DEFAULT_OPTIMIZER,
+        optimizer: Any = None,
+        params: Iterable[tf.Variable] = (),
+        lr_or_lr_schedule: Any = None,
+    ) -> None:
+        """Registers an optimizer for some variables.
+
+        Args:
+          module_id: The module that the variables belong to, or "__all_modules__" for variables of
+            any modules.
+          optimizer_name: Unique within the module.
+          optimizer: One of `tfrl.learning.optimizers`, or a Keras optimizer, new or legacy.
+          params: Variables that no other optimizer has.
+          lr_or_lr_schedule: A number, points `[[0, v0], [t1, v1], ...]` or a schedule over env
+            steps, or None for a Keras optimizer's own rate, and 3e-4 for others.
+
+        Raises:
+          UserError: For a duplicate name, a parameter that has an optimizer already or that is no
+            variable of this learner, one that no update of a module trains, a rate that
+            `ModuleConfig` refuses, or before `build`.
+        """
+        self._check_built("register_optimizer")
+        self._check_known("register_optimizer", module_id, ALL_MODULES)
+        params = list(params)
+        thing = f"register_optimizer({module_id!r}, {optimizer_name!r})"
+        registration.check_mine(self, thing, module_id, params)
+        registration.check_trains(self, thing, params)
+        registration.check_rate(thing, lr_or_lr_schedule)
+        with self.replicas.scope():
+            self.optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
+
+    @property
+    def rl_module_required_apis(self) -> Sequence[type]:
+        """The protocols that every trained module must have; none unless overridden."""
+        return ()
+
+    def rl_module_is_compatible(self, module: Any) -> bool:
+        """Whether a module has what `rl_module_required_apis` asks for."""
+        return not missing_apis(module, self.rl_module_required_apis)
+
+    def train_only(self, policies_to_train: ModulesToTrain | None) -> None:
+        """Chooses anew which modules are trained.
+
+        Args:
+          policies_to_train: Ids, or a function `(module_id, rows) -> bool`; None for all.
+
+        Raises:
+          UserError: For ids that the learner does not have.
+        """
+        self.policies_to_train = registration.modules_to_train(self, policies_to_train)
+
+    # What it holds.
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the variables exist."""
+        return bool(self.module_states)
+
+    def _check_built(self, what: str) -> None:
+        if not self.is_built:
+            raise not_built(what)
+
+    def _check_known(self, what: str, module_id: str, *others: str) -> None:
+        if module_id not in self.modules and module_id not in others:
+            raise UserError(
+                f"Learner.{what}({module_id!r})",
+                expected=f"one of the modules {sorted(self.modules)}",
+                got=repr(module_id),
+                remedy=did_you_mean(str(module_id), self.modules),
+            )
+
+    @property
+    def learner_state(self) -> LearnerState:
+        """All that training changes, tf.Variables; `struct.values` of it is a copy in tensors."""
+        self._check_built("learner_state")
+        opt_state: dict[str, dict[str, Any]] = {}
+        for module_id, name, entry in self.optimizer_entries():
+            opt_state.setdefault(module_id, {})[name] = entry.variables()
+        return LearnerState(
+            agent_state=dict(self.module_states),
+            opt_state=opt_state,
+            counters={name: getattr(self, name) for name in COUNTERS},
         )
-    return {m: ModuleConfig().with_overrides(c) for m, c in given.items()}
+
+    @property
+    def state(self) -> AgentState:
+        """The variables of the only module."""
+        return self.module_state(next(iter(self.modules)) if len(self.modules) == 1 else None)
+
+    def module_state(self, module_id: str | None = None) -> AgentState:
+        """Returns a module's AgentState, whose leaves are tf.Variables."""
+        self._check_built("module_state")
+        module_id = DEFAULT_MODULE_ID if module_id is None else module_id
+        self._check_known("module_state", module_id)
+        return self.module_states[module_id]
+
+    def get_parameters(self, module_id: str = DEFAULT_MODULE_ID) -> list[tf.Variable]:
+        """Returns the variables of all parameter groups of a module."""
+        return tf.nest.flatten(self.module_state(module_id).params)
+
+    def get_param_ref(self, param: tf.Variable) -> Any:
+        """Returns the key of a variable in a dict of gradients."""
+        return param.ref()
+
+    def get_optimizer(
+        self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str | None = None
+    ) -> Any:
+        """Returns a registered optimizer; the name may be left out when there is one.
+
+        It has `learning_rate` and `iterations`, variables: a `BoundOptimizer`, or Keras' own.
+        """
+        self._check_built("get_optimizer")
+        self._check_known("get_optimizer", module_id, ALL_MODULES)
+        return self.optimizers.get(module_id, optimizer_name)
+
+    def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Any]]:
+        """Returns `[(optimizer_name, optimizer), ...]` of a module; of "__all_modules__" all."""
+        self._check_built("get_optimizers_for_module")
+        if module_id == ALL_MODULES:
+            return [(name, e.optimizer) for _, name, e in self.optimizer_entries()]
+        self._check_known("get_optimizers_for_module", module_id)
+        return [(name, e.optimizer) for name, e in self.optimizers.of_module(module_id)]
+
+    def optimizer_entries(self) -> list[tuple[str, str, OptimizerEntry]]:
+        """Returns `[(module_id, optimizer_name, entry), ...]` in the order of registration."""
+        return self.optimizers.entries()
+
+    def optimizer_entries_of(self, module_id: str) -> list[Any]:
+        """Returns `[(module_id, optimizer_name, entry), ...]` registered under an id."""
+        return [e for e in self.optimizer_entries() if e[0] == module_id]
+
+    def filter_param_dict_for_optimizer(self, param_dict: ParamDict, optimizer: Any) -> ParamDict:
+        """Returns the items of a dict of gradients that belong to an optimizer's variables."""
+        self._check_built("filter_param_dict_for_optimizer")
+        for _, _, entry in self.optimizer_entries():
+            if entry.optimizer is optimizer:
+                refs = [p.ref() for p in entry.params]
+                return {ref: param_dict[ref] for ref in refs if ref in param_dict}
+        raise UserError(
+            "filter_param_dict_for_optimizer",
+            expected="an optimizer that was registered",
+            got=repr(optimizer),
+            remedy="Take it from get_optimizer.",
+        )
+
+    def should_module_be_updated(self, module_id: str, batch: Nest = None) -> bool:
+        """Whether a module is trained: by `policies_to_train`, and if it has anything to train."""
+        self._check_known("should_module_be_updated", module_id)
+        if not self.modules[module_id].updates:
+            return False
+        chosen = self.policies_to_train
+        if chosen is None:
+            return True
+        return bool(chosen(module_id, batch)) if callable(chosen) else module_id in chosen
+
+    def lenders_to(self, module_ids: Collection[str]) -> list[str]:
+        """Returns the other modules that share parameters of theirs with some of these."""
+        lenders = [o for (b, _), (o, _) in self._shared.items() if b in module_ids]
+        return [m for m in dict.fromkeys(lenders) if m not in module_ids]
+
+    def parameter_counts(self, module_id: str = ALL_MODULES) -> dict[str, int]:
+        """Returns the numbers of trained and of other parameters, see `parameters`.
+
+        Args:
+          module_id: A module, or "__all_modules__" for all, where shared ones count once.
+        """
+        return parameter_counts(self, self.modules if module_id == ALL_MODULES else [module_id])
+
+    # One gradient step; subclasses override these. All are traced, on values on every replica.
+
+    @property
+    def _computes_losses(self) -> bool:
+        """Whether a subclass computes losses itself, so that modules need none of their own."""
+        mine = type(self)
+        return (
+            mine.compute_losses is not Learner.compute_losses
+            or mine.compute_loss_for_module is not Learner.compute_loss_for_module
+        )
+
+    def compute_losses(
+        self,
+        *,
+        updates: Mapping[str, Update],
+        states: Mapping[str, AgentState],
+        batch: Mapping[str, Nest],
+        keys: Mapping[str, tf.Tensor],
+    ) -> dict[str, Any]:
+        """Returns the losses that are differentiated together; override for a joint loss.
+
+        Args:
+          updates: `{module_id: Update}` of this position in the modules' lists.
+          states: `{module_id: AgentState}`, values.
+          batch: `{module_id: rows}` of this replica.
+          keys: `{module_id: int32 [2]}`.
+
+        Returns:
+          `{module_id: loss}` or `{module_id: (loss, {name: scalar})}`. The gradients are those of
+          their sum. Every loss is a mean over the valid rows.
+        """
+        losses: dict[str, Any] = {}
+        for module_id, update in updates.items():
+            module = self.modules[module_id]
+            args = (states[module_id].params, states[module_id], batch[module_id], keys[module_id])
+            if isinstance(module, SelfSupervisedLossAPI):
+                losses[module_id] = module.compute_self_supervised_loss(*args)
+            else:
+                losses[module_id] = self.compute_loss_for_module(module_id, update, *args)
+        return losses
+
+    def compute_loss_for_module(
+        self, module_id: str, update: Update, params: Nest, state: AgentState, batch: Nest, key: Any
+    ) -> Any:
+        """Returns the loss, or (loss, metrics), of one update of a module; override to change it.
+
+        Args:
+          module_id: The module.
+          update: Which of its updates.
+          params: `{group: nest}`, values that gradients flow to.
+          state: All of the module's state, values.
+          batch: Rows `[n, ...]`.
+          key: int32 [2].
+        """
+        return update.loss(params, state, batch, key)
+
+    def compute_gradients(
+        self,
+        loss_per_module: Mapping[str, tf.Tensor],
+        gradient_tape: tf.GradientTape,
+        params: ParamDict,
+    ) -> ParamDict:
+        """Returns the gradients of the sum of the losses, of the same keys as `params`.
+
+        Args:
+          loss_per_module: `{module_id: scalar}`.
+          gradient_tape: The tape that watched `params`.
+          params: `{param ref: value}`.
+        """
+        losses = list(loss_per_module.values())
+        total = losses[0] if len(losses) == 1 else tf.add_n(losses)
+        found = differentiate(gradient_tape, total, list(params.values()))
+        return dict(zip(params, found, strict=True))
+
+    def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
+        """Returns gradients as they are applied, after their sum over the replicas.
+
+        By default each module's go through `postprocess_gradients_for_module`, those of optimizers
+        that span modules under the id "__all_modules__".
+        """
+        processed = dict(gradients_dict)
+        entries = self.optimizer_entries()
+        for owner in dict.fromkeys(owner for owner, _, _ in entries):
+            refs = [p.ref() for o, _, e in entries if o == owner for p in e.params]
+            own = {ref: gradients_dict[ref] for ref in refs if ref in gradients_dict}
+            if own:
+                processed.update(
+                    self.postprocess_gradients_for_module(
+                        owner, registration.settings_of(self, owner), own
+                    )
+                )
+        return processed
+
+    def postprocess_gradients_for_module(
+        self, module_id: str, config: ModuleConfig, gradients_dict: ParamDict
+    ) -> ParamDict:
+        """Returns a module's gradients, by default clipped for each of its optimizers."""
+        processed = dict(gradients_dict)
+        for _, entry in self.optimizers.of_module(module_id):
+            own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
+            if own:
+                clipped, _ = clip_gradients(
+                    list(own.values()),
+                    config.grad_clip,
+                    config.grad_clip_by,  # type: ignore[arg-type]
+                )
+                processed.update(zip(own, clipped, strict=True))
+        return processed
+
+    def apply_gradients(self, gradients_dict: ParamDict) -> None:
+        """Applies gradients `{param ref: gradient}` by the optimizers of their variables."""
+        for _, _, entry in self.optimizer_entries():
+            params = [p for p in entry.params if p.ref() in gradients_dict]
+            if params:
+                entry.apply([gradients_dict[p.ref()] for p in params], params)
+
+    def count_valid_rows(self, module_id: str, batch: Nest) -> tf.Tensor:
+        """Returns how many rows of a replica's minibatch count; a float32 scalar.
+
+        A replica's loss has the weight of its share of them: the sum over the replicas is then the
+        mean over all valid rows. Override it where a loss is a mean over something else.
+        """
+        return batches_lib.valid_rows(batch)
+
+    # Around the gradient steps of an update; traced, outside of the replicas.
+
+    def before_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
+        """Traced once before the gradient steps of an update; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
+        """
+
+    def after_gradient_based_update(self, *, timesteps: tf.Tensor) -> None:
+        """Traced once after the gradient steps of an update; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: int64 scalar, env steps so far; `self.learner_steps` counts gradient steps.
+        """
+
+    def before_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced before the gradient steps: learning rates, and the module's `before_update`.
+
+        Args:
+          module_id: The module.
+          timesteps: int64 scalar, env steps so far.
+        """
+        state_changes.prepared(self, self.learner_state, module_id, timesteps)
+
+    def after_gradient_based_update_for_module(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced after the gradient steps: the module's `after_update`, target networks say."""
+        state_changes.finished(self, self.learner_state, module_id, timesteps)
+
+    def follow_schedules(self, module_id: str, timesteps: tf.Tensor) -> None:
+        """Traced where nothing is updated: the module's `before_update`, by which it acts."""
+        hook = self.modules[module_id].before_update
+        state_changes.changed(self, self.learner_state, module_id, hook, timesteps)
+
+    def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
+        """Assigns the leaves of `after` that are not those of `before` to the variables."""
+        for variable, _, new in state_changes.differences(self, module_id, before, after):
+            variable.assign(new)
+
+    # Updates.
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def fit(
+        self,
+        state: LearnerState,
+        batch: Nest,
+        *,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        jit: bool = False,
+    ) -> tuple[LearnerState, Results]:
+        """Trains on a batch: epochs times minibatches of train steps; one step by default.
+
+        Pure where the leaves of the state are tensors. Where they are this learner's variables
+        they are changed, and the hooks around the gradient steps run.
+
+        Args:
+          state: Of the form of `learner_state`.
+          batch: `{module_id: rows}`, or the rows of the only module: nests whose leaves have the
+            same static number of rows. Under several replicas each holds rows of its own.
+          key: int32 [2].
+          timesteps: int64 scalar, env steps so far, for schedules.
+          num_epochs: Passes over the batch.
+          minibatch_size: Rows of a gradient step over all replicas, for all modules or each; None
+            for all rows.
+          shuffle: A fresh permutation in every epoch.
+          remainder: See `MinibatchPlan`.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
+
+        Returns:
+          The state, and `{module_id: {name: scalar}}`: the means over the minibatches of what the
+          losses report, `loss`, `grad_norm`, `learning_rate`, `gradient_steps` (minibatches
+          taken), `skipped_steps` (left out because loss or gradient was not finite) and
+          `nonfinite/<term>` counts.
+
+        Raises:
+          UserError: For a state of tensors where an update is not pure: by Keras' optimizers, by a
+            module that trains itself, or by a subclass that overrides what changes variables.
+        """
+        self._check_built("fit")
+        if not leaves.in_place(state):
+            self._check_pure()
+        batches = planning.batches_to_train(self, batch)
+        if not batches:
+            return state.with_counter("env_steps", timesteps), {}
+        plan = planning.plan_of_replica(
+            self,
+            batches,
+            minibatch_size,
+            num_epochs=num_epochs,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+        )
+
+        def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
+            if self.replicas.several:
+                key = seeding.fold_in(key, self.replicas.index())
+            return planning.indices_of(plan, key)
+
+        # Draws of the losses must not share keys with the permutations.
+        indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
+        return train(self, state, batches, planning.cut_of(plan, indices), key, timesteps, jit=jit)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def update(
+        self,
+        batch: Nest,
+        *,
+        key: tf.Tensor,
+        timesteps: tf.Tensor,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        jit: bool = False,
+    ) -> Results:
+        """Trains this learner's variables on a batch, to be called in compiled code; see `fit`."""
+        _, results = self.fit(
+            self.learner_state,
+            batch,
+            key=key,
+            timesteps=timesteps,
+            num_epochs=num_epochs,
+            minibatch_size=minibatch_size,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+            jit=jit,
+        )
+        return results
+
+    def update_from_batch(
+        self,
+        batch: Nest,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "error",
+        num_total_minibatches: int | None = None,
+        timesteps: int | Mapping[str, int] | None = None,
+        *,
+        key: tf.Tensor | None = None,
+        compile: CompileMode = "graph",
+    ) -> Results:
+        """Trains on a batch in one compiled call.
+
+        Under several replicas of one process each minibatch is divided among them; under several
+        processes each gives rows of its own, and the update is that of all of them together.
+
+        Args:
+          batch: `{module_id: rows}`, or the rows of the only module: nests of arrays with the same
+            leading axis. A bool leaf `mask` says which rows count.
+          num_epochs: Passes over the batch.
+          minibatch_size: Rows of a gradient step over all replicas and processes, for all modules
+            or `{module_id: rows}`; None for `ModuleConfig.minibatch_size`, or else all rows.
+          shuffle: A fresh permutation in every epoch.
+          remainder: See `MinibatchPlan`. A module with fewer rows than another goes round.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          timesteps: Env steps so far, which drive the schedules, as a number or
+            `{"env_steps": n}`; None for what the learner was told last.
+          key: int32 [2], or a seed; by default derived from the learner's key and the gradient
+            steps so far.
+          compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
+            gradients only.
+
+        Returns:
+          `{module_id: {name: float}}` as `update`, with parameter counts, and
+          `{"__all_modules__": {...}}`. Modules that are not trained are left out.
+
+        Raises:
+          UserError: For unknown modules, no rows, sizes that do not divide, or with
+            `check_numerics="raise"` a non-finite loss.
+        """
+        self._check_built("update_from_batch")
+        steps = planning.env_steps_of(self, timesteps)
+        batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
+        plan = planning.plan_of_process(
+            self,
+            batches,
+            minibatch_size,
+            num_epochs=num_epochs,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+        )
+        if plan is None:
+            return self._nothing(steps)
+        given = key is not None
+        given_key = seeding.as_key(key) if given else tf.constant([0, 0])
+
+        def run(batches: dict[str, Nest], key: tf.Tensor, timesteps: tf.Tensor) -> Results:
+            key = key if given else self._default_key()  # eagerly it takes a millisecond
+            indices = planning.shared_out(
+                self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
+            )
+            jit = compile == "xla" and self.replicas.several
+            cut, state = planning.cut_of(plan, indices), self.learner_state
+            return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
+
+        fn = self._compiled_as(compile, ("batch", plan, given), run)
+        return self._call(fn, batches, given_key, steps)
+
+    def update_from_episodes(
+        self,
+        episodes: Sequence[Any],
+        *,
+        timesteps: int | Mapping[str, int] | None = None,
+        num_epochs: int = 1,
+        minibatch_size: MinibatchSize = None,
+        shuffle: bool = True,
+        remainder: Remainder = "wrap",
+        num_total_minibatches: int | None = None,
+        key: tf.Tensor | None = None,
+        compile: CompileMode = "graph",
+    ) -> Results:
+        """Trains on episodes, through the learner connector pipeline.
+
+        Their number of steps changes from call to call, hence the other default of `remainder`.
+
+        Args:
+          episodes: `SingleAgentEpisode`s or `MultiAgentEpisode`s, or one of them; at least one
+            step.
+          timesteps: See `update_from_batch`, as all that follow.
+          num_epochs: Passes over the steps.
+          minibatch_size: Steps (or sequences) of a gradient step.
+          shuffle: A fresh permutation in every epoch.
+          remainder: What happens to steps that do not fill a minibatch.
+          num_total_minibatches: Gradient steps to take.
+          key: See `update_from_batch`.
+          compile: "graph", "xla" or "eager".
+
+        Raises:
+          UserError: As `update_from_batch`; for an empty list.
+        """
+        self._check_built("update_from_episodes")
+        batches, shared_data = batches_of(self, episodes)
+        results = self._update_from_changing_batch(
+            batches,
+            timesteps=timesteps,
+            num_epochs=num_epochs,
+            minibatch_size=minibatch_size,
+            shuffle=shuffle,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
+            key=key,
+            compile=compile,
+        )
+        seen = shared_data.get("module_episodes", {})
+        observe_episodes(self, {m: own for m, own in seen.items() if m in results})
+        for module_id, metrics in shared_data.get("metrics", {}).items():
+            if module_id in results:
+                row = {name: float(value) for name, value in metrics.items()}
+                results[module_id].update(row)
+                self.metrics.log_dict(row, module_id)
+        return results
+
+    def _update_from_changing_batch(
+        self,
+        batches: dict[str, Nest],
+        *,
+        timesteps: Any,
+        key: tf.Tensor | None,
+        compile: CompileMode,
+        minibatch_size: MinibatchSize,
+        **options: Any,
+    ) -> Results:
+        """As `update_from_batch`, for numbers of rows that change without a new trace."""
+        steps = planning.env_steps_of(self, timesteps)
+        batches = (
+            batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
+        )
+        plan = planning.plan_of_process(self, batches, minibatch_size, **options)
+        if plan is None:
+            return self._nothing(steps)
+        key = self._default_key() if key is None else seeding.as_key(key)
+        indices = {}
+        for i, (m, one) in enumerate(plan.modules.items()):
+            words = [*np.asarray(key).astype(np.uint32).tolist(), i]
+            cut = host_minibatch_indices(one, words)[: plan.steps]
+            indices[m] = tf.constant(cut, tf.int32)
+        padded = {m: p.padded for m, p in plan.modules.items()}
+
+        def run(
+            batches: dict[str, Nest],
+            indices: dict[str, tf.Tensor],
+            key: tf.Tensor,
+            timesteps: tf.Tensor,
+        ) -> Results:
+            cut = Cut(
+                indices=planning.shared_out(self, indices),
+                steps=tf.shape(next(iter(indices.values())))[0],
+                padded=padded,
+                whole=dict.fromkeys(batches, False),
+            )
+            jit = compile == "xla" and self.replicas.several
+            state = self.learner_state
+            return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
+
+        fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
+        return self._call(fn, batches, indices, key, steps)
+
+    def update_from_iterator(
+        self,
+        iterator: Iterable[Nest] | Iterator[Nest],
+        num_iters: int = 1,
+        *,
+        timesteps: int | Mapping[str, int] | None = None,
+        compile: CompileMode = "graph",
+        **options: Any,
+    ) -> Results:
+        """Trains on the batches that an iterator gives, one update each.
+
+        Args:
+          iterator: Gives batches as `update_from_batch` takes them, a tf.data iterator say.
+          num_iters: How many to take.
+          timesteps: See `update_from_batch`.
+          compile: "graph", "xla" or "eager".
+          **options: Further arguments of `update_from_batch`.
+
+        Returns:
+          The means of the results of the updates.
+
+        Raises:
+          UserError: When the iterator has fewer; what it gave has been trained on.
+        """
+        self._check_built("update_from_iterator")
+        results: list[Results] = []
+        batches = iter(iterator)
+        for i in range(checks.at_least("num_iters", num_iters, 1)):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                raise UserError(
+                    "the iterator of update_from_iterator",
+                    expected=f"{num_iters} batches",
+                    got=f"{i}, then its end",
+                    remedy="Let it repeat, or ask for fewer; the learner was trained on those "
+                    "that came.",
+                ) from None
+            results.append(
+                self.update_from_batch(batch, timesteps=timesteps, compile=compile, **options)
+            )
+        return mean_of(results)
+
+    # Compiled updates.
+
+    def _compiled_as(self, compile: str, name: Any, run: Callable[..., Any]) -> Any:
+        """`run` in a compile mode; the same object for the same name."""
+        if compile not in ("xla", "graph", "eager"):
+            raise UserError(
+                "compile",
+                expected="xla, graph or eager",
+                got=repr(compile),
+                remedy="Choose how the update runs.",
+            )
+        if compile == "eager" or tf.config.functions_run_eagerly():
+            return run
+        # Under several replicas only losses and gradients are XLA's.
+        jit = compile == "xla" and not self.replicas.several
+
+        def make(**options: Any) -> Any:
+            traced = run if jit else never_in_xla(run)
+            return tf.function(counted_apart(traced), jit_compile=jit, autograph=False, **options)
+
+        def call(*args: Any) -> Any:
+            key = (compile, *name, specs_of(args))
+            if key not in self._compiled:
+                variables = self.variables()
+                self._compiled[key] = self.traces.bound(key, make, args, variables)
+            return self._compiled[key](*args)
+
+        if name[0] != "changing":
+            return call
+        key = (compile, *name)  # of rows that differ in number
+        self._compiled[key] = self._compiled.get(key) or make(reduce_retracing=True)
+        return self._compiled[key]
+
+    @property
+    def trace_count(self) -> int:
+        """How many traces its updates have had since modules were last added or removed."""
+        return sum(
+            f.experimental_get_tracing_count() if hasattr(f, "get_concrete_function") else 1
+            for f in self._compiled.values()
+        )
+
+    def _default_key(self) -> tf.Tensor:
+        # No module has an id with a slash: no state is drawn from this stream.
+        key = seeding.stream(tf.convert_to_tensor(self.key), "learner/updates")
+        return seeding.fold_in(key, tf.convert_to_tensor(self.learner_steps))
+
+    def _nothing(self, timesteps: tf.Tensor) -> Results:
+        """An update that trains no module."""
+        self.env_steps.assign(timesteps)
+        return report(self, {})
+
+    def _call(self, fn: Callable[..., Results], *args: Any) -> Results:
+        before = int(self.skipped_steps.numpy())
+        results = fn(*args)
+        return report(self, results, int(self.skipped_steps.numpy()) - before)
+
+    def logic(self) -> Any:
+        """Returns what is equal for learners whose updates are the same functions of variables."""
+        own = {name: x for name, x in vars(self).items() if name not in _STATE}
+        entries = [
+            (m, name, entry, [p.name for p in entry.params])
+            for m, name, entry in self.optimizer_entries()
+        ]
+        devices = sorted({v.device for v in tf.nest.flatten(list(self.module_states.values()))})
+        return own, entries, devices
+
+    @property
+    def traces(self) -> Traces:
+        """What has been traced for this learner's logic; under several replicas for it alone."""
+        if self._traces is None:
+            # Variables of several replicas stay those of the first call.
+            self._traces = Traces() if self.replicas.several else traces_of(logic_key(self))
+        return self._traces
+
+    # Modules that come and go between updates.
+
+    def add_module(
+        self,
+        module_id: str,
+        module: Any,
+        *,
+        config_overrides: ModuleConfig | Mapping[str, Any] | None = None,
+        policies_to_train: ModulesToTrain | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Adds a module between two updates; the others keep every bit.
+
+        Args:
+          module_id: A new id.
+          module: As in the constructor.
+          config_overrides: Fields of `ModuleConfig` on top of the defaults, or a whole one.
+          policies_to_train: Takes the place of the learner's, if not None.
+          state: The module's part of `get_state()["rl_module"]`, `{path: array}`; None for a fresh
+            one.
+
+        Raises:
+          UserError: For an id that is taken or unfit, a module that lacks something, or a state
+            that does not fit; nothing is changed then.
+        """
+        self._check_new("add_module", module_id)
+        if state is not None:
+            self._check_built("add_module")
+        module = as_module(module, module_id, loss_by_learner=self._computes_losses)
+        registration.check_module(self, module_id, module)
+        default = registration.default_config(self)
+        config = default.with_overrides(config_overrides or {})
+        check_no_optimizer(module_id, module, config, default)
+
+        def fill() -> None:
+            if state is not None:
+                learner_state.set_state(self, {"rl_module": {module_id: state}})
+
+        self._add(module_id, module, config, policies_to_train, fill)
+
+    def _add(
+        self,
+        module_id: str,
+        module: Any,
+        config: ModuleConfig,
+        policies_to_train: ModulesToTrain | None,
+        fill: Callable[[], None],
+    ) -> None:
+        """Adds a module and fills its variables, or changes nothing."""
+        before = (self.modules, self.configs, self.module_states, self.policies_to_train)
+        kept = self.optimizers
+        self.optimizers = kept.view()
+        self.modules = {**self.modules, module_id: module}
+        self.configs = {**self.configs, module_id: config}
+        self.module_states = dict(self.module_states)
+        try:
+            if policies_to_train is not None:
+                self.policies_to_train = registration.modules_to_train(self, policies_to_train)
+            if self.is_built:
+                self._make_state(module_id)
+                with self.replicas.scope():
+                    self.configure_optimizers_for_module(module_id)
+                registration.check_coverage(self)
+                fill()
+        except Exception:
+            self.modules, self.configs, self.module_states, self.policies_to_train = before
+            self.optimizers = kept
+            raise
+        if self.is_built:
+            self._added = (*self._added, module_id)
+        self._structure_changed()
+
+    def _check_new(self, what: str, module_id: str) -> None:
+        check_module_id(module_id)
+        if module_id in self.modules:
+            raise UserError(
+                f"Learner.{what}({module_id!r})",
+                expected="an id that no module has",
+                got=f"one of {sorted(self.modules)}",
+                remedy="Choose another id, or remove the module first.",
+            )
+
+    def copy_module(
+        self,
+        source: str,
+        module_id: str,
+        *,
+        policies_to_train: ModulesToTrain | None = None,
+    ) -> None:
+        """Adds a copy of a module with its parameters and its optimizers' state (league play).
+
+        Args:
+          source: The module to copy.
+          module_id: The id of the copy.
+          policies_to_train: As in `add_module`.
+
+        Raises:
+          UserError: For an unknown source, an id that is taken or unfit, and a copy that does not
+            get optimizers of the same kind; nothing is changed then.
+        """
+        self._check_built("copy_module")
+        self._check_known("copy_module", source)
+        self._check_new("copy_module", module_id)
+        self._add(
+            module_id,
+            self.modules[source],
+            self.configs[source],
+            policies_to_train,
+            lambda: learner_state.copy_values(self, source, module_id),
+        )
+
+    def remove_module(
+        self, module_id: str, *, policies_to_train: ModulesToTrain | None = None
+    ) -> None:
+        """Removes a module with its optimizers and metrics; the others keep every bit.
+
+        Args:
+          module_id: The module.
+          policies_to_train: Takes the place of the learner's, if not None; from a collection the
+            module is left out.
+
+        Raises:
+          UserError: For an id that the learner does not have, or its only module.
+        """
+        self._check_known("remove_module", module_id)
+        if len(self.modules) == 1:
+            raise UserError(
+                f"Learner.remove_module({module_id!r})",
+                expected="a learner that keeps at least one module",
+                got="its only one",
+                remedy="Add another module first.",
+            )
+        if policies_to_train is not None:
+            policies_to_train = registration.modules_to_train(
+                self, policies_to_train, set(self.modules) - {module_id}
+            )
+        borrowers = [b for (b, _), (owner, _) in self._shared.items() if owner == module_id]
+        if borrowers:
+            raise UserError(
+                f"Learner.remove_module({module_id!r})",
+                expected="a module whose parameters no other shares",
+                got=f"one that lends to {sorted(borrowers)}",
+                remedy="Remove those first.",
+            )
+        self.modules = {m: x for m, x in self.modules.items() if m != module_id}
+        self.configs = {m: c for m, c in self.configs.items() if m != module_id}
+        own = own_variables(self, module_id)
+        self.module_states.pop(module_id, None)
+        self._added = tuple(m for m in self._added if m != module_id)
+        self._shared = {k: v for k, v in self._shared.items() if k[0] != module_id}
+        self.optimizers.remove_module(module_id, own)
+        self.metrics.remove(module_id)
+        chosen = self.policies_to_train
+        if policies_to_train is not None:
+            self.policies_to_train = policies_to_train
+        elif chosen is not None and not callable(chosen):
+            self.policies_to_train = [m for m in chosen if m != module_id]
+        self._structure_changed()
+
+    def _structure_changed(self) -> None:
+        self.structure_version += 1
+        self._compiled, self._traces = {}, None
+
+    # State and checkpoints.
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns every variable by path: module states, optimizers, counters."""
+        self._check_built("variables")
+        found: dict[str, tf.Variable] = {}
+        for module_id, state in self.module_states.items():
+            for path, v in struct.paths(state).items():
+                found[f"modules/{module_id}/{path}"] = v
+        found.update({f"optimizers/{p}": v for p, v in self.optimizers.variables().items()})
+        for name in COUNTERS:
+            found[f"counters/{name}"] = getattr(self, name)
+        return found
+
+    def assign_variables(self, values: Mapping[str, Any]) -> None:
+        """Assigns `{path: value}` to all of `variables()`.
+
+        Raises:
+          UserError: Naming every missing, extra or mis-shaped variable.
+        """
+        learner_state.assign_all("Learner.assign_variables", self.variables(), values)
+
+    def get_state(
+        self,
+        components: Collection[str] | str | None = None,
+        *,
+        not_components: Collection[str] | str | None = None,
+    ) -> dict[str, Any]:
+        """Returns a copy of the learner's state.
+
+        Args:
+          components: What to return, of `rl_module`, `optimizer`, `counters`, `metrics`,
+            `weights_seq_no`, or down to `rl_module/<module_id>` and
+            `optimizer/<module_id>/<optimizer_name>`; None for all.
+          not_components: What to leave out, likewise.
+
+        Returns:
+          `{"rl_module": {module_id: {path: array}}, "optimizer": {module_id: {optimizer_name:
+          {path: array}}}, "counters": {...}, "metrics": {...}, "weights_seq_no": int}`.
+
+        Raises:
+          UserError: For an unknown component.
+        """
+        self._check_built("get_state")
+        return learner_state.get_state(self, components, not_components)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads all that it is given, whatever `weights_seq_no` says.
+
+        Args:
+          state: What `get_state` returned, or a part of it.
+
+        Raises:
+          UserError: Naming every unknown, missing or mis-shaped part; nothing is loaded then.
+        """
+        self._check_built("set_state")
+        learner_state.set_state(self, state)
+
+    def load_if_newer(self, state: Mapping[str, Any]) -> bool:
+        """Loads a state only if its `weights_seq_no` is above this learner's, for collectors.
+
+        Args:
+          state: What `get_state` returned.
+
+        Returns:
+          Whether it was loaded.
+        """
+        self._check_built("load_if_newer")
+        if "weights_seq_no" not in state:
+            raise UserError(
+                "Learner.load_if_newer",
+                expected="a state with weights_seq_no",
+                got=f"one of {sorted(state)}",
+                remedy="Take it by get_state(['rl_module', 'weights_seq_no']), or load it by "
+                "set_state.",
+            )
+        if int(state["weights_seq_no"]) <= int(self.weights_seq_no.numpy()):
+            return False
+        learner_state.set_state(self, state)
+        return True
+
+    def save_to_path(self, path: Any) -> Any:
+        """Saves the state into a folder, atomically; see `learners.checkpointing`."""
+        from tfrl.learners import checkpointing
+
+        self._check_built("save_to_path")
+        return checkpointing.save_to_path(self, path)
+
+    def restore_from_path(self, path: Any, component: str | None = None) -> None:
+        """Restores what `save_to_path` saved, or one component such as `rl_module/policy_a`."""
+        from tfrl.learners import checkpointing
+
+        self._check_built("restore_from_path")
+        checkpointing.restore_from_path(self, path, component)
+
+    @classmethod
+    def from_checkpoint(cls, path: Any, modules: Any = None, **kwargs: Any) -> Self:
+        """Makes a built learner out of what `save_to_path` saved.
+
+        Args:
+          path: The folder.
+          modules: The modules, where they cannot be described in JSON (Keras models, functions).
+          **kwargs: Arguments of the constructor.
+        """
+        from tfrl.learners import checkpointing
+
+        return checkpointing.from_checkpoint(cls, path, modules=modules, **kwargs)
+
+    def clone(self) -> Self:
+        """Returns a learner of the same modules with copies of all variables and optimizers."""
+        self._check_built("clone")
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        learner_state.clone_into(self, other)
+        return other

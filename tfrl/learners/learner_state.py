@@ -1,22 +1,72 @@
 """The state of a Learner: read, compared, loaded, copied, down to one module or optimizer."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
-from tfrl.learners.learner_core import COUNTERS
 from tfrl.learners.parameters import make_counter, make_variables
+from tfrl.learning import leaves
 from tfrl.metrics import MetricsLogger
+from tfrl.types import AgentState
 
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
+
+# `key` is what the states of further modules are drawn from.
+COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
 COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no")
 
 
+@struct.dataclass
+class LearnerState(struct.Struct):
+    """All that training changes of a learner: tensors, or the learner's tf.Variables.
+
+    Attributes:
+      agent_state: `{module_id: AgentState}`.
+      opt_state: `{module_id: {optimizer_name: {path: leaf}}}`: "iterations", "learning_rate" and
+        the slots, "m/<parameter>". The optimizers of several modules are under "__all_modules__".
+      counters: `{name: int64 scalar}`: "learner_steps", "skipped_steps", "env_steps",
+        "weights_seq_no"; and "key", int32 [2].
+    """
+
+    agent_state: dict[str, AgentState]
+    opt_state: dict[str, dict[str, dict[str, Any]]]
+    counters: dict[str, Any]
+
+    def count(self, name: str, number: Any) -> LearnerState:
+        """Returns the state with a number added to one of the counters."""
+        changed = {name: leaves.add(self.counters[name], number)}
+        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+
+    def with_counter(self, name: str, value: Any) -> LearnerState:
+        """Returns the state with another value of one of the counters."""
+        changed = {name: leaves.put(self.counters[name], value)}
+        return self.replace(counters={**self.counters, **changed})  # type: ignore[no-any-return]
+
+    def with_slots(self, module_id: str, optimizer_name: str, slots: dict[str, Any]) -> Any:
+        """Returns the state with other leaves of one optimizer."""
+        own = {**self.opt_state[module_id], optimizer_name: slots}
+        return self.replace(opt_state={**self.opt_state, module_id: own})
+
+
+def not_built(what: str) -> UserError:
+    """Returns the error for what only a built learner has."""
+    return UserError(
+        f"Learner.{what}",
+        expected="a built learner",
+        got="one without variables",
+        remedy="Call learner.build(key) first.",
+    )
+
+
 def get_state(
-    learner: Any,
+    learner: Learner,
     components: Collection[str] | str | None = None,
     not_components: Collection[str] | str | None = None,
 ) -> dict[str, Any]:
@@ -47,7 +97,7 @@ def get_state(
     return state
 
 
-def component_names(learner: Any) -> list[str]:
+def component_names(learner: Learner) -> list[str]:
     """Returns every name that `components` may hold."""
     names = list(COMPONENTS)
     names += [f"rl_module/{m}" for m in learner.modules]
@@ -56,7 +106,7 @@ def component_names(learner: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _names(learner: Any, argument: str, given: Any) -> list[str] | None:
+def _names(learner: Learner, argument: str, given: Any) -> list[str] | None:
     if given is None:
         return None
     given = [given] if isinstance(given, str) else list(given)
@@ -80,7 +130,7 @@ def _read(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
     return {path: v.numpy().copy() for path, v in variables.items()}
 
 
-def set_state(learner: Any, state: Mapping[str, Any]) -> None:
+def set_state(learner: Learner, state: Mapping[str, Any]) -> None:
     """Loads all parts that are given, after comparing all of them; see `Learner.set_state`."""
     targets: dict[str, tf.Variable] = {}
     values: dict[str, Any] = {}
@@ -215,7 +265,7 @@ def _difference(have: Any, want: tf.Variable) -> str:
     return "" if fits else f"of dtype {tf.as_dtype(have.dtype).name} for {want.dtype.name}"
 
 
-def copy_values(learner: Any, source: str, target: str) -> None:
+def copy_values(learner: Learner, source: str, target: str) -> None:
     """Copies a module's values, and what optimizers keep for them, to another of the same kind.
 
     What is kept for a parameter is found by the parameter: the optimizer that trains the original
@@ -251,21 +301,21 @@ def copy_values(learner: Any, source: str, target: str) -> None:
     set_state(learner, found)
 
 
-def clone_into(learner: Any, other: Any) -> None:
+def clone_into(learner: Learner, other: Learner) -> None:
     """Gives `other`, a shallow copy of a learner, variables and optimizers of its own."""
     with learner.replicas.scope():
         for name in COUNTERS:
             setattr(other, name, make_counter(name, getattr(learner, name).numpy()))
         mirror: dict[Any, tf.Variable] = {}
-        other._states = {}
-        for m, state in learner._states.items():
+        other.module_states = {}
+        for m, state in learner.module_states.items():
             paths = struct.paths(state)
             shared = {p: mirror[v.ref()] for p, v in paths.items() if v.ref() in mirror}
-            other._states[m] = make_variables(struct.values(state), m, shared)
-            copies = tf.nest.flatten(other._states[m])
+            other.module_states[m] = make_variables(struct.values(state), m, shared)
+            copies = tf.nest.flatten(other.module_states[m])
             pairs = zip(tf.nest.flatten(state), copies, strict=True)
             mirror.update({old.ref(): new for old, new in pairs})
-        other._optimizers = learner._optimizers.copy(mirror)
+        other.optimizers = learner.optimizers.copy(mirror)
     other._compiled, other._traces = {}, learner._traces
     other.modules, other.configs = dict(learner.modules), dict(learner.configs)
     other.metrics = type(learner.metrics)()

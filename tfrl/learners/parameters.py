@@ -1,13 +1,19 @@
-"""The variables of several modules as one list of values, each shared variable once."""
+"""Parameters of the modules of a Learner: as variables, as one list of values, shared ones once."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import networks, struct
-from tfrl.errors import UserError
+from tfrl.agents.core import OwnUpdate
+from tfrl.errors import UserError, did_you_mean
 from tfrl.types import AgentState
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
 
 # {variable.ref(): tensor}; gradients travel under the names of their variables.
 ParamDict = dict[Any, tf.Tensor]
@@ -114,3 +120,123 @@ def make_counter(name: str, value: Any = 0) -> tf.Variable:
         name=name,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+def parameter_counts(learner: Learner, module_ids: Collection[str]) -> dict[str, int]:
+    """Returns how many numbers are trained, and how many other parameters there are.
+
+    Those of a module that trains by itself (`OwnUpdate`) all count as trained.
+
+    Args:
+      learner: A built `Learner`.
+      module_ids: Modules; parameters that they share count once.
+    """
+    trained: set[Any] = set()
+    found: dict[Any, int] = {}
+    for m in module_ids:
+        params, updates = learner.module_state(m).params, learner.modules[m].updates
+        groups = dict.fromkeys(g for u in updates for g in u.groups)
+        if any(isinstance(u, OwnUpdate) for u in updates):
+            groups = dict.fromkeys(params)
+        trained |= {v.ref() for v in group_variables(m, learner.module_states[m], tuple(groups))}
+        found.update({v.ref(): v.shape.num_elements() for v in tf.nest.flatten(params)})
+    sizes = {True: 0, False: 0}
+    for ref, size in found.items():
+        sizes[ref in trained] += size
+    return {
+        "num_trainable_parameters": sizes[True],
+        "num_non_trainable_parameters": sizes[False],
+    }
+
+
+def own_variables(learner: Learner, module_id: str) -> list[tf.Variable]:
+    """Returns the variables of a module that no other module shares."""
+    others = {
+        v.ref()
+        for m, state in learner.module_states.items()
+        if m != module_id
+        for v in tf.nest.flatten(state)
+    }
+    mine = (
+        tf.nest.flatten(learner.module_states[module_id])
+        if module_id in learner.module_states
+        else []
+    )
+    return [v for v in mine if v.ref() not in others]
+
+
+def shared_groups(
+    shared: Mapping[str, Sequence[str]], modules: Mapping[str, Any]
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Reads who borrows what from whom.
+
+    Args:
+      shared: `{"owner/group": ["borrower/group", ...]}`; owners come first in the order of modules.
+      modules: `{module_id: module}`.
+
+    Returns:
+      `{(borrower, group): (owner, group)}`.
+
+    Raises:
+      UserError: For other names, and owners that come later.
+    """
+    order = list(modules)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for lender, borrowers in shared.items():
+        for borrower in [borrowers] if isinstance(borrowers, str) else borrowers:
+            (owner, _, lent), (taker, _, group) = lender.partition("/"), borrower.partition("/")
+            known = owner in modules and taker in modules and lent and group
+            if not known or order.index(owner) >= order.index(taker):
+                raise UserError(
+                    "shared",
+                    expected="names module_id/group, the owner before those that borrow from it "
+                    f"in the order of the modules {order}",
+                    got=f"{lender!r}: {borrower!r}",
+                    remedy="Write shared={'a/encoder': ['b/encoder']}.",
+                )
+            found[taker, group] = (owner, lent)
+    return found
+
+
+def check_groups(named: Mapping[str, tuple[AgentState, str]]) -> None:
+    """Checks that modules have the groups that they are to share.
+
+    Args:
+      named: `{module_id: (state, group)}`.
+    """
+    unknown = {m: (state, g) for m, (state, g) in named.items() if g not in state.params}
+    if unknown:
+        raise UserError(
+            "shared",
+            expected="; ".join(
+                f"a group of module {m!r}, out of {sorted(state.params)}"
+                for m, (state, _) in unknown.items()
+            ),
+            got=", ".join(repr(f"{m}/{g}") for m, (_, g) in unknown.items()),
+            remedy=" ".join(did_you_mean(g, state.params) for state, g in unknown.values()),
+        )
+
+
+def check_shared(
+    module_id: str, shared: Mapping[str, tf.Variable], paths: Mapping[str, Any]
+) -> None:
+    """Checks that a borrowed group has the very leaves of the borrower's own.
+
+    Args:
+      module_id: The borrower.
+      shared: `{path: variable}` of the owner's group.
+      paths: `{path: value}` of the borrower's.
+    """
+    wrong = [
+        f"{p} of shape {tuple(v.shape)}"
+        for p, v in shared.items()
+        if p not in paths or tuple(paths[p].shape) != tuple(v.shape)
+    ]
+    wrong += [f"none for {p}" for p in paths if p not in shared]
+    if wrong:
+        raise UserError(
+            f"shared parameters of module {module_id!r}",
+            expected="the leaves and shapes of its own group",
+            got="; ".join(wrong),
+            remedy="Share groups of equal networks only.",
+        )

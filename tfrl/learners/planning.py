@@ -1,77 +1,99 @@
-"""What an update of a Learner trains, and how the rows are cut."""
+"""What an update of a Learner trains, and how the rows are cut into minibatches.
 
-from collections.abc import Mapping
-from typing import Any
+All processes of a learner must enter the same compiled update: they agree on its number of steps.
+"""
 
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
-from tfrl.learners.agreeing import agreed_steps
-from tfrl.learners.learner_core import LearnerCore
-from tfrl.learners.minibatches import MultiPlan, Remainder, plan_minibatches, whole_number
+from tfrl.learners.minibatches import (
+    MultiPlan,
+    Remainder,
+    minibatch_indices,
+    plan_minibatches,
+    whole_number,
+)
+from tfrl.learners.update import Cut
 from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
 
 MinibatchSize = int | Mapping[str, int] | None
 
 
-class Planning(LearnerCore):
-    """The plan of an update; a part of `Learner`."""
+def batches_to_train(learner: Learner, batch: Nest) -> dict[str, Nest]:
+    """`{module_id: rows}` of those modules that the update trains, in the learner's order."""
+    batches = batches_lib.by_module(batch, list(learner.modules))
+    # Processes add up their gradients in this order, whatever that of each batch.
+    return {
+        m: batches_lib.whole_sequences(batches[m])
+        for m in learner.modules
+        if m in batches and learner.should_module_be_updated(m, batches[m])
+    }
 
-    def _to_train(self, batch: Nest) -> dict[str, Nest]:
-        """`{module_id: rows}` of those modules that the update trains, in the learner's order."""
-        batches = batches_lib.by_module(batch, list(self.modules))
-        # Processes add up their gradients in this order, whatever that of each batch.
-        return {
-            m: batches_lib.whole_sequences(batches[m])
-            for m in self.modules
-            if m in batches and self.should_module_be_updated(m, batches[m])
-        }
 
-    def _sizes(self, batches: Mapping[str, Nest], asked: MinibatchSize) -> dict[str, int | None]:
-        """The asked minibatch size of each module, over all replicas."""
-        if isinstance(asked, Mapping):
-            unknown = sorted(set(asked) - set(self.modules))
-            if unknown:
-                raise UserError(
-                    "minibatch_size",
-                    expected=f"sizes for modules out of {sorted(self.modules)}",
-                    got=f"ones for {sorted(asked)}",
-                    remedy=f"Leave out {unknown}.",
-                )
-            found = {m: asked.get(m, self.configs[m].minibatch_size) for m in batches}
-        else:
-            own = {m: self.configs[m].minibatch_size for m in batches}
-            found = own if asked is None else dict.fromkeys(batches, asked)
-        # What is no whole number the plan refuses.
-        return {m: s if whole_number(s) is None else whole_number(s) for m, s in found.items()}
+def plan_of_replica(
+    learner: Learner, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
+) -> MultiPlan:
+    """The plan of each replica for rows of its own; traced."""
+    rows = {m: batches_lib.num_rows(learner.replicas.local(b)[0], m) for m, b in batches.items()}
+    asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_replicas)
+    return _plan(rows, asked, **options)
 
-    def _plan_of_replica(
-        self, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
-    ) -> MultiPlan:
-        """The plan of each replica for rows of its own; traced."""
-        rows = {m: batches_lib.num_rows(self.replicas.local(b)[0], m) for m, b in batches.items()}
-        sizes = divided(self._sizes(batches, minibatch_size), self.replicas.num_replicas)
-        return _plan(rows, sizes, **options)
 
-    def _plan_of_process(
-        self, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
-    ) -> MultiPlan | None:
-        """The plan of this process for rows that its replicas divide; None for nothing to train.
+def plan_of_process(
+    learner: Learner, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
+) -> MultiPlan | None:
+    """The plan of this process for rows that its replicas divide; None for nothing to train.
 
-        All processes take the same number of steps, and must train the same modules.
-        """
-        plan = None
-        parts = self.replicas.num_local
-        if batches:
-            rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
-            sizes = divided(self._sizes(batches, minibatch_size), self.replicas.num_workers)
-            plan = _plan(rows, sizes, parts=parts, **options)
-        steps = agreed_steps(self.replicas, batches, plan.steps if plan else 0)
-        if plan is None:
-            return None
-        plan = plan.with_steps(steps)
-        for m, one in plan.modules.items():
-            check_divides(one.size, parts, m)
-        return plan
+    All processes take the same number of steps, and must train the same modules.
+    """
+    plan = None
+    parts = learner.replicas.num_local
+    if batches:
+        rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
+        asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_workers)
+        plan = _plan(rows, asked, parts=parts, **options)
+    steps = agreed_steps(learner.replicas, batches, plan.steps if plan else 0)
+    if plan is None:
+        return None
+    plan = plan.with_steps(steps)
+    for m, one in plan.modules.items():
+        check_divides(one.size, parts, m)
+    return plan
+
+
+def _sizes(
+    learner: Learner, batches: Mapping[str, Nest], asked: MinibatchSize
+) -> dict[str, int | None]:
+    """The asked minibatch size of each module, over all replicas."""
+    if isinstance(asked, Mapping):
+        unknown = sorted(set(asked) - set(learner.modules))
+        if unknown:
+            raise UserError(
+                "minibatch_size",
+                expected=f"sizes for modules out of {sorted(learner.modules)}",
+                got=f"ones for {sorted(asked)}",
+                remedy=f"Leave out {unknown}.",
+            )
+        found = {m: asked.get(m, learner.configs[m].minibatch_size) for m in batches}
+    else:
+        own = {m: learner.configs[m].minibatch_size for m in batches}
+        found = own if asked is None else dict.fromkeys(batches, asked)
+    # What is no whole number the plan refuses.
+    return {m: s if whole_number(s) is None else whole_number(s) for m, s in found.items()}
 
 
 def _plan(
@@ -119,3 +141,109 @@ def check_divides(size: int, parts: int, module_id: str) -> None:
             got=size,
             remedy=f"The nearest that divide are {' and '.join(map(str, near))}.",
         )
+
+
+def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
+    """`{module_id: int32 [steps, size]}`; traced."""
+    several = len(plan.modules) > 1
+    found = {}
+    for m, one in plan.modules.items():
+        own = seeding.stream(key, m) if several else key
+        found[m] = minibatch_indices(one, own)[: plan.steps]
+    return found
+
+
+def cut_of(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> Cut:
+    """Returns which rows make which minibatch, for the indices of a plan."""
+    return Cut(
+        indices=indices,
+        steps=plan.steps,
+        padded={m: p.padded for m, p in plan.modules.items()},
+        whole={m: p.rows == p.size and not p.shuffle for m, p in plan.modules.items()},
+    )
+
+
+def shared_out(learner: Learner, indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Divides the columns of every minibatch's indices among the replicas of this process."""
+    if not learner.replicas.several:
+        return indices
+    n = learner.replicas.num_local
+
+    def own(indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        i = learner.replicas.local_index()
+        sizes = {m: x.shape[1] // n for m, x in indices.items()}
+        return {
+            m: tf.ensure_shape(
+                tf.slice(x, [0, i * sizes[m]], [-1, sizes[m]]), [x.shape[0], sizes[m]]
+            )
+            for m, x in indices.items()
+        }
+
+    return learner.replicas.run(own, indices)
+
+
+def agreed_steps(replicas: Replicas, module_ids: Collection[str], steps: int) -> int:
+    """Returns the number of gradient steps that all processes take: the largest of any.
+
+    Every process must call it for every update, also where it has nothing to train.
+
+    Args:
+      replicas: The `Replicas` of the learner; one process agrees with itself at no cost.
+      module_ids: The modules that this process would train.
+      steps: The gradient steps that its own rows make, 0 without any.
+
+    Raises:
+      UserError: In every process, when they would train different modules: the sums over replicas
+        would never match.
+    """
+    if replicas.num_workers == 1:
+        return steps
+    ids = json.dumps(sorted(module_ids)).encode()
+    code = zlib.crc32(ids) & 0x7FFFFFFF  # an int32, which every device can sum
+    said = _of_workers(replicas, np.array([code, len(ids), steps], np.int32))
+    if (said[:, :2] != said[0, :2]).any():
+        # Only now the names themselves: all processes know how long the longest list is.
+        padded = np.frombuffer(ids.ljust(int(said[:, 1].max())), np.uint8).astype(np.int32)
+        raise _different([bytes(row.astype(np.uint8)) for row in _of_workers(replicas, padded)])
+    return int(said[:, 2].max())
+
+
+def _of_workers(replicas: Replicas, row: np.ndarray) -> np.ndarray:
+    """`[W, n]`: what every process says, in their order."""
+    return replicas.gathered(tf.constant(row)).numpy()[:: replicas.num_local]
+
+
+def _different(lists: list[bytes]) -> UserError:
+    trained = [set(json.loads(ids)) for ids in lists]
+    differ = sorted(set.union(*trained) - set.intersection(*trained))
+    return UserError(
+        "the batches of the processes",
+        expected="rows to train the same modules in every process",
+        got="; ".join(f"{sorted(ids) or 'none'} in worker {i}" for i, ids in enumerate(trained)),
+        remedy=f"Give every process rows of {', '.join(map(repr, differ))}, or none. A function "
+        "policies_to_train has to answer the same in all of them.",
+    )
+
+
+def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
+    """Returns the env steps that an update is told, an int64 scalar."""
+    if isinstance(timesteps, Mapping):
+        if set(timesteps) != {"env_steps"}:
+            raise UserError(
+                "timesteps",
+                expected='{"env_steps": n}',
+                got=repr(dict(timesteps)),
+                remedy="Schedules are driven by the env steps of all workers.",
+            )
+        timesteps = timesteps["env_steps"]
+    if timesteps is None:
+        return tf.convert_to_tensor(learner.env_steps)
+    found = np.asarray(timesteps)
+    if found.shape != () or not np.issubdtype(found.dtype, np.integer) or found < 0:
+        raise UserError(
+            "timesteps",
+            expected='a whole number of env steps so far, or {"env_steps": n}',
+            got=repr(timesteps),
+            remedy="None takes what the learner was told last.",
+        )
+    return tf.constant(int(found), tf.int64)

@@ -1,12 +1,17 @@
 """What updates report: named errors, ways to log, means over updates."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
 
 # Rows of metrics, `{module_id: {name: value}}`.
 Results = dict[str, dict[str, Any]]
@@ -67,3 +72,45 @@ def mean_of(results: list[Results]) -> Results:
             else:
                 merged[m][k] = float(np.mean(values))
     return merged
+
+
+def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
+    """Metrics as floats, with parameter counts and what concerns all modules."""
+    rows = {m: {k: float(_one(learner, v)) for k, v in row.items()} for m, row in results.items()}
+    steps = max((r["gradient_steps"] for r in rows.values()), default=0.0)
+    if learner.check_numerics == "raise" and skipped:
+        raise_if_nonfinite(rows)
+    counts = _parameter_counts(learner)
+    report = {
+        m: {
+            **{k: v for k, v in row.items() if not k.startswith("nonfinite/") or v},
+            **counts[m],
+        }
+        for m, row in rows.items()
+    }
+    report[ALL_MODULES] = {
+        "gradient_steps": steps,
+        "skipped_steps": float(skipped),
+        "env_steps": int(learner.env_steps.numpy()),
+        "learner_steps": int(learner.learner_steps.numpy()),
+        "weights_seq_no": int(learner.weights_seq_no.numpy()),
+        **counts[ALL_MODULES],
+    }
+    for module_id, row in report.items():
+        for name, value in row.items():
+            learner.metrics.log((module_id, name), value, **logged_as(module_id, name))
+    return report
+
+
+def _one(learner: Learner, value: Any) -> Any:
+    return learner.replicas.local(value)[0] if learner.replicas.several else value
+
+
+def _parameter_counts(learner: Learner) -> dict[str, dict[str, int]]:
+    """Those of every module and of all, counted once for a set of modules."""
+    version, counts = learner._counted
+    if version != learner.structure_version:
+        ids = [*learner.modules, ALL_MODULES]
+        counts = {m: learner.parameter_counts(m) for m in ids}
+        learner._counted = (learner.structure_version, counts)
+    return counts

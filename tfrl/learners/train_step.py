@@ -8,26 +8,32 @@ The state goes in and comes out: a `LearnerState` of tensors as a new one, one o
 their values changed.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import OwnUpdate, Update
 from tfrl.learners import batches as batches_lib
-from tfrl.learners.learner_core import LearnerState
+from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.loss_checks import check_ids, check_scalars
 from tfrl.learners.missing_columns import with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.own_update import parted, take_own_step
 from tfrl.learners.parameters import ParamDict, ParameterTable
+from tfrl.learners.state_changes import stepped, with_param_updates
 from tfrl.learning import leaves
 from tfrl.learning.gradients import gradients_of, split_metrics
 from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
 
 Flags = dict[str, tf.Tensor]
 # State, rows of metrics, who has stopped, whose losses and gradients were finite.
@@ -77,7 +83,7 @@ class Computed(struct.Struct):
 class TrainStep:
     """Takes gradient steps for some modules of a learner; made where the update is traced."""
 
-    def __init__(self, learner: Any, module_ids: list[str], *, jit: bool = False):
+    def __init__(self, learner: Learner, module_ids: list[str], *, jit: bool = False):
         """Lists what is trained.
 
         Args:
@@ -419,7 +425,7 @@ class TrainStep:
         return {self._table.variables[i].ref() for i in places}
 
     def _row(self, m: str, found: Computed, norms: Mapping[Any, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """What a module reports; `Updating` leaves the norms out where they are not wanted."""
+        """What a module reports; `Learner.fit` leaves the norms out where they are not wanted."""
         own = {name: n for (owner, name), n in norms.items() if owner == m}
         own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
         row = {"loss": tf.cast(found.losses[m], tf.float32)}
@@ -445,9 +451,9 @@ class TrainStep:
             if leaves.in_place(state):
                 self._replicas.run(step, list(gradients.values()))
             else:
-                state = learner.stepped(state, self._replicas.first(gradients))
+                state = stepped(learner, state, self._replicas.first(gradients))
             if changes is not None:
-                state = learner.with_param_updates(state, owner, self._replicas.first(changes))
+                state = with_param_updates(learner, state, owner, self._replicas.first(changes))
             return state
 
         return leaves.cond(_all(conditions), apply, state) if conditions else apply(state)

@@ -28,7 +28,7 @@ from tfrl.learners import (
     ModuleConfig,
     raise_if_nonfinite,
 )
-from tfrl.learners.learner_core import LearnerState
+from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.own_update import trains_itself
 from tfrl.learning import leaves
 from tfrl.rollout import rollout

@@ -1,20 +1,28 @@
-"""The loop over all minibatches of all epochs of one update, and the means of its metrics."""
+"""One update of a Learner: its hooks around a loop over the minibatches of all epochs."""
+
+from __future__ import annotations
 
 import functools
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError
-from tfrl.learners.learner_core import LearnerState
+from tfrl.learners.learner_state import LearnerState
+from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.reports import Results
+from tfrl.learners.state_changes import changed, finished, prepared, with_rates
 from tfrl.learners.train_step import Minibatch, TrainStep, take_minibatch
 from tfrl.learning import leaves
 from tfrl.ops.select import where
 from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
 
 # Metrics travel through the loop as one vector a module, whose length must be known before the
 # losses are traced for the first time.
@@ -54,8 +62,71 @@ class Tally(struct.Struct):
     stopped: dict[str, tf.Tensor]
 
 
+def train(
+    learner: Learner,
+    state: LearnerState,
+    batches: dict[str, Nest],
+    cut: Cut,
+    key: tf.Tensor,
+    timesteps: tf.Tensor,
+    *,
+    jit: bool,
+) -> tuple[LearnerState, Results]:
+    """Takes the gradient steps of an update and calls the hooks around them; traced.
+
+    Hooks that change variables run only where the leaves of the state are variables.
+
+    Args:
+      learner: The `Learner`.
+      state: Its state before the update.
+      batches: `{module_id: rows}` of the modules to train.
+      cut: Which rows make which minibatch.
+      key: int32 [2].
+      timesteps: int64 scalar, env steps so far.
+      jit: See `TrainStep`.
+
+    Returns:
+      The state after it, and its metrics, see `Learner.fit`.
+    """
+    hooked = leaves.in_place(state)
+    for owner in [ALL_MODULES, *learner.lenders_to(batches)]:
+        state = with_rates(learner, state, owner, timesteps)
+    if hooked:
+        learner.before_gradient_based_update(timesteps=timesteps)
+    for module_id in batches:
+        if hooked:
+            learner.before_gradient_based_update_for_module(module_id, timesteps)
+        else:
+            state = prepared(learner, state, module_id, timesteps)
+    losses_key = seeding.stream(key, "losses")
+    state, results = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
+    for module_id in batches:
+        hook = learner.modules[module_id].adapt
+        state = changed(learner, state, module_id, hook, results[module_id])
+        if hooked:
+            learner.after_gradient_based_update_for_module(module_id, timesteps)
+        else:
+            state = finished(learner, state, module_id, timesteps)
+    if hooked:
+        learner.after_gradient_based_update(timesteps=timesteps)
+    state = state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
+    for module_id, metrics in results.items():
+        if not learner.configs[module_id].log_gradients:
+            for name in [n for n in metrics if "grad_norm" in n.split("/")]:
+                if not name.startswith("nonfinite/"):
+                    del metrics[name]
+        entries = learner.optimizer_entries_of(module_id) or learner.optimizer_entries_of(
+            ALL_MODULES
+        )
+        for owner, name, _ in entries:
+            prefix = f"{name}/" if len(entries) > 1 else ""
+            rate = tf.convert_to_tensor(state.opt_state[owner][name]["learning_rate"])
+            metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
+    return state, results
+
+
 def run_minibatches(
-    learner: Any,
+    learner: Learner,
     state: LearnerState,
     batches: dict[str, Nest],
     cut: Cut,

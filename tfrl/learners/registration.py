@@ -1,0 +1,186 @@
+"""What a Learner is told of modules, settings and optimizers: checked, and in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.module_config import ModuleConfig
+from tfrl.learners.modules import missing_apis
+from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.learners.parameters import group_variables
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner, ModulesToTrain
+
+
+def check_update_names(learner: Learner, module_id: str, config: ModuleConfig) -> None:
+    """Refuses an optimizer for an update that no module has: it would be lost."""
+    named = config.optimizer if isinstance(config.optimizer, Mapping) else {}
+    # Several modules may share their settings.
+    known = {u.name for module in learner.modules.values() for u in module.updates}
+    for name in named:
+        if name not in known:
+            raise UserError(
+                f"ModuleConfig.optimizer of module {module_id!r}",
+                expected=f"the names of updates, {', '.join(sorted(known))}",
+                got=repr(name),
+                remedy=did_you_mean(str(name), known),
+            )
+
+
+def check_mine(learner: Learner, thing: str, module_id: str, params: Sequence[Any]) -> None:
+    """Refuses variables of other modules, or of none."""
+    owners = list(learner.module_states) if module_id == ALL_MODULES else [module_id]
+    mine = {v.ref() for m in owners for v in tf.nest.flatten(learner.module_states[m].params)}
+    foreign = [p.name for p in params if isinstance(p, tf.Variable) and p.ref() not in mine]
+    if foreign:
+        raise UserError(
+            thing,
+            expected="variables out of get_parameters of the module",
+            got=", ".join(foreign),
+            remedy="Register a variable under the module that it belongs to.",
+        )
+
+
+def check_trains(learner: Learner, thing: str, params: Sequence[Any]) -> None:
+    """Refuses parameters that no update trains: an optimizer would never take a step."""
+    inside: set[Any] = set()
+    trained: set[Any] = set()
+    for module_id, groups in trained_groups(learner).items():
+        trained |= {
+            v.ref() for v in group_variables(module_id, learner.module_states[module_id], groups)
+        }
+        # Moving statistics are inside of a group that is trained, and change otherwise.
+        own = learner.module_states[module_id].params
+        inside |= {v.ref() for g in groups for v in tf.nest.flatten(own[g])}
+    variables = [p for p in params if isinstance(p, tf.Variable)]
+    idle = [p for p in variables if p.ref() not in inside]
+    if not any(p.ref() in trained for p in variables):
+        idle = variables
+    if idle:
+        raise UserError(
+            thing,
+            expected="parameters of groups that some update of their module trains",
+            got=f"{', '.join(p.name for p in idle)}, which no loss would change",
+            remedy="Leave them out, or name their group in the module's updates.",
+        )
+
+
+def trained_groups(learner: Learner) -> dict[str, tuple[str, ...]]:
+    """Returns `{module_id: parameter groups}` that some update trains."""
+    return {
+        m: tuple(dict.fromkeys(g for u in module.updates for g in u.groups))
+        for m, module in learner.modules.items()
+    }
+
+
+def check_coverage(learner: Learner) -> None:
+    """Each parameter that is trained has an optimizer."""
+    trained: dict[str, tf.Variable] = {}
+    for module_id, groups in trained_groups(learner).items():
+        refs = {
+            v.ref() for v in group_variables(module_id, learner.module_states[module_id], groups)
+        }
+        paths = struct.paths(learner.module_states[module_id].params)
+        trained.update({f"{module_id}/{p}": v for p, v in paths.items() if v.ref() in refs})
+    learner.optimizers.check_coverage(trained)
+    if learner.optimizer_entries_of(ALL_MODULES):
+        settings_of(learner, ALL_MODULES)
+
+
+def check_rate(thing: str, rate: Any) -> None:
+    """Refuses the rates that `ModuleConfig` refuses."""
+    if rate is None:
+        return
+    try:
+        ModuleConfig(lr=rate)
+    except UserError as error:
+        raise UserError(
+            f"lr_or_lr_schedule of {thing}",
+            expected=error.expected,
+            got=error.got,
+            remedy=error.remedy,
+        ) from error
+
+
+def settings_of(learner: Learner, owner: str) -> ModuleConfig:
+    """Returns the settings of the optimizers under an id, by which gradients are clipped."""
+    if owner in learner.configs:
+        return learner.configs[owner]
+    trained = {p.ref() for *_, e in learner.optimizer_entries_of(owner) for p in e.params}
+    configs = [
+        learner.configs[m]
+        for m, state in learner.module_states.items()
+        if any(v.ref() in trained for v in tf.nest.flatten(state.params))
+    ]
+    if len({(c.grad_clip, c.grad_clip_by) for c in configs}) > 1:
+        raise UserError(
+            f"the settings of optimizers under {owner!r}",
+            expected="one way to clip the gradients",
+            got="modules that are clipped in different ways",
+            remedy=f"Give them settings of their own: config={{..., {owner!r}: "
+            "ModuleConfig(...)}.",
+        )
+    return configs[0]
+
+
+def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, ModuleConfig]:
+    """The settings of every module."""
+    if config is None or isinstance(config, ModuleConfig):
+        return {m: config or ModuleConfig() for m in module_ids}
+    given = dict(config) if isinstance(config, Mapping) else None
+    if given is None or set(given) - {ALL_MODULES} != set(module_ids):
+        raise UserError(
+            "Learner config",
+            expected=f"a ModuleConfig, or one for each of the modules {sorted(module_ids)}",
+            got=repr(config) if given is None else f"ones for {sorted(given)}",
+            remedy="Name every module once, as in config={module_id: ModuleConfig(lr=3e-4)}.",
+        )
+    return {m: ModuleConfig().with_overrides(c) for m, c in given.items()}
+
+
+def check_module(learner: Learner, module_id: str, module: Any) -> None:
+    """Refuses a module that lacks what this kind of learner needs."""
+    missing = missing_apis(module, learner.rl_module_required_apis)
+    if missing and module.updates:
+        raise UserError(
+            f"module {module_id!r}",
+            expected=f"what {type(learner).__name__} needs of a module: "
+            + ", ".join(api.__name__ for api in learner.rl_module_required_apis),
+            got=f"{type(module).__name__}, which lacks {', '.join(missing)}",
+            remedy="Give it these methods.",
+        )
+
+
+def modules_to_train(
+    learner: Learner, chosen: ModulesToTrain | None, among: Collection[str] | None = None
+) -> ModulesToTrain | None:
+    """Returns what `policies_to_train` becomes, checked; a generator is read once."""
+    if chosen is None or callable(chosen):
+        return chosen
+    if isinstance(chosen, Iterable) and not isinstance(chosen, Collection):
+        chosen = tuple(chosen)
+    known = learner.modules if among is None else among
+    several = isinstance(chosen, Collection) and not isinstance(chosen, str)
+    names: list[Any] = list(chosen) if several else [chosen]
+    unknown = sorted(set(map(str, names)) - set(known))
+    if unknown or not several:
+        raise UserError(
+            "policies_to_train",
+            expected=f"a collection out of {sorted(known)}, or a function",
+            got=repr(chosen),
+            remedy=did_you_mean(unknown[0], known) if unknown else f"Give [{chosen!r}].",
+        )
+    return chosen
+
+
+def default_config(learner: Learner) -> ModuleConfig:
+    """Returns the settings of a new module: those that all modules share, or else the defaults."""
+    configs = [c for m, c in learner.configs.items() if m != ALL_MODULES]
+    same = configs and all(c == configs[0] for c in configs)
+    return configs[0] if same else ModuleConfig()
