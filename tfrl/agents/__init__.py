@@ -1,32 +1,39 @@
-"""Agents: static logic over an AgentState; one folder an algorithm."""
+"""Agents: static logic over an AgentState; one folder an algorithm.
 
-from tfrl.agents.a2c import A2C
+The classes with the decorator `algorithm` are attributes of this package: `tfrl.agents.PPO`.
+"""
+
+import importlib
+import pkgutil
+from typing import Any
+
 from tfrl.agents.actor_critic import ActorCritic
 from tfrl.agents.core import Agent, OwnUpdate, Update
-from tfrl.agents.dqn import DQN
-from tfrl.agents.impala import Impala
 from tfrl.agents.multi_agent import MultiAgent
-from tfrl.agents.off_policy import OffPolicy
-from tfrl.agents.ppo import PPO
+from tfrl.agents.off_policy import OffPolicy, OffPolicyActorCritic
 from tfrl.agents.random import RandomAgent
-from tfrl.agents.reinforce import Reinforce
-from tfrl.agents.sac import SAC
-from tfrl.agents.td3 import DDPG, TD3
+from tfrl.agents.registry import ALGORITHMS, algorithm
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
 
 __all__ = [
-    "A2C",
-    "DDPG",
-    "DQN",
-    "PPO",
-    "SAC",
-    "TD3",
+    "ALGORITHMS",
     "ActorCritic",
     "Agent",
-    "Impala",
     "MultiAgent",
     "OffPolicy",
+    "OffPolicyActorCritic",
     "OwnUpdate",
     "RandomAgent",
-    "Reinforce",
     "Update",
+    "algorithm",
+    *ALGORITHMS,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns an algorithm by its name (PEP 562)."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ import gymnasium.wrappers
 
 from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
 from tfrl.agents.core import Agent
+from tfrl.agents.registry import on_algorithm
 from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
@@ -253,10 +254,7 @@ def _register() -> None:
     for maker in (replay.InGraphReplay, reverb.ReverbReplay):
         gin.external_configurable(maker, module="replay", denylist=of_run)
     gin.external_configurable(reverb.TableConfig, module="replay")
-    on_policy = (agents.A2C, agents.Impala, agents.PPO, agents.Reinforce)
-    for agent in (*on_policy, agents.DDPG, agents.DQN, agents.SAC, agents.TD3):
-        made = _with_network_factories(agent)
-        gin.external_configurable(made, name=agent.__name__, module="agents", denylist=specs)
+    on_algorithm(_register_algorithm)
     for name, factory in _TF_AGENTS.items():
         gin.external_configurable(factory, name=name, module="tf_agents_in_tfrl", denylist=specs)
     gin.external_configurable(agents.MultiAgent, module="agents", denylist=specs)
@@ -272,6 +270,13 @@ def _register() -> None:
         wrapper = getattr(wrappers_lib, name)
         if not name.startswith("Episode"):  # make_env puts that layer in its place itself.
             gin.external_configurable(wrapper, module="wrappers", denylist=["env"])
+
+
+def _register_algorithm(agent_class: Callable[..., Agent]) -> None:
+    made = _with_network_factories(agent_class)
+    name = agent_class.__name__
+    specs = ["obs_spec", "action_spec"]
+    gin.external_configurable(made, name=name, module="agents", denylist=specs)
 
 
 _register()

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.networks.core import Nest, Network, Params, Torso, split_leaves
-from tfrl.networks.heads import QNetwork, ValueNetwork
+from tfrl.networks.heads import HeadedNetwork, QNetwork, ValueNetwork
 
 _RULES = ("auto", "batched", "unstacked")
 
@@ -42,8 +42,8 @@ class CriticEnsemble(Network, struct.Struct):
       head_scale: The gain of the heads' orthogonal kernels.
       apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
         give the same values up to rounding, or "auto" (the faster on the device).
-      network: One critic whole, in the place of torso and head. Such critics are unstacked, and
-        not for populations.
+      network: One critic whole, in the place of a torso, such as a `QNetwork` of quantiles. Others
+        than torsos with linear heads are unstacked, and not for populations.
     """
 
     torso: Torso | None = None
@@ -101,7 +101,7 @@ class CriticEnsemble(Network, struct.Struct):
         """
         x = x if action is None else (x, action)
         # Of the critics.
-        axis = 0 if self.torso is None else params["head"]["kernel"].shape.rank - 3
+        axis = self.member.head_rank(params) - 3 if isinstance(self.member, HeadedNetwork) else 0
         if self._unstacked():
             members = _unstack(params, axis, self.num_critics)
             return tf.stack([self.member.apply(p, x) for p in members], axis=axis)
@@ -125,7 +125,8 @@ class CriticEnsemble(Network, struct.Struct):
         return values, struct.stack([p for _, p in found]) if split_leaves(params)[1] else params
 
     def _unstacked(self) -> bool:
-        return self.torso is None or resolve_rule(self.apply_rule) == "unstacked"
+        whole = self.network is not None and not isinstance(self.network, HeadedNetwork)
+        return whole or resolve_rule(self.apply_rule) == "unstacked"
 
     def _copies(self, x: Nest, axis: int) -> Nest:
         """The inputs of n critics, `[n, ...]`, or for a population `[P * n, ...]`."""

@@ -20,10 +20,16 @@ def _head(params: Params, x: tf.Tensor) -> tf.Tensor:
     return restore(layers.dense(params, flat))
 
 
-class _Headed(Network):
+class HeadedNetwork(Network):
     """A network whose output is computed from the features of a torso."""
 
     torso: Torso
+
+    @staticmethod
+    def head_rank(params: Params) -> int:
+        """Returns the axes of a head's kernel: 2, and one for each axis of stacked parameters."""
+        heads = (own for name, own in params.items() if name != "torso" and "kernel" in own)
+        return next(heads)["kernel"].shape.rank  # type: ignore[no-any-return]
 
     @abc.abstractmethod
     def _output(self, params: Params, hidden: tf.Tensor) -> Any:
@@ -57,7 +63,7 @@ class _Headed(Network):
 
 
 @struct.logic_dataclass
-class PolicyNetwork(_Headed):
+class PolicyNetwork(HeadedNetwork):
     """pi(a | o): observations to a distribution over actions.
 
     Attributes:
@@ -124,7 +130,7 @@ class PolicyNetwork(_Headed):
 
 
 @struct.logic_dataclass
-class ValueNetwork(_Headed):
+class ValueNetwork(HeadedNetwork):
     """V(o): observations to one number, float32 `[...]`.
 
     Attributes:
@@ -151,7 +157,7 @@ class ValueNetwork(_Headed):
 
 
 @struct.logic_dataclass
-class QNetwork(_Headed):
+class QNetwork(HeadedNetwork):
     """Q(o, .): observations to one value per discrete action, float32 `[..., num_actions]`.
 
     Attributes:
@@ -181,7 +187,7 @@ class QNetwork(_Headed):
 
 
 @struct.logic_dataclass
-class DuelingQNetwork(_Headed):
+class DuelingQNetwork(HeadedNetwork):
     """Q(o, a) = V(o) + A(o, a) - mean_b A(o, b), float32 `[..., num_actions]`.
 
     Source: Wang et al. 2016, equation 9, https://arxiv.org/abs/1511.06581.

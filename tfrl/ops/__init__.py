@@ -16,6 +16,7 @@ from tfrl.ops.q_losses import (
     mask_action_values,
     q_learning_loss,
 )
+from tfrl.ops.quantiles import quantile_huber_loss
 from tfrl.ops.ranking import centered_ranks
 from tfrl.ops.reduce import (
     explained_variance,
@@ -77,6 +78,7 @@ __all__ = [
     "policy_gradient_loss",
     "ppo_clip_loss",
     "q_learning_loss",
+    "quantile_huber_loss",
     "retrace",
     "take_action",
     "td_loss",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrl import struct
+from tfrl.agents.registry import algorithm_names
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
@@ -96,9 +97,9 @@ def check_on_policy(agent: Any) -> None:
     if getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
-            expected="one that learns from its own rollouts: A2C, IMPALA, PPO, REINFORCE",
+            expected="one that learns from its own rollouts: " + algorithm_names(from_replay=False),
             got=f"{name_of(agent)}, which learns from replayed transitions",
-            remedy="OffPolicyWorkflow trains DDPG, DQN, SAC and TD3, and all of their kind.",
+            remedy="Train it by OffPolicyWorkflow.",
         )
 
 

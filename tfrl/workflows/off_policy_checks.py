@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from tfrl import struct
+from tfrl.agents.registry import algorithm_names
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.workflows.checks import name_of
@@ -16,10 +17,10 @@ def check_agent(agent: Any) -> None:
     if not getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
-            expected="one that learns from replayed transitions: DQN, DDPG, TD3, SAC, or another "
-            "subclass of tfrl.agents.OffPolicy",
+            expected="one that learns from replayed transitions: "
+            + algorithm_names(from_replay=True),
             got=f"{name_of(agent)}, which learns from its own rollouts",
-            remedy="OnPolicyWorkflow trains A2C, IMPALA, PPO and REINFORCE, and all of their kind.",
+            remedy="Train it by OnPolicyWorkflow.",
         )
 
 

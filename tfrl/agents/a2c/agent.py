@@ -8,9 +8,11 @@ from tfrl import struct
 from tfrl.agents.a2c.losses import policy_gradient_loss
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch
+from tfrl.agents.registry import algorithm
 from tfrl.types import AgentState
 
 
+@algorithm
 @struct.logic_dataclass
 class A2C(ActorCritic):
     """Advantage actor-critic, the synchronous form of A3C.

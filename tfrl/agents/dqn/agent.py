@@ -13,6 +13,7 @@ from tfrl.agents.dqn.losses import dqn_loss
 from tfrl.agents.dqn.networks import check_network, default_network
 from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.agents.off_policy.checks import check_count, check_torso, check_unused
+from tfrl.agents.registry import algorithm
 from tfrl.distributions.categorical import Categorical
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
@@ -23,6 +24,7 @@ from tfrl.types import ActionOutput, AgentState, Nest
 _EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
+@algorithm
 @struct.logic_dataclass
 class DQN(OffPolicy):
     """Deep Q-network: Q-learning from replayed transitions, for one Discrete action.

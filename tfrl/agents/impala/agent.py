@@ -8,10 +8,12 @@ from tfrl import ops, struct
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.impala.losses import ImpalaBatch, impala_loss
+from tfrl.agents.registry import algorithm
 from tfrl.errors import UserError
 from tfrl.types import AgentState, Trajectory
 
 
+@algorithm
 @struct.logic_dataclass
 class Impala(ActorCritic):
     """The learner of IMPALA, on batched trajectories of a synchronous workflow.

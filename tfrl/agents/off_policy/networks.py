@@ -1,8 +1,10 @@
 """The default networks of the off-policy agents."""
 
+from collections.abc import Callable
 from typing import Any
 
-from tfrl import networks
+from tfrl import networks, specs
+from tfrl.agents import roles
 from tfrl.agents.actor_critic.networks import sees_image
 from tfrl.types import Nest
 
@@ -39,6 +41,7 @@ def make_critic(
     hidden: tuple[int, ...],
     obs_key: str | None,
     network: networks.Network | None = None,
+    head: Callable[[networks.Torso], networks.Network | None] = lambda torso: None,
     **ensemble: Any,
 ) -> networks.CriticEnsemble:
     """Critics of an observation and an action, or with `num_actions` of an observation alone.
@@ -50,10 +53,25 @@ def make_critic(
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
       network: One critic whole, in the place of a torso; or None.
+      head: Makes one critic of a torso; None from it for one of a single value (for each action).
       **ensemble: Fields of `CriticEnsemble`.
     """
     if network is not None:
         return networks.CriticEnsemble(network=network, num_actions=num_actions, **ensemble)
     default = critic_torso if num_actions is None else default_torso
     torso = torso or default(obs_spec, hidden, obs_key)
+    whole = head(torso)
+    if whole is not None:
+        return networks.CriticEnsemble(network=whole, num_actions=num_actions, **ensemble)
     return networks.CriticEnsemble(torso=torso, num_actions=num_actions, **ensemble)
+
+
+def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
+    """Raises a UserError for a critic network that gives something else than the agent takes."""
+    given = (type(agent).__name__, network, seen)
+    normalize, name = agent.normalize_obs, "critic_network"
+    if agent.discrete:
+        number = specs.num_actions(agent.action_spec)
+        roles.check_action_values(*given, number, normalize, name)
+    else:
+        roles.check_value(*given, normalize, name, agent.unit_actions.spec)

@@ -10,10 +10,12 @@ from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.ppo.losses import ppo_loss
+from tfrl.agents.registry import algorithm
 from tfrl.errors import UserError
 from tfrl.types import AgentState
 
 
+@algorithm
 @struct.logic_dataclass
 class PPO(ActorCritic):
     """Proximal policy optimisation.

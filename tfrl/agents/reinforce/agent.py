@@ -5,10 +5,12 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.a2c.agent import A2C
 from tfrl.agents.actor_critic.batch import PolicyBatch
+from tfrl.agents.registry import algorithm
 from tfrl.errors import UserError
 from tfrl.types import AgentState, Trajectory
 
 
+@algorithm
 @struct.logic_dataclass
 class Reinforce(A2C):
     """Monte-Carlo policy gradient with a learnt baseline.

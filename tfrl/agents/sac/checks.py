@@ -6,7 +6,7 @@ from typing import Any
 
 from tfrl import specs
 from tfrl.agents.actor_critic.networks import check_hidden
-from tfrl.agents.off_policy.checks import check_count, check_torsos, check_unused
+from tfrl.agents.off_policy.checks import check_count, check_unused
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 
 
 def check_settings(agent: Any, seen: Nest) -> None:
-    """Checks counts and torsos, and that every setting that was given has an effect.
+    """Checks counts, and that every setting that was given has an effect.
 
     Args:
       agent: The agent, `SAC`.
@@ -25,11 +25,9 @@ def check_settings(agent: Any, seen: Nest) -> None:
       UserError: Naming the first setting that cannot stand.
     """
     owner = type(agent).__name__
-    for name in ("num_critics", "target_every"):
-        check_count(owner, name, getattr(agent, name))
+    check_count(owner, "target_every", agent.target_every)
     if agent.critic_subset is not None:
         check_count(owner, "critic_subset", agent.critic_subset, high=agent.num_critics)
-    check_torsos(agent)
     defaults = {f.name: f.default for f in dataclasses.fields(agent)}
 
     def unchanged(given: str, *names: str) -> None:

@@ -15,14 +15,14 @@ def soft_value(q: tf.Tensor, log_prob: tf.Tensor, alpha: Any) -> tf.Tensor:
     Source: Haarnoja et al. 2018, equation 3, https://arxiv.org/abs/1812.05905.
 
     Args:
-      q: float32 [N], the least (or the mean) of the critics' values.
+      q: float32 [N], the least (or the mean) of the critics' values; or [N, M], several estimates.
       log_prob: float32 [N].
       alpha: The temperature, a number or a scalar.
 
     Returns:
-      float32 [N].
+      float32 of the shape of q.
     """
-    return q - alpha * log_prob
+    return q - alpha * (log_prob if q.shape.rank == 1 else log_prob[:, tf.newaxis])
 
 
 def expected_soft_value(q: tf.Tensor, log_probs: tf.Tensor, alpha: Any) -> tf.Tensor:

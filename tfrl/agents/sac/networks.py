@@ -116,14 +116,3 @@ def whole_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.N
             "with continuous_projection_net=TanhNormalProjectionNetwork.",
         )
     return UnitPolicy(network=network)
-
-
-def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
-    """Raises a UserError for a critic network that gives something else than SAC takes."""
-    given = (type(agent).__name__, network, seen)
-    normalize, name = agent.normalize_obs, "critic_network"
-    if agent.discrete:
-        number = specs.num_actions(agent.action_spec)
-        roles.check_action_values(*given, number, normalize, name)
-    else:
-        roles.check_value(*given, normalize, name, agent.unit_actions.spec)

@@ -9,7 +9,9 @@ from tf_agents.distributions.shifted_categorical import ShiftedCategorical
 from tf_agents.distributions.utils import SquashToSpecNormal
 
 from tfrl import distributions, specs, struct
-from tfrl.agents import DQN, TD3, MultiAgent
+from tfrl.agents import MultiAgent
+from tfrl.agents.dqn import DQN
+from tfrl.agents.td3 import TD3
 from tfrl.distributions.core import MASKED_LOGIT
 from tfrl.envs.action_masks import split_mask
 from tfrl.experiment.export_distribution import has_distribution, policy_parameters

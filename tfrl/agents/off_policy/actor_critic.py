@@ -1,0 +1,194 @@
+"""What SAC and TD3 share: an actor, n critics, and the loss of the critics."""
+
+import abc
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfrl import distributions, networks, seeding, specs, struct
+from tfrl.agents.core import PARAM_UPDATES
+from tfrl.agents.off_policy.agent import OffPolicy
+from tfrl.agents.off_policy.checks import check_count, check_torsos
+from tfrl.agents.off_policy.losses import critic_loss
+from tfrl.agents.off_policy.networks import DEFAULT_HIDDEN, check_critic, make_critic
+from tfrl.agents.off_policy.unit_actions import UnitActions
+from tfrl.envs.action_masks import split_mask
+from tfrl.ops import TDExtra
+from tfrl.types import AgentState, Nest
+
+
+@struct.logic_dataclass
+class OffPolicyActorCritic(OffPolicy):
+    """An actor and n critics that learn from replayed transitions; subclasses say how.
+
+    A subclass has an `actor` to make, the value of the critics' target (`target_value`) and the
+    loss of its actor. It may change the head of a critic (`make_critic_head`), and the loss of the
+    critics (`regression`).
+
+    Attributes:
+      actor_torso: The actor's torso; None for a ReLU MLP of `hidden` units (the Nature-CNN for an
+        image).
+      critic_torso: The critics' torso, which takes the tuple (observation, action vector), or for
+        a Discrete action the observation; None for the same.
+      actor_network: The actor whole, in the place of a torso.
+      critic_network: One critic whole, likewise: the tuple to one number, or for a Discrete action
+        the observation to a value for each. Each critic has parameters of its own.
+      num_critics: How many critics.
+      apply_rule: How the critics are computed, see `CriticEnsemble`.
+    """
+
+    actor_torso: networks.Torso | None = None
+    critic_torso: networks.Torso | None = None
+    actor_network: networks.Network | None = None
+    critic_network: networks.Network | None = None
+    num_critics: int = 2
+    apply_rule: str = "auto"
+    actor: Any = struct.derived()
+    critic: networks.CriticEnsemble = struct.derived()
+    unit_actions: UnitActions | None = struct.derived()
+
+    # Groups of parameters that have target networks.
+    target_groups: ClassVar[tuple[str, ...]] = ("critic",)
+    # Streams of the key of a critic's loss.
+    critic_keys: ClassVar[tuple[str, ...]] = ("layers",)
+    takes_discrete: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Checks the settings and makes the networks."""
+        super().__post_init__()
+        seen, mask = split_mask(self.obs_spec)
+        spec, owner = self.action_spec, type(self).__name__
+        one = specs.is_spec(spec) and specs.is_discrete(spec) and spec.shape.rank == 0
+        self.unit_actions = (
+            None if one and self.takes_discrete else UnitActions(action_spec=spec, owner=owner)
+        )
+        check_count(owner, "num_critics", self.num_critics)
+        check_torsos(self)
+        self.check_settings(seen)
+        hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
+        distributions.make_distribution(spec).check_mask(mask)
+        self.actor = self.make_actor(seen, hidden)
+        if self.critic_network is not None:
+            check_critic(self, self.critic_network, seen)
+        self.critic = make_critic(
+            self.critic_torso,
+            seen,
+            specs.num_actions(spec) if self.unit_actions is None else None,
+            hidden,
+            self.obs_key,
+            self.critic_network,
+            head=self.make_critic_head,
+            num_critics=self.num_critics,
+            apply_rule=self.apply_rule,
+        )
+
+    # What a subclass says.
+
+    def check_settings(self, seen: Nest) -> None:
+        """Raises a UserError for settings that do not fit.
+
+        Args:
+          seen: The nest of specs of what the networks see.
+        """
+
+    @abc.abstractmethod
+    def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
+        """Returns the actor.
+
+        Args:
+          seen: The nest of specs of what it sees.
+          hidden: Units of the default network's layers.
+        """
+
+    def make_critic_head(self, torso: networks.Torso) -> networks.Network | None:
+        """Returns one critic over a torso; None for one of a single value (for each action)."""
+        return None
+
+    @abc.abstractmethod
+    def target_value(
+        self,
+        params: dict[str, Any],
+        target_params: dict[str, Any],
+        batch: Nest,
+        keys: dict[str, tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns the estimate of V(o') in the critics' target, float32 `[N]`.
+
+        Args:
+          params: The parameters that learn, values.
+          target_params: Those of the target networks.
+          batch: Transitions from `prepare_minibatch`.
+          keys: `{stream: int32 [2]}`, those of `critic_keys`.
+        """
+
+    def taken_values(self, q: tf.Tensor, batch: Nest) -> tf.Tensor:
+        """Returns the critics' values of the actions that were taken, float32 `[n, N]`."""
+        return q
+
+    def regression(
+        self, q: tf.Tensor, next_value: tf.Tensor, batch: Nest
+    ) -> tuple[tf.Tensor, TDExtra, dict[str, tf.Tensor]]:
+        """Returns the loss of the critics, errors and metrics, see `losses.critic_loss`."""
+        return critic_loss(q, next_value, batch)
+
+    # State.
+
+    def extra_params(self) -> dict[str, tf.Tensor]:
+        """Returns groups of parameters beside those of the networks."""
+        return {}
+
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Makes fresh parameters, the groups `actor` and `critic`, and target networks."""
+        seen, _ = split_mask(self.obs_spec)
+        keys = seeding.streams(key, ("actor", "critic"))
+        critic_spec = seen if self.unit_actions is None else (seen, self.unit_actions.spec)
+        params = {
+            "actor": self.actor.init(keys["actor"], seen),
+            "critic": self.critic.init(keys["critic"], critic_spec),
+        }
+        return self.made_state({**params, **self.extra_params()}, self.target_groups)
+
+    def network_action(self, action: Nest) -> tf.Tensor:
+        """Returns the action vector, float32 `[N, D]`, or the index of an action, int32 `[N]`."""
+        if self.unit_actions is not None:
+            return self.unit_actions.to_unit(action)
+        action = tf.convert_to_tensor(action)
+        return tf.cast(action - tf.cast(int(self.action_spec.minimum), action.dtype), tf.int32)
+
+    def _emitted(self, action: tf.Tensor) -> Nest:
+        """The action of the spec for what the actor gives."""
+        return action if self.unit_actions is None else self.unit_actions.from_unit(action)
+
+    # Learning.
+
+    def critic_loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The loss of the critics, see `regression`.
+
+        Args:
+          params: Values that gradients flow to.
+          state: The agent's state, values.
+          batch: Transitions from `prepare_minibatch`.
+          key: int32 [2].
+        """
+        loss, _, metrics, after = self._critic_loss(params, state, batch, key)
+        if networks.split_leaves(after)[1]:
+            return loss, {**metrics, PARAM_UPDATES: {"critic": after}}
+        return loss, metrics
+
+    def _critic_loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, TDExtra, dict[str, tf.Tensor], Nest]:
+        keys = seeding.streams(key, self.critic_keys)
+        next_value = self.target_value(params, state.target_params, batch, keys)
+        seen, _ = split_mask(batch.obs)
+        taken = seen if self.unit_actions is None else (seen, batch.action)
+        q, after = self.critic.apply_training(params["critic"], taken, keys["layers"])
+        return *self.regression(self.taken_values(q, batch), next_value, batch), after
+
+    def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns the mean |target - Q_i(o, a)| over the critics; see `OffPolicy.td_errors`."""
+        batch = self._prepared(state, batch)
+        _, extra, _, _ = self._critic_loss(state.params, state, batch, key)
+        return tf.reduce_mean(tf.abs(extra.td_error), axis=-1)
