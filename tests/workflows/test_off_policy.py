@@ -183,10 +183,12 @@ class ErrorTest(parameterized.TestCase):
             workflow(**changes)
 
     def test_an_agent_of_the_other_kind(self):
-        with self.assertRaisesRegex(UserError, "OnPolicyWorkflow trains A2C, IMPALA, PPO"):
+        with self.assertRaisesRegex(UserError, "from replayed .*: DQN, .* Train it by OnPolicy"):
             workflow(agent=PPO)
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
-        with self.assertRaisesRegex(UserError, "OffPolicyWorkflow trains DDPG, DQN, SAC and TD3"):
+        with self.assertRaisesRegex(
+            UserError, "own rollouts: A2C, .* Train it by OffPolicyWorkflow"
+        ):
             OnPolicyWorkflow(env=env, agent=DQN)
 
     @parameterized.parameters(

@@ -28,6 +28,7 @@ def batches_of(learner: Learner, episodes: Sequence[Any]) -> tuple[dict[str, Nes
     """
     from tfrl.learners.connectors import MODULES_TO_TRAIN, default_learner_pipeline
 
+    episodes = as_episodes(episodes)
     # A function `policies_to_train` is asked once there are rows.
     asked_later = callable(learner.policies_to_train)
     trained = [
@@ -43,7 +44,7 @@ def batches_of(learner: Learner, episodes: Sequence[Any]) -> tuple[dict[str, Nes
         modules=learner.modules,
         states={m: learner.module_state(m) for m in learner.modules},
         batch={},
-        episodes=as_episodes(episodes),
+        episodes=episodes,
         shared_data=shared_data,
     )
     return batches, shared_data

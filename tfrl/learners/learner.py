@@ -10,7 +10,7 @@ The class says what a learner holds and which hooks it has. What an update does 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -183,10 +183,12 @@ class Learner:
     weights_seq_no: tf.Variable
     key: tf.Variable
 
-    def __getattr__(self, name: str) -> Any:
-        if name in COUNTERS:
-            raise not_built(name)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in COUNTERS:
+                raise not_built(name)
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def build(self, key: tf.Tensor | int = 0) -> None:
         """Makes the variables and optimizers, once; a second call changes nothing.
@@ -649,6 +651,19 @@ class Learner:
         # Draws of the losses must not share keys with the permutations.
         indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
         return train(self, state, batches, planning.cut_of(plan, indices), key, timesteps, jit=jit)
+
+    def _check_pure(self) -> None:
+        """Refuses what changes variables, for an update of a state of tensors."""
+        mine = type(self)
+        changed = [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
+        changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
+        if changed:
+            raise UserError(
+                "Learner.fit of a state of tensors",
+                expected="an update that is a function of the state",
+                got=f"{', '.join(changed)}, which change{'s' * (len(changed) == 1)} variables",
+                remedy="Give learner.learner_state, whose leaves are variables.",
+            )
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(
