@@ -186,9 +186,7 @@ class ErrorTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "from replayed .*: DQN, .* Train it by OnPolicy"):
             workflow(agent=PPO)
         env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
-        with self.assertRaisesRegex(
-            UserError, "own rollouts: A2C, .* Train it by OffPolicyWorkflow"
-        ):
+        with self.assertRaisesRegex(UserError, "own rollouts: A2C, .* by OffPolicyWorkflow"):
             OnPolicyWorkflow(env=env, agent=DQN)
 
     @parameterized.parameters(
