@@ -1,9 +1,11 @@
 """Set-up that all tests share: quiet logs, fair threads, a clean gin after each test."""
 
+import collections
 import ctypes
 import gc
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -28,6 +30,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# XLA's own optimizations stay; LLVM's take longer than the small programs of tests run.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_configure(config):
@@ -41,6 +45,21 @@ def pytest_configure(config):
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * 4
     tf.config.set_logical_device_configuration(cpu, devices)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what `variants` leaves to the slow tests."""
+    seen = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("variants")
+        if mark is None:
+            continue
+        # absl's parameterized makes a method of each case: test_name0, test_name1, ...
+        name = re.sub(r"\d+$", "", item.nodeid.partition("[")[0])
+        seen[name] += 1
+        if seen[name] > mark.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

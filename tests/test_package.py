@@ -173,6 +173,7 @@ def test_constraints_pin_every_requirement():
 
 
 @pytest.mark.parametrize("binary", BINARIES)
+@pytest.mark.variants(2)
 def test_binaries_answer_help(installed, tmp_path, binary):
     commands = [
         [installed, ROOT / "bin" / f"{binary}.py"],

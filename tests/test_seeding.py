@@ -4,6 +4,7 @@ import itertools
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -44,6 +45,7 @@ class BitsTest(parameterized.TestCase, tf.test.TestCase):
         self.assertAllEqual(eager, tf.function(draw, jit_compile=True)(key))
 
     @parameterized.parameters([-5, 7], [5, -7], [-3, -9], [-(2**31), 2**31 - 1])
+    @pytest.mark.variants(2)
     def test_negative_words_too(self, *words):
         key = tf.constant(words, tf.int32)
         for draw in (DRAWS["bits"], DRAWS["bits64"], DRAWS["randint"], DRAWS["fold_in"]):

@@ -50,6 +50,7 @@ def test_a_worker_that_never_comes(tmp_path):
 
 
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.variants(1)
 def test_a_worker_that_is_something_else(tmp_path, index):
     # It accepts connections, but is no TensorFlow; TensorFlow alone would wait for ever.
     with processes.Cluster(START, 2, tmp_path, args=(3,)) as cluster:

@@ -178,6 +178,7 @@ def test_rollout_of_ppo(ppo):
     assert_compilable(lambda e, a, k: rollout(env, agent, e, a, k, 4), env_state, agent_state, key)
 
 
+@pytest.mark.slow
 def test_batch_and_gradient_of_ppo(ppo):
     env, agent, env_state, agent_state, key = ppo
 

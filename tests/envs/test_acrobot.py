@@ -123,6 +123,7 @@ def test_a_random_episode_of_200_steps_agrees_with_gymnasium():
 
 
 @pytest.mark.parametrize(("mode", "noise"), [("SAME_STEP", 0.5), ("NEXT_STEP", 0.0)])
+@pytest.mark.variants(1)
 def test_eager_graph_and_xla_agree(mode, noise):
     env = tfrl.make_env("tf:Acrobot-v1", 3, mode, max_episode_steps=4, torque_noise_max=noise)
     actions = seeding.randint(seeding.key(1), [7, 3], 0, 3)

@@ -113,6 +113,7 @@ def assert_fits(obs):
 
 class ActionMaskTest(parameterized.TestCase):
     @parameterized.product(mode=MODES, as_dict=[False, True], limit=[None, 2])
+    @pytest.mark.variants(6)
     def test_the_mask_is_that_of_every_observation(self, mode, as_dict, limit):
         env = made(mode, as_dict=as_dict, limit=limit)
         names = {"place", "action_mask"} if as_dict else {"observation", "action_mask"}

@@ -100,6 +100,7 @@ def play(env, state, actions):
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
+@pytest.mark.variants(2)
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:CartPole-v1", 5, mode, max_episode_steps=3)
     actions = seeding.randint(seeding.key(1), [6, 5], 0, 2)

@@ -320,6 +320,7 @@ def test_broken_masks(name):
 
 @pytest.mark.parametrize("cls", [Good, Nested])
 @pytest.mark.parametrize("mode", [None, *Autoreset])
+@pytest.mark.variants(4)
 def test_right_masks_pass_and_are_kept_to(cls, mode):
     """An action that is not valid would make NaN, which is found."""
     env = cls()

@@ -143,6 +143,7 @@ def test_the_key_determines_everything():
 
 
 @pytest.mark.parametrize("mode", list(Autoreset), ids=lambda m: m.name)
+@pytest.mark.variants(2)
 def test_eager_graph_and_xla_are_equal(mode):
     env = make(("..e.", "u...", "...b"), mode, 3)
     run = rows_of(env, 6)

@@ -1,6 +1,7 @@
 """Tests of halves of a batch: the same experience as the whole, stepped in turn."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -121,6 +122,7 @@ class HalvesTest(parameterized.TestCase):
         other.load_kept_state(kept)
         tf.nest.map_structure(np.testing.assert_array_equal, other.kept_state(), kept)
 
+    @pytest.mark.slow
     def test_training(self):
         env, _ = halves()
         workflow = OnPolicyWorkflow(

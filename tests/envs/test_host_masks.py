@@ -96,6 +96,7 @@ def _registered():
 
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP", "NEXT_STEP"])
+@pytest.mark.variants(4)
 def test_valid_actions_are_never_refused(kind, mode):
     """Under DISABLED rows that are over are stepped on below, by the masks of what is below."""
     with tfrl.make_env("gymnasium:tfrl_masks/Picky-v0", 4, mode, kind=kind) as env:

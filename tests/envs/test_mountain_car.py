@@ -128,6 +128,7 @@ def test_swinging_reaches_the_goal_and_ends_the_episode():
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
+@pytest.mark.variants(2)
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:MountainCar-v0", 3, mode, max_episode_steps=4)
     actions = seeding.randint(seeding.key(1), [7, 3], 0, 3)

@@ -125,6 +125,7 @@ def test_resting_is_truncated_at_999_for_nothing_and_swinging_pays():
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
+@pytest.mark.variants(2)
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:MountainCarContinuous-v0", 3, mode, max_episode_steps=4)
     actions = seeding.uniform(seeding.key(1), [7, 3, 1], -1.5, 1.5)

@@ -110,6 +110,7 @@ class ProtocolTest(parameterized.TestCase):
         self.assertIsNone(agent_ids(tfrl.make_env("tf:CartPole-v1")))
 
     @parameterized.parameters(*MODES)
+    @pytest.mark.variants(2)
     def test_it_works_under_every_autoreset_mode(self, mode):
         for limit in (None, 3):
             for kwargs in ({}, {"apart": False}, {"ends": ((4, "T"), (4, "T"))}):
@@ -309,6 +310,7 @@ class WrappersTest(parameterized.TestCase):
         np.testing.assert_array_equal(obs["b"]["state"], expected)
 
     @parameterized.parameters(*MODES)
+    @pytest.mark.variants(2)
     def test_the_true_successor_has_the_state_too(self, mode):
         env = tfrl.make_env(
             "tf:Relay-v0",

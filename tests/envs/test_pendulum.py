@@ -74,6 +74,7 @@ def test_the_limit_truncates_at_200_and_nothing_terminates():
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
+@pytest.mark.variants(2)
 def test_eager_graph_and_xla_agree(mode):
     env = tfrl.make_env("tf:Pendulum-v1", 3, mode, max_episode_steps=4)
     actions = seeding.uniform(seeding.key(1), [7, 3, 1], -2.0, 2.0)

@@ -54,6 +54,7 @@ class RelayTest(parameterized.TestCase):
     @parameterized.product(
         mode=["NEXT_STEP", "SAME_STEP", "SAME_STEP_CACHED", "DISABLED"], limit=[None, 5]
     )
+    @pytest.mark.variants(3)
     def test_it_follows_the_protocol(self, mode, limit):
         check_env(
             tfrl.make_env("tf:Relay-v0", num_envs=6, autoreset=mode, max_episode_steps=limit),

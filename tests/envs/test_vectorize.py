@@ -84,6 +84,7 @@ def batch(key, actions):
 
 
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
+@pytest.mark.variants(1)
 def test_equals_a_loop_over_single_environments(jit):
     key = seeding.key(4)
     actions = seeding.uniform(seeding.key(1), [T, B, 2], -1.0, 1.0)

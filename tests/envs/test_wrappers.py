@@ -407,11 +407,13 @@ STACKS = {
 
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.parametrize("mode", [SAME, NEXT, OFF], ids=lambda m: m.name)
+@pytest.mark.variants(3)
 def test_stacks_pass_the_checker(name, mode):
     check_env(STACKS[name](mode), steps=12)
 
 
 @pytest.mark.parametrize("name", STACKS)
+@pytest.mark.variants(1)
 def test_stacks_are_equal_eager_graph_and_xla(name):
     env = STACKS[name](SAME)
     actions = specs.sample(env.action_spec, seeding.key(5), [6, 3])
@@ -439,6 +441,7 @@ def test_rendering_reaches_the_task_through_wrappers():
 
 
 @pytest.mark.parametrize("wrong", [1e20, 3e38, -3e38])
+@pytest.mark.variants(1)
 def test_one_reward_does_not_ruin_the_moments(wrong):
     """The 9th step of the first environment pays it; what is paid 30 steps later is as without."""
     rows = np.random.default_rng(0).normal(0.0, 2.0, [60, 3]).round(3)

@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -89,6 +90,7 @@ class EvaluatorTest(parameterized.TestCase):
         (1, 3, 3, 0),
         (8, 1, 1, 0),
     )
+    @pytest.mark.variants(3)
     def test_every_episode_counts_once(self, num_envs, num_episodes, short, long):
         for mode in MODES:
             evaluator = Evaluator(
@@ -131,6 +133,7 @@ class EvaluatorTest(parameterized.TestCase):
         self.assertTrue(np.any(first.episode_returns != second.episode_returns))
 
     @parameterized.parameters(*itertools.product(COMPILE, (1.0, 0.5)))
+    @pytest.mark.variants(2)
     def test_compiles_in_every_mode_with_discount(self, how, discount):
         # Rewards 1.25, 1.5, 1.75: sum 4.5; halved, 1.25 + 0.75 + 0.4375 = 2.4375.
         # And one step of 2.25, worth the same under any discount.
@@ -219,6 +222,7 @@ class EvaluatorTest(parameterized.TestCase):
 
 class EpisodeCollectorTest(parameterized.TestCase):
     @parameterized.parameters(*itertools.product(MODES, ("graph", "xla")))
+    @pytest.mark.variants(3)
     def test_same_episodes_as_the_evaluator(self, mode, how):
         arguments = dict(
             env=coins(4, Autoreset[mode]),

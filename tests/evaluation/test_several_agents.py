@@ -33,6 +33,7 @@ def random_agents(env):
 
 class SeveralAgentsTest(parameterized.TestCase):
     @parameterized.product(mode=MODES, discount=[1.0, 0.5])
+    @pytest.mark.variants(3)
     def test_steps_after_an_agents_end_pay_nothing(self, mode, discount):
         # Halved: a 1 + 1/2, b 1 + 1/2 + 1/4 + 1/8.
         a, b = (2.0, 4.0) if discount == 1.0 else (1.5, 1.875)
@@ -51,6 +52,7 @@ class SeveralAgentsTest(parameterized.TestCase):
             np.testing.assert_array_equal(result.episode_lengths, [4] * 5)
 
     @parameterized.parameters(*COMPILE)
+    @pytest.mark.variants(1)
     def test_the_team_is_worth_the_sum(self, how):
         env = tfrl.make_env("tf:Relay-v0", num_envs=4)
         result = Evaluator(env=env, agent=Follows(), num_episodes=6, compile=how).evaluate({}, KEY)

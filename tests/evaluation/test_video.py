@@ -43,6 +43,7 @@ def episodes_env(mode, lengths=(4, 2), **kwargs):
 
 @pytest.mark.parametrize("ending", [".mp4", ".gif"])
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
+@pytest.mark.variants(2)
 def test_frames_from_first_to_terminal_state(tmp_path, ending, mode, capfd):
     path = tmp_path / "videos" / f"a{ending}"
     video = record_video(episodes_env(mode), fakes.PlainAgent(), {}, KEY, path)
@@ -108,6 +109,7 @@ def test_recurrent_agent_and_fps(tmp_path):
 
 
 @pytest.mark.parametrize(("max_frames", "returns"), [(3, (2.75,)), (5, (6.5,)), (7, (6.5, 1.25))])
+@pytest.mark.variants(1)
 def test_max_frames(tmp_path, max_frames, returns):
     video = record_video(
         episodes_env("SAME_STEP"), fakes.PlainAgent(), {}, KEY, tmp_path / "a.mp4",

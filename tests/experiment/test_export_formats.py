@@ -95,6 +95,7 @@ def test_a_process_of_its_own_answers_the_same(tmp_path, form):
 
 
 @pytest.mark.parametrize("name", list(AGENTS))
+@pytest.mark.variants(2)
 def test_onnx(tmp_path, name):
     onnx()
     policy, oracle = exported(name)

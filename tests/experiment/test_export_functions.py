@@ -212,6 +212,7 @@ def test_specs_for_readers():
 
 
 @pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.variants(1)
 def test_any_batch_size(memory):
     agent = PPO(obs_spec=OBS, action_spec=specs.MultiDiscreteSpec([2, 3]), memory=memory)
     _, policy = made(agent)

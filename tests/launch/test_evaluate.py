@@ -42,6 +42,7 @@ def test_process_prints_a_table_and_one_json_line_and_changes_nothing(trained, t
     assert launch_runs.tree(trained) == before
 
 
+@pytest.mark.slow
 def test_checkpoints_seeds_and_videos(call, trained, tmp_path):
     answers = {}
     for which in ("latest", "best", "64", "256"):

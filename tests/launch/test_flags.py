@@ -117,6 +117,7 @@ FROM_FLAGS = """
         (["--strategy=mirrored"], "--strategy=mirrored: expected a GPU, or a CPU split into "),
     ],
 )
+@pytest.mark.variants(1)
 def test_strategy_from_flags(arguments, expected):
     assert _python(FROM_FLAGS.format(arguments=arguments)).startswith(expected)
 

@@ -78,6 +78,7 @@ def test_a_run_stays_on_its_number_of_replicas(mirrored, capsys):
 @pytest.mark.parametrize(
     "flags", [("--strategy=one_device",), ("--strategy=mirrored", "--num_logical_cpus=4")]
 )
+@pytest.mark.variants(1)
 def test_a_run_is_evaluated_on_any_number_of_replicas(mirrored, capsys, flags):
     root = mirrored[0]
     before = launch_runs.tree(root)
@@ -92,6 +93,7 @@ def test_a_run_is_evaluated_on_any_number_of_replicas(mirrored, capsys, flags):
 
 
 @pytest.mark.parametrize("binary", ["train", "evaluate"])
+@pytest.mark.variants(1)
 def test_a_malformed_tf_config_is_said_at_once(binary, tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2"]}}')
     done = run(binary, f"--root_dir={tmp_path / 'run'}")

@@ -312,6 +312,7 @@ def test_the_first_training_step_comes_in_time(tmp_path):
         process.wait(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_moved_run_goes_on_from_its_folder_alone(tmp_path, capsys):
     """With its configuration and seed; what it has written out at its default is no difference."""
     first, moved = tmp_path / "first", tmp_path / "moved"

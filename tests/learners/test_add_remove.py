@@ -93,6 +93,7 @@ class AddTest(parameterized.TestCase):
         self.assertNotEmpty([p for p in after if p.startswith("optimizers/c/")])
 
     @parameterized.parameters("graph", "xla")
+    @pytest.mark.variants(1)
     def test_the_compiled_update_is_rebuilt_once(self, mode):
         learner = trained("a", "b", compile=mode)
         learner.add_module("c", Dot())
@@ -166,6 +167,7 @@ class AddTest(parameterized.TestCase):
         (dict(state={"params/v": np.ones(2, np.float32)}), "missing rl_module/c/params/w"),
         (dict(state={"params/w": np.ones(3, np.float32)}), "of shape (3,) for (2,)"),
     )
+    @pytest.mark.variants(3)
     def test_a_failed_add_changes_nothing(self, arguments, expected):
         learner = trained("a", "b", compile="graph")
         self.assertEqual(learner.trace_count, 1)
@@ -485,6 +487,7 @@ class ContinueTest(parameterized.TestCase):
         return learner
 
     @parameterized.parameters("state", "folder", "from_checkpoint", "clone")
+    @pytest.mark.variants(2)
     def test_after_add_remove_and_copy(self, way):
         learner = self.changed_midway()
         options = dict(optimizer_fn=adam, config=self.SCHEDULED)

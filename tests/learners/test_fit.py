@@ -78,6 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.variants(3)
 def test_tensors_change_as_variables_do(name):
     agent, options = CASES[name]
     learner, batch = _learner(agent), _rows(agent)
@@ -154,6 +155,7 @@ def test_members_of_a_population_differ_in_state_only():
     np.testing.assert_allclose(slots["learning_rate"], [1e-2, 3e-4])
 
 
+@pytest.mark.slow
 def test_shared_groups_stay_shared():
     agent = _off_policy(DQN)
     modules = {"a": agent, "b": agent}

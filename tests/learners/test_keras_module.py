@@ -88,6 +88,7 @@ class TrainingTest(parameterized.TestCase):
             np.testing.assert_allclose(found[:, 0], [1.5, -1.5, 0.5], atol=1e-2)
 
     @parameterized.parameters("eager", "graph", "xla")
+    @pytest.mark.variants(1)
     def test_the_learner_trains_it(self, mode):
         module = KerasModule(model_fn=noisy, loss_fn=squared_error)
         learner = Learner(module, config=ModuleConfig(lr=0.05, grad_clip=None))

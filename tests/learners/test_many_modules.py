@@ -530,6 +530,7 @@ class RequiredApisTest(parameterized.TestCase):
 
 class FrequencyTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_a_delayed_actor_among_others(self, mode):
         learner = built({"td3": RegressionAgent(delay=2), "b": Dot()}, config=PLAIN)
         batch = {
@@ -586,6 +587,7 @@ class GuardTest(parameterized.TestCase):
     BATCH = {"a": column([np.nan, 1], [1, 1]), "b": column([1, 1], [1, 1])}
 
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_a_nan_in_one_leaves_the_other_untouched(self, mode):
         learner, clean = (built({"a": Dot(), "b": Dot()}, optimizer_fn=adam) for _ in range(2))
         options = dict(minibatch_size=1, shuffle=False, compile=mode)

@@ -53,6 +53,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.variants(12)
 def test_a_saved_optimizer_goes_on_to_the_bit(name, compiled):
     def make():
         params = [variable("m/a/kernel", [[1.0, 2.0]]), variable("m/a/bias"), variable("m/bias")]
@@ -351,6 +352,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_take_the_step_of_one():
     # Gradients are equal on both: with an aggregation the step would be twice as long.
     done = subprocess.run(

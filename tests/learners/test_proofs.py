@@ -494,6 +494,7 @@ class StateTest(parameterized.TestCase):
         (None, "rl_module", {"optimizer", "counters", "metrics", "weights_seq_no"}, ""),
         ([], None, set(), ""),
     )
+    @pytest.mark.variants(3)
     def test_components(self, components, not_components, parts, modules):
         state = self.learner.get_state(components, not_components=not_components)
         self.assertEqual(set(state), parts)

@@ -84,6 +84,7 @@ class MirroredTest(parameterized.TestCase):
         assert_equal(self, one, several)
 
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_a_masked_loss_with_uneven_counts(self, mode):
         # Replica 0 has four valid rows, replica 1 a single one.
         rng = np.random.default_rng(0)
@@ -120,6 +121,7 @@ class MirroredTest(parameterized.TestCase):
         )
 
     @parameterized.parameters("graph", "xla")
+    @pytest.mark.variants(1)
     def test_a_nonfinite_row_of_one_replica_stops_the_step_on_all(self, mode):
         learner = Learner(SumAgent(), strategy=mirrored(2), check_numerics="skip")
         learner.build(KEY)

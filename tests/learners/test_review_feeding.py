@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -102,6 +103,7 @@ class MaskTest(parameterized.TestCase):
         self.assertAllEqual(found["mask"], [[True, False, False], [True, True, True]])
 
     @parameterized.parameters("mask", "loss_mask")
+    @pytest.mark.variants(1)
     def test_padding_under_replicas_equals_one_device(self, name):
         batch = {**rows(10), name: np.arange(10) % 3 > 0}
         one, two = built(Line()), built(Line(), strategy=mirrored(2))

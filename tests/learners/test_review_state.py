@@ -283,6 +283,7 @@ def test_a_function_has_to_be_given_again(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [None, "a"])
+@pytest.mark.variants(1)
 def test_modules_that_came_later_come_later_again(tmp_path, gone):
     learner = Joint({"a": Dot(), "b": Dot()}, policies_to_train=["a", "b"])
     learner.build(seeding.key(0))

@@ -123,6 +123,7 @@ def held(gate):
 
 
 @pytest.mark.parametrize("waits", [0.05, 0.2])
+@pytest.mark.variants(1)
 def test_a_batch_is_waited_for_no_longer_than_max_wait_time(waits, monkeypatch):
     # The other two could fill a batch of 2, but not of 3.
     times = []

@@ -161,6 +161,7 @@ def test_regularisers_of_layers_belong_to_the_loss():
 
 
 @pytest.mark.parametrize("compile", ["xla", "eager"])
+@pytest.mark.variants(1)
 def test_compile_modes_agree(compile):
     def values(mode):
         workflow, state, rows = run(KerasTask(config()), 2, compile=mode)
@@ -178,6 +179,7 @@ def test_compile_modes_agree(compile):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.variants(1)
 def test_a_restored_run_has_every_value(tmp_path, workers):
     numbers = config(num_env_workers=workers, force_sync=True)
     workflow, state, _ = run(KerasTask(numbers), 3, seed=4)

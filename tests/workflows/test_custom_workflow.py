@@ -75,6 +75,7 @@ def test_a_run_goes_on_to_the_bit(open_es, tmp_path):
         open_es.OpenES(env, functools.partial(PPO, hidden=(4,)), population=8).restore(tmp_path)
 
 
+@pytest.mark.slow
 def test_eager_graph_and_xla_agree(open_es):
     found = []
     for mode in ("graph", "xla", "eager"):

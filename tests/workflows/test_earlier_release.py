@@ -96,6 +96,7 @@ def go_on(workflow, state, name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.variants(3)
 def test_it_is_restored_and_goes_on(name):
     workflow = CASES[name][0]()
     state = workflow.restore(DATA / name)

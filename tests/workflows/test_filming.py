@@ -71,6 +71,7 @@ def test_tasks(tmp_path, env_id):
     check_the_first_iteration_at_each_multiple(tmp_path, env_id)
 
 
+@pytest.mark.slow
 def test_the_first_iteration_at_each_multiple(tmp_path):
     check_the_first_iteration_at_each_multiple(tmp_path, HOST)
 
@@ -131,6 +132,7 @@ def test_a_run_goes_on_without_writing_one_twice(tmp_path):
         assert (root / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_later_videos_go_with_the_run_that_they_are_of(tmp_path):
     w = workflow(iterations_per_call=1)
     learn(w, w.setup(0), 128, tmp_path, video_interval=32, checkpoint_interval=64)

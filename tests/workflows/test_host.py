@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -39,6 +40,7 @@ def params(workflow, state):
 
 class HostTrainingTest(parameterized.TestCase):
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")
+    @pytest.mark.variants(1)
     def test_counters_count_real_steps_and_episodes(self, mode):
         workflow = make(mode)
         done = workflow.advance(workflow.setup(0), 3)
@@ -87,6 +89,7 @@ class HostTrainingTest(parameterized.TestCase):
         # A choice takes no step.
         self.assertEmpty(workflow.env.backend.taken)
 
+    @pytest.mark.slow
     def test_memory(self):
         workflow = make(memory="gru")
         state = workflow.advance(workflow.setup(0), 2).state

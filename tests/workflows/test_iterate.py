@@ -38,6 +38,7 @@ def _assert_same(a, b):
 
 
 @pytest.mark.parametrize("agent", [PPO, A2C])
+@pytest.mark.variants(1)
 def test_an_iteration_of_tensors_is_that_of_variables(agent):
     workflow = _workflow(agent)
     start = workflow.setup(0)

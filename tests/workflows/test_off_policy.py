@@ -4,6 +4,7 @@ import functools
 import warnings
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -28,6 +29,7 @@ class RatioTest(parameterized.TestCase):
         (2, 3, 2, 72),  # random play ends at 24, with the iteration of 6 that reaches 20
         (0.3, 1, 2, 12),
     )
+    @pytest.mark.variants(2)
     def test_learner_steps_follow_env_steps(self, ratio, length, num_envs, wanted):
         flow = workflow(updates_per_step=ratio, rollout_length=length, num_envs=num_envs)
         state, rows = run(flow, 0, 60)
@@ -86,6 +88,7 @@ class FillTest(parameterized.TestCase):
         self.assertLess(share, high)
 
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_epsilon_goes_by_env_steps_where_nothing_is_learnt(self, mode):
         agent = functools.partial(DQN, hidden=(8,), epsilon=((0, 1.0), (16, 0.0)))
         flow = workflow(agent=agent, random_steps=0, learning_starts=100, compile=mode)
@@ -129,6 +132,7 @@ class FillTest(parameterized.TestCase):
             flow.learn(state, total_env_steps=22, progress=False)
 
     @parameterized.parameters("eager", "graph")
+    @pytest.mark.variants(1)
     def test_metrics_where_the_first_iterations_learn_nothing(self, mode):
         # Learner steps follow the env steps 14, 17, 20, ...: the first iteration has none.
         flow = workflow(
@@ -138,6 +142,7 @@ class FillTest(parameterized.TestCase):
         learnt = [r["env_steps"] for r in rows if not np.isnan(r.get("loss", np.nan))]
         self.assertEqual(learnt, [14, 17, 20])
 
+    @pytest.mark.slow
     def test_learning_may_start_while_play_is_random(self):
         flow = workflow(random_steps=40, learning_starts=20)
         _, rows = run(flow, 0, 60)

@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -26,6 +27,7 @@ class HandLoopTest(parameterized.TestCase):
         (functools.partial(TD3, hidden=(8,)), "tf:Pendulum-v1"),
         (functools.partial(DDPG, hidden=(8,)), "tf:Pendulum-v1"),
     )
+    @pytest.mark.variants(2)
     def test_it_is_the_loop_that_one_would_write(self, agent, env_id):
         """Sample, roll, add, update, by hand from the public parts, to the bit."""
         flow = workflow(env_id, agent=agent, compile="eager", num_envs=1, random_steps=10)
@@ -86,6 +88,7 @@ class HandLoopTest(parameterized.TestCase):
             {p: np.array(x) for p, x in done.state.program.buffer.state_values().items()},
         )
 
+    @pytest.mark.slow
     def test_prioritised_learning_weighs_rows(self):
         agent = functools.partial(DQN, hidden=(8,))
         kinds = {}

@@ -4,6 +4,7 @@ import functools
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -23,6 +24,7 @@ class HostTest(parameterized.TestCase):
         return workflow(env=env, agent=agent, compile="auto", **changes)
 
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")
+    @pytest.mark.variants(1)
     def test_counts(self, mode):
         flow = self.make(mode, updates_per_step=0.5)
         state, rows = run(flow, 0, 60)
@@ -85,6 +87,7 @@ class HostTest(parameterized.TestCase):
         kept = [x.program.buffer.state_values()["steps"] for x in (a, b)]
         np.testing.assert_array_equal(*kept)
 
+    @pytest.mark.slow
     def test_a_resumed_run_cuts_the_episodes_that_went_on(self):
         flow = self.make()
         state, _ = run(flow, 0, 40)

@@ -205,6 +205,7 @@ def reverb_runs(folder, *names):
         server.stop()
 
 
+@pytest.mark.slow
 def test_each_process_has_a_server(tmp_path):
     first, second = (found["uniform"] for found in reverb_runs(tmp_path, "uniform"))
     check_servers(first, second, steps=60, learner_steps=40)
@@ -254,6 +255,7 @@ def test_statistics_of_rewards_are_common(tmp_path):
     check_moments(first["moments"], 200)
 
 
+@pytest.mark.slow
 def test_statistics_of_rewards_are_common_to_replicas():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     env = RewardNormalize(env=tfrl.make_env("tf:CartPole-v1", num_envs=4))

@@ -8,6 +8,7 @@ import weakref
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -53,6 +54,7 @@ def run(flow, state, env_steps):
 
 
 class ReverbWorkflowTest(parameterized.TestCase):
+    @pytest.mark.slow
     def test_batches_are_awaited_by_python_where_a_phase_is_traced(self):
         """Tracing would wait for them with the interpreter locked."""
         asked = collections.defaultdict(list)
@@ -74,6 +76,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             self.assertGreater(len(found), 2)
 
     @parameterized.parameters((False, 1.0), (True, 1.0), (True, 0.25))
+    @pytest.mark.variants(1)
     def test_counts(self, overlap, ratio):
         flow = workflow(overlap=overlap, updates_per_step=ratio)
         self.addCleanup(flow.close)
@@ -89,6 +92,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             self.assertEqual(lags[-1], 4 * ratio)
 
     @parameterized.parameters(False, True)
+    @pytest.mark.variants(1)
     def test_priorities_are_those_of_the_errors(self, overlap):
         flow = workflow(replay=PRIORITIZED, overlap=overlap, updates_per_step=1.0)
         self.addCleanup(flow.close)
@@ -175,6 +179,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @parameterized.parameters(
         BUFFER, functools.partial(InGraphReplay, capacity=400, kind="prioritized", alpha=0.5)
     )
+    @pytest.mark.variants(1)
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
         """The same multiset for the same seed and a fixed policy."""
         from tfrl.replay.reverb.packing import Packing
@@ -210,6 +215,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(found[0], found[1])
 
     @parameterized.parameters(False, True)
+    @pytest.mark.variants(1)
     def test_rows_that_are_no_steps(self, overlap):
         """The learner steps of an iteration are not known before it."""
         env = HostEnv(Scripted((2, 3, 1, 5), "NEXT_STEP"), "NEXT_STEP")
@@ -220,6 +226,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["learner_steps"], rows[-1]["env_steps"] - start)
 
     @parameterized.parameters("xla", "graph")
+    @pytest.mark.variants(1)
     def test_compiled_in_any_way(self, mode):
         flow = workflow(replay=PRIORITIZED, compile={"update": mode}, updates_per_step=0.5)
         self.addCleanup(flow.close)
@@ -228,6 +235,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
 
     @parameterized.parameters((True, True), (True, False), (False, False))
+    @pytest.mark.variants(1)
     def test_how_many_batches_are_held_at_once(self, all_of_them, by_python):
         """Batches of an XLA iteration are read before it while they are small, else one by one.
 
@@ -248,6 +256,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(program._batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))
 
     @parameterized.parameters("xla", "graph")
+    @pytest.mark.variants(1)
     def test_weights_are_those_of_the_iteration(self, mode):
         """Batches are sampled ahead; their beta is that of the env steps at which they are used."""
         flow = workflow(
@@ -282,6 +291,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             self.assertLess(weight.numpy().min(), 0.99)
 
     @parameterized.parameters(False, True)
+    @pytest.mark.variants(1)
     def test_a_limiter_that_allows_too_little_ends_in_an_error(self, overlap):
         replay = functools.partial(
             ReverbReplay, capacity=400, samples_per_insert=1.0, min_size=30, timeout=1.0

@@ -60,6 +60,7 @@ class MirroredTest(parameterized.TestCase):
             priorities = [float(np.ravel(s.info.priority)[0]) for s in found]
             self.assertGreater(len(set(np.round(priorities, 6))), 5)
 
+    @pytest.mark.slow
     def test_the_replicas_play_different_environments(self):
         flow = self.workflow()
         state, _ = run(flow, 0, 40)

@@ -20,6 +20,7 @@ from tfrl.workflows.off_policy_program import OffPolicyProgram
 
 class RunTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla")
+    @pytest.mark.variants(1)
     def test_the_split_into_calls_changes_no_bit(self, mode):
         self.compare_splits(mode, BUFFER)
 
@@ -37,6 +38,7 @@ class RunTest(parameterized.TestCase):
 
     # The second learns during random play, so that who acts changes while it learns.
     @parameterized.parameters((PRIORITIZED, 20), (BUFFER, 10))
+    @pytest.mark.variants(1)
     def test_one_program_of_rollout_and_sample_changes_no_bit(self, replay, learning_starts):
         """Rollout, addition and sample as one XLA program, and as three of the graph."""
         found = []
@@ -83,6 +85,7 @@ class RunTest(parameterized.TestCase):
             np.testing.assert_equal(row["episode_return"], own[-1]["episode_return"])
 
     @parameterized.parameters(BUFFER, PRIORITIZED)
+    @pytest.mark.variants(1)
     def test_a_restored_run_goes_on_to_the_bit(self, replay):
         flow = workflow(replay=replay)
         state, _ = run(flow, 2, 40)
@@ -95,6 +98,7 @@ class RunTest(parameterized.TestCase):
             other = again.advance(other, 10, 80).state
         assert_same(bits(flow, state), bits(again, other))
 
+    @pytest.mark.slow
     def test_without_its_buffer_a_resumed_run_fills_it_first(self):
         flow = workflow(checkpoint_replay=False)
         state, _ = run(flow, 2, 40)

@@ -93,6 +93,7 @@ class StatisticsTest(parameterized.TestCase):
         )
         return workflow(agent=agent, **options)
 
+    @pytest.mark.slow
     def test_statistics_that_are_not_finite_are_left_out_and_said(self):
         with self.assertRaisesRegex(
             UserError, "the statistics of observations at iteration 1, env"
@@ -112,6 +113,7 @@ class StatisticsTest(parameterized.TestCase):
         self.assertEqual(float(w.agent_state(state).normalizer.count), 32.0)
 
     @parameterized.parameters(1e20, -3e38)
+    @pytest.mark.variants(1)
     def test_one_wrong_value_is_counted_and_ruins_nothing(self, number):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         for over in (None, strategy):
@@ -131,6 +133,7 @@ class StatisticsTest(parameterized.TestCase):
 
 class StepTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla")
+    @pytest.mark.variants(1)
     def test_the_split_into_calls_changes_no_bit(self, mode):
         w = workflow(compile=mode)
         whole = w.advance(w.setup(3), 6)
@@ -503,6 +506,7 @@ class ErrorTest(parameterized.TestCase):
         self.assertIn(message, str(error.value))
 
     @parameterized.parameters("graph", "xla")
+    @pytest.mark.variants(1)
     def test_a_non_finite_loss_is_named_with_its_place(self, mode):
         w = workflow(compile=mode, learner_config=ModuleConfig(lr=1e30, grad_clip=None))
         with pytest.raises(UserError) as error:
@@ -517,6 +521,7 @@ class ErrorTest(parameterized.TestCase):
         self.assertGreater(sum(r["skipped_steps"] for r in done.rows), 0)
 
     @parameterized.parameters("pad", "drop", "wrap")
+    @pytest.mark.variants(1)
     def test_remainders(self, remainder):
         w = workflow(num_minibatches=3, remainder=remainder)
         metrics, _ = w.step(w.setup(0))

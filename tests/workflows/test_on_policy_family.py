@@ -88,6 +88,7 @@ class MemoryTest(parameterized.TestCase):
                 )
 
     @parameterized.parameters("pad", "drop")
+    @pytest.mark.variants(1)
     def test_sequences_that_fill_no_minibatch(self, remainder):
         flow = workflow(
             functools.partial(SMALL, memory="gru", sequence_length=8),
@@ -214,6 +215,7 @@ class AgentsTest(parameterized.TestCase):
         (functools.partial(PPO, hidden=(8,), shared_torso=True, gae_horizon=4), {}),
         (functools.partial(A2C, hidden=(8,), memory="gru", memory_size=8), {}),
     )
+    @pytest.mark.variants(2)
     def test_every_agent_shares_the_loop(self, agent, changes):
         env = tfrl.make_env(
             "tf:CartPole-v1", num_envs=8, autoreset="NEXT_STEP", max_episode_steps=13
@@ -230,6 +232,7 @@ class AgentsTest(parameterized.TestCase):
                 self.assertFalse(np.array_equal(params, struct.paths(after)[group]), group)
 
     @parameterized.parameters(None, "gru")
+    @pytest.mark.variants(1)
     def test_masks(self, memory):
         env = make_masked("SAME_STEP", limit=9)
         small = SMALL if memory else functools.partial(PPO, hidden=(8,))
@@ -294,6 +297,7 @@ def learned(flow, steps):
 
 class LearningTest(parameterized.TestCase):
     @parameterized.parameters("multi", "binary", "dict")
+    @pytest.mark.variants(1)
     def test_actions_and_observations_of_every_kind(self, kind):
         env = finish(
             Copy(kind=kind, num_envs=16),

@@ -39,6 +39,7 @@ def made(kind, **kwargs):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.variants(1)
 def test_every_module_learns(kind):
     workflow = made(kind)
     state = workflow.setup(0)

@@ -48,6 +48,7 @@ def _assert_same(a, b):
 
 
 @pytest.mark.parametrize("make", [_on_policy, _off_policy])
+@pytest.mark.variants(1)
 def test_a_state_is_one_nest_of_tensors_and_variables(make):
     workflow = make()
     state = workflow.setup(0)

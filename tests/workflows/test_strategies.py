@@ -43,6 +43,7 @@ def arrays(workflow, state):
 
 class MirroredTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_counts_are_those_of_all_replicas_together(self, mode):
         flow = workflow(mirrored(), compile=mode)
         row, state = flow.step(flow.setup(0))
@@ -76,6 +77,7 @@ class MirroredTest(parameterized.TestCase):
         for path, value in arrays(flow, again).items():
             np.testing.assert_array_equal(value, want[path], err_msg=path)
 
+    @pytest.mark.slow
     def test_a_snapshot_goes_its_own_way(self):
         flow = workflow(mirrored())
         state = flow.step(flow.setup(0))[1]
@@ -84,6 +86,7 @@ class MirroredTest(parameterized.TestCase):
         row, _ = flow.step(state)
         self.assertEqual(row["iterations"], 2)
 
+    @pytest.mark.slow
     def test_iterations_per_call_changes_nothing(self):
         flow = workflow(mirrored())
         one = flow.setup(0)
@@ -95,6 +98,7 @@ class MirroredTest(parameterized.TestCase):
             np.testing.assert_array_equal(value, want[path], err_msg=path)
 
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_evaluation_episodes_are_divided(self, mode):
         flow = workflow(mirrored(), compile=mode, eval_episodes=5)
         start = flow.setup(0)
@@ -104,6 +108,7 @@ class MirroredTest(parameterized.TestCase):
         self.assertEqual(flow.evaluate(start)[0], metrics)
         self.assertNotEqual(flow.evaluate(state)[0], metrics)
 
+    @pytest.mark.slow
     def test_learning_goes_on_where_it_was_saved(self):
         flow = workflow(mirrored())
         folder = tempfile.mkdtemp()
@@ -120,6 +125,7 @@ class MirroredTest(parameterized.TestCase):
         ):
             workflow(None).restore(f"{folder}/checkpoints")
 
+    @pytest.mark.slow
     def test_reward_statistics_become_common(self):
         env = make_env(
             "tf:Pendulum-v1", num_envs=8, outer_wrappers=(lambda e: RewardNormalize(env=e),)
@@ -141,6 +147,7 @@ class MirroredTest(parameterized.TestCase):
             workflow(mirrored(), **changes)
         self.assertIn(message, str(error.value))
 
+    @pytest.mark.slow
     def test_a_thousand_iterations_trace_once(self):
         flow = workflow(mirrored())
         state = flow.advance(flow.setup(0), 5).state

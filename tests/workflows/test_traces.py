@@ -92,6 +92,7 @@ def trained(workflow, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.variants(2)
 def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
     make = CASES[name]
     traces.forget_all()
@@ -119,6 +120,7 @@ def test_equal_logic_traces_nothing_and_gives_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ON_HOST)
+@pytest.mark.variants(1)
 def test_environments_on_the_host(name):
     def bits(seed):
         workflow = ON_HOST[name]()

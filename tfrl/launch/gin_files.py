@@ -5,12 +5,13 @@ bindings that nothing reads, and values of the wrong type. Here each is an error
 """
 
 import importlib
+import logging
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import gin
-from absl import flags, logging
+from absl import flags
 
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import gin_reader, gin_registry, gin_types
@@ -121,9 +122,9 @@ def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
     location = str(package_gin_dir())
     if location not in gin_registry.search_path():
         gin.add_config_file_search_path(location)
-    verbosity = logging.get_verbosity()
+    before = logging.root.manager.disable
     # gin logs an error for every place in which it looks for an include and does not find it.
-    logging.set_verbosity(logging.FATAL)
+    logging.disable(logging.ERROR)
     try:
         gin.parse_config_files_and_bindings(
             [str(path) for path in paths], list(bindings), finalize_config=False
@@ -136,7 +137,7 @@ def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
             remedy="Change the line that it names.",
         ) from error
     finally:
-        logging.set_verbosity(verbosity)
+        logging.disable(before)
 
 
 def _check_names(found: Sequence[gin_reader.Binding]) -> None:

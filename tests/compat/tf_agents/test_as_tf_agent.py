@@ -101,6 +101,7 @@ def assert_equal(a, b):
 
 class AgentTest(parameterized.TestCase):
     @parameterized.parameters(*KINDS)
+    @pytest.mark.variants(2)
     def test_specs_and_one_train(self, name):
         agent = made(name)
         self.assertIsInstance(agent, TFAgent)
@@ -290,6 +291,7 @@ class OnPolicyTest(parameterized.TestCase):
         for path in ours:
             np.testing.assert_allclose(theirs[path], ours[path], atol=1e-6, err_msg=path)
 
+    @pytest.mark.slow
     def test_sequences_of_an_open_length(self):
         batch = experience("ppo")
         fixed = made("ppo", num_epochs=1, num_minibatches=1)

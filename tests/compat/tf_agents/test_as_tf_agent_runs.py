@@ -102,6 +102,7 @@ class LearnerTest(Folder):
         }
         self.assertTrue({"Losses/loss", "Losses/epsilon"} <= tags, tags)
 
+    @pytest.mark.slow
     def test_ppo_learner(self):
         env = tfrl.make_env("tf:CartPole-v1", 2, max_episode_steps=6)
         step = train_utils.create_train_step()
@@ -404,6 +405,7 @@ class ReplicasTest(parameterized.TestCase):
             )
         self.assertIn("same", found.stdout, found.stderr[-2000:])
 
+    @pytest.mark.slow
     def test_two_replicas_of_a_process(self):
         self.run_mirrored("dqn")
 

@@ -3,6 +3,7 @@
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from tf_agents.drivers import dynamic_step_driver, py_driver
@@ -72,6 +73,7 @@ def assert_same(a, b):
 
 class ActionTest(parameterized.TestCase):
     @parameterized.product(name=list(AGENTS), explore=[False, True])
+    @pytest.mark.variants(5)
     def test_actions_and_info_are_the_agents(self, name, explore):
         agent, state = made(name)
         policy = compat.as_tf_policy(agent, state, explore=explore, clip=False)
@@ -229,6 +231,7 @@ class DistributionTest(parameterized.TestCase):
             compat.as_tf_policy(odd, AgentState(params={}), explore=True).distribution(step)
 
     @parameterized.parameters("ppo", "ppo_multi", "ppo_grid", "ppo_bits", "sac", "dqn_nested")
+    @pytest.mark.variants(2)
     def test_policy_saver_takes_it(self, name):
         (kind, obs_spec, action_spec, kwargs), _ = DRAWN_FROM[name]
         agent = kind(obs_spec=obs_spec, action_spec=action_spec, **kwargs)
@@ -303,6 +306,7 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue({v.name.removesuffix(":0") for v in other.variables()} <= set(names))
 
     @parameterized.parameters("ppo_memory", "dqn_nested", "ppo_composite")
+    @pytest.mark.variants(1)
     def test_policy_saver(self, name):
         agent, state = made(name)
         policy = compat.as_tf_policy(agent, state)

@@ -56,6 +56,7 @@ def scripted(lengths=(3, 2), mode="NEXT_STEP", native=None):
 
 class ValidateTest(parameterized.TestCase):
     @parameterized.product(env_id=list(VALID.values()), num_envs=[1, 3])
+    @pytest.mark.variants(7)
     def test_by_tf_agents(self, env_id, num_envs):
         ours = make(env_id, num_envs, max_episode_steps=20)
         with compat.as_py_environment(ours) as env:
@@ -285,6 +286,7 @@ class RoundTripTest(parameterized.TestCase):
         env_id=["tf:CartPole-v1", "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"],
         mode=["SAME_STEP", "NEXT_STEP", "DISABLED"],
     )
+    @pytest.mark.variants(3)
     def test_ours_theirs_ours(self, env_id, mode):
         def inner():
             return compat.as_py_environment(make(env_id, max_episode_steps=15))
@@ -346,6 +348,7 @@ class RoundTripTest(parameterized.TestCase):
             want.close()
 
     @parameterized.parameters("tf:CartPole-v1", "gymnasium:CartPole-v1", "tf:Masked")
+    @pytest.mark.variants(1)
     def test_a_whole_batch(self, env_id):
         # A batch begins anew by itself: all episodes are the same.
         def inner(num_envs):

@@ -71,6 +71,7 @@ def test_what_tf_agents_reads_is_compared_with_the_policy(tmp_path, monkeypatch)
         verify("tf_agents", tmp_path, policy, other)
 
 
+@pytest.mark.slow
 def test_draws_of_a_policy_with_memory_are_repeated(tmp_path, monkeypatch):
     in_process(monkeypatch)
     agent = PPO(obs_spec=VECTOR, action_spec=BOX, memory="gru", memory_size=4)
@@ -107,6 +108,7 @@ def recurrent_dqn():
 
 
 @pytest.mark.parametrize("name", ["ddpg", "recurrent_dqn"])
+@pytest.mark.variants(1)
 def test_agents_of_tf_agents_whose_memory_moves_only_as_they_explore(tmp_path, monkeypatch, name):
     """DDPG's noise, and the recurrent state of DQN's collect policy."""
     in_process(monkeypatch)
@@ -141,6 +143,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("name", "form"), EVERY)
+@pytest.mark.variants(1)
 def test_every_agent_of_tf_agents_in_every_format(tmp_path, monkeypatch, name, form):
     if form == "onnx":
         pytest.importorskip("tf2onnx", reason="the extra 'export' is not installed")

@@ -1,6 +1,7 @@
 """Policies of TF-Agents act as pure functions of an AgentState."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from tf_agents.agents.dqn.dqn_agent import DqnAgent
@@ -39,6 +40,7 @@ def time_step(obs, kind=1):
 
 class ActingTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "sac", "ddpg", "ppo")
+    @pytest.mark.variants(2)
     def test_the_same_in_eager_graph_and_xla(self, name):
         module = made(name)
         state, carry = module.init(KEY), module.initial_carry(64)

@@ -37,6 +37,7 @@ from tfrl.types import Sequences, Trajectory
 
 class FiniteTest(parameterized.TestCase):
     @parameterized.parameters(("dqn", "graph"), ("dqn", "xla"), ("sac", "graph"))
+    @pytest.mark.variants(1)
     def test_a_step_whose_loss_is_not_finite_is_undone(self, name, compile):
         self.check_undone(name, compile)
 
@@ -150,6 +151,7 @@ class MaskTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "importance weights of CategoricalDqnAgent"):
             module.train(variables_of(module), weighted, KEY)
 
+    @pytest.mark.slow
     def test_minibatches_are_padded(self):
         module = made("dqn")
         learners = [Learner(module) for _ in range(2)]
@@ -231,6 +233,7 @@ class SequenceTest(parameterized.TestCase):
 
 class EndTest(parameterized.TestCase):
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_reinforce_waits_for_an_end(self, compile):
         module = made("reinforce")
         learner = Learner(module)
@@ -274,6 +277,7 @@ class EagerTest(parameterized.TestCase):
 
 class ColumnsTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "categorical_dqn_n_step", "sac", "ddpg")
+    @pytest.mark.variants(2)
     def test_missing_columns_are_refused_by_name(self, name):
         module = made(name)
         batch = items(module.action_spec)
@@ -287,6 +291,7 @@ class ColumnsTest(parameterized.TestCase):
             learner.update_from_batch(columns)
 
     @parameterized.parameters("dqn", "sac")
+    @pytest.mark.variants(1)
     def test_rows_of_other_shapes_are_refused_by_name(self, name):
         module = made(name)
         batch = items(module.action_spec)

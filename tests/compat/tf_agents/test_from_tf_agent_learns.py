@@ -59,6 +59,7 @@ def variables_of(module):
 
 class SameTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "categorical_dqn_n_step", "sac", "ppo")
+    @pytest.mark.variants(2)
     def test_a_training_step_is_the_agents_own(self, name):
         self.check_step(name)
 
@@ -111,6 +112,7 @@ class SameTest(parameterized.TestCase):
         self.assertTrue(np.all(np.isfinite(losses)))
 
     @parameterized.parameters("graph", "xla", "eager")
+    @pytest.mark.variants(1)
     def test_the_learner_takes_the_step(self, compile):
         agent = make_dqn(*agent_specs(), target_update_tau=0.5)
         agent.initialize()
@@ -134,6 +136,7 @@ class SameTest(parameterized.TestCase):
         tf.keras.optimizers.Adam,
         tf.keras.optimizers.SGD,
     )
+    @pytest.mark.variants(2)
     def test_every_kind_of_optimizer_is_in_the_state(self, optimizer):
         agent = make_dqn(*agent_specs(), lambda: optimizer(1e-2))
         agent.initialize()

@@ -101,6 +101,7 @@ class OffPolicyTest(parameterized.TestCase):
             np.testing.assert_allclose(x, found[1][path], atol=1e-4, err_msg=path)
 
     @parameterized.parameters(InGraphReplay, ReverbReplay)
+    @pytest.mark.variants(1)
     def test_gymnasium(self, kind):
         flow = workflow(
             "gymnasium:CartPole-v1",
@@ -115,6 +116,7 @@ class OffPolicyTest(parameterized.TestCase):
         self.assertGreater(rows[-1]["policy_lag"], 0)
         self.assertEqual(flow.compile_choices(state)["rollout"], "numpy")
 
+    @pytest.mark.slow
     def test_prioritised_items(self):
         flow = workflow(agent=DQN, replay=PRIORITIZED)
         _, rows = run(flow, 0, 40)
@@ -135,6 +137,7 @@ class OffPolicyTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "replay.sequence_length"):
             workflow(agent=agent)
 
+    @pytest.mark.slow
     def test_what_learns_from_rollouts_is_refused(self):
         with self.assertRaisesRegex(UserError, "learns from replayed transitions"):
             workflow(agent=factories.make_ppo, autoreset="NEXT_STEP")
@@ -157,10 +160,12 @@ class OnPolicyTest(parameterized.TestCase):
         counters = [int(x) for path, x in values.items() if path.endswith("train_step_counter")]
         self.assertEqual(counters, [6])
 
+    @pytest.mark.slow
     def test_the_boundary_frames_are_needed(self):
         with self.assertRaisesRegex(UserError, "make_env.autoreset = 'NEXT_STEP'"):
             on_policy(factories.make_ppo, autoreset="SAME_STEP")
 
+    @pytest.mark.slow
     def test_reinforce_on_gymnasium(self):
         env = tfrl.make_env("gymnasium:CartPole-v1", num_envs=4, autoreset="NEXT_STEP")
         flow = OnPolicyWorkflow(

@@ -109,6 +109,7 @@ def test_ppo():
     assert min(figures(lines)) > 5
 
 
+@pytest.mark.slow
 def test_the_rest():
     lines, _ = run("Experience")
     told = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(parts()["Experience"]), re.MULTILINE)

@@ -112,6 +112,7 @@ def paths_of(f):
 
 class PlainTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(*PLAIN)
+    @pytest.mark.variants(2)
     def test_outputs_and_gradients(self, make, action_spec, kind):
         ours = from_tf_agents_network(make, OBS, action_spec)
         assert type(ours) is kind and not ours.recurrent
@@ -216,6 +217,7 @@ class PlainTest(parameterized.TestCase, tf.test.TestCase):
 
 class PolicyTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(*POLICIES)
+    @pytest.mark.variants(3)
     def test_log_probabilities(self, make, action_spec):
         ours = from_tf_agents_network(make, OBS, action_spec)
         assert type(ours) is TFAgentsPolicy
@@ -274,6 +276,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
         (ValueRnn, None, TFAgentsValue),
         (PolicyRnn, BOX, TFAgentsPolicy),
     )
+    @pytest.mark.variants(1)
     def test_steps_and_sequences(self, make, action_spec, kind):
         with warnings.catch_warnings():
             warnings.simplefilter("error", SyntaxWarning)

@@ -214,6 +214,7 @@ class TestLoss:
         assert losses[-1] < 0.5 * losses[0], losses
 
     @pytest.mark.parametrize("kind", [TD3, SAC])
+    @pytest.mark.variants(1)
     def test_whole_networks(self, kind):
         agent = whole(kind)
         losses, learner = losses_on_one_batch(agent)

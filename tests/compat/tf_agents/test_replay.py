@@ -86,6 +86,7 @@ class ReadByTFAgentsTest(Served):
         return server, client, rows
 
     @parameterized.parameters(*oracle.MODES)
+    @pytest.mark.variants(2)
     def test_transitions(self, mode):
         server, client, rows = self.write(2, mode, num_envs=2)
         buffer = reverb_replay_buffer.ReverbReplayBuffer(
@@ -174,6 +175,7 @@ class WrittenByTFAgentsTest(Served):
         return list(found.values())
 
     @parameterized.product(mode=oracle.MODES, n_step=(1, 3))
+    @pytest.mark.variants(3)
     def test_transitions(self, mode, n_step):
         address, rows = self.observed(
             n_step + 1, mode, pad_end_of_episodes=True, tile_end_of_episodes=True

@@ -126,6 +126,7 @@ class ByHandTest(parameterized.TestCase):
         assert made.step_type[2].numpy().tolist() == [MID, MID, LAST, LAST, LAST]
 
     @parameterized.parameters(None, False, True)
+    @pytest.mark.variants(1)
     def test_tensors(self, jit):
         rows = steps("-T.-t.B.-")
         functions = [

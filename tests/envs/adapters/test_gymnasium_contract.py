@@ -2,6 +2,7 @@
 
 import gymnasium
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 import tfrl
@@ -38,6 +39,7 @@ def check(env, make, seeds, mode, steps=40, num_actions=3):
 
 class ContractTest(parameterized.TestCase):
     @parameterized.product(mode=["NEXT_STEP", "SAME_STEP", "DISABLED"], how=["sync", "async"])
+    @pytest.mark.variants(2)
     def test_single_environments(self, mode, how):
         options = dict(autoreset=mode, vectorization=how)
         with tfrl.make_env("gymnasium:tfrl_fakes/Scripted-v0", num_envs=3, **options) as env:

@@ -124,6 +124,7 @@ def test_layout():
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.variants(2)
 def test_rewards_and_ends_of_the_wrong_type(vectorization, answer, said):
     if vectorization == "async" and said.startswith("got"):
         pytest.skip("one process test of a kind is enough")

@@ -37,6 +37,7 @@ class AtariTest(parameterized.TestCase):
         (200, dict(autoreset="NEXT_STEP", grayscale=False, screen_size=40, frame_stack=2)),
         (110, dict(autoreset="SAME_STEP", max_episode_steps=50, frame_skip=3)),
     )
+    @pytest.mark.variants(1)
     def test_native_and_single_games_agree(self, steps, options):
         runs = []
         for how, kind in (("auto", "AtariVectorEnv"), ("sync", "SyncVectorEnv")):

@@ -36,6 +36,7 @@ class Chooses:
 
 
 @pytest.mark.parametrize("name", GAMES)
+@pytest.mark.variants(2)
 def test_the_protocol(name):
     # Breakout and Freeway alone start at random.
     stochastic = name in ("Breakout", "Freeway")
@@ -125,6 +126,7 @@ RANDOM_PLAY = {
 
 
 @pytest.mark.parametrize("name", GAMES)
+@pytest.mark.variants(2)
 def test_random_play_is_distributed_as_the_packages(name):
     limit, choices = RANDOM_PLAY[name]
     theirs = oracle.package_episodes(name, choices, 200, limit)

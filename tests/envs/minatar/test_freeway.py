@@ -11,6 +11,7 @@ NUM_ENVS = 8
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.variants(1)
 def test_a_hurried_chicken_equals_the_package(jit_compile):
     env = Freeway(num_envs=NUM_ENVS)
     draws, starts = oracle.uniforms(0, env, 600)
@@ -55,6 +56,7 @@ def test_a_crossing_by_hand():
 
 
 @pytest.mark.parametrize("column,speed,timer", [(4, 1, 3), (4, 1, 0), (3, 2, 0), (5, -2, 0)])
+@pytest.mark.variants(2)
 def test_a_car_that_is_or_comes_where_the_chicken_is_sends_it_back(column, speed, timer):
     env = Freeway(num_envs=1)
     game = env.start(tf.zeros([1, 8])).replace(

@@ -47,6 +47,7 @@ def late(level):
 
 
 @pytest.mark.parametrize("ramping", [False, True])
+@pytest.mark.variants(1)
 def test_random_play_equals_the_package(ramping):
     env = Seaquest(num_envs=NUM_ENVS, difficulty_ramping=ramping)
     draws, starts = oracle.uniforms(0, env, 700)
@@ -57,6 +58,7 @@ def test_random_play_equals_the_package(ramping):
 
 
 @pytest.mark.parametrize("ramping", [False, True])
+@pytest.mark.variants(1)
 def test_a_saviour_of_divers_equals_the_package(ramping):
     env = Seaquest(num_envs=4, difficulty_ramping=ramping)
     draws, starts = oracle.uniforms(2, env, 1600)

@@ -21,6 +21,7 @@ def test_random_play_equals_the_package(jit_compile):
 
 
 @pytest.mark.parametrize("ramping", [False, True])
+@pytest.mark.variants(1)
 def test_an_unhurt_shooter_equals_the_package_over_waves(ramping):
     # Aliens that landed come in again at the top there too.
     env = SpaceInvaders(num_envs=NUM_ENVS, difficulty_ramping=ramping)

@@ -86,6 +86,7 @@ WORKS = Fault("none", "nowhere")
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.variants(1)
 def test_what_an_environment_does_wrong_reaches_the_caller(mode):
     broken = len(REPORTED)
     with make_pool(chosen([*(row[0] for row in REPORTED), WORKS]), broken + 1, mode) as pool:
@@ -423,6 +424,7 @@ def test_a_caller_that_was_away_finds_what_came_in_time(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["thread", "process"])
+@pytest.mark.variants(1)
 def test_closing_does_not_wait_for_a_hang(mode):
     with make_pool(
         chosen([Fault("hangs"), WORKS]), 2, mode, cleanup_time=0.5, step_timeout=100.0

@@ -107,6 +107,7 @@ def test_actions_are_copied(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.variants(1)
 def test_observations_larger_than_the_pipe(mode):
     with make_pool(Pictures, 2, mode) as pool:
         pool.reset()
@@ -374,6 +375,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[next(iter(a)) for a, _ in WRONG])
+@pytest.mark.variants(4)
 def test_wrong_arguments_start_nothing(arguments, message):
     before = processes.children(), processes.descriptors()
     with pytest.raises(UserError) as error:

@@ -69,6 +69,7 @@ def test_agents_of_unknown_modules_are_an_error():
         (lambda: agent(gae_horizon=4), "PPO: gae_horizon cuts rollouts, not episodes"),
     ],
 )
+@pytest.mark.variants(1)
 def test_agents_that_need_rollouts_say_so(made, why):
     learner = Learner({"left": made(), "right": agent()})
     learner.build()

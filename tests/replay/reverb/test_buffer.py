@@ -36,6 +36,7 @@ class PrioritiesTest(parameterized.TestCase):
         np.testing.assert_allclose(got, [4 / 7, 2 / 7, 1 / 7], atol=0.04)
 
     @parameterized.parameters(True, False)
+    @pytest.mark.variants(1)
     def test_alpha_0_is_uniform_whatever_the_priorities(self, on_reverb):
         replay = InGraphReplay(
             obs_spec=helpers.OBS,

@@ -265,6 +265,7 @@ def test_a_server_that_comes_back(server, connect):
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.variants(1)
 def test_a_call_that_failed_meanwhile_is_made_again(server, connect, late):
     connection = connect(server.address, reconnect_seconds=IN_TIME)
     attempts, fails = [], threading.Event()

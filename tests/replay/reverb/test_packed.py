@@ -187,6 +187,7 @@ class DifferencesTest(parameterized.TestCase):
 
 class SavedTest(parameterized.TestCase):
     @parameterized.parameters((True, False), (False, False), (False, True))
+    @pytest.mark.variants(1)
     def test_a_buffer_goes_on_in_the_form_that_was_saved(self, packed, before):
         """Folders of versions that did not know of packed items do not tell."""
         folder = helpers.new_folder(self)

@@ -106,6 +106,7 @@ def send_again(writer, reader, line, take):
     return first
 
 
+@pytest.mark.slow
 def test_a_queue_gives_again_what_was_sent_again_and_it_is_counted(two_ends):
     writer, reader, line = two_ends("fifo")
     batches = reader.batches(reader.dataset(4))
@@ -123,6 +124,7 @@ def test_a_queue_gives_again_what_was_sent_again_and_it_is_counted(two_ends):
     assert writer.duplicates_sampled == writer.connection.reconnections == 0
 
 
+@pytest.mark.slow
 def test_two_replicas_count_what_either_of_them_gets(two_ends):
     writer, reader, line = two_ends("fifo")
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

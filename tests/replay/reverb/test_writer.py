@@ -22,6 +22,7 @@ def made(**options):
 
 
 @pytest.mark.parametrize("length", [1, 500])
+@pytest.mark.variants(1)
 def test_pending_items_are_bounded_and_reverb_does_not_complain(length, capfd):
     tables = (TableConfig(name="a"), TableConfig(name="b", n_step=3), TableConfig(name="c"))
     buffer = made(num_envs=2, tables=tables, capacity=10_000)
@@ -72,6 +73,7 @@ def test_many_environments_in_one_call():
 
 
 @pytest.mark.parametrize("name", ["1_step_frames", "3_step_frames", "sequences_frames"])
+@pytest.mark.variants(1)
 def test_frames_take_no_more_room_than_with_a_bare_writer(name):
     case = dataclasses.replace(replay_reverb.CASES[name], steps=500)
     found = replay_reverb.bytes_per_frame(case)
