@@ -10,7 +10,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
-from tfrl.learners.connectors.row_function import RowFunction
+from tfrl.learners.connectors.columns import RowFunction
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learners"))
 from learner_fakes import Dot, built, column

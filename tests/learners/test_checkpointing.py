@@ -14,7 +14,7 @@ from tfrl import networks, specs
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo.agent import PPO
 from tfrl.errors import UserError
-from tfrl.learners import Learner, ModuleConfig, checkpoint_folder, checkpointing
+from tfrl.learners import Learner, ModuleConfig, checkpointing
 from tfrl.loading import loadable
 from tfrl.metrics import MetricsLogger
 from tfrl.storage import checkpoint_format, codec, files

@@ -3,7 +3,7 @@ import functools
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from tfrl.learners import in_place, state_changes
+from tfrl.learners import state_changes
 from tfrl.learners.learner_state import LearnerState
 from tfrl.xla import never_in_xla
 
@@ -20,7 +20,7 @@ class _Learner:
 
 
 class InPlaceTest(tf.test.TestCase):
-    def _moving(self, variable, towards, share, assign=in_place.assign, **options):
+    def _moving(self, variable, towards, share, assign=state_changes.assign, **options):
         def move():
             old = variable.read_value()
             assign(variable, old, old + share * (towards - old))
@@ -48,7 +48,7 @@ class InPlaceTest(tf.test.TestCase):
     def test_eagerly_it_is_an_assignment(self):
         variable = tf.Variable([1.0, 2.0])
         old = variable.read_value()
-        in_place.assign(variable, old, old + 0.5 * (tf.constant([3.0, 3.0]) - old))
+        state_changes.assign(variable, old, old + 0.5 * (tf.constant([3.0, 3.0]) - old))
         self.assertAllEqual(variable, [2.0, 2.5])
 
     def test_what_is_made_of_something_else_is_assigned(self):
@@ -66,7 +66,7 @@ class InPlaceTest(tf.test.TestCase):
                 "two vectors": old + other * old,
                 "a given one": other,
             }[which]
-            in_place.assign(variable, old, new)
+            state_changes.assign(variable, old, new)
 
         for which, expected in {
             "another's": [10.5, 21.0],
@@ -88,7 +88,7 @@ class InPlaceTest(tf.test.TestCase):
         @never_in_xla
         def change():
             old = variable.read_value()
-            in_place.assign(variable, old, old + 2 * (old - 1))
+            state_changes.assign(variable, old, old + 2 * (old - 1))
 
         change()
         self.assertAllEqual(variable, [1, 4])
@@ -100,7 +100,7 @@ class InPlaceTest(tf.test.TestCase):
         @never_in_xla
         def change():
             old = variable.read_value()
-            in_place.assign(variable, old, old + 0.5 * (towards - old))
+            state_changes.assign(variable, old, old + 0.5 * (towards - old))
             return old * 1.0, variable.read_value()
 
         before, after = change()

@@ -12,7 +12,7 @@ from tfrl.agents.ppo import PPO
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import Learner
-from tfrl.learners.missing_columns import with_columns
+from tfrl.learners.loss_checks import with_columns
 from tfrl.specs import BoundedTensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.learners.sequences import as_rows, as_sequences
+from tfrl.learners.batches import as_rows, as_sequences
 
 
 def batch(**changes):

@@ -16,7 +16,7 @@ from tfrl.envs.wrappers import RewardNormalize
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 from tfrl.replay.reverb.server import ReverbServer
-from tfrl.workflows.off_policy_checks import check_place_of_replay
+from tfrl.workflows.checks import check_place_of_replay
 
 PROGRAM = """
     import functools, json, os, sys, zlib

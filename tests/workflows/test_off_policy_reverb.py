@@ -24,7 +24,7 @@ from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 from tfrl.workflows import OffPolicyWorkflow
 from tfrl.workflows import off_policy_reverb as program_lib
-from tfrl.workflows.off_policy_checks import on_reverb
+from tfrl.workflows.checks import on_reverb
 
 BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
 PRIORITIZED = functools.partial(ReverbReplay, capacity=400, kind="prioritized", timeout=20.0)

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.workflows import seams
-from tfrl.workflows.choosing import Choosing
-from tfrl.workflows.flat_call import straight
-from tfrl.workflows.seams import Seam, check_compile
+from tfrl.workflows import stages
+from tfrl.workflows.autotune import Choosing
+from tfrl.workflows.fast_call import straight
+from tfrl.workflows.stages import Seam, check_compile
 
 SEAMS = ("rollout", "update")
 
@@ -76,8 +76,8 @@ def test_timing_gives_each_way_the_same_to_do(seconds, delay):
         return call
 
     fns = {"graph": function("graph", 1.0), "xla": function("xla", 1.2)}
-    with mock.patch.object(seams.time, "perf_counter", lambda: clock[0]):
-        found = seams._best_seconds(fns, (), lambda: steps.__setitem__(0, 0))
+    with mock.patch.object(stages.time, "perf_counter", lambda: clock[0]):
+        found = stages._best_seconds(fns, (), lambda: steps.__setitem__(0, 0))
     assert found["xla"] / found["graph"] == pytest.approx(1.2, rel=0.01)
     turn = 6 if seconds < 0.01 else asked.index("xla")
     assert asked[: 2 * turn] == ["graph"] * turn + ["xla"] * turn
@@ -92,8 +92,8 @@ def test_slow_functions_are_timed_a_few_times_only():
         clock[0] += 2.0
         return tf.constant(0)
 
-    with mock.patch.object(seams.time, "perf_counter", lambda: clock[0]):
-        assert seams._best_seconds({"graph": slow}, ()) == {"graph": 2.0}
+    with mock.patch.object(stages.time, "perf_counter", lambda: clock[0]):
+        assert stages._best_seconds({"graph": slow}, ()) == {"graph": 2.0}
     assert len(calls) == 1
 
 

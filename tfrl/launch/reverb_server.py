@@ -92,7 +92,7 @@ def served_tables(assembled: Any) -> list[Any]:
     Raises:
       UserError: The training has no replay buffer, or one that Reverb cannot hold.
     """
-    from tfrl.workflows.off_policy_checks import on_reverb
+    from tfrl.workflows.checks import on_reverb
 
     workflow = assembled.workflow
     with contextlib.closing(workflow):

@@ -1,6 +1,7 @@
 """Learners: modules, optimizers, minibatches, and the update that changes parameters."""
 
 from tfrl.episodes import DEFAULT_MODULE_ID
+from tfrl.learners.batches import as_rows, as_sequences
 from tfrl.learners.keras_module import KerasModule
 from tfrl.learners.learner import CheckNumerics, Learner
 from tfrl.learners.minibatches import (
@@ -20,7 +21,6 @@ from tfrl.learners.modules import (
 )
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerEntry, adam
 from tfrl.learners.reports import raise_if_nonfinite
-from tfrl.learners.sequences import as_rows, as_sequences
 from tfrl.learning.gradients import Gradients, clip_gradients, compute_update
 
 __all__ = [

@@ -1,12 +1,16 @@
-"""What the losses of a gradient step must give."""
+"""What a loss may take and return, checked while it is traced."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.errors import UserError
+from tfrl.types import Nest
 
+T = TypeVar("T")
 # Names of what an update reports of every module by itself.
 RESERVED = (
     "loss",
@@ -17,6 +21,91 @@ RESERVED = (
     "num_trainable_parameters",
     "num_non_trainable_parameters",
 )
+
+
+def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) -> T:
+    """Returns `call(rows)`; a column that it asks for in vain is the user's mistake, and named.
+
+    To look whether a column is there, by `hasattr`, `getattr(batch, name, None)` or `get`, is none.
+
+    Args:
+      call: Hands rows to modules; pure, since it is called again to find out who asked.
+      rows: `{module_id: rows}`.
+
+    Raises:
+      UserError: Naming the module, the column, and the columns that there are.
+    """
+    try:
+        return call(rows)
+    except AttributeError as error:
+        for module_id, batch in rows.items():
+            for path, part in _parts(batch):
+                if error.obj is part or (part is batch and _made_of(error.obj, batch)):
+                    raise _no_column(module_id, path, part, error.name) from error
+        raise
+    except KeyError as error:
+        name = error.args[0] if error.args else None
+        for module_id in _who_asked(call, rows, name):
+            raise _no_column(module_id, "", rows[module_id], name) from error
+        raise
+
+
+def _parts(nest: Nest, path: str = "") -> Iterator[tuple[str, Nest]]:
+    """A batch and all dicts in it, with their paths."""
+    yield path, nest
+    if isinstance(nest, Mapping):
+        for name, item in nest.items():
+            if isinstance(item, Mapping):
+                yield from _parts(item, f"{path}/{name}" if path else str(name))
+
+
+def _made_of(found: Any, batch: Nest) -> bool:
+    """Whether an object is what a module's `replace` made of a batch: it has all columns."""
+    if type(found) is not type(batch):
+        return False
+    return not isinstance(batch, Mapping) or batch.keys() <= found.keys()
+
+
+def _who_asked(call: Callable[..., Any], rows: dict[str, Nest], name: Any) -> list[str]:
+    """The modules whose rows were asked for an item: a KeyError does not say of what it is."""
+    asked: list[str] = []
+
+    def listening(module_id: str, batch: Nest) -> Nest:
+        if not isinstance(batch, dict):
+            return batch
+
+        class Listening(type(batch)):  # type: ignore[misc]
+            def __missing__(self, key: Any) -> Any:
+                if key == name:
+                    asked.append(module_id)
+                raise KeyError(key)
+
+        return Listening(batch)
+
+    with contextlib.suppress(KeyError):  # the one that is being explained
+        call({m: listening(m, batch) for m, batch in rows.items()})
+    return asked
+
+
+def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:
+    thing = f"the batch of module {module_id!r}"
+    if path:
+        thing = f"{path!r} of {thing}"
+    if isinstance(part, Mapping) and name in part:
+        return UserError(
+            thing,
+            expected=f"a record whose columns are attributes, since the module reads batch.{name}",
+            got=f"a plain {type(part).__name__}",
+            remedy="Give the rows as tfrl.struct.TensorDict(rows).",
+        )
+    there = sorted(part) if isinstance(part, Mapping) else sorted(struct.paths(part))
+    return UserError(
+        thing,
+        expected=f"a column {name!r}, which the module's loss or prepare_minibatch asks for",
+        got=f"the columns {there}",
+        remedy="Add it to the rows. Of episodes it is one of the extra_model_outputs that "
+        "add_env_step takes, or what a connector in the pipeline adds.",
+    )
 
 
 def check_ids(found: Collection[str], module_ids: Collection[str]) -> None:

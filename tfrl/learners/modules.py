@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfrl import networks, seeding, struct
 from tfrl.agents.core import Agent, Update
 from tfrl.errors import UserError
-from tfrl.learners.optimizer_checks import check_name
-from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
+from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_name
 from tfrl.types import AgentState, Nest
 
 # What a loss returns: the scalar, or the scalar and `{name: scalar}`.

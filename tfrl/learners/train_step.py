@@ -21,8 +21,7 @@ from tfrl import seeding, struct
 from tfrl.agents.core import OwnUpdate, Update
 from tfrl.learners import batches as batches_lib
 from tfrl.learners.learner_state import LearnerState
-from tfrl.learners.loss_checks import check_ids, check_scalars
-from tfrl.learners.missing_columns import with_columns
+from tfrl.learners.loss_checks import check_ids, check_scalars, with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.own_update import parted, take_own_step

@@ -1,10 +1,10 @@
 """Workflows: setup, step, evaluate, learn, over external state."""
 
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.loop import RunReport, RunTime
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.on_policy import OnPolicyWorkflow
 from tfrl.workflows.options import RunOptions
-from tfrl.workflows.run_report import RunReport, RunTime
 from tfrl.workflows.run_state import RunMetrics, State
 
 __all__ = [

@@ -21,13 +21,12 @@ from tfrl.evaluation.video_summary import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
 from tfrl.traces import logic_key, specs_of, traces_of
-from tfrl.workflows.loop import TrainingLoop
+from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
-from tfrl.workflows.run_report import RunReport, RunTime
 from tfrl.workflows.run_state import RunMetrics
 from tfrl.workflows.run_state import State as RunState
 from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
-from tfrl.workflows.seams import MODES
+from tfrl.workflows.stages import MODES
 
 # A `tfrl.workflows.State`, unless a workflow has its own.
 State = Any

@@ -13,7 +13,7 @@ from tfrl.evaluation.evaluator import compiled
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import Learner
 from tfrl.types import Nest
-from tfrl.workflows.seams import auto_needs_timing
+from tfrl.workflows.stages import auto_needs_timing
 
 
 class Evaluations:

@@ -22,10 +22,9 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.bundle import Bundle
-from tfrl.workflows.flat_call import Ahead, FlatCall
+from tfrl.workflows.fast_call import Ahead, Bundle, FlatCall
+from tfrl.workflows.metric_accumulator import Tally
 from tfrl.workflows.run_state import Progress
-from tfrl.workflows.tally import Tally
 
 # A row of metrics has a fixed length, since its names are known only when all is traced.
 _SLOTS = 128

@@ -16,14 +16,14 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.learners import DEFAULT_MODULE_ID, Learner
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows import laps
-from tfrl.workflows.choosing import Choosing
+from tfrl.workflows import stages
+from tfrl.workflows.autotune import Choosing
 from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop
+from tfrl.workflows.metric_accumulator import EPISODE_METRICS
 from tfrl.workflows.run_state import Progress, RunMetrics, State
 from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
-from tfrl.workflows.seams import PythonSeam, Seam
-from tfrl.workflows.tally import EPISODE_METRICS
+from tfrl.workflows.stages import PythonSeam, Seam
 from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
@@ -314,7 +314,7 @@ class LearnerProgram(Choosing, abc.ABC):
         """One iteration: progress, float metrics, counters, and seconds by seam."""
         start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(progress.key, progress.iterations)
-        with laps.timed(self._timed) as times, tf.control_dependencies(self._clocks(start)):
+        with stages.timed(self._timed) as times, tf.control_dependencies(self._clocks(start)):
             metrics, state = self._workflow.iterate(self.state_of(progress), key)
         (middle,) = times or [start]
         end = self._clock(start, metrics)
@@ -338,7 +338,7 @@ class LearnerProgram(Choosing, abc.ABC):
         """The time when a nest is computed; `start` where there are no clocks."""
         if not self._timed:
             return start
-        with tf.control_dependencies(laps.data(behind)):
+        with tf.control_dependencies(stages.data(behind)):
             return tf.timestamp()
 
     def _clocks(self, *times: tf.Tensor) -> list[tf.Tensor]:

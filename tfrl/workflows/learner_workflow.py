@@ -34,8 +34,9 @@ from tfrl.learning import leaves
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
 from tfrl.types import EnvState, Nest, Trajectory
-from tfrl.workflows import laps
+from tfrl.workflows import stages
 from tfrl.workflows.checks import (
+    check_divided,
     check_ends,
     check_episodes,
     check_evaluator,
@@ -47,11 +48,15 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_program import LearnerProgram
+from tfrl.workflows.metric_accumulator import (
+    EPISODE_METRICS,
+    OBS_OUTLIERS,
+    OUTLIERS,
+    REWARD_OUTLIERS,
+)
 from tfrl.workflows.run_state import RolloutResult, State, with_program
 from tfrl.workflows.run_values import load_values, state_paths, state_values
-from tfrl.workflows.seams import check_compile
-from tfrl.workflows.sizes import check_divided
-from tfrl.workflows.tally import EPISODE_METRICS, OBS_OUTLIERS, OUTLIERS, REWARD_OUTLIERS
+from tfrl.workflows.stages import check_compile
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -203,7 +208,7 @@ class LearnerWorkflow(Workflow):
         """
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         out = self.play(state, play_key)
-        with laps.after(out):
+        with stages.after(out):
             return self.improve(state, out, learn_key)
 
     def play(self, state: State, key: tf.Tensor) -> RolloutResult:

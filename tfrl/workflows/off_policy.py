@@ -20,22 +20,23 @@ from tfrl.ops.schedules import check_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows import laps
-from tfrl.workflows.checks import check_config, check_whole
-from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.off_policy_checks import (
+from tfrl.workflows import stages
+from tfrl.workflows.checks import (
     check_agent,
     check_batch_size,
+    check_config,
     check_counts,
     check_place_of_replay,
     check_replay,
     check_room,
+    check_whole,
     made_replay,
     on_server,
     sampled,
     updates_ratio,
     warn_of_no_updates,
 )
+from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
 from tfrl.workflows.off_policy_reverb import ReverbProgram
 from tfrl.workflows.options import RunOptions, with_changes
@@ -327,7 +328,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return super().iterate(state, key)
         _, _, play_key = state.ahead
         out = self.play(state, play_key)
-        with laps.after(out):
+        with stages.after(out):
             return self.improve(state, out, play_key)
 
     def play(self, state: State, key: tf.Tensor) -> RolloutResult:

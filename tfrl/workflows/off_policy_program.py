@@ -16,9 +16,9 @@ from tfrl.replay import InGraphBuffer
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.host_loop import keys_of
 from tfrl.workflows.learner_program import LearnerProgram
+from tfrl.workflows.metric_accumulator import Tally
 from tfrl.workflows.run_state import Progress, State
-from tfrl.workflows.seams import Seam
-from tfrl.workflows.tally import Tally
+from tfrl.workflows.stages import Seam
 
 # What paths of the buffer in a checkpoint begin with.
 REPLAY = "replay/"

@@ -20,10 +20,10 @@ from tfrl.ops.schedules import make_schedule
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.flat_call import FlatReading
+from tfrl.workflows.fast_call import FlatReading
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
-from tfrl.workflows.seams import Seam
+from tfrl.workflows.stages import Seam
 
 T = TypeVar("T")
 # How the values of a checkpoint are called, by where the items were.

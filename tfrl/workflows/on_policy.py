@@ -10,13 +10,41 @@ from tfrl.envs.core import Env
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
+from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows import laps
-from tfrl.workflows.checks import check_config, check_on_policy, check_whole
+from tfrl.workflows import stages
+from tfrl.workflows.checks import check_config, check_on_policy, check_whole, minibatch_sizes
+from tfrl.workflows.learner_program import LearnerProgram
 from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.on_policy_program import OnPolicyProgram
-from tfrl.workflows.run_state import RolloutResult, State
-from tfrl.workflows.sizes import minibatch_sizes
+from tfrl.workflows.run_state import Progress, RolloutResult, State
+
+
+class OnPolicyProgram(LearnerProgram):
+    """Runs iterations of an `OnPolicyWorkflow`."""
+
+    def _update(
+        self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False
+    ) -> dict[str, tf.Tensor]:
+        return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
+
+    def _metric_names(self, progress: Progress) -> list[str]:
+        out = self._workflow.play(self.state_of(progress), progress.key)
+        return list(self.update(out.batch, progress.key, progress.env_steps))
+
+    def _trial_batch(self, progress: Progress) -> Nest:
+        if not self._in_python:
+            return self._workflow.play(self.state_of(progress), progress.key).batch
+        # Steps on the host cannot be taken on trial.
+        workflow, env_state = self._workflow, progress.env_state
+        trajectory = blank_trajectory(
+            workflow.env,
+            workflow.agent,
+            env_state,
+            self.acting_state(),
+            workflow.rollout_length,
+            workflow.rollout_fields(env_state),
+        )
+        return self._digest(self.acting_state(), trajectory).batch
 
 
 class OnPolicyWorkflow(LearnerWorkflow):
@@ -132,7 +160,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         """Trains on the rows of a rollout."""
         metrics, after = self.fit(state, out.batch, key, state.metrics.env_steps)
         # Only now: the loss must see the statistics that acted.
-        with tf.control_dependencies(laps.data(metrics)):
+        with tf.control_dependencies(stages.data(metrics)):
             after = self.with_normalizer(after, out.normalizer)
         return self.finished(after, out, metrics)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.workflows.tally import Tally
+from tfrl.workflows.metric_accumulator import Tally
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024

@@ -1,20 +1,19 @@
 """Learner connectors: the way from episodes to batches, in pieces."""
 
-from tfrl.learners.connectors.advantages import GeneralAdvantageEstimation
 from tfrl.learners.connectors.batching import Batch, NormalizeObservations, ToTensors
 from tfrl.learners.connectors.columns import (
     AddColumnsFromEpisodes,
     AddNextObservationsFromEpisodes,
     AddObservationsFromEpisodes,
+    AgentToModule,
 )
 from tfrl.learners.connectors.connector import (
     MODULES_TO_TRAIN,
     Connector,
     ConnectorPipeline,
 )
-from tfrl.learners.connectors.default import default_learner_pipeline
+from tfrl.learners.connectors.default import GeneralAdvantageEstimation, default_learner_pipeline
 from tfrl.learners.connectors.episode_rows import EpisodeRows
-from tfrl.learners.connectors.mapping import AgentToModule
 from tfrl.learners.connectors.sequences import AddStates, AddTimeDimAndMask
 
 __all__ = [

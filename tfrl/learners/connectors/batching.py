@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.episodes import nests
 from tfrl.errors import UserError
+from tfrl.learners.connectors.columns import RowFunction
 from tfrl.learners.connectors.connector import Connector
 from tfrl.learners.connectors.episode_rows import EpisodeRows, columns_by_module, rows_by_module
-from tfrl.learners.connectors.row_function import RowFunction
 
 Nest = Any
 

@@ -1,15 +1,114 @@
-"""Pieces that read episodes: observations and all other columns."""
+"""Connectors that make, rename and map columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfrl.episodes import nests
-from tfrl.errors import UserError
-from tfrl.learners.connectors.connector import Connector
-from tfrl.learners.connectors.episode_rows import column, rows_by_episode
+import numpy as np
+import tensorflow as tf
 
+from tfrl import struct
+from tfrl.distribute.tracing import counted_apart
+from tfrl.episodes import DEFAULT_MODULE_ID, nests
+from tfrl.errors import UserError
+from tfrl.learners.connectors.connector import MODULES_TO_TRAIN, Connector
+from tfrl.learners.connectors.episode_rows import EpisodeRows, column, rows_by_episode
+
+Nest = Any
+_LEAST = 8
 # Recurrent states enter a batch once a sequence, by AddStates.
 STATES = ("state_in", "state_out")
+
+
+class RowFunction:
+    """A pure function `fn(state, rows) -> rows`, traced once a power of two of rows.
+
+    Rows are filled up with zeros, False in a mask, and the result is cut again: the number of
+    steps changes from call to call, and every new one would retrace.
+    """
+
+    def __init__(self, fn: Callable[[Any, Nest], Nest]):
+        """Compiles nothing yet.
+
+        Args:
+          fn: Takes a state and a nest `[N, ...]`; returns a nest `[N, ...]` in which a row does not
+            depend on the rows after it.
+        """
+        self._fn = fn
+        self._compiled: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, state: Any, rows: Nest, *, axes: int = 1) -> Nest:
+        """Returns the result for arrays `[N, ...]`, as arrays.
+
+        Args:
+          state: Values or variables, handed on.
+          rows: A nest of arrays `[N, ...]`.
+          axes: How many leading axes are filled up to a power of two, all the same in all leaves.
+        """
+        sizes = next(iter(struct.paths(rows).values())).shape[:axes]
+        padded = nests.map_leaves(lambda x: tf.constant(_padded(x, sizes)), rows)
+        longest = tuple(map(padded_size, sizes))
+        if longest not in self._compiled:
+            # One for each size: the few traces of a single one look to TensorFlow like a mistake.
+            self._compiled[longest] = tf.function(counted_apart(self._fn))
+        result = self._compiled[longest](struct.values(state), padded)
+        return tf.nest.map_structure(lambda x: x.numpy()[tuple(map(slice, sizes))], result)
+
+    @property
+    def traces(self) -> int:
+        """How often the function has been traced."""
+        return sum(fn.experimental_get_tracing_count() for fn in self._compiled.values())
+
+
+def padded_size(size: int) -> int:
+    """The least power of two, at least 8, that is not smaller."""
+    return max(_LEAST, 1 << (size - 1).bit_length())
+
+
+def _padded(x: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """An array with zeros after the leading `sizes`, up to powers of two."""
+    missing = [(0, padded_size(n) - n) for n in sizes]
+    return np.pad(x, missing + [(0, 0)] * (x.ndim - len(sizes)))
+
+
+class AgentToModule(Connector):
+    """Turns rows by episode and agent into `{module_id: [EpisodeRows]}`.
+
+    An episode of a multi-agent episode has its module there, by `agent_to_module_mapping_fn`. One
+    without a module is the default module's, or that of the only module. Where
+    `shared_data["modules_to_train"]` names modules, rows of others go no further.
+    """
+
+    def __call__(
+        self,
+        *,
+        modules: Mapping[str, Any],
+        states: Mapping[str, Any],
+        batch: dict[Any, Any],
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any],
+    ) -> dict[Any, Any]:
+        """Regroups the rows; see `Connector`."""
+        batch = rows_by_episode(batch, episodes, self.name)
+        only = next(iter(modules)) if len(modules) == 1 else DEFAULT_MODULE_ID
+        mapped: dict[str, list[EpisodeRows]] = {}
+        for rows in batch.values():
+            mapped.setdefault(rows.episode.module_id or only, []).append(rows)
+        unknown = sorted(set(mapped) - set(modules))
+        if unknown:
+            agents = sorted(str(r.episode.agent_id) for m in unknown for r in mapped[m])
+            raise UserError(
+                "the modules of the episodes",
+                expected=f"modules of the learner, {sorted(modules)}",
+                got=f"{sorted(mapped)}, of which {unknown} are unknown (agents {agents})",
+                remedy="Add the modules, or let agent_to_module_mapping_fn return known ones.",
+            )
+        # For what needs whole episodes, such as observation statistics.
+        shared_data["module_episodes"] = {
+            m: [r.episode for r in rows] for m, rows in mapped.items()
+        }
+        if MODULES_TO_TRAIN in shared_data:
+            return {m: rows for m, rows in mapped.items() if m in shared_data[MODULES_TO_TRAIN]}
+        return mapped
 
 
 class AddObservationsFromEpisodes(Connector):

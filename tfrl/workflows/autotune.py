@@ -9,7 +9,7 @@ from tfrl.rollout.acting import policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest
 from tfrl.workflows.run_state import Progress
-from tfrl.workflows.seams import Seam, auto_needs_timing
+from tfrl.workflows.stages import Seam, auto_needs_timing
 
 # Two XLA seams in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.

@@ -1,18 +1,17 @@
-"""Compilation at the seams: each seam of a workflow runs eagerly, as a graph, or under XLA.
+"""The compiled stages of an iteration: their modes, and the clocks between them."""
 
-`compile="auto"` is XLA on GPU and TPU. On a CPU neither wins everywhere (XLA on many tiny ops,
-the graph executor on large matmuls), so each seam is timed both ways before the first update.
-"""
-
+import contextlib
+import contextvars
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
-from tfrl.workflows.flat_call import straight
+from tfrl.types import Nest
+from tfrl.workflows.fast_call import straight
 
 MODES = ("xla", "graph", "eager")
 
@@ -24,6 +23,9 @@ _TIMING_ROUNDS = 3
 _TIMING_SECONDS = 0.1
 _TURN_CALLS = 6
 _NEAR = 1.5
+_times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
+    "tfrl_laps", default=None
+)
 
 
 class Seam:
@@ -211,3 +213,36 @@ def check_compile(
 def auto_needs_timing() -> bool:
     """Whether "auto" is a question: on a CPU; with an accelerator it is XLA."""
     return not (tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+
+
+@contextlib.contextmanager
+def timed(on: bool) -> Iterator[list[tf.Tensor]]:
+    """Collects the times of `after` in what is traced within; none where it is not on."""
+    found: list[tf.Tensor] = []
+    token = _times.set(found if on else None)
+    try:
+        yield found
+    finally:
+        _times.reset(token)
+
+
+@contextlib.contextmanager
+def after(part: Nest) -> Iterator[None]:
+    """Looks at the clock when a part is computed; what is traced within waits for it."""
+    times = _times.get()
+    if times is None:
+        yield
+        return
+    with tf.control_dependencies(data(part)):
+        times.append(tf.timestamp())
+    with tf.control_dependencies(times[-1:]):
+        yield
+
+
+def data(nest: Nest) -> list[tf.Tensor]:
+    """Ops to wait for that are behind the values of a nest.
+
+    A control edge from the call of a stateless function is dropped when the function is inlined;
+    one from the identity of its result is not.
+    """
+    return [] if tf.executing_eagerly() else [tf.identity(x) for x in tf.nest.flatten(nest)]
