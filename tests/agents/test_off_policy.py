@@ -10,8 +10,8 @@ from tests.agents import off_policy_cases as cases
 from tfrl import networks, seeding, specs, struct
 from tfrl.agents import DQN, SAC, TD3
 from tfrl.agents.off_policy import UnitActions
-from tfrl.agents.off_policy.columns import COLUMNS
-from tfrl.agents.off_policy.targets import copied, follow
+from tfrl.agents.off_policy.agent import copied, follow
+from tfrl.agents.off_policy.checks import COLUMNS
 from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.ops import statistics

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.experiment.digest import params_digest
+from tfrl.experiment.metadata import params_digest
 
 
 @struct.dataclass

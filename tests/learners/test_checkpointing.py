@@ -430,7 +430,7 @@ class TestDamage:
 
     def test_a_newer_schema(self, tmp_path, monkeypatch):
         with monkeypatch.context() as newer:
-            newer.setattr(checkpoint_folder, "SCHEMA_VERSION", 2)
+            newer.setattr(checkpointing, "SCHEMA_VERSION", 2)
             path = checkpointing.save_to_path(fake(), tmp_path / "save")
         with pytest.raises(UserError, match="got 'tfrl learner' of schema version 2, written by"):
             checkpointing.restore_from_path(fake(), path)

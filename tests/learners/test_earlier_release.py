@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfrl.experiment.digest import params_digest
+from tfrl.experiment.metadata import params_digest
 from tfrl.learners import Learner, ModuleConfig
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 from tfrl import networks, seeding, specs, struct
 from tfrl.errors import UserError
-from tfrl.networks import initializers, layers
+from tfrl.networks import layers
 
 KEY = seeding.key(7)
 IMAGE = specs.BoundedTensorSpec([36, 36, 2], tf.uint8, 0, 255)
@@ -232,22 +232,20 @@ class InitializersTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(((64, 64),), ((8, 3),), ((3, 8),), ((3, 3, 4, 5),), ((5, 1),))
     def test_orthogonal(self, shape):
         scale = 1.7
-        q = initializers.orthogonal(KEY, shape, scale).numpy().reshape(-1, shape[-1])
+        q = layers.orthogonal(KEY, shape, scale).numpy().reshape(-1, shape[-1])
         gram = q.T @ q if q.shape[0] >= q.shape[1] else q @ q.T
         self.assertAllClose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
 
     def test_orthogonal_is_uniform(self):
         # Over many draws each entry has mean 0 (QR without the signs has not) and variance 1/3.
-        draws = np.stack(
-            [initializers.orthogonal(seeding.fold_in(KEY, i), (3, 3)) for i in range(500)]
-        )
+        draws = np.stack([layers.orthogonal(seeding.fold_in(KEY, i), (3, 3)) for i in range(500)])
         self.assertAllClose(draws.mean(0), np.zeros((3, 3)), atol=0.1)
         self.assertAllClose(draws.var(0), np.full((3, 3), 1 / 3), atol=0.06)
 
     @parameterized.parameters("lecun_normal", "lecun_uniform")
     def test_lecun_variance(self, name):
         for shape in ((200, 300), (5, 5, 8, 300)):
-            kernel = initializers.initializer(name)(KEY, shape, 1.5).numpy()
+            kernel = layers.initializer(name)(KEY, shape, 1.5).numpy()
             self.assertAllClose(kernel.mean(), 0.0, atol=2e-3)
             fan_in = np.prod(shape[:-1])
             self.assertAllClose(kernel.var() * fan_in, 1.5**2, rtol=2e-2)
@@ -256,7 +254,7 @@ class InitializersTest(parameterized.TestCase, tf.test.TestCase):
 
     @parameterized.parameters("lecun_normal", "lecun_uniform", "orthogonal")
     def test_every_path_agrees(self, name):
-        f = lambda key: initializers.initializer(name)(key, (16, 12), 1.4)  # noqa: E731
+        f = lambda key: layers.initializer(name)(key, (16, 12), 1.4)  # noqa: E731
         eager = f(KEY)
         for jit in (False, True):
             other = tf.function(f, jit_compile=jit)(KEY)

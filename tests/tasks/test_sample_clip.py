@@ -12,7 +12,7 @@ from tfrl.errors import UserError
 from tfrl.tasks import collect_samples
 from tfrl.tasks.frames import FrameStandard
 from tfrl.tasks.task_evaluation import make_pool
-from tfrl.tasks.task_video import record_video
+from tfrl.tasks.workflow import record_video
 
 
 def play(env=Drawn, numbers=None, **options):

@@ -17,7 +17,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.envs.registry import finish
 from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP
-from tfrl.experiment.digest import params_digest
+from tfrl.experiment.metadata import params_digest
 from tfrl.workflows import OnPolicyWorkflow
 from tfrl.workflows.loop import TrainingLoop
 

@@ -49,7 +49,7 @@ def test_near_the_tie_it_is_the_graph_unless_more_is_won():
     seam = Seam("update", lambda x: x)
     times = {"graph": 1.0, "xla": 0.95}
     seam.compiled = lambda mode: lambda: tf.constant(0)
-    with mock.patch.object(seams, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
+    with mock.patch.object(stages, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
         assert seam.choose_by_time() == "graph"
         assert seam.choose_by_time(wins=0.0) == seam.choose_by_time(wins=0.3) == "xla"
         times["xla"] = 1.1

@@ -1,6 +1,7 @@
 """What a run was made with: versions, machine, seed, command. And what of it has changed."""
 
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -10,9 +11,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import tfrl
+from tfrl import struct
 from tfrl.storage import files
 
 _DISTRIBUTIONS = {
@@ -32,6 +35,28 @@ BIT_FACTS = (
     "compile_choices",
     "flags",
 )
+
+
+def params_digest(params: Any) -> str:
+    """Returns the sha256 over the parameter bytes in sorted-name order.
+
+    The names are the paths of `tfrl.struct.paths(params)`, sorted as Python sorts strings (by
+    code point). The digest is taken over the concatenation of each leaf's values in row-major
+    order, little-endian, in the leaf's own dtype; names, shapes and dtypes themselves are not
+    part of it.
+
+    Args:
+      params: A nest of tensors, variables or arrays.
+
+    Returns:
+      64 lower-case hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for _, leaf in sorted(struct.paths(params).items()):
+        array = np.asarray(leaf)
+        little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+        digest.update(little.tobytes(order="C"))
+    return digest.hexdigest()
 
 
 def git_hash(package: pathlib.Path | None = None) -> str | None:

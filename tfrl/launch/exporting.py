@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.experiment import export_lite, export_metadata, export_onnx
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
-from tfrl.experiment.digest import params_digest
 from tfrl.experiment.export import save_functions, unwritable
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.experiment.export_oracle import AgentOracle
 from tfrl.experiment.export_verify import verify
+from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import finishing
 from tfrl.launch.app import say

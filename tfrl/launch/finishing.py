@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from tfrl.errors import UserError
-from tfrl.experiment.digest import params_digest
+from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings

@@ -8,9 +8,8 @@ import tensorflow as tf
 from tfrl import seeding, specs, struct
 from tfrl.errors import UserError
 from tfrl.networks import layers
-from tfrl.networks.activations import activation
 from tfrl.networks.core import Nest, Params, Torso, fold
-from tfrl.networks.initializers import initializer
+from tfrl.networks.layers import activation, initializer
 
 
 def checked_image(spec: Nest, channels_first: bool) -> tuple[int, int, int]:

@@ -7,10 +7,9 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.networks import layers
-from tfrl.networks.activations import activation
 from tfrl.networks.conv import checked_image, flat_maps
 from tfrl.networks.core import Nest, Params, Torso, fold
-from tfrl.networks.initializers import initializer
+from tfrl.networks.layers import activation, initializer
 
 
 @struct.logic_dataclass

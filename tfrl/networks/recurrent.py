@@ -8,7 +8,7 @@ from tfrl import seeding, struct
 from tfrl.errors import UserError, did_you_mean
 from tfrl.networks import layers
 from tfrl.networks.core import Nest, Params, Torso, fold
-from tfrl.networks.initializers import initializer
+from tfrl.networks.layers import initializer
 
 # How many blocks of `size` columns the kernels of a cell have.
 _GATES = {"gru": 3, "lstm": 4}

@@ -1,15 +1,20 @@
 """Which steps begin an item, and how items are drawn."""
 
+from __future__ import annotations
+
 import abc
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.replay import ring
-from tfrl.replay.in_graph import InGraphReplay
 from tfrl.replay.priorities import Make, PriorityTree, highest_of_equal
 from tfrl.replay.ring import Counts, Placement
+
+if TYPE_CHECKING:
+    from tfrl.replay.in_graph import InGraphReplay
 
 
 class Items(abc.ABC):

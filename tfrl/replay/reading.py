@@ -1,11 +1,17 @@
 """Items out of the rings: n-step transitions and sequences."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import tensorflow as tf
 
 from tfrl.replay import ring
-from tfrl.replay.in_graph import InGraphReplay
 from tfrl.replay.ring import Counts
 from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+if TYPE_CHECKING:
+    from tfrl.replay.in_graph import InGraphReplay
 
 
 class Reader:

@@ -9,9 +9,8 @@ from tfrl import seeding
 from tfrl.distribute import Replicas
 from tfrl.errors import UserError
 from tfrl.replay import stored
-from tfrl.replay.buffer import InGraphBuffer
 from tfrl.replay.core import ReplayBuffer
-from tfrl.replay.in_graph import InGraphReplay
+from tfrl.replay.in_graph import InGraphBuffer, InGraphReplay
 from tfrl.replay.numeric import is_size
 from tfrl.replay.priorities import Make
 from tfrl.types import Nest, Sequences, Trajectory, Transition

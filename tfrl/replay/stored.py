@@ -1,16 +1,20 @@
 """The values of a replay buffer, compared, assigned, and in files."""
 
+from __future__ import annotations
+
 import pathlib
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.replay.in_graph import InGraphReplay
 from tfrl.storage import checkpoint_format
+
+if TYPE_CHECKING:
+    from tfrl.replay.in_graph import InGraphReplay
 
 
 def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) -> None:

@@ -1,11 +1,9 @@
 """For people who bring an environment and a model: sampling, replay, clips, training."""
 
-from tfrl.tasks.clip_checks import clip_span
-from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples
+from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
 from tfrl.tasks.config import RLTaskConfig
-from tfrl.tasks.counts import SamplingCounts
 from tfrl.tasks.replay_dataset import ReplayDataset
-from tfrl.tasks.sampler import Sampler
+from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
 from tfrl.tasks.task import RLTask

@@ -11,11 +11,10 @@ from tfrl.envs.workers.runner import checked_env
 from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.evaluation import video_file, video_summary
-from tfrl.tasks.actions import GetActions, batched_actions
-from tfrl.tasks.clip_options import ClipOptions
+from tfrl.tasks.bounds import GetActions, batched_actions
+from tfrl.tasks.clips import ClipOptions
 from tfrl.tasks.frames import FrameStandard
-from tfrl.tasks.samples import SampledTrajectory
-from tfrl.tasks.tracks import Track
+from tfrl.tasks.samples import SampledTrajectory, Track
 
 DEFAULT_FPS = 30.0
 

@@ -1,16 +1,191 @@
 """Stored trajectories of which clips are sampled: of one worker, and of several in one bound."""
 
+import dataclasses
+import io
+import numbers
+import os
+import pathlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from tfrl.envs.workers.seeds import check_seed
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.clip_checks import check_clip_fits, check_generator, check_positive, clip_span
+from tfrl.evaluation.video_file import check_path
 from tfrl.tasks.gathering import Place, Stored, gather
-from tfrl.tasks.samples import SampledTrajectory, Samples, signature
+from tfrl.tasks.samples import TIMED, SampledTrajectory, Samples, signature
+
+_STATIC = ("worker_id", "episode", "start", "cut")
+
+
+def clip_span(clip_size: int, stride: int = 1) -> int:
+    """Returns how many steps of an episode a clip spans: `(clip_size - 1) * stride + 1`.
+
+    Args:
+      clip_size: Samples of a clip.
+      stride: Steps from one sample of a clip to the next.
+
+    Raises:
+      UserError: For one that is no positive integer.
+    """
+    for name, value in (("clip_size", clip_size), ("stride", stride)):
+        check_positive(
+            name, value, "It counts samples." if name == "clip_size" else "It counts steps."
+        )
+    return (clip_size - 1) * stride + 1
+
+
+def check_positive(name: str, value: Any, remedy: str) -> None:
+    """Raises a UserError for what is no integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise UserError(name, expected="an integer of at least 1", got=repr(value), remedy=remedy)
+
+
+def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
+    """Raises a UserError where no trajectory is long enough for a clip."""
+    span = clip_span(clip_size, stride)
+    if not len(lengths) or lengths.max() < span:
+        longest = f"the longest has {lengths.max()}" if len(lengths) else "none is stored"
+        raise UserError(
+            f"clip of {clip_size} samples with stride {stride}",
+            expected=f"a trajectory of at least {span} samples",
+            got=longest,
+            remedy=f"Sample with clip_length={span}, or take shorter clips.",
+        )
+
+
+def check_generator(rng: Any) -> np.random.Generator:
+    """Returns the generator, a fresh one for None; a UserError for anything else, as a seed."""
+    if rng is None:
+        return np.random.default_rng()
+    if isinstance(rng, np.random.Generator):
+        return rng
+    raise UserError(
+        "rng of the clips",
+        expected="a numpy.random.Generator",
+        got=repr(rng),
+        remedy="Give numpy.random.default_rng(seed).",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipOptions:
+    """Checked arguments of `RLTask.sample_clip`, see there."""
+
+    save_path: pathlib.Path | None
+    keeps_images: bool
+    writer: Any
+    standardize_images: bool
+    max_steps: int
+    seed: int
+
+    @property
+    def renders(self) -> bool:
+        """Whether frames are drawn at all."""
+        return self.keeps_images or self.save_path is not None or self.writer is not None
+
+
+def checked(
+    *,
+    save_path: str | os.PathLike | None,
+    return_images: bool,
+    return_states: bool,
+    writer: Any,
+    standardize_images: bool,
+    max_steps: Any,
+    seed: Any,
+) -> ClipOptions:
+    """Returns the options of a clip.
+
+    Raises:
+      UserError: Nothing is to become of it, or arguments contradict each other.
+    """
+    if save_path is None and not return_images and not return_states and writer is None:
+        raise UserError(
+            "sample_clip",
+            expected="one or more of save_path, return_images, return_states and writer",
+            got="none of them",
+            remedy="Give save_path='clip.mp4' for a file.",
+        )
+    if not standardize_images and not return_images:
+        raise UserError(
+            "standardize_images",
+            expected="True, unless return_images asks for frames",
+            got="False without return_images",
+            remedy="Files and TensorBoard take standardised frames only: leave it out, or give "
+            "return_images=True.",
+        )
+    if writer is not None and not hasattr(writer, "as_default"):
+        raise UserError(
+            "writer of sample_clip",
+            expected="a tf.summary writer",
+            got=f"{writer!r} of type {type(writer).__name__}",
+            remedy="Make it with tf.summary.create_file_writer(folder).",
+        )
+    check_positive("max_steps", max_steps, "It counts the env steps of a clip.")
+    return ClipOptions(
+        save_path=None if save_path is None else check_path(save_path),
+        keeps_images=return_images,
+        writer=writer,
+        standardize_images=standardize_images,
+        max_steps=int(max_steps),
+        seed=check_seed(seed),
+    )
+
+
+def to_bytes(trajectories: Sequence[SampledTrajectory]) -> np.ndarray:
+    """Returns trajectories as uint8 `[N]`, in the format of `numpy.savez` without pickle."""
+    if not trajectories:
+        return np.zeros([0], np.uint8)
+    leaves = [tf.nest.flatten(_nest(t)) for t in trajectories]
+    last = [tf.nest.flatten(t.last_obs) for t in trajectories]
+    static = [[int(getattr(t, name)) for name in _STATIC] for t in trajectories]
+    arrays: dict[str, np.ndarray] = {
+        "static": np.array(static, np.int64),
+        "lengths": np.array([len(t) for t in trajectories], np.int64),
+    }
+    arrays.update(
+        {f"timed_{i}": np.concatenate(x) for i, x in enumerate(zip(*leaves, strict=True))}
+    )
+    arrays.update({f"last_{i}": np.stack(x) for i, x in enumerate(zip(*last, strict=True))})
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return np.frombuffer(stream.getvalue(), np.uint8)
+
+
+def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTrajectory]:
+    """Returns the trajectories of `to_bytes`.
+
+    Args:
+      data: uint8 `[N]`.
+      like: A trajectory of the same task, for the structure of its nests.
+    """
+    if not data.size:
+        return []
+    with np.load(io.BytesIO(data.tobytes()), allow_pickle=False) as file:
+        arrays = dict(file)
+    lengths = arrays["lengths"]
+    structure = _nest(like)
+    timed = [arrays[f"timed_{i}"] for i in range(len(tf.nest.flatten(structure)))]
+    last = [arrays[f"last_{i}"] for i in range(len(tf.nest.flatten(like.last_obs)))]
+    found = []
+    for row, end in enumerate(np.cumsum(lengths)):
+        steps = slice(end - lengths[row], end)
+        static = dict(zip(_STATIC, arrays["static"][row].tolist(), strict=True))
+        fields: dict[str, Any] = tf.nest.pack_sequence_as(structure, [x[steps] for x in timed])
+        last_obs = tf.nest.pack_sequence_as(like.last_obs, [x[row] for x in last])
+        static["cut"] = bool(static["cut"])
+        found.append(SampledTrajectory(**fields, **static, last_obs=last_obs))
+    return found
+
+
+def _nest(trajectory: SampledTrajectory) -> dict[str, Any]:
+    """The leaves with a time axis."""
+    return {name: getattr(trajectory, name) for name in (*TIMED, "extras")}
 
 
 class ReplaySamples:

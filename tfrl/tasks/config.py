@@ -7,7 +7,7 @@ from typing import Any
 from tfrl import struct
 from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
-from tfrl.tasks.clip_checks import clip_span
+from tfrl.tasks.clips import clip_span
 
 _COUNTS = {
     "max_steps": "It counts the env steps of a clip.",

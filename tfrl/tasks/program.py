@@ -9,10 +9,9 @@ import numpy as np
 
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
-from tfrl.tasks import stored_replay
-from tfrl.tasks.counts import SamplingCounts
+from tfrl.tasks import clips
 from tfrl.tasks.replay_dataset import ReplayDataset
-from tfrl.tasks.sampler import Sampler
+from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.sampling import collect_samples
 from tfrl.tasks.task import RLTask
@@ -138,7 +137,7 @@ class TaskProgram:
             return np.zeros([0], np.uint8)
         if self._restored_replay.size:
             return self._restored_replay
-        return stored_replay.to_bytes(self._replay.samples.in_order())
+        return clips.to_bytes(self._replay.samples.in_order())
 
     def load_replay(self, data: np.ndarray) -> None:
         """Puts what `replay_bytes` gave in place of the replay buffer."""
@@ -176,7 +175,7 @@ class TaskProgram:
         if self._task.config.on_policy:
             self._replay.clear()
         if self._restored_replay.size:
-            self._replay.add(stored_replay.from_bytes(self._restored_replay, trajectories[0]))
+            self._replay.add(clips.from_bytes(self._restored_replay, trajectories[0]))
             self._restored_replay = np.zeros([0], np.uint8)
         self._replay.add(trajectories)
 

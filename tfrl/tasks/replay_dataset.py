@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.clip_checks import check_positive, clip_span
-from tfrl.tasks.clips import MultiReplaySamples
+from tfrl.tasks.clips import MultiReplaySamples, check_positive, clip_span
 from tfrl.tasks.samples import SampledTrajectory, Samples
 
 

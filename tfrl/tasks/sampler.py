@@ -1,5 +1,8 @@
 """`Sampler`: the workers of a pool between two calls, and one call of `iter_samples`."""
 
+import dataclasses
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -7,14 +10,237 @@ from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.workers import NoState, WorkerError, WorkerPool, WorkerState
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.actions import GetActions, batched_actions
-from tfrl.tasks.bounds import SamplingBounds
-from tfrl.tasks.budget import Budget
-from tfrl.tasks.counts import Discards, SamplingCounts
-from tfrl.tasks.samples import SampledTrajectory
-from tfrl.tasks.tracks import Track
+from tfrl.tasks.bounds import GetActions, SamplingBounds, batched_actions, next_splittable
+from tfrl.tasks.samples import SampledTrajectory, Track
 
+_LOG = logging.getLogger(__name__)
 _WAITING = RunningCall("an environment of the worker pool")
+
+
+@dataclasses.dataclass
+class SamplingCounts:
+    """Counts of one or more calls of `iter_samples`, to which it is given.
+
+    Environment steps with a known result are `samples + discarded_samples + trimmed_samples`.
+
+    Attributes:
+      samples: Given out.
+      trajectories: Given out.
+      episodes: Trajectories given out that end where the environment ended its episode.
+      discarded_trajectories: Too short to be given out, or of no use for the exact total.
+      discarded_samples: In them.
+      trimmed_samples: Left out at the start of trajectories so that the total comes out exactly.
+      dropped_actions: Actions without a sample: their worker was lost, or the others waited for it
+        longer than `max_wait_time` at the end.
+      batches: Calls of `get_actions`.
+      states: In them.
+    """
+
+    samples: int = 0
+    trajectories: int = 0
+    episodes: int = 0
+    discarded_trajectories: int = 0
+    discarded_samples: int = 0
+    trimmed_samples: int = 0
+    dropped_actions: int = 0
+    batches: int = 0
+    states: int = 0
+
+
+class Discards:
+    """Counts trajectories that are discarded, and warns of the first, the 10th, the 100th, ..."""
+
+    def __init__(self, counts: SamplingCounts, shortest: int, most_in_a_row: int | None):
+        """Begins a call.
+
+        Args:
+          counts: Added to.
+          shortest: min_trajectory_length.
+          most_in_a_row: Samples that may be discarded without one trajectory that can be used.
+        """
+        self._counts = counts
+        self._shortest = shortest
+        self._most_in_a_row = most_in_a_row
+        self._trajectories = self._samples = self._longest = 0
+        self._in_a_row = 0
+        self._next_warning = 1
+
+    def accepted(self) -> None:
+        """Hears that a trajectory was not discarded."""
+        self._in_a_row = 0
+
+    def add(self, trajectory: SampledTrajectory, remaining: int) -> None:
+        """Counts a trajectory that is discarded.
+
+        Args:
+          trajectory: Too short, or not of use for what remains.
+          remaining: Samples of the total that are left.
+
+        Raises:
+          UserError: More samples than `most_in_a_row` were discarded since the last trajectory
+            that could be used: there may be no end to it.
+        """
+        length = len(trajectory)
+        self._counts.discarded_trajectories += 1
+        self._counts.discarded_samples += length
+        self._trajectories += 1
+        self._samples += length
+        self._longest = max(self._longest, length)
+        self._in_a_row += length
+        if self._trajectories == self._next_warning:
+            self._next_warning *= 10
+            self._warn(trajectory, self._reason(length, remaining))
+        if self._most_in_a_row is not None and self._in_a_row >= self._most_in_a_row:
+            raise UserError(
+                "iter_samples",
+                expected=f"trajectories that can be used: {self._reason(length, remaining)}",
+                got=f"none in the last {self._in_a_row} env steps; the longest of all that were "
+                f"discarded had {self._longest} samples",
+                remedy="Lower the clip length or min_trajectory_length, make the episodes longer, "
+                "or raise max_discarded_in_a_row (None: go on for ever).",
+            )
+
+    def close(self) -> None:
+        """Warns of the sum, where there was more than the first."""
+        if self._trajectories > 1:
+            message = "Discarded %d trajectories with %d samples (min_trajectory_length is %d)."
+            _LOG.warning(message, self._trajectories, self._samples, self._shortest)
+
+    def _warn(self, trajectory: SampledTrajectory, reason: str) -> None:
+        length, worker_id = len(trajectory), trajectory.worker_id
+        if self._trajectories == 1:
+            message = "Discarded a trajectory of %d samples of worker %d: %s."
+            _LOG.warning(message, length, worker_id, reason)
+        else:
+            message = (
+                "Discarded %d trajectories with %d samples so far, the longest of %d; %d samples "
+                "since the last one that could be used. The newest has %d samples of worker %d: %s."
+            )
+            numbers = (self._trajectories, self._samples, self._longest, self._in_a_row)
+            _LOG.warning(message, *numbers, length, worker_id, reason)
+
+    def _reason(self, length: int, remaining: int) -> str:
+        if length < self._shortest:
+            return f"min_trajectory_length is {self._shortest}"
+        return (
+            f"the {remaining} samples that are left cannot be made up of trajectories of "
+            f"{self._shortest} samples or more beside it"
+        )
+
+
+class Budget:
+    """Counts samples down; the trajectories that it releases add up to the total exactly.
+
+    A trajectory that has begun holds as many samples as it needs to become long enough. So the end
+    of sampling leaves none that is too short, and nobody begins one for which not enough is left.
+
+    An episode may still end where the rest is no sum of trajectories of the allowed lengths. Then
+    it is planned to leave samples out at the starts of trajectories. For that the last ones are
+    kept back until others have as much to spare. Where not even that helps, the shortest of them
+    is thrown away: what a policy's longest episodes can make up is reached.
+
+    Attributes:
+      remaining: Samples of the total that are not in accepted trajectories.
+      trimmed: Samples that were left out of released trajectories.
+    """
+
+    def __init__(self, bounds: SamplingBounds):
+        """Begins with the total."""
+        self.remaining = bounds.total_samples
+        self.trimmed = 0
+        self._unreleased = bounds.total_samples
+        self._shortest = bounds.min_trajectory_length
+        self._longest = bounds.max_trajectory_length
+        self._endless = bounds.total_samples == sys.maxsize
+        # As long as they were sampled: how much goes is settled when they are released.
+        self._kept_back: list[SampledTrajectory] = []
+
+    def reserved(self, size: int) -> int:
+        """Returns what a trajectory of `size` samples, the one under way included, holds."""
+        return max(self._shortest, size) if size else 0
+
+    def next_cost(self, size: int) -> int:
+        """Returns what a trajectory of `size` samples takes from the rest for one more."""
+        return self.reserved(size + 1) - self.reserved(size)
+
+    def accept(self, trajectory: SampledTrajectory, held: int) -> SampledTrajectory | None:
+        """Takes a trajectory that is over off the rest.
+
+        Args:
+          trajectory: Not longer than allowed.
+          held: What the trajectories under way hold of the rest.
+
+        Returns:
+          What is thrown away for it; None for nothing. It is the trajectory itself if it is too
+          short, or if what it would leave cannot be made up and none before it was shorter.
+        """
+        if len(trajectory) < self._shortest:
+            return trajectory
+        known = [*self._kept_back, trajectory]
+        if self._keep(known, held):
+            return None
+        # The newest of the shortest.
+        position = min(reversed(range(len(known))), key=lambda i: len(known[i]))
+        thrown_away = known.pop(position)
+        if thrown_away is not trajectory:
+            # It fits: the rest may stay as it was, with what is longer now left out.
+            self._keep(known, held)
+        return thrown_away
+
+    def release(self) -> list[SampledTrajectory]:
+        """Returns accepted trajectories that will not be changed any more, oldest first."""
+        count = len(self._kept_back)
+        if self._endless:
+            pass
+        elif self.remaining:
+            count = self._num_certain()
+        else:
+            self._trim()
+        released, self._kept_back = self._kept_back[:count], self._kept_back[count:]
+        self._unreleased -= _num_samples(released)
+        return released
+
+    def _keep(self, known: list[SampledTrajectory], held: int) -> bool:
+        """Plans with these trajectories, if the rest can be made up beside them."""
+        bare = self._unreleased - _num_samples(known)
+        rest = bare
+        if not self._endless:
+            rest = next_splittable(max(bare, held), self._shortest, self._longest)
+        if rest - bare > self._to_spare(known):
+            return False
+        self._kept_back, self.remaining = known, rest
+        return True
+
+    def _surplus(self) -> int:
+        """How many samples of those kept back are too many for the rest that is planned."""
+        return self.remaining + _num_samples(self._kept_back) - self._unreleased
+
+    def _num_certain(self) -> int:
+        """How many of the oldest can go, because those after them have enough to spare."""
+        # From no rest to the next one that can be made up it is further than this.
+        needed = self._shortest - 1 + self._surplus()
+        count = 0
+        while self._kept_back[count:] and self._to_spare(self._kept_back[count + 1 :]) >= needed:
+            count += 1
+        return count
+
+    def _to_spare(self, trajectories: list[SampledTrajectory]) -> int:
+        return _num_samples(trajectories) - self._shortest * len(trajectories)
+
+    def _trim(self) -> None:
+        """Leaves the surplus out at the starts of trajectories, of the newest first."""
+        surplus = self._surplus()
+        self.trimmed += surplus
+        for position in reversed(range(len(self._kept_back))):
+            trajectory = self._kept_back[position]
+            taken = min(surplus, len(trajectory) - self._shortest)
+            if taken:
+                self._kept_back[position] = trajectory.newest(len(trajectory) - taken)
+                surplus -= taken
+
+
+def _num_samples(trajectories: list[SampledTrajectory]) -> int:
+    return sum(map(len, trajectories))
 
 
 class Sampler:

@@ -9,10 +9,8 @@ import tensorflow as tf
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
 from tfrl.experiment.progress import Progress
-from tfrl.tasks.actions import GetActions
-from tfrl.tasks.bounds import SamplingBounds, checked_bounds
-from tfrl.tasks.counts import SamplingCounts
-from tfrl.tasks.sampler import Sampler, Sampling
+from tfrl.tasks.bounds import GetActions, SamplingBounds, checked_bounds
+from tfrl.tasks.sampler import Sampler, Sampling, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 
 PostprocessTrajectory = Callable[[SampledTrajectory], SampledTrajectory]

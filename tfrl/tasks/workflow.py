@@ -8,25 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl import extras
 from tfrl.distribute.replicas import Replicas
 from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError, did_you_mean
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video
 from tfrl.evaluation.video_summary import Preview
-from tfrl.tasks import policy_export, task_video
-from tfrl.tasks.counts import SamplingCounts
+from tfrl.tasks import clip_recording, clips, policy_export
 from tfrl.tasks.episode_returns import EpisodeReturns
+from tfrl.tasks.frames import as_rgb
 from tfrl.tasks.program import Stopwatch, TaskProgram
+from tfrl.tasks.sampler import SamplingCounts
 from tfrl.tasks.task import RLTask
 from tfrl.tasks.task_evaluation import evaluate_task
-from tfrl.tasks.task_state import (
-    TaskProgress,
-    TaskState,
-    fresh_progress,
-    load_values,
-    state_values,
-)
+from tfrl.tasks.task_state import TaskProgress, TaskState, fresh_progress, load_values, state_values
 from tfrl.types import AgentState
 from tfrl.workflows.checks import check_whole
 from tfrl.workflows.core import Advance, Workflow
@@ -34,6 +30,79 @@ from tfrl.workflows.core import Advance, Workflow
 MODES = ("graph", "xla", "eager")
 # Numbers of seeds that must not meet those of the training's episodes.
 _EVALUATION, _FINAL = 1, 2
+
+
+def check_video(task: RLTask) -> None:
+    """Checks that the task's environment can be drawn and its video encoded, by drawing once.
+
+    Raises:
+      UserError: It cannot.
+    """
+    for module in ("imageio_ffmpeg", "PIL.Image"):
+        extras.require(module, "video")
+    env = task.get_environment()
+    try:
+        clip_recording.check_drawable(env)
+        env.reset(seed=0)
+        as_rgb(env.render())
+    except UserError:
+        raise
+    except Exception as error:  # whatever a renderer raises without a screen or a package
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        raise UserError(
+            "video_interval",
+            expected="an environment that can be drawn",
+            got=f"one that cannot ({type(error).__name__}: {lines[0]})",
+            remedy="Leave video_interval out.",
+        ) from error
+    finally:
+        env.close()
+
+
+def record_video(
+    task: RLTask, model: Any, path: str | pathlib.Path, seed: int, preview: Preview | None
+) -> Video:
+    """Records one episode with `optimal=True`.
+
+    Args:
+      task: The task.
+      model: Of `get_model`.
+      path: A file name ending in .mp4 or .gif.
+      seed: Of the episode.
+      preview: Takes the frames too.
+
+    Raises:
+      UserError: As `RLTask.sample_clip`.
+    """
+    wanted = clips.checked(
+        save_path=path,
+        return_images=False,
+        return_states=True,
+        writer=None,
+        standardize_images=True,
+        max_steps=task.config.max_steps,
+        seed=seed,
+    )
+    clip = clip_recording.ClipPlayer(
+        task.get_environment,
+        lambda states, optimal: task.get_actions(model, states, optimal),
+        optimal=True,
+        max_steps=wanted.max_steps,
+        max_episode_steps=task.config.max_episode_steps,
+        seed=wanted.seed,
+        renders=True,
+    )
+    clip_recording.record(clip, wanted, step=0, tag="clip", preview=preview)
+    trajectory = clip.trajectory
+    if trajectory is None:
+        raise RuntimeError("the clip was not played to its end")
+    return Video(
+        path=pathlib.Path(path),
+        frames=len(trajectory) + 1,
+        episode_returns=(float(np.sum(trajectory.reward)),),
+        episode_lengths=(len(trajectory),),
+        fps=clip.fps,
+    )
 
 
 class TaskWorkflow(Workflow):
@@ -266,7 +335,7 @@ class TaskWorkflow(Workflow):
 
     def check_video(self) -> None:
         """Checks that clips of the task's environment can be drawn and encoded."""
-        task_video.check_video(self.task)
+        check_video(self.task)
 
     def record_video(
         self,
@@ -278,7 +347,7 @@ class TaskWorkflow(Workflow):
         """Records one episode with `optimal=True`, of `max_steps` at most."""
         self._check_fresh(state)
         model = state.program.training.model
-        return task_video.record_video(self.task, model, path, seed, preview)
+        return record_video(self.task, model, path, seed, preview)
 
     def export_policy(self, state: TaskState, directory: str | pathlib.Path) -> Any:
         """Writes `get_actions(model, ..., optimal=True)` as a SavedModel, see `Workflow`."""

@@ -9,9 +9,13 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import Agent
-from tfrl.agents.off_policy.checks import check_count, check_flags, check_number
-from tfrl.agents.off_policy.columns import check_rows, transition_of
-from tfrl.agents.off_policy.targets import copied, follow
+from tfrl.agents.off_policy.checks import (
+    check_count,
+    check_flags,
+    check_number,
+    check_rows,
+    transition_of,
+)
 from tfrl.agents.random import RandomAgent
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.ops import statistics
@@ -19,6 +23,34 @@ from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 # Where a state counts its learner steps, if target networks move in some of them only.
 LEARNER_STEPS = "learner_steps"
+
+
+def follow(target: Nest, params: Nest, tau: float) -> Nest:
+    """Moves target parameters towards others.
+
+      target + tau (params - target)
+
+    Source: Lillicrap et al. 2016, algorithm 1, https://arxiv.org/abs/1509.02971; with tau = 1 the
+    copy of Mnih et al. 2015, https://doi.org/10.1038/nature14236.
+
+    Args:
+      target: A nest of tensors.
+      params: A nest like it.
+      tau: The share of the way, above 0 and at most 1.
+
+    Returns:
+      A nest like `target`; what is not of floats, such as counts, is copied.
+    """
+    if tau == 1:
+        return params
+    return tf.nest.map_structure(
+        lambda t, p: t + tau * (p - t) if p.dtype.is_floating else p, target, params
+    )
+
+
+def copied(params: Nest) -> Nest:
+    """Returns the parameters as tensors of their own, for the start."""
+    return tf.nest.map_structure(tf.identity, params)
 
 
 @struct.logic_dataclass

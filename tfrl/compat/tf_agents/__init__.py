@@ -13,13 +13,15 @@ from tfrl.compat.tf_agents.replay import sequences, trajectory_spec, transitions
 from tfrl.compat.tf_agents.replay_writer import TrajectoryWriter
 from tfrl.compat.tf_agents.specs import array_spec, from_tf_agents_spec, tensor_spec
 from tfrl.compat.tf_agents.task import TFAgentTask
-from tfrl.compat.tf_agents.time_steps import (
+from tfrl.compat.tf_agents.trajectories import (
     from_time_step,
+    from_trajectory,
     split_action_mask,
     time_step,
     time_step_spec,
+    to_trajectory,
+    to_transitions,
 )
-from tfrl.compat.tf_agents.trajectories import from_trajectory, to_trajectory, to_transitions
 
 __all__ = [
     "TFAgentModule",

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.compat.tf_agents.as_tf_agent_training import Training
-from tfrl.compat.tf_agents.time_steps import FIRST, LAST
-from tfrl.compat.tf_agents.trajectories import from_trajectory
+from tfrl.compat.tf_agents.trajectories import FIRST, LAST, from_trajectory
 from tfrl.errors import UserError
 from tfrl.learners.batches import valid_rows
 from tfrl.types import AgentState, Nest, Trajectory

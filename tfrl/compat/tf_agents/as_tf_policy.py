@@ -113,7 +113,7 @@ class _Acting:
 
     def distribution(self, obs: Nest, carry: Nest) -> Nest:
         """What actions are drawn from, a plain nest of distributions."""
-        from tfrl.compat.tf_agents.policy_distributions import exploring_distribution
+        from tfrl.compat.tf_agents.distributions import exploring_distribution
 
         found = exploring_distribution(self.agent, self.state, *self._packed(obs, carry))
         return tf.nest.pack_sequence_as(specs.plain(self.agent.action_spec), tf.nest.flatten(found))

@@ -7,17 +7,141 @@ makes of them, and of the spec of the actions, what our agents take.
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from tf_agents.distributions.shifted_categorical import ShiftedCategorical
 from tf_agents.distributions.utils import SquashToSpecNormal
 
-from tfrl import distributions, specs
+from tfrl import distributions, specs, struct
+from tfrl.agents import MultiAgent
+from tfrl.agents.dqn import DQN
+from tfrl.agents.td3 import TD3
+from tfrl.distributions.core import MASKED_LOGIT
+from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
-from tfrl.types import Nest
+from tfrl.experiment.export_distribution import has_distribution, policy_parameters
+from tfrl.types import AgentState, Nest
 
 Parameters = dict[str, tf.Tensor]
 
 _tfd = tfp.distributions
+
+
+def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Nest:
+    """Returns the distribution that `compute_actions` draws from.
+
+    Args:
+      agent: The agent.
+      state: Its state, an `AgentState`; of a `MultiAgent` a dict of them.
+      obs: A nest `[B, ...]` of its `obs_spec`. Actions that its `action_mask` forbids have
+        probability 0.
+      carry: The recurrent state before the step, or None.
+
+    Returns:
+      A nest like an action of plain dicts and tuples: of a Discrete leaf a (Shifted)Categorical, of
+      a MultiDiscrete or MultiBinary one independent ones; of a Box a Normal or
+      MultivariateNormalDiag, or for squashed actions TF-Agents' SquashToSpecNormal. Of DQN it is
+      the mixture of its best action and, with probability epsilon, of all valid ones.
+
+    Raises:
+      NotImplementedError: The agent has no such distribution, or it is not known.
+    """
+    if isinstance(agent, MultiAgent):
+        found = {}
+        for agent_id in sorted(agent.action_spec):
+            module, before = agent.module_of(agent_id), (carry or {}).get(agent_id)
+            own = (agent.modules[module], state[module], obs[agent_id], before)
+            found[agent_id] = exploring_distribution(*own)
+        return found
+    if isinstance(agent, DQN):
+        return _epsilon_greedy(agent, state, obs)
+    if isinstance(agent, TD3):
+        raise NotImplementedError(
+            f"The actions of {type(agent).__name__} as it explores have no density: its noise is "
+            "clipped to the bounds, which are drawn with a probability of their own. Call action; "
+            "or add noise to the distribution of the policy that does not explore."
+        )
+    if not has_distribution(agent):
+        raise NotImplementedError(
+            f"What {type(agent).__name__} draws its actions from is not known. Call action, whose "
+            "info has the log-probability where the agent gives one."
+        )
+    each, _ = policy_parameters(agent, state, obs, carry)
+    leaves = struct.paths(agent.action_spec)
+    if list(each) == ["."] and list(leaves) != ["."]:
+        (joint,) = each.values()
+        each = _parted(*joint, leaves)
+    made = [_distribution(*each[path], spec) for path, spec in leaves.items()]
+    return tf.nest.pack_sequence_as(agent.action_spec, made)
+
+
+def _epsilon_greedy(agent: DQN, state: AgentState, obs: Nest) -> Any:
+    """Epsilon of the uniform distribution over valid actions, the rest on the best one."""
+    values, epsilon = agent.action_values(state, obs), state.extra["epsilon"]
+    mask = split_mask(obs)[1]
+    uniform = distributions.Categorical.from_logits(tf.zeros_like(values), mask)
+    best = tf.one_hot(tf.argmax(values, axis=-1), agent.num_actions)
+    probabilities = epsilon * tf.exp(uniform.logits) + (1.0 - epsilon) * best
+    possible = probabilities > 0.0
+    logits = tf.math.log(tf.where(possible, probabilities, 1.0))
+    return _masked_categorical(tf.where(possible, logits, MASKED_LOGIT), agent.action_spec)
+
+
+def _parted(
+    kind: str, parameters: dict[str, Any], leaves: dict[str, Any]
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Parts the parameters of one vector of all leaves."""
+    sizes = [spec.shape.num_elements() for spec in leaves.values()]
+    parts = {name: tf.split(x, sizes, axis=-1) for name, x in parameters.items()}
+    return {path: (kind, {n: x[i] for n, x in parts.items()}) for i, path in enumerate(leaves)}
+
+
+def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
+    if kind in ("categorical", "multi_categorical"):
+        return _masked_categorical(parameters["logits"], spec)
+    shape = spec.shape.as_list()
+    if kind == "bernoulli":
+        bits = _tfd.Bernoulli(logits=_shaped(parameters["logits"], shape), dtype=spec.dtype)
+        return _tfd.Independent(bits, len(shape)) if shape else bits
+    loc, scale = (tf.cast(_shaped(parameters[n], shape), spec.dtype) for n in ("loc", "scale"))
+    vector = len(shape) == 1
+    made = _tfd.MultivariateNormalDiag(loc, scale) if vector else _tfd.Normal(loc, scale)
+    if kind == "tanh_gaussian":
+        if spec.dtype != tf.float32:
+            raise NotImplementedError(
+                "TF-Agents' SquashToSpecNormal, the distribution of squashed actions, is one of "
+                f"float32; these are {spec.dtype.name}. Call action."
+            )
+        low, high = specs.bounds(spec)
+        made = SquashToSpecNormal(made, specs.BoundedTensorSpec(shape, spec.dtype, low, high))
+    return made if vector or not shape else _tfd.Independent(made, len(shape))
+
+
+def _masked_categorical(logits: tf.Tensor, spec: Any) -> Any:
+    """One categorical for each element, whose values begin with the spec's minimum."""
+    shape = spec.shape.as_list()
+    if len(shape) != 1 and shape:
+        lead, last = tf.shape(logits)[:-2], [*shape, logits.shape[-1]]
+        logits = tf.ensure_shape(
+            tf.reshape(logits, tf.concat([lead, last], 0)), [*logits.shape[:-2], *last]
+        )
+    start = np.asarray(specs.bounds(spec)[0])
+    if start.any():
+        made = ShiftedCategorical(
+            logits=logits, dtype=spec.dtype, shift=tf.constant(start, spec.dtype)
+        )
+    else:
+        made = _tfd.Categorical(logits=logits, dtype=spec.dtype)
+    return _tfd.Independent(made, len(shape)) if shape else made
+
+
+def _shaped(flat: tf.Tensor, shape: list[int]) -> tf.Tensor:
+    """Parameters `[B, ...]` in the shape of an action."""
+    whole = [*flat.shape[:1], *shape]
+    if flat.shape.as_list() == whole:
+        return flat
+    return tf.ensure_shape(tf.reshape(flat, tf.concat([tf.shape(flat)[:1], shape], 0)), whole)
 
 
 def parameters(nest: Nest) -> tuple[Parameters, ...]:

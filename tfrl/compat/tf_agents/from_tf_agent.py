@@ -25,8 +25,7 @@ from tfrl.compat.tf_agents.from_tf_agent_experience import (
     scalars,
     weights_of,
 )
-from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, undecorated
-from tfrl.compat.tf_agents.from_tf_agent_notices import tell_limits
+from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, tell_limits, undecorated
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory

@@ -10,7 +10,7 @@ from tf_agents.trajectories import TimeStep
 
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
-from tfrl.compat.tf_agents.time_steps import FIRST, MID, observation
+from tfrl.compat.tf_agents.trajectories import FIRST, MID, observation
 from tfrl.types import ActionOutput, AgentState, Nest
 
 # What is stored with a step of a policy that has policy info.

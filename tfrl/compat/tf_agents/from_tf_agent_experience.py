@@ -10,11 +10,10 @@ from tf_agents.trajectories import Trajectory as Frames
 from tf_agents.trajectories import Transition as FramePair
 
 from tfrl import struct
-from tfrl.agents.off_policy.columns import check_rows, transition_of
+from tfrl.agents.off_policy.checks import check_rows, transition_of
 from tfrl.compat.tf_agents.from_tf_agent_acting import INFO
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic
-from tfrl.compat.tf_agents.time_steps import MID
-from tfrl.compat.tf_agents.trajectories import to_trajectory, to_transitions
+from tfrl.compat.tf_agents.trajectories import MID, to_trajectory, to_transitions
 from tfrl.errors import UserError
 from tfrl.learners.batches import counted, field
 from tfrl.types import Nest, Sequences, Trajectory, Transition

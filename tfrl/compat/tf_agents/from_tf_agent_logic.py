@@ -1,8 +1,11 @@
 """How a TFAgent is made, and what it is like."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect
+import logging
 import threading
 import warnings
 import weakref
@@ -13,8 +16,11 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDqnAgent
+from tf_agents.agents.ddpg.ddpg_agent import DdpgAgent
 from tf_agents.agents.ppo.ppo_agent import PPOAgent
 from tf_agents.agents.reinforce.reinforce_agent import ReinforceAgent
+from tf_agents.agents.sac.sac_agent import SacAgent
+from tf_agents.agents.td3.td3_agent import Td3Agent
 from tf_agents.agents.tf_agent import TFAgent
 from tf_agents.policies.greedy_policy import GreedyPolicy
 from tf_agents.specs import tensor_spec as tensor_spec_lib
@@ -23,13 +29,46 @@ from tfrl import seeding, struct
 from tfrl.compat.tf_agents import specs
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, recorded
-from tfrl.compat.tf_agents.time_steps import time_step_spec
+from tfrl.compat.tf_agents.trajectories import time_step_spec
 from tfrl.errors import UserError
 from tfrl.networks import keras_swap
 from tfrl.types import AgentState, Nest
 
+_LOG = logging.getLogger(__name__)
 _LOCK = threading.RLock()
 _CONVERTED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def tell_limits(logic: Logic) -> None:
+    """Warns of what is known of the agent's class."""
+    if isinstance(logic.agent, PPOAgent):
+        _tell_of_ppo()
+    if logic.form == "sequence" and isinstance(logic.agent, SacAgent | Td3Agent | DdpgAgent):
+        _tell_of_padding()
+
+
+@functools.cache
+def _tell_of_ppo() -> None:
+    """Says once where TF-Agents' PPO differs from what its name promises."""
+    lines, first = inspect.getsourcelines(PPOAgent.compute_advantages)
+    at = next((i for i, line in enumerate(lines) if "final_value=value_preds" in line), 0)
+    _LOG.warning(
+        "TF-Agents' PPO with GAE bootstraps the last step of a rollout from V(s_{T-1}), the value "
+        "before it, and not from V(s_T); nor does it bootstrap behind a truncation: %s:%d. "
+        "tfrl.agents.PPO does both.",
+        inspect.getsourcefile(PPOAgent),
+        first + at,
+    )
+
+
+@functools.cache
+def _tell_of_padding() -> None:
+    """Says once that losses which are sums over time take no weights `[B, T]`."""
+    _LOG.warning(
+        "TF-Agents' SAC, TD3 and DDPG sum their losses over time before they weight them: with a "
+        "network that has a memory they also train on what stands behind an episode's end in a "
+        "sequence. DqnAgent does not."
+    )
 
 
 class Logic:

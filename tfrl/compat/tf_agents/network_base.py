@@ -17,7 +17,7 @@ from tfrl.compat.tf_agents import distributions
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.network_making import MakeNetwork, floats, made
 from tfrl.compat.tf_agents.specs import plain
-from tfrl.compat.tf_agents.time_steps import FIRST, MID
+from tfrl.compat.tf_agents.trajectories import FIRST, MID
 from tfrl.errors import UserError
 from tfrl.types import Nest
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_agents.trajectories import TimeStep
 
 from tfrl import seeding
-from tfrl.compat.tf_agents.time_steps import time_step
+from tfrl.compat.tf_agents.trajectories import time_step
 from tfrl.envs.core import Autoreset, Env, carrying
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError

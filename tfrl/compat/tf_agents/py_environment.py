@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_agents.environments.py_environment import PyEnvironment
 from tf_agents.trajectories import TimeStep
 
-from tfrl.compat.tf_agents import specs, time_steps
+from tfrl.compat.tf_agents import specs, trajectories
 from tfrl.compat.tf_agents.players import Player
 from tfrl.envs.adapters import host_spaces
 from tfrl.types import Nest
@@ -25,7 +25,7 @@ class BatchedEnvironment(PyEnvironment):
         super().__init__()
         self._player = player
         env = player.env
-        self._specs = time_steps.time_step_spec(env.obs_spec)
+        self._specs = trajectories.time_step_spec(env.obs_spec)
         self._action_spec = specs.array_spec(env.action_spec, "action")
         self._copy = host_spaces.copier(
             specs.plain(env.action_spec), "action for the environment", env.num_envs

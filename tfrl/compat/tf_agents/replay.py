@@ -12,8 +12,7 @@ import tensorflow as tf
 from tf_agents.trajectories import trajectory as trajectory_lib
 
 from tfrl.compat.tf_agents import specs
-from tfrl.compat.tf_agents.time_steps import LAST
-from tfrl.compat.tf_agents.trajectories import steps_of
+from tfrl.compat.tf_agents.trajectories import LAST, steps_of
 from tfrl.errors import UserError
 from tfrl.replay.reverb.library import reverb
 from tfrl.types import Nest, Sequences, Transition

@@ -9,7 +9,7 @@ from tf_agents.trajectories import TimeStep
 from tfrl import seeding
 from tfrl.compat.tf_agents import specs
 from tfrl.compat.tf_agents.players import as_tensors, check_reward
-from tfrl.compat.tf_agents.time_steps import time_step, time_step_spec
+from tfrl.compat.tf_agents.trajectories import time_step, time_step_spec
 from tfrl.envs.core import Env, carrying
 from tfrl.types import EnvState, Nest
 

@@ -18,16 +18,16 @@ A wrapper reads `env_state` only of the state that its `step` is given, and give
 environment its part of it.
 """
 
-from tfrl.envs.wrappers.action_clip import ActionClip
 from tfrl.envs.wrappers.action_mask import ActionMask
-from tfrl.envs.wrappers.action_repeat import ActionRepeat
-from tfrl.envs.wrappers.action_rescale import ActionRescale
-from tfrl.envs.wrappers.agent_id import AgentId
-from tfrl.envs.wrappers.central_state import CentralState
+from tfrl.envs.wrappers.actions import ActionClip, ActionRepeat, ActionRescale
 from tfrl.envs.wrappers.episode import Episode, EpisodeState
-from tfrl.envs.wrappers.observation_cast import ObservationCast
-from tfrl.envs.wrappers.observation_flatten import ObservationFlatten
-from tfrl.envs.wrappers.observation_stack import ObservationStack
+from tfrl.envs.wrappers.observations import (
+    AgentId,
+    CentralState,
+    ObservationCast,
+    ObservationFlatten,
+    ObservationStack,
+)
 from tfrl.envs.wrappers.reward_active import RewardActive
 from tfrl.envs.wrappers.reward_clip import RewardClip
 from tfrl.envs.wrappers.reward_normalize import RewardNormalize

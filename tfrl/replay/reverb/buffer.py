@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
-from tfrl.replay.reverb import files
+from tfrl.replay.reverb import checkpoints
 from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.local import LocalServer
@@ -17,14 +17,59 @@ from tfrl.replay.reverb.sampled import SampledTables
 from tfrl.replay.reverb.table_config import ONCE
 from tfrl.replay.reverb.tables import check_tables
 from tfrl.replay.reverb.writer import Writer
+from tfrl.replay.ring import check_given
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.maker import ReverbReplay
 
 
+# The least priority^alpha, as in the graph: an item of priority 0 can still be sampled.
+_LEAST = 2.0**-24
+_SMALLEST = 1e-300  # Reverb leaves out what is exactly 0.
 # Between two looks at the sizes of the tables.
 _LOOK_SECONDS = 2.0
+
+
+def updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
+    """Returns what Reverb is told, `{key: priority}`.
+
+    Args:
+      index: int64 [N], the bits of the keys.
+      priorities: float [N]; of a key that occurs twice the highest counts, what is not finite is
+        left out.
+      alpha: The table's exponent, which Reverb applies.
+
+    Raises:
+      UserError: For a negative priority, and for shapes that differ.
+    """
+    check_given(index=index, priorities=priorities)
+    keys = np.asarray(index)
+    values = np.asarray(priorities, np.float64)
+    if keys.dtype != np.int64 or keys.ndim != 1 or keys.shape != values.shape:
+        raise UserError(
+            "index",
+            expected=f"int64 [{', '.join(map(str, values.shape))}], as it was sampled with the "
+            "items of the priorities",
+            got=f"{keys.dtype} {list(keys.shape)}",
+            remedy="Give the index of the batch and one priority for each of its items.",
+        )
+    if np.any(values < 0.0):
+        raise UserError(
+            "priorities",
+            expected="no negative number",
+            got=f"{np.nanmin(values):g}",
+            remedy="Give absolute TD errors.",
+        )
+    finite = np.isfinite(values)
+    keys, values = keys[finite].view(np.uint64), values[finite]
+    # With alpha 0 every priority counts as 1, but for the 0 that Reverb leaves out.
+    least = _LEAST ** (1.0 / alpha) if alpha > 0.0 else 0.0
+    values = np.maximum(values, max(least, _SMALLEST))
+    unique, at = np.unique(keys, return_inverse=True)
+    highest = np.zeros(len(unique))
+    np.maximum.at(highest, at, values)
+    return dict(zip(unique.tolist(), highest.tolist(), strict=True))
 
 
 class ReverbBuffer(SampledTables):
@@ -202,7 +247,7 @@ class ReverbBuffer(SampledTables):
         """
         self._settle()
         numbers = {path: value.item() for path, value in self.state_values().items()}
-        files.save(folder, self.replay, numbers, lambda path: self._save_tables(path, tables))
+        checkpoints.save(folder, self.replay, numbers, lambda path: self._save_tables(path, tables))
 
     def _save_tables(self, folder: pathlib.Path, elsewhere: bool) -> None:
         if isinstance(self._connection, LocalServer):
@@ -223,7 +268,7 @@ class ReverbBuffer(SampledTables):
         here = isinstance(self._connection, LocalServer)
         # A server elsewhere has items in its own form, which was compared when it answered.
         asked = self._asked if here else None
-        values, tables, packed = files.restore(folder, self.replay, asked)
+        values, tables, packed = checkpoints.restore(folder, self.replay, asked)
         if here:
             replay = self.replay.replace(packed=packed)
             fresh = LocalServer(replay, tables)
@@ -247,7 +292,7 @@ class ReverbBuffer(SampledTables):
             return
         self._closed = True
         if self._connection.lost:
-            from tfrl.replay.reverb.lost import leave_behind
+            from tfrl.replay.reverb.calls import leave_behind
 
             leave_behind(self._writer)  # Reverb's destructors would wait for the server.
             self._connection.close()

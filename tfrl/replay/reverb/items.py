@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
-from tfrl.replay.reverb.layout import Layout, sequence_plan, transition_plan
+from tfrl.replay.reverb.rows import Layout, sequence_plan, transition_plan
 from tfrl.replay.reverb.table_config import TableConfig
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.numeric import is_size
-from tfrl.replay.reverb import priorities
+from tfrl.replay.reverb import buffer
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
 from tfrl.replay.reverb.repeats import Repeats
 from tfrl.replay.reverb.table_config import ONCE, TableConfig
@@ -251,7 +251,7 @@ _endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
 def _updates(index: Any, values: Any, config: TableConfig) -> dict[int, float]:
-    return priorities.updates(index, values, float(config.alpha or 0.0))
+    return buffer.updates(index, values, float(config.alpha or 0.0))
 
 
 def _sampleable(info: Any) -> float:

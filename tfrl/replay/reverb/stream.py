@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.replay.reverb.items import make_items
-from tfrl.replay.reverb.layout import Layout
+from tfrl.replay.reverb.rows import Layout
 from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, leaves
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
-from tfrl.replay.reverb.layout import make_layout
 from tfrl.replay.reverb.packed_stream import PackedStream
 from tfrl.replay.reverb.packing import Packing
-from tfrl.replay.reverb.rows import Columns
+from tfrl.replay.reverb.rows import Columns, make_layout
 from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, Stream
 from tfrl.replay.reverb.table_config import ONCE
 from tfrl.types import Trajectory
