@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tfrl.distribute import strategy
+from tfrl.distribute import choice
 from tfrl.errors import UserError
 
 
@@ -34,7 +34,7 @@ GKE = {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://h:1"}
     ],
 )
 def test_choice(name, tpu, cpus, environ, expected):
-    assert strategy.choose(name, tpu=tpu, num_logical_cpus=cpus, environ=environ) == expected
+    assert choice.choose(name, tpu=tpu, num_logical_cpus=cpus, environ=environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_choice(name, tpu, cpus, environ, expected):
 )  # fmt: skip
 def test_mistakes(name, tpu, cpus, environ, message):
     with pytest.raises(UserError) as error:
-        strategy.choose(name, tpu=tpu, num_logical_cpus=cpus, environ=environ)
+        choice.choose(name, tpu=tpu, num_logical_cpus=cpus, environ=environ)
     assert message in str(error.value)
 
 
 def test_the_flag_goes_before_the_environment(monkeypatch):
-    assert strategy.tpu_address("a", TPU) == ("a", "--tpu")
-    assert strategy.tpu_address(None, {**TPU, **GKE}) == (
+    assert choice.tpu_address("a", TPU) == ("a", "--tpu")
+    assert choice.tpu_address(None, {**TPU, **GKE}) == (
         "grpc://h:1", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS",
     )  # fmt: skip
-    assert strategy.tpu_address(None, {"TPU_NAME": ""}) == (None, "")
+    assert choice.tpu_address(None, {"TPU_NAME": ""}) == (None, "")
     monkeypatch.setenv("TPU_NAME", "mine")
-    assert strategy.choose() == "tpu"
+    assert choice.choose() == "tpu"

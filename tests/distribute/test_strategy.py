@@ -5,7 +5,7 @@ import textwrap
 import pytest
 import tensorflow as tf
 
-from tfrl.distribute import describe, make_strategy, strategy, tpu_system
+from tfrl.distribute import describe, devices, make_strategy, tpu_system
 from tfrl.errors import UserError
 
 
@@ -20,8 +20,8 @@ def fixture_machine(monkeypatch):
     """Sets how many devices the machine seems to have, and shows what strategies would be made."""
 
     def machine(cpus, gpus):
-        monkeypatch.setattr(strategy, "num_cpus", lambda: cpus)
-        monkeypatch.setattr(strategy, "num_gpus", lambda: gpus)
+        monkeypatch.setattr(devices, "num_cpus", lambda: cpus)
+        monkeypatch.setattr(devices, "num_gpus", lambda: gpus)
 
     made = []
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", made.append)
@@ -80,13 +80,13 @@ def test_splitting_the_cpu_comes_first():
 )
 def test_found(machine, cpus, gpus, text):
     machine(cpus, gpus)
-    assert strategy.found().startswith(text)
+    assert devices.found().startswith(text)
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_at_least_one_logical_cpu(count):
     with pytest.raises(UserError, match=f"--num_logical_cpus: expected at least 1, got {count}"):
-        strategy.make_logical_cpus(count)
+        devices.make_logical_cpus(count)
 
 
 def test_describe():

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfrl.distribute.agreement import Agreement, is_chief
+    from tfrl.distribute.choice import STRATEGIES, choose
+    from tfrl.distribute.devices import make_logical_cpus
     from tfrl.distribute.failures import WorkerLostError, lost_workers
     from tfrl.distribute.replicas import Replicas
-    from tfrl.distribute.strategy import (
-        STRATEGIES,
-        choose,
-        describe,
-        make_logical_cpus,
-        make_strategy,
-    )
+    from tfrl.distribute.strategy import describe, make_strategy
     from tfrl.distribute.workers import Workers, workers_of
     from tfrl.distribute.xla import Problem, assert_compilable, check_compilable
 

@@ -8,7 +8,7 @@ import time
 
 import tensorflow as tf
 
-from tfrl.distribute import rendezvous, strategy, watchdog
+from tfrl.distribute import choice, devices, rendezvous, watchdog
 from tfrl.distribute.failures import first_line
 from tfrl.errors import UserError
 
@@ -29,9 +29,9 @@ def tpu_strategy(tpu: str | None, seconds: float) -> tf.distribute.TPUStrategy:
     Raises:
       UserError: There is no TPU there; says what was looked for and found.
     """
-    address, source = strategy.tpu_address(tpu)
+    address, source = choice.tpu_address(tpu)
     if address is None:
-        address, source = strategy.LOCAL_TPU, "this machine, as neither --tpu nor TPU_NAME is given"
+        address, source = choice.LOCAL_TPU, "this machine, as neither --tpu nor TPU_NAME is given"
     address = _with_scheme(address)
     _wait_for(address, source, seconds)
     try:
@@ -89,7 +89,7 @@ def _no_tpu(address: str, source: str, error: Exception) -> UserError:
     return UserError(
         "--strategy=tpu",
         expected=f"a TPU at '{address}' (from {source})",
-        got=f"{strategy.found()}, and no TPU: {reason}",
+        got=f"{devices.found()}, and no TPU: {reason}",
         remedy="Give the TPU's address with --tpu, run on a machine that has one, or leave "
         "--strategy and --tpu out.",
     )

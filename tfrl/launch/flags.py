@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfrl.distribute.strategy import STRATEGIES, choose
+from tfrl.distribute.choice import STRATEGIES, choose
 
 if TYPE_CHECKING:
     import tensorflow as tf

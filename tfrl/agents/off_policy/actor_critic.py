@@ -133,6 +133,11 @@ class OffPolicyActorCritic(OffPolicy):
 
     # State.
 
+    @property
+    def discrete(self) -> bool:
+        """Whether the action is Discrete."""
+        return self.unit_actions is None
+
     def extra_params(self) -> dict[str, tf.Tensor]:
         """Returns groups of parameters beside those of the networks."""
         return {}

@@ -89,11 +89,6 @@ class SAC(OffPolicyActorCritic):
     # State.
 
     @property
-    def discrete(self) -> bool:
-        """Whether the action is Discrete."""
-        return self.unit_actions is None
-
-    @property
     def target_period(self) -> int:
         """`target_every`."""
         return self.target_every
