@@ -83,7 +83,7 @@ def random_runner(env: Any, compile: str, seconds: float) -> Callable[[], float]
 
 
 def ppo_runner(env: Any, seconds: float) -> tuple[Callable[[], float], dict[str, Any]]:
-    """Returns a function that measures PPO with the sizes of `benchmarks.ppo`, and its seams."""
+    """Returns a function that measures PPO with the sizes of `benchmarks.ppo`, and its stages."""
     from tfrl.agents import PPO
     from tfrl.learners import ModuleConfig
     from tfrl.workflows import OnPolicyWorkflow

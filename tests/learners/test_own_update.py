@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl.agents.core import OwnUpdate
+from tfrl.agents.core import ExternalUpdate
 from tfrl.errors import UserError
 from tfrl.learners import Learner, Module, ModuleConfig
 
@@ -20,7 +20,7 @@ class Stepping(Module):
 
     @property
     def updates(self):
-        return (OwnUpdate(name="add", step=self.step),)
+        return (ExternalUpdate(name="add", step=self.step),)
 
     def step(self, state, batch, key):
         state.params["w"].assign_add(tf.reduce_mean(batch["x"]) * tf.constant([0.0, 1.0]))

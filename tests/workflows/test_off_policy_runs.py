@@ -123,7 +123,7 @@ class RunTest(parameterized.TestCase):
         assert_same(before, bits(flow, copy))
         assert_same(bits(flow, flow.advance(copy, 5).state), bits(flow, state))
 
-    def test_timing_the_seams_leaves_the_run_as_it_was(self):
+    def test_timing_the_stages_leaves_the_run_as_it_was(self):
         flow = workflow(compile="auto", replay=PRIORITIZED)
         state = flow.setup(0)
         before = bits(flow, state)

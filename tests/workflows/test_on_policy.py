@@ -177,7 +177,7 @@ class StepTest(parameterized.TestCase):
         self.assertBetween(invalid, metrics["episodes"] - 4, metrics["episodes"])
         self.assertGreater(invalid, 0)
 
-    def test_seams_trace_once(self):
+    def test_stages_trace_once(self):
         traces.forget_all()
         w = workflow()
         state = w.setup(0)

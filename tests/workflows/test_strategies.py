@@ -151,12 +151,12 @@ class MirroredTest(parameterized.TestCase):
     def test_a_thousand_iterations_trace_once(self):
         flow = workflow(mirrored())
         state = flow.advance(flow.setup(0), 5).state
-        seams = (state.program.rollout, state.program.update)
-        traces = [seam.trace_counts for seam in seams]
+        stages = (state.program.rollout, state.program.update)
+        traces = [stage.trace_counts for stage in stages]
         self.assertEqual(traces, [{"graph": 2}, {"graph": 1}])  # the rollout on each device
         for _ in range(3):
             state = flow.advance(state, 5).state
-        self.assertEqual([seam.trace_counts for seam in seams], traces)
+        self.assertEqual([stage.trace_counts for stage in stages], traces)
 
 
 class StatisticsTest(parameterized.TestCase):

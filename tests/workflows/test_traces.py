@@ -62,7 +62,7 @@ def on_policy(env_id="tf:CartPole-v1", compile="graph", **options):
 CASES = {
     "graph": on_policy,
     "xla": functools.partial(on_policy, compile="xla"),
-    "seams": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
+    "stages": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
     "replay": lambda: off_policy(agent=functools.partial(TracedDQN, hidden=(4,))),
 }
 ON_HOST = {

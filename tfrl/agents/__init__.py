@@ -8,7 +8,7 @@ import pkgutil
 from typing import Any
 
 from tfrl.agents.actor_critic import ActorCritic
-from tfrl.agents.core import Agent, OwnUpdate, Update
+from tfrl.agents.core import Agent, ExternalUpdate, OwnUpdate, Update
 from tfrl.agents.multi_agent import MultiAgent
 from tfrl.agents.off_policy import OffPolicy, OffPolicyActorCritic
 from tfrl.agents.random import RandomAgent
@@ -25,6 +25,7 @@ __all__ = [
     "OffPolicy",
     "OffPolicyActorCritic",
     "OwnUpdate",
+    "ExternalUpdate",
     "RandomAgent",
     "Update",
     "algorithm",

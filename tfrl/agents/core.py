@@ -40,11 +40,11 @@ class Update(struct.Struct):
 
 
 # step(state of tf.Variables, batch, key) -> dict of scalar metrics
-OwnStep = Callable[[AgentState, Nest, tf.Tensor], dict[str, tf.Tensor]]
+ExternalStep = Callable[[AgentState, Nest, tf.Tensor], dict[str, tf.Tensor]]
 
 
 @struct.logic_dataclass
-class OwnUpdate(struct.Struct):
+class ExternalUpdate(struct.Struct):
     """An update that changes a module's state by itself: another library's training step.
 
     The Learner has no gradient, no optimizer and no clipping for it, and one replica only. It runs
@@ -59,11 +59,15 @@ class OwnUpdate(struct.Struct):
     """
 
     name: str
-    step: OwnStep
+    step: ExternalStep
 
     # As of `Update`: no parameters for an optimizer, and in every learner step.
     groups: ClassVar[tuple[str, ...]] = ()
     every: ClassVar[int] = 1
+
+
+# The name of version 0.1.
+OwnUpdate = ExternalUpdate
 
 
 class Agent(abc.ABC):
@@ -120,7 +124,7 @@ class Agent(abc.ABC):
     epochs_and_minibatches = (4, 4)
 
     @property
-    def updates(self) -> tuple[Update | OwnUpdate, ...]:
+    def updates(self) -> tuple[Update | ExternalUpdate, ...]:
         """The updates of one learner step, in order; empty for an agent that does not learn."""
         return ()
 

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import Agent, OwnUpdate, Update
+from tfrl.agents.core import Agent, ExternalUpdate, Update
 from tfrl.envs.multi_agent import agent_flags
 from tfrl.errors import UserError, did_you_mean
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
@@ -279,7 +279,7 @@ class MultiAgent(Agent):
     # Learning.
 
     @property
-    def updates(self) -> tuple[Update | OwnUpdate, ...]:
+    def updates(self) -> tuple[Update | ExternalUpdate, ...]:
         """The updates of all modules; a Learner takes those of `modules` one by one."""
         return tuple(u for p in self.modules.values() for u in p.updates)
 

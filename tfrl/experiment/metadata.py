@@ -135,7 +135,7 @@ def collect(
 
     Args:
       seed: The run's seed.
-      compile_choices: `{seam: "xla" | "graph" | "eager"}`.
+      compile_choices: `{stage: "xla" | "graph" | "eager"}`.
       configuration: `{binding: value}`, as `RunFolder.check_same_configuration` compares it.
       **more: Further entries.
     """

@@ -25,6 +25,7 @@ from tfrl.errors import UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes
 from tfrl.learners.episode_updates import batches_of, observe_episodes
+from tfrl.learners.external_update import check_no_optimizer, trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
 from tfrl.learners.minibatches import Remainder, host_minibatch_indices
 from tfrl.learners.module_config import ModuleConfig
@@ -35,7 +36,6 @@ from tfrl.learners.optimizers import (
     OptimizerEntry,
     OptimizerRegistry,
 )
-from tfrl.learners.own_update import check_no_optimizer, trains_itself
 from tfrl.learners.parameters import (
     ParamDict,
     check_groups,
@@ -49,7 +49,7 @@ from tfrl.learners.parameters import (
 )
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, mean_of, report
-from tfrl.learners.update import Cut, train
+from tfrl.learners.update import MinibatchIndices, train
 from tfrl.learning import leaves
 from tfrl.learning.gradients import clip_gradients, differentiate
 from tfrl.metrics import MetricsLogger
@@ -650,7 +650,9 @@ class Learner:
 
         # Draws of the losses must not share keys with the permutations.
         indices = self.replicas.run(own_indices, seeding.stream(key, "minibatches"))
-        return train(self, state, batches, planning.cut_of(plan, indices), key, timesteps, jit=jit)
+        return train(
+            self, state, batches, planning.as_minibatches(plan, indices), key, timesteps, jit=jit
+        )
 
     def _check_pure(self) -> None:
         """Refuses what changes variables, for an update of a state of tensors."""
@@ -759,7 +761,7 @@ class Learner:
                 self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
             )
             jit = compile == "xla" and self.replicas.several
-            cut, state = planning.cut_of(plan, indices), self.learner_state
+            cut, state = planning.as_minibatches(plan, indices), self.learner_state
             return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("batch", plan, given), run)
@@ -851,7 +853,7 @@ class Learner:
             key: tf.Tensor,
             timesteps: tf.Tensor,
         ) -> Results:
-            cut = Cut(
+            cut = MinibatchIndices(
                 indices=planning.shared_out(self, indices),
                 steps=tf.shape(next(iter(indices.values())))[0],
                 padded=padded,

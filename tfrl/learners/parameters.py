@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrl import networks, struct
-from tfrl.agents.core import OwnUpdate
+from tfrl.agents.core import ExternalUpdate
 from tfrl.errors import UserError, did_you_mean
 from tfrl.types import AgentState
 
@@ -125,7 +125,7 @@ def make_counter(name: str, value: Any = 0) -> tf.Variable:
 def parameter_counts(learner: Learner, module_ids: Collection[str]) -> dict[str, int]:
     """Returns how many numbers are trained, and how many other parameters there are.
 
-    Those of a module that trains by itself (`OwnUpdate`) all count as trained.
+    Those of a module that trains by itself (`ExternalUpdate`) all count as trained.
 
     Args:
       learner: A built `Learner`.
@@ -136,7 +136,7 @@ def parameter_counts(learner: Learner, module_ids: Collection[str]) -> dict[str,
     for m in module_ids:
         params, updates = learner.module_state(m).params, learner.modules[m].updates
         groups = dict.fromkeys(g for u in updates for g in u.groups)
-        if any(isinstance(u, OwnUpdate) for u in updates):
+        if any(isinstance(u, ExternalUpdate) for u in updates):
             groups = dict.fromkeys(params)
         trained |= {v.ref() for v in group_variables(m, learner.module_states[m], tuple(groups))}
         found.update({v.ref(): v.shape.num_elements() for v in tf.nest.flatten(params)})

@@ -24,7 +24,7 @@ from tfrl.learners.minibatches import (
     plan_minibatches,
     whole_number,
 )
-from tfrl.learners.update import Cut
+from tfrl.learners.update import MinibatchIndices
 from tfrl.types import Nest
 
 if TYPE_CHECKING:
@@ -153,9 +153,9 @@ def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
     return found
 
 
-def cut_of(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> Cut:
+def as_minibatches(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> MinibatchIndices:
     """Returns which rows make which minibatch, for the indices of a plan."""
-    return Cut(
+    return MinibatchIndices(
         indices=indices,
         steps=plan.steps,
         padded={m: p.padded for m, p in plan.modules.items()},

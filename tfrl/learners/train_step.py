@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import OwnUpdate, Update
+from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.learners import batches as batches_lib
+from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.loss_checks import check_ids, check_scalars, with_columns
 from tfrl.learners.modules import scalar_loss
 from tfrl.learners.optimizers import ALL_MODULES
-from tfrl.learners.own_update import parted, take_own_step
 from tfrl.learners.parameters import ParamDict, ParameterTable
 from tfrl.learners.state_changes import stepped, with_param_updates
 from tfrl.learning import leaves
@@ -285,7 +285,7 @@ class TrainStep:
         all_finite = dict.fromkeys(self._modules, tf.constant(True))
         metrics: dict[str, dict[str, Any]] = {m: {} for m in self._modules}
         for k, positioned in enumerate(self.positions()):
-            own, updates = parted(positioned)
+            own, updates = partition(positioned)
             for m, update in own.items():
                 row, finite_m = self._take_own(state, k, m, update, minibatch)
                 all_finite[m] &= finite_m
@@ -306,12 +306,12 @@ class TrainStep:
         return state, metrics, stopped, all_finite
 
     def _take_own(
-        self, state: LearnerState, k: int, m: str, update: OwnUpdate, minibatch: Minibatch
+        self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """A step that the module takes by itself: its metrics, and whether it was finite."""
         several = self._replicas.several
         key = minibatch.key if several else self._keys(k, {m: update}, minibatch.key)[m]
-        return take_own_step(
+        return take_external_step(
             m,
             update,
             state.agent_state[m],

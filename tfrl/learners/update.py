@@ -32,7 +32,7 @@ _LAST = 2
 
 
 @struct.dataclass
-class Cut(struct.Struct):
+class MinibatchIndices(struct.Struct):
     """How batches are cut.
 
     Attributes:
@@ -49,7 +49,7 @@ class Cut(struct.Struct):
 
 
 @struct.dataclass
-class Tally(struct.Struct):
+class MetricSums(struct.Struct):
     """What the loop sums up, in few tensors: each costs something in every step of a graph.
 
     Attributes:
@@ -66,7 +66,7 @@ def train(
     learner: Learner,
     state: LearnerState,
     batches: dict[str, Nest],
-    cut: Cut,
+    cut: MinibatchIndices,
     key: tf.Tensor,
     timesteps: tf.Tensor,
     *,
@@ -129,7 +129,7 @@ def run_minibatches(
     learner: Learner,
     state: LearnerState,
     batches: dict[str, Nest],
-    cut: Cut,
+    cut: MinibatchIndices,
     key: tf.Tensor,
     *,
     jit: bool,
@@ -171,7 +171,9 @@ def run_minibatches(
             state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
         return state.count("learner_steps", 1), metrics, stopped, finite
 
-    def body(i: tf.Tensor, state: LearnerState, tally: Tally) -> tuple[LearnerState, Tally]:
+    def body(
+        i: tf.Tensor, state: LearnerState, tally: MetricSums
+    ) -> tuple[LearnerState, MetricSums]:
         state, metrics, stopped, finite = take(i, state, tally.stopped)
         names.update({m: list(row) for m, row in metrics.items()})
         sums = {}
@@ -180,7 +182,7 @@ def run_minibatches(
             active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
             lines = _lines(row, finite[m], active, guard=guard, delayed=step.has_delayed)
             sums[m] = tally.sums[m] + lines
-        return state, Tally(sums=sums, stopped=stopped)
+        return state, MetricSums(sums=sums, stopped=stopped)
 
     if isinstance(cut.steps, int) and cut.steps == 1:
         state, metrics, _, finite = take(tf.constant(0), state, _none_stopped(step))
@@ -188,13 +190,13 @@ def run_minibatches(
     tally = _start(step)
     limit = cut.steps if isinstance(cut.steps, int) else None
 
-    def going(i: tf.Tensor, tally: Tally) -> tf.Tensor:
+    def going(i: tf.Tensor, tally: MetricSums) -> tf.Tensor:
         running = i < cut.steps
         if len(tally.stopped) == len(batches):
             running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
         return running
 
-    def once(i: tf.Tensor, tally: Tally, own: list[tf.Tensor]) -> Any:
+    def once(i: tf.Tensor, tally: MetricSums, own: list[tf.Tensor]) -> Any:
         after, tally = body(i, leaves.with_carried(state, own), tally)
         return i + 1, tally, leaves.carried(after)
 
@@ -215,9 +217,9 @@ def _none_stopped(step: TrainStep) -> dict[str, tf.Tensor]:
     return {m: tf.constant(False) for m in step.stoppable}
 
 
-def _start(step: TrainStep) -> Tally:
+def _start(step: TrainStep) -> MetricSums:
     lines = 3 if step.has_delayed else 2
-    return Tally(
+    return MetricSums(
         sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in step.module_ids},
         stopped=_none_stopped(step),
     )

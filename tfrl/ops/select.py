@@ -1,4 +1,4 @@
-"""Choosing between tensors by the kernel that is the fastest for their shapes."""
+"""CompileModeTuner between tensors by the kernel that is the fastest for their shapes."""
 
 from typing import Any
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.agents import OwnUpdate
+from tfrl.agents import ExternalUpdate
 from tfrl.errors import UserError
+from tfrl.learners.external_update import take_external_step
 from tfrl.learners.optimizers import OptimizerEntry
-from tfrl.learners.own_update import take_own_step
 from tfrl.learning.gradients import gradients_of
 from tfrl.tasks.samples import Samples
 from tfrl.tasks.task import RLTask, check_trainable, trains_itself
@@ -117,8 +117,10 @@ class TrainingStep:
     def _own_step(self, batch: Samples) -> dict[str, tf.Tensor]:
         """The task's own training step, undone where something is not finite."""
         task = self._task
-        update = OwnUpdate(name="train_model", step=lambda *_: task.train_model(self.model, batch))
-        row, finite = take_own_step(
+        update = ExternalUpdate(
+            name="train_model", step=lambda *_: task.train_model(self.model, batch)
+        )
+        row, finite = take_external_step(
             type(task).__name__,
             update,
             AgentState(params={"model": list(self.model.variables)}),

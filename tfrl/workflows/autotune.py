@@ -1,4 +1,4 @@
-"""Settles how the seams of a run are compiled, by time where that is asked for."""
+"""Settles how the stages of a run are compiled, by time where that is asked for."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from tfrl.rollout.acting import policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest
 from tfrl.workflows.run_state import Progress
-from tfrl.workflows.stages import Seam, auto_needs_timing
+from tfrl.workflows.stages import CompiledStage, auto_needs_timing
 
-# Two XLA seams in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
+# Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 0.010
 # On a CPU, XLA's programs run in a thread of their own. Called alone it answers in 0.1 ms; between
@@ -21,14 +21,14 @@ _WAKE_SECONDS = 0.0004
 _BEHIND_SECONDS = 0.0005
 
 
-class Choosing:
+class CompileModeTuner:
     """The compile modes of a `LearnerProgram`; a part of that class."""
 
     learner: Any
     replicas: Any
     evaluations: Any
-    rollout: Seam
-    update: Seam
+    rollout: CompiledStage
+    update: CompiledStage
     _workflow: Any
     _on_host: bool
     _in_python: bool
@@ -44,7 +44,7 @@ class Choosing:
         """What has been traced for the logic of this run."""
         raise NotImplementedError
 
-    def _seams(self) -> tuple[Seam, ...]:
+    def _stages(self) -> tuple[CompiledStage, ...]:
         raise NotImplementedError
 
     def acting_state(self) -> Any:
@@ -56,7 +56,7 @@ class Choosing:
         raise NotImplementedError
 
     def choose(self, progress: Progress) -> dict[str, str]:
-        """Settles the mode of every seam, timing those that are "auto" on copies.
+        """Settles the mode of every stage, timing those that are "auto" on copies.
 
         What was timed once holds for all runs of equal logic.
         """
@@ -66,26 +66,26 @@ class Choosing:
             self._take(progress, self.traces.notes[note])
         if self._on_host and self.rollout.mode is None:
             self.rollout.mode = self._choose_acting(progress, asked["rollout"])
-        for seam in (self.rollout, self.update):
-            if seam.mode is None and asked[seam.name] != "auto":
-                seam.mode = asked[seam.name]
-            elif seam.mode is None and on_host(self._workflow.env) and not self._on_host:
+        for stage in (self.rollout, self.update):
+            if stage.mode is None and asked[stage.name] != "auto":
+                stage.mode = asked[stage.name]
+            elif stage.mode is None and on_host(self._workflow.env) and not self._on_host:
                 # Its steps are Python's, and cannot be tried on copies.
-                seam.mode = "graph"
-            elif seam.mode is None and not auto_needs_timing():
-                seam.mode = "xla"
-            elif seam.mode is None and self.replicas.num_workers > 1:
+                stage.mode = "graph"
+            elif stage.mode is None and not auto_needs_timing():
+                stage.mode = "xla"
+            elif stage.mode is None and self.replicas.num_workers > 1:
                 # Processes that measure would part; a rollout of many small ops is XLA's.
-                seam.mode = "xla" if seam is self.rollout else "graph"
+                stage.mode = "xla" if stage is self.rollout else "graph"
         if self.rollout.mode is None or self.update.mode is None:
-            self._time_seams(progress)
+            self._time_stages(progress)
         if self._loop_mode is None and self._in_python:
             self._loop_mode = "eager"
         elif self._loop_mode is None:
             self._loop_mode = self._choose_loop(asked["loop"])
             lacks = self._overlaps or not self._timed
             if lacks and self._loop_mode != "eager" and self._times_apart:
-                self._time_seams(progress)
+                self._time_stages(progress)
         self.traces.notes.setdefault(note, self._chosen)
         return {
             "loop": self._loop_mode,
@@ -97,13 +97,13 @@ class Choosing:
     @property
     def _chosen(self) -> tuple[Any, ...]:
         """The modes, and what was timed."""
-        return self._loop_mode, [(seam.mode, dict(seam.seconds)) for seam in self._seams()]
+        return self._loop_mode, [(stage.mode, dict(stage.seconds)) for stage in self._stages()]
 
     def _take(self, progress: Progress, chosen: tuple[Any, ...]) -> None:
         """Takes what `_chosen` returned."""
-        self._loop_mode, seams = chosen
-        for seam, (mode, seconds) in zip(self._seams(), seams, strict=True):
-            seam.mode, seam.seconds = mode, dict(seconds)
+        self._loop_mode, stages = chosen
+        for stage, (mode, seconds) in zip(self._stages(), stages, strict=True):
+            stage.mode, stage.seconds = mode, dict(seconds)
         if self._on_host:
             self._choose_acting(progress, str(self.rollout.mode))
 
@@ -122,7 +122,7 @@ class Choosing:
         return str(policy.mode)
 
     def _choose_loop(self, asked: str) -> str:
-        """One program of both seams and the loop over them, where both are XLA and it pays."""
+        """One program of both stages and the loop over them, where both are XLA and it pays."""
         modes = (str(self.rollout.mode), str(self.update.mode))
         if "eager" in modes or asked == "eager":
             return "eager"
@@ -134,7 +134,7 @@ class Choosing:
         slow = None not in seconds and known > _FUSE_BELOW_SECONDS
         return "graph" if asked == "auto" and slow else "xla"
 
-    def _time_seams(self, progress: Progress) -> None:
+    def _time_stages(self, progress: Progress) -> None:
         asked = self._workflow.compile["rollout"]
         compared = not self._on_host and self.rollout.mode is None
         if not self._on_host:
@@ -171,12 +171,12 @@ class Choosing:
 
     @property
     def fused(self) -> bool:
-        """Whether the seams and the loop over them are one XLA program."""
+        """Whether the stages and the loop over them are one XLA program."""
         return self._loop_mode == "xla"
 
     @property
     def _timed(self) -> bool:
-        """Whether there are clocks between the seams: not in XLA, nor in deterministic graphs."""
+        """Whether there are clocks between the stages: not in XLA, nor in deterministic graphs."""
         if self._in_python:
             return False  # Python has the clock
         # The public tf.config can only switch op determinism on.
@@ -189,11 +189,11 @@ class Choosing:
 
     @property
     def _times_apart(self) -> bool:
-        """Whether the seams can be called by themselves to time them."""
+        """Whether the stages can be called by themselves to time them."""
         return bool(self.replicas.num_workers == 1 and not on_host(self._workflow.env))
 
     def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
-        """Seconds by seam; without clocks, in the proportion of the seams timed apart."""
+        """Seconds by stage; without clocks, in the proportion of the stages timed apart."""
         if self._timed or self._in_python:
             return {"rollout": t_rollout, "update": t_update}
         a, b = (s.seconds.get(str(s.mode)) for s in (self.rollout, self.update))

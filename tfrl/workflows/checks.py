@@ -13,8 +13,8 @@ from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
+from tfrl.learners.external_update import trains_itself
 from tfrl.learners.minibatches import MinibatchPlan, Remainder
-from tfrl.learners.own_update import trains_itself
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.types import Nest
 

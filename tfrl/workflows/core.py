@@ -306,7 +306,7 @@ class Workflow(abc.ABC):
         return {name: x for name, x in vars(self).items() if name not in self._not_traced}
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
-        """Sets the compile modes by seam, as a resumed run has them stored.
+        """Sets the compile modes by stage, as a resumed run has them stored.
 
         Args:
           choices: "graph", "xla" or "eager", or `{"iterations": mode}`.
@@ -319,7 +319,7 @@ class Workflow(abc.ABC):
         self.compile = mode
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Settles the compile mode of every seam, and returns them by seam."""
+        """Settles the compile mode of every stage, and returns them by stage."""
         return {"iterations": self.compile}
 
     def use_strategy(self, strategy: Any) -> None:

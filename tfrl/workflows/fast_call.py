@@ -22,7 +22,7 @@ from tfrl.xla import never_in_xla
 _SMALL_BYTES = 2**14
 
 
-class FlatCall:
+class FastCall:
     """A function of lists of tensors, compiled for the shapes of its first call."""
 
     def __init__(
@@ -59,7 +59,7 @@ class FlatCall:
         return self._made.flat(leaves)
 
 
-def straight(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     """Returns a call of a `tf.function` on given arguments that leaves out what Python does in one.
 
     For timing: Python takes a millisecond for the arguments of a learner step, which a graph and
@@ -76,7 +76,7 @@ def straight(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     return lambda: made._call_flat(tensors, made.captured_inputs)
 
 
-class Ahead:
+class AsyncExecutor:
     """Runs calls in the background, one after the other, while Python goes on.
 
     A call returns at once; `numpy()` of one of its results waits for it, and must come before
@@ -101,12 +101,11 @@ class Ahead:
         self._executor.clear_error()
 
 
-class FlatReading:
+class FastReading:
     """The elements of an iterator as flat lists of tensors.
 
     An iterator's own `get_next` makes its nest and looks at every tensor, which takes several
-    times as long as a small element itself. Within an asynchronous executor (`Ahead`) a call
-    returns at once.
+    times as long as a small element itself. Within an `AsyncExecutor` a call returns at once.
     """
 
     def __init__(self, iterator: Any):

@@ -22,8 +22,8 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import Ahead, Bundle, FlatCall
-from tfrl.workflows.metric_accumulator import Tally
+from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall
+from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.run_state import Progress
 
 # A row of metrics has a fixed length, since its names are known only when all is traced.
@@ -41,7 +41,7 @@ class HostLoop:
           overlap: Whether learning runs in the background of the next rollout.
         """
         self._program = program
-        self._ahead = Ahead() if overlap else None
+        self._ahead = AsyncExecutor() if overlap else None
         self._lag = int(overlap)
         self._calls: dict[str, _Rest] = {}
         # The count of iterations, as a tensor, and the phase that `_begun` goes with.
@@ -61,7 +61,7 @@ class HostLoop:
         """Runs iterations; see `LearnerProgram.run`.
 
         Returns:
-          Progress, the number of rows, their floats and counters, and seconds by seam.
+          Progress, the number of rows, their floats and counters, and seconds by stage.
         """
         try:
             return self._run(progress, iterations, limit)
@@ -165,7 +165,7 @@ class _Rest:
         workflow = program.workflow
         self._program, self._workflow, self._lag = program, workflow, lag
         self._length = workflow.rollout_length
-        self.play = program.seam_of_phase()
+        self.play = program.stage_of_phase()
         act = program.action_fn_of_phase()
         agent = workflow.agent
         # Environments on the device are played by a compiled function.
@@ -180,10 +180,10 @@ class _Rest:
         self.call: Callable[..., Any] = self._traced_eagerly
         self._apart = jit and program.fetches
         if self._apart and program.reads_from_python:
-            behind = FlatCall(self._behind_what_was_read, self._bind, jit=True)
+            behind = FastCall(self._behind_what_was_read, self._bind, jit=True)
             self.call = lambda leaves: behind([*program.read(behind.is_traced), *leaves])
         elif not eager:
-            self.call = FlatCall(self._traced, self._bind, jit=jit and not self._apart)
+            self.call = FastCall(self._traced, self._bind, jit=jit and not self._apart)
         self.names: list[str] = []
         self.tally: Any = None
 
@@ -285,7 +285,7 @@ class _Rest:
         if lag:
             names = [*names, "policy_lag"]
             floats = tf.concat([floats, [tf.cast(behind, tf.float32)]], 0)
-        self.names, self.tally = list(names), Tally(names, _SLOTS)
+        self.names, self.tally = list(names), MetricAccumulator(names, _SLOTS)
         floats = tf.pad(floats, [[0, _SLOTS - floats.shape[0]]])
         steps = tf.identity(counters[-1])
         play_key, next_key = keys_of(progress.key, progress.iterations + lag)

@@ -1,4 +1,4 @@
-"""The compiled part of a run over one learner: its variables and the loop over the seams."""
+"""The compiled part of a run over one learner: its variables and the loop over the stages."""
 
 import abc
 import functools
@@ -17,13 +17,13 @@ from tfrl.learners import DEFAULT_MODULE_ID, Learner
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
-from tfrl.workflows.autotune import Choosing
+from tfrl.workflows.autotune import CompileModeTuner
 from tfrl.workflows.evaluations import Evaluations
 from tfrl.workflows.host_loop import HostLoop
 from tfrl.workflows.metric_accumulator import EPISODE_METRICS
 from tfrl.workflows.run_state import Progress, RunMetrics, State
 from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
-from tfrl.workflows.stages import PythonSeam, Seam
+from tfrl.workflows.stages import CompiledStage, PythonStage
 from tfrl.xla import never_in_xla
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _LEARNER = "learner/"
 _METRICS = ("iterations", "env_steps", "episodes", "evaluations", *EPISODE_METRICS)
 
 
-class LearnerProgram(Choosing, abc.ABC):
+class LearnerProgram(CompileModeTuner, abc.ABC):
     """Runs iterations of a workflow over one learner; made by `setup`, freed with its states.
 
     An iteration is a rollout (a pure function) and what the workflow makes of it: `improve`. A run
@@ -43,7 +43,7 @@ class LearnerProgram(Choosing, abc.ABC):
     notes: Sequence[tf.Tensor] = ()
 
     def __init__(self, workflow: Any, learner: Learner):
-        """Prepares the seams; nothing is traced yet.
+        """Prepares the stages; nothing is traced yet.
 
         Args:
           workflow: The `LearnerWorkflow` whose hooks run.
@@ -55,7 +55,7 @@ class LearnerProgram(Choosing, abc.ABC):
         self._workflow = workflow
         self.evaluations = Evaluations(workflow, learner)
         self.replicas = learner.replicas
-        # Environments on the host are stepped in Python, and so is the loop over the seams.
+        # Environments on the host are stepped in Python, and so is the loop over the stages.
         self._on_host = isinstance(workflow.env, HostEnv)
         self._in_python = self._on_host or workflow.loops_in_python
         self.rollout = self._playing("rollout", workflow.collect, workflow.roll)
@@ -65,7 +65,7 @@ class LearnerProgram(Choosing, abc.ABC):
         self._host = HostLoop(self, ahead) if self._in_python else None
         # Under several replicas the sums over them stand between what XLA compiles.
         xla = functools.partial(self._update, jit=True) if self.replicas.several else None
-        self.update = Seam("update", self._update, xla=xla, bind=self.bind)
+        self.update = CompiledStage("update", self._update, xla=xla, bind=self.bind)
         self._structure = learner.structure_version
         self._state: State | None = None
         self._traces: Traces | None = None
@@ -74,22 +74,24 @@ class LearnerProgram(Choosing, abc.ABC):
         self._names: dict[str, list[str]] = {}
         self._loop_mode: str | None = None
 
-    def _playing(self, name: str, collect: Callable[..., Any], roll: Callable[..., Any]) -> Seam:
-        """The seam of a rollout, and of what is made of it where the loop is compiled."""
+    def _playing(
+        self, name: str, collect: Callable[..., Any], roll: Callable[..., Any]
+    ) -> CompiledStage:
+        """The stage of a rollout, and of what is made of it where the loop is compiled."""
         if self._on_host:
-            return PythonSeam(name, roll)
-        return Seam(name, roll if self._in_python else collect, bind=self.bind)
+            return PythonStage(name, roll)
+        return CompiledStage(name, roll if self._in_python else collect, bind=self.bind)
 
     def clone(self) -> "LearnerProgram":
         """Returns a program over a copy of the variables, with the same compile choices."""
         other = type(self)(self._workflow, self.learner.clone())
         other.iterations = self.iterations
         other._loop_mode, other._traces = self._loop_mode, self._traces
-        for mine, its in zip(self._seams(), other._seams(), strict=True):
+        for mine, its in zip(self._stages(), other._stages(), strict=True):
             its.mode, its.seconds = mine.mode, dict(mine.seconds)
         return other
 
-    def _seams(self) -> tuple[Seam, ...]:
+    def _stages(self) -> tuple[CompiledStage, ...]:
         return (self.rollout, self.update)
 
     # What is traced.
@@ -178,7 +180,7 @@ class LearnerProgram(Choosing, abc.ABC):
 
     @abc.abstractmethod
     def _update(self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
-        """The update seam: trains on a batch."""
+        """The update stage: trains on a batch."""
 
     def _look_ahead(self, progress: Progress) -> Nest:
         """Returns what the first iteration of a call learns from, if it is known before; traced."""
@@ -188,15 +190,15 @@ class LearnerProgram(Choosing, abc.ABC):
         """Returns the phase that a run is in, and at how many env steps it ends, or None."""
         return "learn", None
 
-    def seam_of_phase(self) -> Seam:
-        """Returns the seam that plays in this phase."""
+    def stage_of_phase(self) -> CompiledStage:
+        """Returns the stage that plays in this phase."""
         return self.rollout
 
     @property
     def playing(self) -> Callable[..., Any]:
-        """How this phase plays, in the compile mode of its seam."""
-        seam = self.seam_of_phase()
-        return seam.inlined if self._overlaps else seam.__call__
+        """How this phase plays, in the compile mode of its stage."""
+        stage = self.stage_of_phase()
+        return stage.inlined if self._overlaps else stage.__call__
 
     @abc.abstractmethod
     def _metric_names(self, progress: Progress) -> list[str]:
@@ -274,7 +276,7 @@ class LearnerProgram(Choosing, abc.ABC):
             self._names[self._phase] = sorted({*out.metrics, *self._metric_names(progress)})
             return tf.constant(0)
 
-        # Traced and never run: the seams that are called keep their traces for the loop.
+        # Traced and never run: the stages that are called keep their traces for the loop.
         tf.function(once, autograph=False).get_concrete_function(progress)
 
     def whole(self, progress: Progress) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -288,8 +290,8 @@ class LearnerProgram(Choosing, abc.ABC):
 
     def _forget_traces(self) -> None:
         """Modules have come or gone: everything is traced anew, in the modes chosen before."""
-        for seam in self._seams():
-            seam.forget_traces()
+        for stage in self._stages():
+            stage.forget_traces()
         self._loops, self._names, self._traces, self._state = {}, {}, None, None
         if self._host is not None:
             self._host.forget()
@@ -311,7 +313,7 @@ class LearnerProgram(Choosing, abc.ABC):
         return self._state.with_progress(progress)
 
     def _iterate(self, progress: Progress) -> tuple[Progress, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """One iteration: progress, float metrics, counters, and seconds by seam."""
+        """One iteration: progress, float metrics, counters, and seconds by stage."""
         start = tf.timestamp() if self._timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(progress.key, progress.iterations)
         with stages.timed(self._timed) as times, tf.control_dependencies(self._clocks(start)):

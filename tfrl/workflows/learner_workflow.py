@@ -28,8 +28,8 @@ from tfrl.learners import (
     ModuleConfig,
     raise_if_nonfinite,
 )
+from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import LearnerState
-from tfrl.learners.own_update import trains_itself
 from tfrl.learning import leaves
 from tfrl.rollout import rollout
 from tfrl.rollout.step import ActionFn
@@ -692,6 +692,6 @@ class LearnerWorkflow(Workflow):
         return load_values(self, program, state, values, environments)
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Chooses the compile mode of every seam if it is not yet chosen, and returns them."""
+        """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
         program, state = self.program(state)
         return program.choose(state.progress)

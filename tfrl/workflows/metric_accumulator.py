@@ -16,7 +16,7 @@ OBS_OUTLIERS, REWARD_OUTLIERS = OUTLIERS = "obs_outliers", "reward_outliers"
 _COUNTS = ("gradient_steps", "skipped_steps", *OUTLIERS)
 
 
-class Tally:
+class MetricAccumulator:
     """How rows of metrics become one: counts are summed, episodes' figures are the last ones.
 
     All others are means over the rows in which they are not NaN: a row without an update has none

@@ -124,7 +124,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
           learner_config: Learning rate and gradient clipping; by default 3e-4 and none.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
-          compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update (one
+          compile: "auto", "xla", "graph", "eager", or a dict of them by stage: rollout, update (one
             learner step), evaluation, and loop; as of `OnPolicyWorkflow`.
           iterations_per_call: Iterations of one compiled call; None for about half a second.
           iterations_per_row: Iterations that share a row of metrics, their means; None for about

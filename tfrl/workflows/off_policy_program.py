@@ -16,9 +16,9 @@ from tfrl.replay import InGraphBuffer
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.host_loop import keys_of
 from tfrl.workflows.learner_program import LearnerProgram
-from tfrl.workflows.metric_accumulator import Tally
+from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.run_state import Progress, State
-from tfrl.workflows.stages import Seam
+from tfrl.workflows.stages import CompiledStage
 
 # What paths of the buffer in a checkpoint begin with.
 REPLAY = "replay/"
@@ -126,8 +126,8 @@ class OffPolicyProgram(LearnerProgram):
         other.learning_start, other._learnt = self.learning_start, self._learnt
         return other
 
-    def _seams(self) -> tuple[Seam, ...]:
-        return (*super()._seams(), self.fill)
+    def _stages(self) -> tuple[CompiledStage, ...]:
+        return (*super()._stages(), self.fill)
 
     def _forget_traces(self) -> None:
         super()._forget_traces()
@@ -224,8 +224,8 @@ class OffPolicyProgram(LearnerProgram):
         agent = self._workflow.agent
         return agent.random_actions if self._random else agent.compute_actions
 
-    def seam_of_phase(self) -> Seam:
-        """Returns the seam that plays in this phase."""
+    def stage_of_phase(self) -> CompiledStage:
+        """Returns the stage that plays in this phase."""
         if not self._random:
             return self.rollout
         self.fill.mode = self.rollout.mode
@@ -262,7 +262,7 @@ class OffPolicyProgram(LearnerProgram):
 
     @property
     def _timed(self) -> bool:
-        """Not where the seams run at the same time: clocks would make them wait."""
+        """Not where the stages run at the same time: clocks would make them wait."""
         overlap = self.samples_ahead and self._loop_mode == "graph" and self._times_apart
         return super()._timed and not overlap
 
@@ -346,7 +346,7 @@ class OffPolicyProgram(LearnerProgram):
             return row
         if tf.executing_eagerly():
             return self._mean([once(tf.constant(j))[0] for j in range(int(due))])
-        tally, size = Tally(self._update_names), self._rows_here
+        tally, size = MetricAccumulator(self._update_names), self._rows_here
         kept = [tf.TensorArray(t, due, element_shape=[size]) for t in self.note_dtypes]
 
         def body(j: tf.Tensor, sums: tf.Tensor, kept: list[Any]) -> Any:
@@ -400,7 +400,7 @@ class OffPolicyProgram(LearnerProgram):
     def _mean(self, rows: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         if rows:
             self._update_names = list(rows[0])
-        tally = Tally(self._update_names)
+        tally = MetricAccumulator(self._update_names)
         sums = tally.start()
         for row in rows:
             floats = [tf.cast(row[n], tf.float32) for n in self._update_names]

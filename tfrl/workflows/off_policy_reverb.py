@@ -20,10 +20,10 @@ from tfrl.ops.schedules import make_schedule
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.storage import files
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import FlatReading
+from tfrl.workflows.fast_call import FastReading
 from tfrl.workflows.off_policy_program import OffPolicyProgram
 from tfrl.workflows.run_state import Progress
-from tfrl.workflows.stages import Seam
+from tfrl.workflows.stages import CompiledStage
 
 T = TypeVar("T")
 # How the values of a checkpoint are called, by where the items were.
@@ -48,10 +48,10 @@ class ReverbProgram(OffPolicyProgram):
         """Connects to the server, or starts one; see `OffPolicyProgram`."""
         super().__init__(workflow, learner)
         if self.replicas.several:
-            self.rollout, self.fill = (self._of_all(seam) for seam in (self.rollout, self.fill))
+            self.rollout, self.fill = (self._of_all(stage) for stage in (self.rollout, self.fill))
         self._iterator: Any = None
         self._spec: Nest = None
-        self._reading: FlatReading | None = None
+        self._reading: FastReading | None = None
         self._fetched: Nest = ()  # while a call is traced: the batches of its learner steps
 
     @property
@@ -61,17 +61,23 @@ class ReverbProgram(OffPolicyProgram):
             return False  # the sums over them stand between what XLA compiles
         return self.fetches or not self.learning
 
-    def _of_all(self, seam: Seam) -> Seam:
-        """A seam that plays on every replica and gives the steps of all of them, [T, B, ...]."""
-        graph, xla = (functools.partial(self._play, seam, mode) for mode in ("graph", "xla"))
-        return Seam(seam.name, graph, xla=xla)
+    def _of_all(self, stage: CompiledStage) -> CompiledStage:
+        """A stage that plays on every replica and gives the steps of all of them, [T, B, ...]."""
+        graph, xla = (functools.partial(self._play, stage, mode) for mode in ("graph", "xla"))
+        return CompiledStage(stage.name, graph, xla=xla)
 
     def _play(
-        self, seam: Seam, mode: str, values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor
+        self,
+        stage: CompiledStage,
+        mode: str,
+        values: Nest,
+        env_state: Nest,
+        carry: Nest,
+        key: tf.Tensor,
     ) -> tuple[Trajectory, Nest, Nest]:
         def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
             key = seeding.fold_in(key, self.replicas.index())
-            played, after, carry = seam.compiled(mode)(values, env_state, carry, key)
+            played, after, carry = stage.compiled(mode)(values, env_state, carry, key)
             return played, merge_over_replicas(self.replicas, env_state, after), carry
 
         played, env_state, carry = self.replicas.run(own, values, env_state, carry, key)
@@ -249,7 +255,7 @@ class ReverbProgram(OffPolicyProgram):
             that is yet to be traced: it asks for their shapes, and waits for these with the
             interpreter locked, so that nobody would notice that the server was lost.
         """
-        reading = self._reading or FlatReading(self._batches())
+        reading = self._reading or FastReading(self._batches())
         leaves = [leaf for _ in range(self._due) for leaf in reading()]
         if not ahead:
             for leaf in leaves:

@@ -102,7 +102,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
           learner_config: Learning rate and gradient clipping; by default 3e-4 and 0.5.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
-          compile: "auto", "xla", "graph", "eager", or a dict of them by seam: rollout, update,
+          compile: "auto", "xla", "graph", "eager", or a dict of them by stage: rollout, update,
             evaluation, and loop (the loop over the iterations of a call; "xla" makes one program
             of it where rollout and update are XLA). In environments on the host the rollout's
             mode says how the policy is called, "numpy" among them; "auto" measures.

@@ -183,7 +183,7 @@ def with_program(state: State, program: Any) -> State:
 
 @struct.dataclass
 class RolloutResult(struct.Struct):
-    """What the rollout seam gives to the update.
+    """What the rollout stage gives to the update.
 
     Attributes:
       batch: Rows for the learner, or experience for a replay buffer.

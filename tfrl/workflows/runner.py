@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.workflows.metric_accumulator import Tally
+from tfrl.workflows.metric_accumulator import MetricAccumulator
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
@@ -77,7 +77,7 @@ class Runner:
         if self._per_row == 1:
             state, *row = self._iterate(state)
             return state, done + 1, *row
-        tally = Tally(self._names())
+        tally = MetricAccumulator(self._names())
         # What a loop carries costs a graph several operations in each iteration.
         timed = self._timed
         zero = tf.zeros([2], tf.float64)
@@ -125,7 +125,7 @@ class Runner:
             c = c.numpy()
             env_steps = int(c[COUNTERS.index("env_steps")])
             if self._per_row > 1:
-                tally = tally or Tally(self._names())
+                tally = tally or MetricAccumulator(self._names())
                 sums = tally.add(tally.start() if sums is None else sums, f)
                 if done % self._per_row and done < iterations and env_steps < limit:
                     continue

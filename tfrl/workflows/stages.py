@@ -11,14 +11,14 @@ import tensorflow as tf
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.types import Nest
-from tfrl.workflows.fast_call import straight
+from tfrl.workflows.fast_call import bound_call
 
 MODES = ("xla", "graph", "eager")
 
 # One must win by this factor: a choice near the tie would differ from run to run.
 _MARGIN = 1.15
-# Timing a seam stops after this long for each way, and so many turns. So many calls of a turn are a
-# multiple of the usual delays.
+# Timing stops after so many seconds for each mode, and so many rounds. Each mode is timed over 6
+# calls a round, so that an update that runs every 2 or 3 steps counts equally.
 _TIMING_ROUNDS = 3
 _TIMING_SECONDS = 0.1
 _TURN_CALLS = 6
@@ -28,7 +28,7 @@ _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
 )
 
 
-class Seam:
+class CompiledStage:
     """A function with a compile mode, traced once per mode."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Seam:
           xla: The same function where it compiles parts of itself under XLA and cannot be compiled
             as a whole; None to compile all of `fn`.
           bind: `bind(name, make, args)` returns what `Traces.bound` does, for calls from Python;
-            None to trace anew for each seam.
+            None to trace anew for each stage.
         """
         self.name = name
         self.mode: str | None = None
@@ -85,13 +85,13 @@ class Seam:
     def __call__(self, *args: Any) -> Any:
         """Calls the function in its chosen mode."""
         if self.mode is None:
-            raise RuntimeError(f"the compile mode of seam {self.name!r} was not chosen")
+            raise RuntimeError(f"the compile mode of stage {self.name!r} was not chosen")
         eager = self.mode == "eager" or tf.config.functions_run_eagerly()
         if self._bind is None or eager or not tf.executing_eagerly():
             return self.compiled(self.mode)(*args)
         mode = self.mode
         if mode not in self._bound:
-            name = ("seam", self.name, mode)
+            name = ("stage", self.name, mode)
             self._bound[mode] = self._bind(name, lambda: self.compiled(mode), args)
         return self._bound[mode](*args)
 
@@ -123,7 +123,7 @@ class Seam:
             fns["xla"] = self.compiled("xla")
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             # A user's network may hold an op that XLA does not have.
-            tf.get_logger().info("seam %s does not compile under XLA: %s", self.name, error)
+            tf.get_logger().info("stage %s does not compile under XLA: %s", self.name, error)
         self.seconds.update(_best_seconds(fns, args, begin))
         graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
         most = graph / _MARGIN if wins is None else min(graph * _MARGIN, graph + wins)
@@ -131,14 +131,14 @@ class Seam:
         return self.mode
 
     def time_as_chosen(self, *args: Any) -> None:
-        """Times the chosen mode, for the split of a call whose seams are one program."""
+        """Times the chosen mode, for the split of a call whose stages are one program."""
         if self.mode is not None and self.mode not in self.seconds:
             fn = self.compiled(self.mode)
             _wait(fn(*args))
             self.seconds.update(_best_seconds({self.mode: fn}, args))
 
 
-class PythonSeam(Seam):
+class PythonStage(CompiledStage):
     """A function that is Python's in every mode; the mode says how a policy acts in it."""
 
     def compiled(self, mode: str) -> Any:
@@ -155,7 +155,7 @@ def _best_seconds(
     calls where these are short, since of an agent with a delayed actor some have more to do; all
     turns are of the same calls.
     """
-    calls = {name: straight(fn, args) for name, fn in fns.items()}
+    calls = {name: bound_call(fn, args) for name, fn in fns.items()}
     best = dict.fromkeys(calls, float("inf"))
     spent, rounds, most, number = 0.0, 0.0, len(calls), 0
     while spent < _TIMING_SECONDS * most or rounds < _TIMING_ROUNDS and spent < 1.0 * most:
@@ -182,32 +182,32 @@ def _wait(nest: Any) -> None:
 
 def check_compile(
     compile: str | Mapping[str, str],
-    seams: tuple[str, ...],
+    stages: tuple[str, ...],
     more: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, str]:
-    """Returns `{seam: mode}` of the argument `compile`, a mode for all seams or for each.
+    """Returns `{stage: mode}` of the argument `compile`, a mode for all stages or for each.
 
     Args:
       compile: The argument.
-      seams: The seams that there are.
-      more: Modes that only some seams have.
+      stages: The stages that there are.
+      more: Modes that only some stages have.
 
     Raises:
-      UserError: For an unknown mode or seam.
+      UserError: For an unknown mode or stage.
     """
     more = more or {}
-    choices = dict(compile) if isinstance(compile, Mapping) else {s: compile for s in seams}
-    for seam, mode in choices.items():
-        if seam not in seams or mode not in (*MODES, "auto", *more.get(seam, ())):
+    choices = dict(compile) if isinstance(compile, Mapping) else {s: compile for s in stages}
+    for stage, mode in choices.items():
+        if stage not in stages or mode not in (*MODES, "auto", *more.get(stage, ())):
             special = "".join(f"; for {s} also {', '.join(m)}" for s, m in more.items())
             raise UserError(
                 "compile",
                 expected=f"one of {', '.join(MODES)}, auto, or a dict of them by "
-                f"{', '.join(seams)}{special}",
+                f"{', '.join(stages)}{special}",
                 got=repr(compile),
                 remedy="'auto' times graph against XLA and keeps the faster.",
             )
-    return {s: choices.get(s, "auto") for s in seams}
+    return {s: choices.get(s, "auto") for s in stages}
 
 
 def auto_needs_timing() -> bool:

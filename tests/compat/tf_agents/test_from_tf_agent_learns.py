@@ -26,7 +26,7 @@ from tests.compat.tf_agents.from_tf_agent_cases import (
 )
 from tests.learners.test_own_update import Slope
 from tfrl import seeding, struct
-from tfrl.agents.core import OwnUpdate
+from tfrl.agents.core import ExternalUpdate
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of
@@ -327,7 +327,7 @@ class Counting(Module):
 
     @property
     def updates(self):
-        return (OwnUpdate(name="count", step=self.step),)
+        return (ExternalUpdate(name="count", step=self.step),)
 
     def step(self, state, batch, key):
         state.params["n"].assign_add(1.0)

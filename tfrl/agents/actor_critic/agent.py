@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, struct
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
 from tfrl.agents.actor_critic.networks import (
@@ -157,7 +157,7 @@ class ActorCritic(Agent):
                 f"{owner}.torso",
                 expected="a tfrl.networks torso",
                 got=type(self.torso).__name__,
-                remedy=roles.origin_remedy(self.torso, "torso")
+                remedy=network_checks.origin_remedy(self.torso, "torso")
                 or f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
             )
         for name in ("obs_key", "value_obs_key"):
@@ -197,9 +197,9 @@ class ActorCritic(Agent):
         owner, seen = type(self).__name__, split_mask(self.obs_spec)[0]
         if self.policy is not None:
             options = (self.action_spec, self.normalize_obs)
-            roles.check_policy(owner, self.policy, seen, *options)
+            network_checks.check_policy(owner, self.policy, seen, *options)
         if self.value is not None:
-            roles.check_value(owner, self.value, seen, self.normalize_obs)
+            network_checks.check_value(owner, self.value, seen, self.normalize_obs)
 
     def _check_mask(self) -> None:
         """Refuses a mask that does not fit the actions; a broadcast would hide it."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfrl import distributions, networks
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
@@ -116,7 +116,7 @@ def check_network(owner: str, name: str, network: Any, head: str) -> None:
         f"{owner}.{name}",
         expected=f"a tfrl.networks network that ends in a {name}",
         got=type(network).__name__,
-        remedy=roles.origin_remedy(network, name) or remedy,
+        remedy=network_checks.origin_remedy(network, name) or remedy,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, ops, seeding, specs, struct
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.actor_critic.networks import check_hidden
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update
@@ -74,7 +74,7 @@ class DQN(OffPolicy):
         if self.q is not None:
             check_network(owner, self.q, self.num_actions)
             options = (self.num_actions, self.normalize_obs)
-            roles.check_action_values(owner, self.q, seen, *options)
+            network_checks.check_action_values(owner, self.q, seen, *options)
             unused: dict[str, Any] = {"torso": self.torso, "dueling": self.dueling}
             unused |= {"hidden": self.hidden, "obs_key": self.obs_key}
             check_unused(owner, "a Q-network is", unused)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tfrl import networks
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.off_policy.networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -53,7 +53,7 @@ def check_network(owner: str, network: Any, num_actions: int) -> None:
     outputs = getattr(network, "num_actions", num_actions)
     if not proper or outputs != num_actions:
         got = f"{outputs} outputs" if proper else type(network).__name__
-        remedy = roles.origin_remedy(network, "q") or remedy
+        remedy = network_checks.origin_remedy(network, "q") or remedy
         raise UserError(f"{owner}.q", expected=expected, got=got, remedy=remedy)
     if network.recurrent:
         raise UserError(

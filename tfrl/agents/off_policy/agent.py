@@ -25,7 +25,7 @@ from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 LEARNER_STEPS = "learner_steps"
 
 
-def follow(target: Nest, params: Nest, tau: float) -> Nest:
+def polyak_update(target: Nest, params: Nest, tau: float) -> Nest:
     """Moves target parameters towards others.
 
       target + tau (params - target)
@@ -48,7 +48,7 @@ def follow(target: Nest, params: Nest, tau: float) -> Nest:
     )
 
 
-def copied(params: Nest) -> Nest:
+def copy_params(params: Nest) -> Nest:
     """Returns the parameters as tensors of their own, for the start."""
     return tf.nest.map_structure(tf.identity, params)
 
@@ -138,7 +138,7 @@ class OffPolicy(Agent):
             extra[LEARNER_STEPS] = tf.constant(0, tf.int64)
         return AgentState(
             params=params,
-            target_params={g: copied(params[g]) for g in target_groups},
+            target_params={g: copy_params(params[g]) for g in target_groups},
             normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
             extra=extra or None,
         )
@@ -156,7 +156,7 @@ class OffPolicy(Agent):
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Moves the target networks."""
         params = {g: state.params[g] for g in state.target_params}
-        return state.replace(target_params=follow(state.target_params, params, self.tau))
+        return state.replace(target_params=polyak_update(state.target_params, params, self.tau))
 
     # Observations.
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import networks, struct
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import numbers as numbers_lib
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.errors import UserError
@@ -156,7 +156,7 @@ def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
         f"{owner}.{name}",
         expected="a tfrl.networks torso, or None",
         got=type(torso).__name__,
-        remedy=roles.origin_remedy(torso, name) or f"Give for example {example}.",
+        remedy=network_checks.origin_remedy(torso, name) or f"Give for example {example}.",
     )
 
 
@@ -164,7 +164,7 @@ def _check_network(owner: str, name: str, network: Any, discrete: bool) -> None:
     if network is None:
         return
     if not isinstance(network, networks.Network):
-        remedy = roles.origin_remedy(network, name, discrete)
+        remedy = network_checks.origin_remedy(network, name, discrete)
         raise UserError(
             f"{owner}.{name}",
             expected="a tfrl.networks network, or None",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfrl import networks, specs
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.actor_critic.networks import sees_image
 from tfrl.types import Nest
 
@@ -72,6 +72,6 @@ def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
     normalize, name = agent.normalize_obs, "critic_network"
     if agent.discrete:
         number = specs.num_actions(agent.action_spec)
-        roles.check_action_values(*given, number, normalize, name)
+        network_checks.check_action_values(*given, number, normalize, name)
     else:
-        roles.check_value(*given, normalize, name, agent.unit_actions.spec)
+        network_checks.check_value(*given, normalize, name, agent.unit_actions.spec)

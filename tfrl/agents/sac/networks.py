@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import distributions, networks, seeding, specs, struct
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.off_policy.networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -92,7 +92,7 @@ def whole_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.N
         squashed Gaussians.
     """
     owner = type(agent).__name__
-    roles.check_policy(
+    network_checks.check_policy(
         owner, network, seen, agent.action_spec, agent.normalize_obs, "actor_network"
     )
     if agent.discrete:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfrl import networks, ops, seeding, struct
-from tfrl.agents import roles
+from tfrl.agents import network_checks
 from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.agents.core import PARAM_UPDATES, Update
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
@@ -56,7 +56,7 @@ class TD3(OffPolicyActorCritic):
             torso = self.actor_torso or default_torso(seen, hidden, self.obs_key)
             return DeterministicPolicy(torso=torso, size=unit_actions.size)
         owner = type(self).__name__
-        roles.check_actions(owner, network, seen, self.action_spec, self.normalize_obs)
+        network_checks.check_actions(owner, network, seen, self.action_spec, self.normalize_obs)
         return WholePolicy(network=network, unit_actions=unit_actions)
 
     def bounds(self) -> dict[str, Bound]:

@@ -11,7 +11,7 @@ from tf_agents.agents.dqn.dqn_agent import DqnAgent
 from tf_agents.agents.reinforce.reinforce_agent import ReinforceAgent
 
 from tfrl import struct
-from tfrl.agents.core import Agent, OwnUpdate
+from tfrl.agents.core import Agent, ExternalUpdate
 from tfrl.agents.off_policy.checks import check_count
 from tfrl.agents.random import RandomAgent
 from tfrl.compat.tf_agents.from_tf_agent_acting import act, initial_carry, no_info
@@ -191,9 +191,9 @@ class TFAgentModule(Agent):
         return self.logic.form == "sequence"
 
     @property
-    def updates(self) -> tuple[OwnUpdate, ...]:  # type: ignore[override]
+    def updates(self) -> tuple[ExternalUpdate, ...]:  # type: ignore[override]
         """One update: its `train`."""
-        return (OwnUpdate(name="train", step=self.train),)
+        return (ExternalUpdate(name="train", step=self.train),)
 
     def train(self, state: AgentState, batch: Nest, key: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes a training step of the TFAgent.

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfrl import distributions, networks, specs, struct
-from tfrl.agents.roles import num_actions
+from tfrl.agents.network_checks import num_actions
 from tfrl.compat.tf_agents import distributions as their_distributions
 from tfrl.compat.tf_agents.network_base import (
     Params,

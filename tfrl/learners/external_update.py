@@ -1,10 +1,10 @@
-"""Updates that change a module's state by themselves, see `tfrl.agents.core.OwnUpdate`."""
+"""Updates that change a module's state by themselves, see `tfrl.agents.core.ExternalUpdate`."""
 
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl.agents.core import OwnUpdate, Update
+from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners.loss_checks import check_scalars
 from tfrl.learners.module_config import ModuleConfig
@@ -15,16 +15,16 @@ Updates = dict[str, Any]
 _OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "optimizer", "adam_epsilon")
 
 
-def parted(updates: Updates) -> tuple[Updates, dict[str, Update]]:
+def partition(updates: Updates) -> tuple[Updates, dict[str, Update]]:
     """Returns those of `{module_id: update}` that run by themselves, and those by gradients."""
-    own = {m: u for m, u in updates.items() if isinstance(u, OwnUpdate)}
+    own = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
     return own, {m: u for m, u in updates.items() if m not in own}
 
 
 def trains_itself(module: Any) -> bool:
     """Whether all updates of an agent or a module run by themselves."""
     updates = getattr(module, "updates", ())
-    return bool(updates) and all(isinstance(u, OwnUpdate) for u in updates)
+    return bool(updates) and all(isinstance(u, ExternalUpdate) for u in updates)
 
 
 def check_no_optimizer(
@@ -55,9 +55,9 @@ def check_no_optimizer(
         )
 
 
-def take_own_step(
+def take_external_step(
     module_id: str,
-    update: OwnUpdate,
+    update: ExternalUpdate,
     state: AgentState,
     batch: Nest,
     key: tf.Tensor,

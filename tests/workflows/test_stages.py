@@ -8,28 +8,28 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.workflows import stages
-from tfrl.workflows.autotune import Choosing
-from tfrl.workflows.fast_call import straight
-from tfrl.workflows.stages import Seam, check_compile
+from tfrl.workflows.autotune import CompileModeTuner
+from tfrl.workflows.fast_call import bound_call
+from tfrl.workflows.stages import CompiledStage, check_compile
 
 SEAMS = ("rollout", "update")
 
 
-def test_a_seam_traces_once_per_mode():
-    seam = Seam("rollout", lambda x: x + 1.0)
+def test_a_stage_traces_once_per_mode():
+    stage = CompiledStage("rollout", lambda x: x + 1.0)
     for mode in ("graph", "xla", "graph"):
-        seam.mode = mode
+        stage.mode = mode
         for value in range(5):
-            assert float(seam(tf.constant(float(value)))) == value + 1.0
-    assert seam.trace_counts == {"graph": 1, "xla": 1}
+            assert float(stage(tf.constant(float(value)))) == value + 1.0
+    assert stage.trace_counts == {"graph": 1, "xla": 1}
 
 
 def test_eager_runs_the_function_itself():
     calls = []
-    seam = Seam("rollout", lambda x: calls.append(1) or x)
-    seam.mode = "eager"
-    seam(1.0)
-    seam(1.0)
+    stage = CompiledStage("rollout", lambda x: calls.append(1) or x)
+    stage.mode = "eager"
+    stage(1.0)
+    stage(1.0)
     assert len(calls) == 2
 
 
@@ -39,24 +39,24 @@ def test_the_clearly_faster_mode_is_kept():
             lambda i, x: i < 300, lambda i, x: (i + 1, tf.sin(x) + tf.cos(x)), (0, x)
         )[1]
 
-    seam = Seam("rollout", many_small_ops)
-    assert seam.choose_by_time(tf.ones([4])) == "xla"
-    assert seam.mode == "xla"
-    assert seam.seconds["xla"] < seam.seconds["graph"]
+    stage = CompiledStage("rollout", many_small_ops)
+    assert stage.choose_by_time(tf.ones([4])) == "xla"
+    assert stage.mode == "xla"
+    assert stage.seconds["xla"] < stage.seconds["graph"]
 
 
 def test_near_the_tie_it_is_the_graph_unless_more_is_won():
-    seam = Seam("update", lambda x: x)
+    stage = CompiledStage("update", lambda x: x)
     times = {"graph": 1.0, "xla": 0.95}
-    seam.compiled = lambda mode: lambda: tf.constant(0)
+    stage.compiled = lambda mode: lambda: tf.constant(0)
     with mock.patch.object(stages, "_best_seconds", lambda fns, *_: {m: times[m] for m in fns}):
-        assert seam.choose_by_time() == "graph"
-        assert seam.choose_by_time(wins=0.0) == seam.choose_by_time(wins=0.3) == "xla"
+        assert stage.choose_by_time() == "graph"
+        assert stage.choose_by_time(wins=0.0) == stage.choose_by_time(wins=0.3) == "xla"
         times["xla"] = 1.1
-        assert seam.choose_by_time(wins=0.05) == "graph"
-        assert seam.choose_by_time(wins=0.3) == "xla"
+        assert stage.choose_by_time(wins=0.05) == "graph"
+        assert stage.choose_by_time(wins=0.3) == "xla"
         times["xla"] = 1.2
-        assert seam.choose_by_time(wins=0.3) == "graph"
+        assert stage.choose_by_time(wins=0.3) == "graph"
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
@@ -107,10 +107,10 @@ def test_timing_leaves_out_what_python_does_with_arguments():
 
     compiled = tf.function(fn, autograph=False)
     compiled(given)
-    assert straight(compiled, (given,))().numpy().tolist() == [3.0, 3.0]
-    assert straight(fn, (given,))().numpy().tolist() == [3.0, 3.0]
+    assert bound_call(compiled, (given,))().numpy().tolist() == [3.0, 3.0]
+    assert bound_call(fn, (given,))().numpy().tolist() == [3.0, 3.0]
     variable = tf.function(lambda v: v + 1.0, autograph=False)
-    assert float(straight(variable, (tf.Variable(1.0),))()) == 2.0
+    assert float(bound_call(variable, (tf.Variable(1.0),))()) == 2.0
     assert len(traces) == 2
 
 
@@ -118,13 +118,13 @@ def test_an_op_that_xla_lacks_keeps_the_graph():
     def unique(x):
         return tf.strings.as_string(x)
 
-    seam = Seam("update", unique)
-    assert seam.choose_by_time(tf.ones([2])) == "graph"
+    stage = CompiledStage("update", unique)
+    assert stage.choose_by_time(tf.ones([2])) == "graph"
 
 
-def test_a_seam_without_a_mode_says_so():
-    with pytest.raises(RuntimeError, match="seam 'rollout' was not chosen"):
-        Seam("rollout", lambda x: x)(1)
+def test_a_stage_without_a_mode_says_so():
+    with pytest.raises(RuntimeError, match="stage 'rollout' was not chosen"):
+        CompiledStage("rollout", lambda x: x)(1)
 
 
 def test_compile_argument():
@@ -136,7 +136,7 @@ def test_compile_argument():
         check_compile({"learner": "xla"}, SEAMS)
 
 
-class Overlapping(Choosing):
+class Overlapping(CompileModeTuner):
     _overlaps = True
 
 
@@ -146,7 +146,7 @@ class Overlapping(Choosing):
         (Overlapping, {"graph": 5e-4, "xla": 2e-4}, "graph", "graph"),  # XLA's thread wakes late
         (Overlapping, {"graph": 9e-4, "xla": 2e-4}, "graph", "xla"),
         (Overlapping, {"graph": 5e-4, "xla": 2e-4}, "xla", "xla"),  # one program with the update
-        (Choosing, {"graph": 5e-4, "xla": 2e-4}, "graph", "xla"),  # not at the same time
+        (CompileModeTuner, {"graph": 5e-4, "xla": 2e-4}, "graph", "xla"),  # not at the same time
     ],
 )
 def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, update, chosen):
@@ -156,7 +156,7 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, 
     program.learner = types.SimpleNamespace(variables=dict, assign_variables=lambda values: None)
     program.replicas = types.SimpleNamespace(local=lambda nest: [nest])
     program.acting_state = program._trial_batch = lambda *_: None
-    program.rollout, program.update = Seam("rollout", None), Seam("update", None)
+    program.rollout, program.update = CompiledStage("rollout", None), CompiledStage("update", None)
 
     def timed(*_):
         program.rollout.seconds = dict(rollout)
@@ -164,5 +164,5 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, 
 
     program.rollout.choose_by_time = timed
     program.update.choose_by_time = lambda *_, wins, begin: setattr(program.update, "mode", update)
-    program._time_seams(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
+    program._time_stages(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
     assert program.rollout.mode == chosen
