@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 from tfrl import specs, struct
 from tfrl.errors import UserError
 from tfrl.replay.numeric import SECONDS, is_count, is_number, is_seconds
-from tfrl.replay.reverb.server import LOOPBACK, check_bind
+from tfrl.replay.reverb.ports import LOOPBACK, check_bind
 from tfrl.replay.reverb.table_config import TableConfig
 from tfrl.types import Nest
 
