@@ -10,7 +10,7 @@ from tests.agents import off_policy_cases as cases
 from tfrl import networks, seeding, specs, struct
 from tfrl.agents import DQN, SAC, TD3
 from tfrl.agents.off_policy import UnitActions
-from tfrl.agents.off_policy.agent import copied, follow
+from tfrl.agents.off_policy.agent import copy_params, polyak_update
 from tfrl.agents.off_policy.checks import COLUMNS
 from tfrl.errors import UserError
 from tfrl.learners import Learner
@@ -108,10 +108,10 @@ class TargetsTest(parameterized.TestCase):
     def test_by_hand(self):
         target = {"a": tf.constant([0.0, 2.0]), "count": tf.constant(1)}
         params = {"a": tf.constant([4.0, 4.0]), "count": tf.constant(5)}
-        found = follow(target, params, 0.25)
+        found = polyak_update(target, params, 0.25)
         np.testing.assert_array_equal(found["a"], [1.0, 2.5])
         self.assertEqual(int(found["count"]), 5)
-        self.assertIs(follow(target, params, 1.0), params)
+        self.assertIs(polyak_update(target, params, 1.0), params)
 
     @parameterized.parameters(*AGENTS)
     def test_target_networks_begin_as_copies(self, name):
@@ -121,7 +121,7 @@ class TargetsTest(parameterized.TestCase):
             for path, x in struct.paths(nest).items():
                 np.testing.assert_array_equal(x, learns[path])
                 self.assertIsNot(x, learns[path])
-        self.assertIsNot(copied(learns)[path], learns[path])
+        self.assertIsNot(copy_params(learns)[path], learns[path])
 
 
 class NormalizerTest(parameterized.TestCase):

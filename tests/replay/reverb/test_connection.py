@@ -24,8 +24,9 @@ from tests.replay.reverb.server_runs import (
 )
 from tfrl.errors import UserError
 from tfrl.replay.reverb import connection as connection_lib
-from tfrl.replay.reverb.calls import ServerLostError, await_server, check_address
+from tfrl.replay.reverb.calls import await_server, check_address
 from tfrl.replay.reverb.connection import Connection
+from tfrl.replay.reverb.lost import ServerLostError
 from tfrl.replay.reverb.server import ReverbServer
 
 NOTICED = 10.0

@@ -292,7 +292,7 @@ class ReverbBuffer(SampledTables):
             return
         self._closed = True
         if self._connection.lost:
-            from tfrl.replay.reverb.calls import leave_behind
+            from tfrl.replay.reverb.lost import leave_behind
 
             leave_behind(self._writer)  # Reverb's destructors would wait for the server.
             self._connection.close()

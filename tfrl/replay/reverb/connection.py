@@ -11,15 +11,9 @@ from typing import Any, TypeVar
 from tfrl.errors import UserError
 from tfrl.replay.numeric import SECONDS, is_seconds
 from tfrl.replay.reverb import library
-from tfrl.replay.reverb.calls import (
-    Callers,
-    ServerLostError,
-    await_server,
-    check_address,
-    leave_behind,
-    too_long,
-)
+from tfrl.replay.reverb.calls import Callers, await_server, check_address, too_long
 from tfrl.replay.reverb.heartbeat import Heartbeat, is_broken_connection
+from tfrl.replay.reverb.lost import ServerLostError, leave_behind
 
 reverb = library.reverb()
 
