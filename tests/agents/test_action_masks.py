@@ -124,7 +124,6 @@ class MaskedTest(parameterized.TestCase):
         ("nested", {"memory": "gru"}),
         ("discrete", {"shared_torso": True}),
     )
-    @pytest.mark.variants(3)
     def test_losses_and_gradients_are_finite(self, kind, options):
         agent = made(kind, entropy_coef=0.1, **options)
         state = loud(agent)
@@ -214,7 +213,6 @@ class MaskedTest(parameterized.TestCase):
         (Impala, "SAME_STEP", None),
         (Reinforce, "SAME_STEP_CACHED", None),
     )
-    @pytest.mark.variants(2)
     def test_in_a_rollout_every_paid_action_was_valid(self, cls, mode, memory):
         env = make_masked(mode)
         agent = cls(

@@ -190,7 +190,6 @@ class LearnerTest(parameterized.TestCase):
             np.testing.assert_allclose(now[f"target_params/{kernel}"], expected, rtol=1e-5)
 
     @parameterized.product(double=[True, False], huber_delta=[1.0, None])
-    @pytest.mark.variants(2)
     def test_values_of_a_chain(self, double, huber_delta):
         # States 0, 1, 2; action 1 goes on, from 2 to the end, which pays 1; action 0 stays.
         # With gamma = 1/2: Q(., 1) = [1/4, 1/2, 1], and Q(., 0) is half the greater of each state.

@@ -222,7 +222,6 @@ class AgentTest(parameterized.TestCase):
         return agent, state, run()
 
     @parameterized.product(autoreset=["SAME_STEP", "NEXT_STEP"], memory=[None, "gru"])
-    @pytest.mark.variants(2)
     def test_before_any_step_targets_are_n_step_returns(self, autoreset, memory):
         agent, state, trajectory = self.made(autoreset, memory=memory)
         self.assertGreater(int(tf.math.count_nonzero(trajectory.truncation)), 3)
@@ -240,7 +239,6 @@ class AgentTest(parameterized.TestCase):
         np.testing.assert_allclose(stored[cut], next_value.numpy()[cut], rtol=1e-5)
 
     @parameterized.parameters(None, "lstm")
-    @pytest.mark.variants(1)
     def test_rows_are_sequences(self, memory):
         agent, state, trajectory = self.made(memory=memory, sequence_length=5)
         batch, metrics = agent.learner_batch(state, trajectory)

@@ -221,7 +221,6 @@ class ActingTest(parameterized.TestCase):
         self.assertEqual(list(carry), ["b"])
 
     @parameterized.parameters("graph", "xla")
-    @pytest.mark.variants(1)
     def test_a_rollout_is_the_same_however_compiled(self, how):
         env = relay(num_envs=3, autoreset="NEXT_STEP")
         agent = joint(env, {"first": SMALL, "rest": SMALL}, policy_mapping_fn=first_and_rest)
@@ -300,7 +299,6 @@ class LearningTest(parameterized.TestCase):
         np.testing.assert_array_equal(views["a"].termination[:, 0], [0, 0, 1, 0, 0])
 
     @parameterized.parameters(*MODES)
-    @pytest.mark.variants(2)
     def test_the_batch_of_a_module_is_that_of_its_agents_one_by_one(self, mode):
         env = relay(num_envs=4, autoreset=mode)
         agent = joint(env, {"shared": SMALL})

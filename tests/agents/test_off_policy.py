@@ -1,7 +1,6 @@
 """What the off-policy agents share: action vectors, normalisers, random play, targets."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -237,7 +236,6 @@ class RolloutTest(parameterized.TestCase):
         ("sac", "tf:Pendulum-v1"),
         ("td3", "tf:Pendulum-v1"),
     )
-    @pytest.mark.variants(2)
     def test_it_acts_in_a_compiled_rollout(self, name, env_id):
         env = tfrl.make_env(env_id, num_envs=3)
         cls, _ = AGENTS[name]
@@ -279,7 +277,6 @@ class ReplicasTest(parameterized.TestCase):
     @parameterized.parameters(
         ("dqn", {"target_every": 2, "normalize_obs": True}), ("td3", {"target_noise": 0.0})
     )
-    @pytest.mark.variants(1)
     def test_two_replicas_are_one_device(self, name, options):
         # No noise: every replica draws its own.
         agent = made(name, **options)
@@ -323,7 +320,6 @@ class CustomTorsoTest(parameterized.TestCase):
 
 class ColumnsTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "sac", "td3")
-    @pytest.mark.variants(1)
     def test_a_dict_of_columns_teaches_what_a_transition_does(self, name):
         agent = made(name)
         batch = cases.transitions(agent)

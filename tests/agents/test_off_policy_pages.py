@@ -20,7 +20,6 @@ def listed(page):
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.variants(1)
 def test_a_page_and_what_its_snippet_reports(name):
     names = {"__name__": name}
     exec("\n".join(session(blocks(PAGES[name]))), names)

@@ -118,7 +118,6 @@ class AgentTest(parameterized.TestCase):
     @parameterized.product(
         env_id=["tf:CartPole-v1", "tf:Pendulum-v1"], autoreset=["SAME_STEP", "NEXT_STEP"]
     )
-    @pytest.mark.variants(2)
     def test_at_ratio_one_the_approximate_kl_is_zero_with_the_normaliser_on(
         self, env_id, autoreset
     ):

@@ -1,7 +1,6 @@
 """PPO on Keras models: training mode in the loss only, and moving statistics of no optimizer."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -60,7 +59,6 @@ def adamw(config):
 
 class KerasTest(parameterized.TestCase):
     @parameterized.parameters(("graph", False), ("xla", False), ("graph", True))
-    @pytest.mark.variants(1)
     def test_moving_statistics_follow_the_minibatches_and_no_optimizer(self, mode, wrapped):
         _, learner, batch = made(normed, wrapped, optimizer_fn=adamw)
         learner.update_from_batch(batch, num_epochs=2, compile=mode)

@@ -149,7 +149,6 @@ class WeightTest(parameterized.TestCase):
         self.assertIs(agent.adapt(state, {"approx_kl": tf.constant(1.0)}), state)
 
     @parameterized.parameters(1, 1.5, np.float64(2.0))
-    @pytest.mark.variants(1)
     def test_a_learner_takes_any_number(self, kl_coef):
         agent = made(kl_coef=kl_coef, kl_target=None)
         learner = Learner(agent)

@@ -105,7 +105,6 @@ class TermsTest(parameterized.TestCase):
 
 class LossTest(parameterized.TestCase):
     @parameterized.product(kind=list(KINDS), num_critics=[1, 2, 4])
-    @pytest.mark.variants(2)
     def test_the_critic_loss_against_numpy(self, kind, num_critics):
         """`rlax.qv_learning` for each critic; v_t, the soft value of the least, is not in rlax.
 
@@ -208,7 +207,6 @@ class LossTest(parameterized.TestCase):
 
 class CriticsTest(parameterized.TestCase):
     @parameterized.product(kind=list(KINDS), apply_rule=["unstacked", "batched"])
-    @pytest.mark.variants(2)
     def test_n_critics_learn_as_if_each_were_alone(self, kind, apply_rule):
         agent = made(num_critics=3, apply_rule=apply_rule, **KINDS[kind])
         cases.assert_critics_learn_as_if_alone(agent)
@@ -290,7 +288,6 @@ class LearnerTest(parameterized.TestCase):
         self.assertNotIn("actor/temperature_loss", report)
 
     @parameterized.parameters(*KINDS)
-    @pytest.mark.variants(1)
     def test_all_modes(self, kind):
         cases.assert_same_in_all_modes(self, made(hidden=(8,), **KINDS[kind]))
 

@@ -65,7 +65,6 @@ class SmoothingTest(parameterized.TestCase):
 
 class LossTest(parameterized.TestCase):
     @parameterized.parameters((TD3, {}), (TD3, {"num_critics": 3, "target_noise": 1.0}), (DDPG, {}))
-    @pytest.mark.variants(1)
     def test_the_critic_loss_against_numpy(self, cls, options):
         """Each row and critic is `rlax.qv_learning` with the clipped double value as its v_t.
 
@@ -129,7 +128,6 @@ class LossTest(parameterized.TestCase):
         self.assertEqual(float(again.loss), float(found.loss))
 
     @parameterized.product(num_critics=[2, 3], apply_rule=["unstacked", "batched"])
-    @pytest.mark.variants(2)
     def test_n_critics_learn_as_if_each_were_alone(self, num_critics, apply_rule):
         agent = made(num_critics=num_critics, apply_rule=apply_rule)
         cases.assert_critics_learn_as_if_alone(agent)
@@ -156,7 +154,6 @@ class LossTest(parameterized.TestCase):
 
 class LearnerTest(parameterized.TestCase):
     @parameterized.product(delay=[1, 2, 3], compile=["eager", "graph"])
-    @pytest.mark.variants(2)
     def test_actor_and_targets_move_in_every_delayed_step(self, delay, compile):
         agent = made(policy_delay=delay, tau=0.25, hidden=(4,))
         learner = cases.learner(agent)
@@ -195,7 +192,6 @@ class LearnerTest(parameterized.TestCase):
         cases.assert_goes_on_after_a_restore(self, made())
 
     @parameterized.parameters(TD3, DDPG)
-    @pytest.mark.variants(1)
     def test_it_finds_the_best_action(self, cls):
         # One step, reward -(a - best)^2 in units of half the range, best = 1 + x in [0, 2] of
         # an action in [-2, 6].

@@ -80,7 +80,6 @@ def test_tensors_take_keras_steps(name):
 
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(9)
 def test_variables_are_updated_in_place(name, jit):
     optimizer, _ = CASES[name]
     params = tf.nest.map_structure(tf.Variable, start())

@@ -161,7 +161,6 @@ class CriticEnsembleTest(parameterized.TestCase, tf.test.TestCase):
         self.assertNotAllClose(q[0], q[1])
 
     @parameterized.product(lead=[(6,), (4, 6)], population=[False, True], jit=[False, True])
-    @pytest.mark.variants(3)
     def test_apply_rules_give_equal_values_and_gradients(self, lead, population, jit):
         params = self.network.init(KEY, self.spec)
         if population:

@@ -162,7 +162,6 @@ class UnrollTest(parameterized.TestCase, tf.test.TestCase):
         return x, carry_of(torso, batch), tf.constant(starts)
 
     @parameterized.product(cell=CELLS, mode=["eager", "graph", "xla"])
-    @pytest.mark.variants(2)
     def test_values_and_gradients_are_those_of_single_steps(self, cell, mode):
         torso, params = made(cell)
         x, carry, starts = self.inputs(torso)
@@ -213,7 +212,6 @@ class UnrollTest(parameterized.TestCase, tf.test.TestCase):
         self.assertAllEqual(again[5:], whole[5:])
 
     @parameterized.parameters(*CELLS)
-    @pytest.mark.variants(1)
     def test_parameters_may_be_variables(self, cell):
         torso, params = made(cell)
         x, carry, starts = self.inputs(torso)

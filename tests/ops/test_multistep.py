@@ -1,7 +1,6 @@
 """Tests of the multistep returns and of the linear recurrence under them."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -107,7 +106,6 @@ def without_value(row):
 
 class LinearRecurrenceTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(1, 2, 7, 8, 9, 63, 64, 65, 130)
-    @pytest.mark.variants(3)
     def test_equals_a_loop(self, length):
         rng = np.random.default_rng(length)
         a = rng.uniform(-1, 1, [length, 3]).astype(np.float32)
@@ -160,7 +158,6 @@ class GaeTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(target, expected + 1)
 
     @parameterized.product(shape=[(1, 1), (1, 5), (13, 1), (40, 6)], masked=[False, True])
-    @pytest.mark.variants(3)
     def test_equals_a_loop_in_all_modes(self, shape, masked):
         row, mask = random_rows(np.random.default_rng(0), *shape)
         if not masked:
@@ -315,7 +312,6 @@ class ReturnsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(got, [[4, 5, 2], [6, 6, 2], [8, 8, 8]])
 
     @parameterized.product(shape=[(1, 1), (13, 1), (30, 6)], masked=[False, True])
-    @pytest.mark.variants(2)
     def test_equal_loops_in_all_modes(self, shape, masked):
         row, mask = random_rows(np.random.default_rng(10), *shape)
         if not masked:

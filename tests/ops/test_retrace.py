@@ -1,7 +1,6 @@
 """Tests of Retrace."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -78,7 +77,6 @@ class RetraceTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(ops.retrace(**(row | {"termination": [True, False]})), [1.0, 1.5])
 
     @parameterized.product(shape=[(1, 1), (12, 4)], masked=[False, True])
-    @pytest.mark.variants(2)
     def test_equals_a_loop_in_all_modes(self, shape, masked):
         row, mask = inputs(0, *shape)
         if not masked:

@@ -1,7 +1,6 @@
 """Tests of V-trace."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -87,7 +86,6 @@ class VTraceTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         shape=[(1, 1), (14, 5)], setting=[(1.0, 1.0, 1.0), (0.7, 0.8, 1.5)], masked=[False, True]
     )
-    @pytest.mark.variants(3)
     def test_equals_a_loop_in_all_modes(self, shape, setting, masked):
         row, mask = inputs(0, *shape)
         if not masked:

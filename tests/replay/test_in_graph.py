@@ -278,7 +278,6 @@ print("peak", peak())
         self.assertLess(resident() - before, 1.2 * said)
 
     @parameterized.product(kind=("uniform", "prioritized"), jit_compile=(False, True))
-    @pytest.mark.variants(2)
     def test_a_step_is_added_in_place(self, kind, jit_compile):
         """Copying 64 MB takes over 5 ms, and longer where the host is slow."""
         best, frames, copied = [], np.ones([16_000_000], np.float32), []
@@ -334,7 +333,6 @@ class ModesTest(parameterized.TestCase):
             {"sequence_length": 3, "sequence_period": 2},
         ),
     )
-    @pytest.mark.variants(4)
     def test_step_by_step_is_the_same_as_all_at_once(self, num_envs, options):
         """A single step is added in a shorter way than several."""
         one, many = (maker(num_envs=num_envs, **options).init() for _ in range(2))
@@ -359,7 +357,6 @@ class ModesTest(parameterized.TestCase):
             np.testing.assert_array_equal(a, b)
 
     @parameterized.product(n_step=(1, 3), length=(1, 2))
-    @pytest.mark.variants(2)
     def test_xla_copies_no_variable_of_a_loop(self, n_step, length):
         """It does where it makes a write again in place of reading what was written."""
         capacity = 50_000
@@ -387,7 +384,6 @@ class ModesTest(parameterized.TestCase):
     @parameterized.parameters(
         {}, {"kind": "prioritized", "n_step": 3}, {"sequence_length": 3, "sequence_period": 2}
     )
-    @pytest.mark.variants(1)
     def test_eager_graph_and_xla_agree(self, **options):
         found = {}
         for mode in ("eager", "graph", "xla"):

@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -36,7 +35,6 @@ def start(env):
 
 class RolloutTest(parameterized.TestCase):
     @parameterized.parameters(*itertools.product(SCRIPTS, MODES, COMPILE))
-    @pytest.mark.variants(24)
     def test_equals_plain_simulator(self, script, mode, how):
         lengths, kinds, steps = SCRIPTS[script]
         rewards = (1.0, 2.0)[: len(lengths)]
@@ -61,7 +59,6 @@ class RolloutTest(parameterized.TestCase):
         np.testing.assert_array_equal(carry["count"], longer["count"][-1])
 
     @parameterized.parameters(*itertools.product(MODES, (1, 3, 4)))
-    @pytest.mark.variants(4)
     def test_two_rollouts_continue_each_other(self, mode, cut):
         # Row 0 ends at step 3: a cut at 3 leaves its autoreset row to the second rollout.
         env = fakes.Scripted(lengths=((3, 2, 2, 1), (5, 1, 1, 9)), mode=mode)

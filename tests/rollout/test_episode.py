@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -26,7 +25,6 @@ def weights():
 
 class EpisodeTest(parameterized.TestCase):
     @parameterized.parameters(*itertools.product(MODES, COMPILE))
-    @pytest.mark.variants(4)
     def test_hand_worked_numbers(self, mode, how):
         # Rewards are 1 + age / 4 (evaluating, the action is 0): row 0 ends after 3 steps with
         # 1.25 + 1.5 + 1.75 = 4.5; row 1 after 1 step with 2.25; row 2 is cut after 5 steps with
@@ -57,7 +55,6 @@ class EpisodeTest(parameterized.TestCase):
             np.testing.assert_array_equal(totals.discounted_returns, [2.4375, 2.25, 2.828125])
 
     @parameterized.parameters(*itertools.product(MODES, COMPILE))
-    @pytest.mark.variants(4)
     def test_the_three_agree_where_they_overlap(self, mode, how):
         env = fakes.Scripted(lengths=((3, 2, 9), (6, 1, 9), (1, 1, 9)), mode=mode)
         agent = fakes.NoisyAgent()
