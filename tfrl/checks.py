@@ -7,7 +7,6 @@ trace. A dimension that is unknown while tracing matches every size.
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
@@ -173,23 +172,28 @@ def _leaf_matches(name: str, x: Any, spec: Any, batch_shape: Sequence[int | None
         )
 
 
-def at_least(name: str, value: Any, minimum: int) -> int:
-    """Returns a whole number.
+def at_least(
+    name: str, value: Any, minimum: int, *, maximum: int | None = None, remedy: str = ""
+) -> int:
+    """Returns a whole number; a bool and a NumPy integer are none.
 
     Args:
       name: What the message calls it.
-      value: A Python or NumPy integer; a bool is none.
+      value: What was given.
       minimum: The smallest that is allowed.
+      maximum: The largest, or None.
+      remedy: What the message advises.
 
     Raises:
       UserError: For anything else.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and value >= minimum:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and value >= minimum and (maximum is None or value <= maximum):
         return int(value)
+    most = "" if maximum is None else f" and at most {maximum}"
     raise UserError(
         name,
-        expected=f"a whole number of at least {minimum}",
+        expected=f"a whole number of at least {minimum}{most}",
         got=repr(value),
-        remedy=f"Give {minimum} or more.",
+        remedy=remedy or f"Give {minimum} or more.",
     )

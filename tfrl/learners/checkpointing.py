@@ -1,7 +1,15 @@
 """Saving a Learner to a folder and restoring it, whole or by component.
 
-The layout is in `checkpoint_folder`. The folder is written under a temporary name and renamed, so
-that `path` holds a whole checkpoint or none; one process writes it at a time.
+    <path>/
+      rl_module/<module_id>/            a checkpoint folder of `storage.checkpoint_format`
+      optimizer/<module_id>/<name>/     the same
+      manifest.json                     schema and tfrl version, what there is, shapes and dtypes,
+                                        counters and metrics, modules and configs as descriptions
+      COMPLETE                          written last: size and sha256 of the manifest
+
+The data are ordinary TensorFlow checkpoints; nothing is pickled. Every folder of variables can be
+read alone. The folder is written under a temporary name and renamed, so that `path` holds a whole
+checkpoint or none; one process writes it at a time.
 """
 
 import json

@@ -893,7 +893,8 @@ class Learner:
         self._check_built("update_from_iterator")
         results: list[Results] = []
         batches = iter(iterator)
-        for i in range(checks.at_least("num_iters", num_iters, 1)):
+        number = int(num_iters) if isinstance(num_iters, np.integer) else num_iters
+        for i in range(checks.at_least("num_iters", number, 1)):
             try:
                 batch = next(batches)
             except StopIteration:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.agents.registry import algorithm_names
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
@@ -34,13 +34,7 @@ def check_agent(agent: Any) -> None:
 def check_counts(**counts: Any) -> None:
     """Raises a UserError for a count that is no whole number of at least 0."""
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(
-                name,
-                expected="a whole number of at least 0",
-                got=repr(value),
-                remedy="Counts are in env steps.",
-            )
+        checks.at_least(name, value, 0, remedy="Counts are in env steps.")
 
 
 def check_batch_size(batch_size: Any, num_replicas: int) -> None:
@@ -363,13 +357,7 @@ def check_divided(
 def check_whole(**sizes: Any) -> None:
     """Raises a UserError for a size that is no whole number of at least 1."""
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(
-                name,
-                expected="a whole number of at least 1",
-                got=repr(value),
-                remedy="Give a positive whole number.",
-            )
+        checks.at_least(name, value, 1, remedy="Give a positive whole number.")
 
 
 def check_evaluator(evaluator: Any, eval_env: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import networks, struct
+from tfrl import checks, networks, struct
 from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import numbers as numbers_lib
 from tfrl.agents.actor_critic.numbers import Bound
@@ -91,15 +91,7 @@ def check_number(owner: str, name: str, number: Any, bound: Bound) -> None:
 
 def check_count(owner: str, name: str, number: Any, high: int | None = None) -> None:
     """Raises a UserError for a field `owner.name` that is no whole number from 1 to `high`."""
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    if whole and number >= 1 and (high is None or number <= high):
-        return
-    raise UserError(
-        f"{owner}.{name}",
-        expected="a whole number of at least 1" + ("" if high is None else f" and at most {high}"),
-        got=repr(number),
-        remedy="Give for example 1.",
-    )
+    checks.at_least(f"{owner}.{name}", number, 1, maximum=high, remedy="Give for example 1.")
 
 
 def check_flag(owner: str, name: str, value: Any) -> None:
