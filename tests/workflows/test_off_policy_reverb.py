@@ -23,7 +23,7 @@ from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
 from tfrl.workflows import OffPolicyWorkflow
-from tfrl.workflows import off_policy_reverb as program_lib
+from tfrl.workflows import off_policy_reverb as reverb_experience
 from tfrl.workflows.checks import on_reverb
 
 BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
@@ -58,7 +58,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     def test_batches_are_awaited_by_python_where_a_phase_is_traced(self):
         """Tracing would wait for them with the interpreter locked."""
         asked = collections.defaultdict(list)
-        read = program_lib.ReverbProgram.read
+        read = reverb_experience.ReverbProgram.read
 
         def noted(program, ahead):
             asked[program.phase].append(ahead)
@@ -68,7 +68,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             overlap=True, compile={"update": "xla"}, random_steps=40, learning_starts=16
         )
         self.addCleanup(flow.close)
-        with mock.patch.object(program_lib.ReverbProgram, "read", noted):
+        with mock.patch.object(reverb_experience.ReverbProgram, "read", noted):
             run(flow, flow.setup(0), 80)
         self.assertEqual(set(asked), {"random, learns", "policy, learns"})
         for found in asked.values():
@@ -242,9 +242,9 @@ class ReverbWorkflowTest(parameterized.TestCase):
         A few are read by Python.
         """
         if not all_of_them:
-            self.enter_context(mock.patch.object(program_lib, "FETCHED_BYTES", 1000))
+            self.enter_context(mock.patch.object(reverb_experience, "FETCHED_BYTES", 1000))
         most = 100 if by_python else 1
-        self.enter_context(mock.patch.object(program_lib, "_READ_BATCHES", most))
+        self.enter_context(mock.patch.object(reverb_experience, "_READ_BATCHES", most))
         flow = workflow(compile={"update": "xla"}, updates_per_step=2.0)
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 40)

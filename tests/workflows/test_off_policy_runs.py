@@ -15,7 +15,7 @@ from tests.workflows.small_off_policy import (
     workflow,
 )
 from tfrl.learners import ModuleConfig
-from tfrl.workflows.off_policy_program import OffPolicyProgram
+from tfrl.workflows.off_policy import OffPolicyWorkflow
 
 
 class RunTest(parameterized.TestCase):

@@ -4,7 +4,7 @@ The only module that knows how they keep their variables.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,8 @@ import tensorflow as tf
 from tfrl.learning.optimizers.bound import Slot
 
 _LEGACY = tf.keras.optimizers.legacy.Optimizer
+# The attribute by which the count of a Keras optimizer refers to it.
+_OWNER = "_tfrl_keras_optimizer"
 
 
 class KerasOptimizer:
@@ -26,6 +28,13 @@ class KerasOptimizer:
         """Makes the slots, before anything is traced; under a strategy, in its scope."""
         self.optimizer = optimizer
         self.slots = _build(optimizer, params)
+        # Keras' slots are of no use without the object that holds them: a state of variables leads
+        # back to it, see `over`.
+        setattr(optimizer.iterations, _OWNER, self)
+
+    def over(self, own: Mapping[str, tf.Variable]) -> "KerasOptimizer":
+        """Returns the optimizer of these settings that "iterations" among `own` belongs to."""
+        return getattr(own["iterations"], _OWNER, self)
 
     @property
     def learning_rate(self) -> tf.Variable:

@@ -38,6 +38,7 @@ from tfrl.learners.optimizers import (
 )
 from tfrl.learners.parameters import (
     ParamDict,
+    VariableForm,
     check_groups,
     check_shared,
     group_variables,
@@ -1254,6 +1255,37 @@ class Learner:
         from tfrl.learners import checkpointing
 
         return checkpointing.from_checkpoint(cls, path, modules=modules, **kwargs)
+
+    def over(self, state: LearnerState) -> Self:
+        """Returns this learner over the variables of another state of the same form.
+
+        It makes no variables, and shares all else. So one learner serves all states of its form.
+
+        Args:
+          state: As `learner_state`, of tf.Variables.
+        """
+        self._check_built("over")
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.module_states = dict(state.agent_state)
+        for name in COUNTERS:
+            setattr(other, name, state.counters[name])
+        mirror: dict[Any, tf.Variable] = {}
+        for m, own in self.module_states.items():
+            pairs = zip(tf.nest.flatten(own), tf.nest.flatten(state.agent_state[m]), strict=True)
+            mirror.update({old.ref(): new for old, new in pairs})
+        other.optimizers = self.optimizers.over(mirror, state.opt_state)
+        other._compiled = {}
+        return other
+
+    def form(self) -> Self:
+        """Returns the logic of this learner without variables, for `over` and `fit`."""
+        forms: dict[Any, VariableForm] = {}
+
+        def of(variable: tf.Variable) -> VariableForm:
+            return forms.setdefault(variable.ref(), VariableForm(variable))
+
+        return self.over(tf.nest.map_structure(of, self.learner_state))
 
     def clone(self) -> Self:
         """Returns a learner of the same modules with copies of all variables and optimizers."""

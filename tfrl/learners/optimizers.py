@@ -289,6 +289,27 @@ class OptimizerEntry:
         gone = {v.ref() for v in variables}
         self._params = tuple(p for p in self._params if p.ref() not in gone)
 
+    def over(
+        self, mirror: Mapping[Any, tf.Variable], own: Mapping[str, tf.Variable]
+    ) -> "OptimizerEntry":
+        """Returns the same optimizer over other variables that exist.
+
+        Args:
+          mirror: The other variable for each parameter's `ref()`.
+          own: Its variables, as `variables` gives these.
+        """
+        other = object.__new__(OptimizerEntry)
+        other.__dict__.update(self.__dict__)
+        other._built_for = other._params = tuple(mirror[p.ref()] for p in self._params)
+        if isinstance(self._bound, KerasOptimizer):
+            other._bound = self._bound.over(own)
+        else:
+            slots = [
+                Slot(s.name, mirror[s.param.ref()], own[path]) for path, s in self.slots().items()
+            ]
+            other._bound = BoundOptimizer.over(self._bound.optimizer, other._params, slots, own)
+        return other
+
     def copy(self, params: Sequence[tf.Variable]) -> "OptimizerEntry":
         """Returns a fresh optimizer of the same settings and schedule over other variables.
 
@@ -446,6 +467,20 @@ class OptimizerRegistry:
             for (module_id, name), entry in self._entries.items()
             for path, v in entry.variables().items()
         }
+
+    def over(
+        self, mirror: Mapping[Any, tf.Variable], opt_state: Mapping[str, Any]
+    ) -> "OptimizerRegistry":
+        """Returns the same optimizers over other variables that exist.
+
+        Args:
+          mirror: The other variable for each parameter's `ref()`.
+          opt_state: `{module_id: {optimizer_name: {path: variable}}}`.
+        """
+        other = OptimizerRegistry()
+        for (owner, name), entry in self._entries.items():
+            other._entries[owner, name] = entry.over(mirror, opt_state[owner][name])
+        return other
 
     def copy(self, mirror: Mapping[Any, tf.Variable]) -> "OptimizerRegistry":
         """Returns fresh optimizers of the same settings over other variables.

@@ -67,6 +67,26 @@ class ParameterTable:
         return list(found)
 
 
+class VariableForm:
+    """Stands for a variable in a learner that has none: its name and form.
+
+    Attributes:
+      name: The variable's.
+      shape: Likewise.
+      dtype: Likewise.
+      device: Likewise.
+    """
+
+    def __init__(self, variable: Any):
+        """Takes the form of a variable."""
+        self.name, self.shape, self.dtype = variable.name, variable.shape, variable.dtype
+        self.device = variable.device
+
+    def ref(self) -> VariableForm:
+        """Returns what it is found by, as a variable's `ref`."""
+        return self
+
+
 def group_variables(
     module_id: str, state: AgentState, groups: tuple[str, ...]
 ) -> list[tf.Variable]:

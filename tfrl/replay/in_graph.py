@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import specs, struct
+from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError, did_you_mean
 from tfrl.replay import ring, stored
 from tfrl.replay.core import ReplayBuffer
@@ -34,14 +35,22 @@ class InGraphBuffer(ReplayBuffer):
       replay: Its maker.
     """
 
-    def __init__(self, replay: InGraphReplay, make: Make | None = None):
+    def __init__(
+        self,
+        replay: InGraphReplay,
+        make: Make | None = None,
+        variables: Mapping[str, tf.Variable] | None = None,
+    ):
         """Makes the variables, empty.
 
         Args:
           replay: The maker.
           make: Makes a variable of zeros of a name, a shape and a dtype; by default a plain one.
+          variables: What `variables` of another buffer gave, to be that buffer; None for new ones.
         """
         make = make or _zeros
+        if variables is not None:
+            make = lambda name, *_: variables[name]  # noqa: E731
         self.replay = replay
         num_envs, steps, frames = replay.num_envs, replay.steps_per_env, replay.frames_per_env
         self._trash = (steps * num_envs, frames * num_envs)  # rows of what is masked
@@ -52,6 +61,8 @@ class InGraphBuffer(ReplayBuffer):
         self._counts = make("counts", [len(_COUNTS), num_envs], tf.int64)
         self._items: Items
         self._items = TreeItems(replay, make) if replay.has_tree else ConsecutiveItems(replay)
+        if variables is None:
+            self._items.begin()
         self._reader = Reader(replay, self._steps, self._frames, self._frame_of)
         # More rows at once would write some slots twice.
         self._most = min(steps, frames // (1 + replay.frame_stack))
@@ -382,6 +393,20 @@ class InGraphReplay(struct.Struct):
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return ReplicatedBuffer(self)
         return InGraphBuffer(self)
+
+    def over(self, variables: Mapping[str, tf.Variable], replicas: Replicas) -> Any:
+        """Returns the buffer of variables that exist, as `init` made them under these replicas.
+
+        Args:
+          variables: What `variables()` of a buffer gave.
+          replicas: Those of its strategy.
+        """
+        from tfrl.replay.in_graph import InGraphBuffer
+        from tfrl.replay.replicated import ReplicatedBuffer
+
+        if replicas.several:
+            return ReplicatedBuffer(self, replicas, variables)
+        return InGraphBuffer(self, variables=variables)
 
 
 def _check_specs(replay: InGraphReplay) -> None:

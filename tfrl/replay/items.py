@@ -29,6 +29,10 @@ class Items(abc.ABC):
         """Returns what changes, beside the steps themselves."""
         return {}
 
+    def begin(self) -> None:
+        """Sets what variables of zeros begin with."""
+        return
+
     @abc.abstractmethod
     def size(self, counts: Counts) -> tf.Tensor:
         """Returns how many there are; an int64 scalar."""
@@ -118,11 +122,16 @@ class TreeItems(Items):
     def __init__(self, replay: InGraphReplay, make: Make):
         """Takes the buffer's maker, and what makes variables."""
         super().__init__(replay)
-        self._tree = PriorityTree(self.num_slots, make)
+        self._tree = PriorityTree(
+            self.num_slots, lambda name, *form: make(f"priorities/{name}", *form)
+        )
         self._num_items = make("num_items", [], tf.int64)
         self._highest = make("highest_priority", [], tf.int64)
-        self._highest.assign(self._tree.unit)
         self._weighted = replay.kind == "prioritized"
+
+    def begin(self) -> None:
+        """Sets the priority of the first items."""
+        self._highest.assign(self._tree.unit)
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns what changes, beside the steps themselves."""

@@ -27,13 +27,23 @@ class ReplicatedBuffer(ReplayBuffer):
       replicas: The strategy's.
     """
 
-    def __init__(self, replay: InGraphReplay):
+    def __init__(
+        self,
+        replay: InGraphReplay,
+        replicas: Replicas | None = None,
+        variables: Mapping[str, tf.Variable] | None = None,
+    ):
         """Makes the variables of the replicas of this process, in the scope of a strategy.
+
+        Args:
+          replay: The maker.
+          replicas: Those of the strategy; by default of the one in whose scope this is called.
+          variables: What `variables` of another buffer gave, to be that buffer; None for new ones.
 
         Raises:
           UserError: If the replicas do not divide the environments.
         """
-        self.replay, self.replicas = replay, Replicas()
+        self.replay, self.replicas = replay, replicas or Replicas()
         count = self.replicas.num_replicas
         if replay.num_envs % count:
             raise UserError(
@@ -53,8 +63,15 @@ class ReplicatedBuffer(ReplayBuffer):
 
             return make
 
+        def of_replica(replica: int) -> dict[str, tf.Variable]:
+            own = f"{replica}/"
+            return {p.removeprefix(own): v for p, v in variables.items() if p.startswith(own)}
+
         with self.replicas.scope():
-            self._own = [InGraphBuffer(own, make_on(i)) for i in range(self.replicas.num_local)]
+            self._own = [
+                InGraphBuffer(own, make_on(i), None if variables is None else of_replica(i))
+                for i in range(self.replicas.num_local)
+            ]
 
     def local(self) -> InGraphBuffer:
         """Returns the buffer of the replica whose function this is called in.
@@ -143,13 +160,14 @@ class ReplicatedBuffer(ReplayBuffer):
 
     def state_paths(self) -> set[str]:
         """Returns the paths of `state_values`."""
-        return set(self._variables())
+        return set(self.variables())
 
     def state_values(self) -> dict[str, Any]:
         """Returns a copy of all that changes, paths begin with the replica's number."""
-        return {path: v.read_value() for path, v in self._variables().items()}
+        return {path: v.read_value() for path, v in self.variables().items()}
 
-    def _variables(self) -> dict[str, tf.Variable]:
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns all that changes; paths begin with the replica's number."""
         return {
             f"{i}/{p}": v for i, own in enumerate(self._own) for p, v in own.variables().items()
         }
@@ -160,11 +178,11 @@ class ReplicatedBuffer(ReplayBuffer):
         Raises:
           UserError: About values of another buffer, or of another number of replicas.
         """
-        stored.assign_all(self._variables(), values)
+        stored.assign_all(self.variables(), values)
 
     def save(self, folder: str) -> None:
         """Writes the buffers of this process into a folder."""
-        stored.save(folder, self.replay, self._variables())
+        stored.save(folder, self.replay, self.variables())
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote on as many replicas."""

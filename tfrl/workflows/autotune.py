@@ -1,15 +1,10 @@
 """Settles how the stages of a run are compiled, by time where that is asked for."""
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorflow.python.framework import config as framework_config
-
-from tfrl.envs.host import on_host
-from tfrl.rollout.acting import policy_for
-from tfrl.traces import Traces
-from tfrl.types import Nest
-from tfrl.workflows.run_state import Progress
-from tfrl.workflows.stages import CompiledStage, auto_needs_timing
+from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing
 
 # Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
@@ -21,182 +16,134 @@ _WAKE_SECONDS = 0.0004
 _BEHIND_SECONDS = 0.0005
 
 
-class CompileModeTuner:
-    """The compile modes of a `LearnerProgram`; a part of that class."""
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """What a workflow hands over to have the modes of its stages settled.
 
-    learner: Any
-    replicas: Any
-    evaluations: Any
+    Attributes:
+      rollout: Its stage.
+      update: Its stage.
+      rollout_args: Returns arguments for a trial of the rollout; changes nothing.
+      update_args: Likewise of the update.
+      reset: Puts back what trials of the update change.
+      choose_acting: Of environments on the host: `choose_acting(asked)` returns how the policy is
+        called. None for others: the rollout is a compiled stage.
+      python_steps: Whether a graph calls Python to step the environments, so that a rollout cannot
+        be tried on copies.
+      python_loop: Whether the loop over iterations is Python's.
+      several: Whether there are several replicas.
+      several_workers: Whether there are several processes.
+      prefers_fused: Whether a rollout follows an XLA update whatever its own time: apart, a few
+        steps cost little either way, but only together are they one program, which is many times
+        as fast.
+      fuses_on_host: Whether all that follows a rollout on the host is XLA's where the update is.
+      overlaps: Whether the rollout and the update of some phase run at the same time in a graph.
+    """
+
     rollout: CompiledStage
     update: CompiledStage
-    _workflow: Any
-    _on_host: bool
-    _in_python: bool
-    _loop_mode: str | None
-    # Whether a rollout follows an XLA update whatever its own time: apart, a few steps cost little
-    # either way, but only together are they one program, which is many times as fast.
-    prefers_fused = False
-    # Whether all that follows a rollout on the host is XLA's where the update is.
+    rollout_args: Callable[[], tuple[Any, ...]]
+    update_args: Callable[[], tuple[Any, ...]]
+    reset: Callable[[], None]
+    choose_acting: Callable[[str], str] | None = None
+    python_steps: bool = False
+    python_loop: bool = False
+    several: bool = False
+    several_workers: bool = False
+    prefers_fused: bool = False
     fuses_on_host: bool = False
+    overlaps: bool = False
 
     @property
-    def traces(self) -> Traces:
-        """What has been traced for the logic of this run."""
-        raise NotImplementedError
+    def timed_apart(self) -> bool:
+        """Whether the stages can be called by themselves to time them."""
+        return not self.several_workers and not (self.python_steps or self.choose_acting)
 
-    def _stages(self) -> tuple[CompiledStage, ...]:
-        raise NotImplementedError
 
-    def acting_state(self) -> Any:
-        """Returns the values by which the agent acts, of the replica that this is called on."""
-        raise NotImplementedError
+class CompileModeTuner:
+    """Chooses among graph and XLA by timing the stages on copies."""
 
-    def _trial_batch(self, progress: Progress) -> Nest:
-        """Returns a batch for the update to be timed on; nothing may change by making it."""
-        raise NotImplementedError
+    def __init__(self, asked: Mapping[str, str], trials: Trials, stages: Stages):
+        """Takes what is asked for.
 
-    def choose(self, progress: Progress) -> dict[str, str]:
-        """Settles the mode of every stage, timing those that are "auto" on copies.
-
-        What was timed once holds for all runs of equal logic.
+        Args:
+          asked: `{stage: mode or "auto"}` of rollout, update and loop.
+          trials: The stages to settle.
+          stages: Takes the modes, and what was timed.
         """
-        asked = self._workflow.compile
-        note = ("modes", tuple(sorted(asked.items())))
-        if self._loop_mode is None and note in self.traces.notes:
-            self._take(progress, self.traces.notes[note])
-        if self._on_host and self.rollout.mode is None:
-            self.rollout.mode = self._choose_acting(progress, asked["rollout"])
-        for stage in (self.rollout, self.update):
-            if stage.mode is None and asked[stage.name] != "auto":
-                stage.mode = asked[stage.name]
-            elif stage.mode is None and on_host(self._workflow.env) and not self._on_host:
-                # Its steps are Python's, and cannot be tried on copies.
-                stage.mode = "graph"
-            elif stage.mode is None and not auto_needs_timing():
-                stage.mode = "xla"
-            elif stage.mode is None and self.replicas.num_workers > 1:
-                # Processes that measure would part; a rollout of many small ops is XLA's.
-                stage.mode = "xla" if stage is self.rollout else "graph"
-        if self.rollout.mode is None or self.update.mode is None:
-            self._time_stages(progress)
-        if self._loop_mode is None and self._in_python:
-            self._loop_mode = "eager"
-        elif self._loop_mode is None:
-            self._loop_mode = self._choose_loop(asked["loop"])
-            lacks = self._overlaps or not self._timed
-            if lacks and self._loop_mode != "eager" and self._times_apart:
-                self._time_stages(progress)
-        self.traces.notes.setdefault(note, self._chosen)
-        return {
-            "loop": self._loop_mode,
-            "rollout": str(self.rollout.mode),
-            "update": str(self.update.mode),
-            "evaluation": self.evaluations.mode,
-        }
+        self._asked, self._trials, self._stages = asked, trials, stages
 
-    @property
-    def _chosen(self) -> tuple[Any, ...]:
-        """The modes, and what was timed."""
-        return self._loop_mode, [(stage.mode, dict(stage.seconds)) for stage in self._stages()]
+    def settle(self, has_clocks: Callable[[str], bool]) -> None:
+        """Settles the modes that are not yet.
 
-    def _take(self, progress: Progress, chosen: tuple[Any, ...]) -> None:
-        """Takes what `_chosen` returned."""
-        self._loop_mode, stages = chosen
-        for stage, (mode, seconds) in zip(self._stages(), stages, strict=True):
-            stage.mode, stage.seconds = mode, dict(seconds)
-        if self._on_host:
-            self._choose_acting(progress, str(self.rollout.mode))
+        Args:
+          has_clocks: Whether there are clocks between the stages, by the mode of the loop.
+        """
+        trials, modes, asked = self._trials, self._stages.modes, self._asked
+        if trials.choose_acting is not None and "rollout" not in modes:
+            self._stages.set_mode("rollout", trials.choose_acting(asked["rollout"]))
+        for stage in (trials.rollout, trials.update):
+            mode = modes.get(stage.name) or self._known(stage)
+            if mode is not None:
+                self._stages.set_mode(stage.name, mode)
+        if "rollout" not in modes or "update" not in modes:
+            self._time_stages()
+        if "loop" in modes:
+            return
+        modes["loop"] = "eager" if trials.python_loop else self._choose_loop(asked["loop"])
+        lacks = trials.overlaps or not has_clocks(modes["loop"])
+        if lacks and modes["loop"] != "eager" and trials.timed_apart:
+            self._time_stages()
 
-    def _choose_acting(self, progress: Progress, asked: str) -> str:
-        """How the policy is called on the host: as asked, or whatever is faster."""
-        workflow = self._workflow
-        agent = workflow.agent
-        policies = [policy_for(half, agent, agent.compute_actions) for half in workflow.env.halves]
-        policy = policies[0]
-        policy.mode = None if asked == "auto" else asked
-        env_state = workflow.env.states_of(progress.env_state)[0]
-        carry = None if progress.carry is None else policy.fresh_carry()
-        policy.begin(self.acting_state(), progress.key, 4, env_state.obs, carry)
-        for other in policies:
-            other.mode = policy.mode
-        return str(policy.mode)
+    def _known(self, stage: CompiledStage) -> str | None:
+        """The mode of a stage that needs no timing; None for one that does."""
+        if self._asked[stage.name] != "auto":
+            return self._asked[stage.name]
+        if self._trials.python_steps:
+            return "graph"
+        if not auto_needs_timing():
+            return "xla"
+        if self._trials.several_workers:
+            # Processes that measure would part; a rollout of many small ops is XLA's.
+            return "xla" if stage is self._trials.rollout else "graph"
+        return None
 
     def _choose_loop(self, asked: str) -> str:
         """One program of both stages and the loop over them, where both are XLA and it pays."""
-        modes = (str(self.rollout.mode), str(self.update.mode))
-        if "eager" in modes or asked == "eager":
+        chosen = [self._stages.modes[name] for name in ("rollout", "update")]
+        if "eager" in chosen or asked == "eager":
             return "eager"
-        several = self.replicas.several
-        if modes != ("xla", "xla") or asked == "graph" or several:
+        if chosen != ["xla", "xla"] or asked == "graph" or self._trials.several:
             return "graph"
-        seconds = [s.seconds.get("xla") for s in (self.rollout, self.update)]
+        seconds = [s.seconds.get("xla") for s in (self._trials.rollout, self._trials.update)]
         known = sum(t for t in seconds if t is not None)
         slow = None not in seconds and known > _FUSE_BELOW_SECONDS
         return "graph" if asked == "auto" and slow else "xla"
 
-    def _time_stages(self, progress: Progress) -> None:
-        asked = self._workflow.compile["rollout"]
-        compared = not self._on_host and self.rollout.mode is None
-        if not self._on_host:
-            # The rollout of one replica tells how the others' will do.
-            env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
-            args = (self.acting_state(), env_state, carry, progress.key)
-            if self.rollout.mode is None:
-                self.rollout.choose_by_time(*args)
-            else:
-                self.rollout.time_as_chosen(*args)
-        batch = self._trial_batch(progress)
-        before = {path: v.numpy() for path, v in self.learner.variables().items()}
-        update_args = (batch, progress.key, progress.env_steps)
-        fuses = self.prefers_fused and not self._in_python
-        if self.update.mode is None:
+    def _time_stages(self) -> None:
+        trials, stages = self._trials, self._stages
+        rollout, update = trials.rollout, trials.update
+        compared = trials.choose_acting is None and rollout.mode is None
+        if compared:
+            stages.set_mode("rollout", rollout.choose_by_time(*trials.rollout_args()))
+        elif trials.choose_acting is None:
+            rollout.time_as_chosen(*trials.rollout_args())
+        args = trials.update_args()
+        fuses = trials.prefers_fused and not trials.python_loop
+        if update.mode is None:
             wins = None
             if fuses:
-                wins = min(self.rollout.seconds.values(), default=0.0)
-            elif self._in_python and self.fuses_on_host:
+                wins = min(rollout.seconds.values(), default=0.0)
+            elif trials.python_loop and trials.fuses_on_host:
                 wins = _BEHIND_SECONDS
-            self.update.choose_by_time(
-                *update_args, wins=wins, begin=lambda: self.learner.assign_variables(before)
-            )
+            mode = update.choose_by_time(*args, wins=wins, begin=trials.reset)
+            stages.set_mode("update", mode)
         else:
-            self.update.time_as_chosen(*update_args)
-        self.learner.assign_variables(before)
-        if fuses and self.update.mode == "xla" and asked == "auto":
-            self.rollout.mode = "xla"
-        compared = compared and self._overlaps and not self._in_python
-        if compared and self.update.mode == "graph" and self.rollout.mode == "xla":
-            seconds = self.rollout.seconds
-            if seconds["graph"] < seconds["xla"] + _WAKE_SECONDS:
-                self.rollout.mode = "graph"
-
-    @property
-    def fused(self) -> bool:
-        """Whether the stages and the loop over them are one XLA program."""
-        return self._loop_mode == "xla"
-
-    @property
-    def _timed(self) -> bool:
-        """Whether there are clocks between the stages: not in XLA, nor in deterministic graphs."""
-        if self._in_python:
-            return False  # Python has the clock
-        # The public tf.config can only switch op determinism on.
-        return not self.fused and not framework_config.is_op_determinism_enabled()
-
-    @property
-    def _overlaps(self) -> bool:
-        """Whether the rollout and the update of some phase run at the same time in a graph."""
-        return False
-
-    @property
-    def _times_apart(self) -> bool:
-        """Whether the stages can be called by themselves to time them."""
-        return bool(self.replicas.num_workers == 1 and not on_host(self._workflow.env))
-
-    def _time_split(self, call: float, t_rollout: float, t_update: float) -> dict[str, float]:
-        """Seconds by stage; without clocks, in the proportion of the stages timed apart."""
-        if self._timed or self._in_python:
-            return {"rollout": t_rollout, "update": t_update}
-        a, b = (s.seconds.get(str(s.mode)) for s in (self.rollout, self.update))
-        if a is None or b is None:
-            return {}
-        return {"rollout": call * a / (a + b), "update": call * b / (a + b)}
+            update.time_as_chosen(*args)
+        trials.reset()
+        if fuses and update.mode == "xla" and self._asked["rollout"] == "auto":
+            stages.set_mode("rollout", "xla")
+        compared = compared and trials.overlaps and not trials.python_loop
+        if compared and update.mode == "graph" and rollout.mode == "xla":
+            if rollout.seconds["graph"] < rollout.seconds["xla"] + _WAKE_SECONDS:
+                stages.set_mode("rollout", "graph")

@@ -3,16 +3,14 @@
 import abc
 import dataclasses
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
@@ -20,13 +18,13 @@ from tfrl.evaluation.video import Video, apart, check_drawable, record_video
 from tfrl.evaluation.video_summary import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
-from tfrl.traces import logic_key, specs_of, traces_of
+from tfrl.traces import logic_key, traces_of
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics
 from tfrl.workflows.run_state import State as RunState
-from tfrl.workflows.runner import MAX_ROWS, Runner, as_rows
-from tfrl.workflows.stages import MODES
+from tfrl.workflows.runner import Runner, variables_of
+from tfrl.workflows.stages import MODES, Phase, Stages
 
 # A `tfrl.workflows.State`, unless a workflow has its own.
 State = Any
@@ -60,8 +58,10 @@ class Workflow(abc.ABC):
 
     # Attributes that say nothing of what is traced; modes are part of a trace's name.
     _not_traced = frozenset(
-        ("iterations_per_call", "report", "run_time", "_folders", "replicas", "compile")
+        ("iterations_per_call", "report", "run_time", "_folders", "_runners", "replicas", "compile")
     )
+    # Iterations that share a row of metrics.
+    iterations_per_row = 1
 
     def __init__(self, *, iterations_per_call: int | None = None):
         """Sets how many iterations one compiled call runs in `learn`.
@@ -88,6 +88,8 @@ class Workflow(abc.ABC):
         self.report: RunReport | None = None
         # Over all starts of a run; checkpoints carry it.
         self.run_time = RunTime()
+        # {id of a variable of a state, None for one of tensors: (the variable, its runner)}
+        self._runners: dict[int | None, tuple[Any, Runner]] = {}
         # {what the states of a run share: the folder of its checkpoints}
         self._folders: dict[Any, pathlib.Path] = {}
 
@@ -159,48 +161,75 @@ class Workflow(abc.ABC):
         Raises:
           UserError: For a state that was consumed, or a non-finite loss under "raise".
         """
-        start = time.perf_counter()
-        state = struct.values(state)
-        run, names = self._compiled(state)
-        limit = np.iinfo(np.int64).max if until is None else until
-        number = min(iterations, MAX_ROWS)
-        found = run(state, tf.constant(number), tf.constant(limit, tf.int64))
-        state, done, floats, counters, _ = found
-        rows = as_rows(int(done), names, floats, counters)
-        return Advance(rows=rows, state=state, seconds={"call": time.perf_counter() - start})
+        state = self.ready(state)
+        rows, state, seconds = self.runner(state).run(state, iterations, until)
+        return Advance(rows=rows, state=state, seconds=seconds)
 
-    def _compiled(self, state: State) -> tuple[Callable[..., Any], list[str]]:
-        """The loop over iterations, which belongs to the logic, and the names of its metrics."""
-        name = ("iterations", self.compile, specs_of(state))
-        notes = traces_of(logic_key(self)).notes
-        if name not in notes:
-            notes[name] = self._loop(state)
-        return notes[name]  # type: ignore[no-any-return]
+    def ready(self, state: State) -> State:
+        """Returns the state that an iteration begins with."""
+        return struct.values(state)
 
-    def _loop(self, state: State) -> tuple[Callable[..., Any], list[str]]:
-        names: list[str] = []
+    def runner(self, state: State) -> Runner:
+        """Returns what runs the iterations of a state; it is kept until the state ends."""
+        found = self._runner_of(state)
+        if found is None:
+            found = Runner(self, traces_of(logic_key(self)))
+            self._add_runner(state, found)
+        return found
 
-        def once(state: State) -> Any:
-            key = seeding.fold_in(state.key, state.metrics.iterations)
-            metrics, after = self.iterate(state, key)
-            names[:] = sorted(metrics)
-            floats = [tf.cast(metrics[n], tf.float32) for n in names]
-            return after, tf.stack(floats), after.metrics.counters(), tf.zeros([2], tf.float64)
+    def _runner_of(self, state: State) -> Runner | None:
+        variable = next(iter(variables_of(state).values()), None)
+        _, runner = self._runners.get(variable if variable is None else id(variable), (None, None))
+        return runner
 
-        def runner(iterate: Callable[..., Any]) -> Runner:
-            return Runner(
-                iterate,
-                lambda state: state.metrics.counters(),
-                lambda state: state.metrics.env_steps,
-                lambda: names,
-            )
+    def _add_runner(self, state: State, runner: Runner) -> None:
+        variable = next(iter(variables_of(state).values()), None)
+        if variable is None:
+            self._runners[None] = (None, runner)
+            return
+        number, workflow = id(variable), weakref.ref(self)
 
-        if self.compile == "eager" or isinstance(self.env, HostEnv):
-            return lambda state, n, limit: runner(once).run(state, int(n), int(limit)), names
-        traced = tf.function(counted_apart(once), autograph=False)
-        traced.get_concrete_function(state)  # and so the names are known
-        loop = counted_apart(runner(traced).loop)
-        return tf.function(loop, jit_compile=self.compile == "xla", autograph=False), names
+        def ended(_: Any) -> None:
+            if (own := workflow()) is not None:
+                own._runners.pop(number, None)
+
+        self._runners[number] = (weakref.ref(variable, ended), runner)
+
+    # What a runner asks.
+
+    def phase_of(self, state: State) -> Phase:
+        """Returns the phase that a run is in: a part that is traced in one way."""
+        return Phase()
+
+    def settle_modes(self, state: State, made: Stages) -> None:
+        """Settles the compile modes of a run; here that of its loop is given."""
+        eager = self.compile == "eager" or isinstance(self.env, HostEnv)
+        made.modes["loop"] = "eager" if eager else self.compile
+
+    def begin_call(self, state: State) -> State:
+        """Returns the state without what no iteration changes: a loop would carry it."""
+        return state
+
+    def end_call(self, before: State, after: State) -> State:
+        """Returns the state after a call, with what `begin_call` left out."""
+        return after
+
+    def prefetch(self, state: State) -> State:
+        """Returns the state that the first iteration of a call begins with; traced."""
+        return state
+
+    def drop_prefetched(self, state: State) -> State:
+        """Returns the state as a call leaves it; traced."""
+        return state
+
+    def times_stages(self, made: Stages) -> bool:
+        """Whether the seconds of rollout and update are measured where they can be."""
+        return False
+
+    @property
+    def steps_of_iteration(self) -> int | None:
+        """Env steps of an iteration, where it is always that."""
+        return None
 
     # Looking at a run.
 
@@ -317,6 +346,7 @@ class Workflow(abc.ABC):
                 "compile", expected=", ".join(MODES), got=repr(mode), remedy="Choose one of them."
             )
         self.compile = mode
+        self._runners.clear()
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles the compile mode of every stage, and returns them by stage."""

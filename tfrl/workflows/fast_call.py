@@ -42,10 +42,9 @@ class FastCall:
         self._fn, self._bind, self._jit = fn, bind, jit
         self._made: Any = None
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether it has been called."""
-        return self._made is not None
+    def forget_function(self) -> None:
+        """Drops the function behind the trace, with all that it refers to."""
+        self._fn = self._bind = _forgotten
 
     def _make(self) -> Any:
         traced = self._fn if self._jit else never_in_xla(self._fn)
@@ -57,6 +56,10 @@ class FastCall:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
             self._made = self._bind(self._make, specs)
         return self._made.flat(leaves)
+
+
+def _forgotten(*args: Any) -> Any:
+    raise RuntimeError("a FastCall is traced once")
 
 
 def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:

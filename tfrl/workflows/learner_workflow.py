@@ -13,13 +13,15 @@ from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env
-from tfrl.envs.host import check_place
+from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers import reward_normalize
 from tfrl.envs.wrappers.task_rewards import with_task_rewards
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
+from tfrl.evaluation.replicated import evaluate_on_replicas
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.learners import (
     DEFAULT_MODULE_ID,
@@ -32,9 +34,12 @@ from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
 from tfrl.rollout import rollout
+from tfrl.rollout.acting import policy_for
 from tfrl.rollout.step import ActionFn
+from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import EnvState, Nest, Trajectory
 from tfrl.workflows import stages
+from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.checks import (
     check_divided,
     check_ends,
@@ -47,16 +52,22 @@ from tfrl.workflows.checks import (
     name_of,
 )
 from tfrl.workflows.core import Advance, Workflow
-from tfrl.workflows.learner_program import LearnerProgram
+from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.metric_accumulator import (
     EPISODE_METRICS,
     OBS_OUTLIERS,
     OUTLIERS,
     REWARD_OUTLIERS,
 )
-from tfrl.workflows.run_state import RolloutResult, State, with_program
-from tfrl.workflows.run_values import load_values, state_paths, state_values
-from tfrl.workflows.stages import check_compile
+from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
+from tfrl.workflows.run_values import (
+    learner_values,
+    load_learner,
+    load_progress,
+    progress_values,
+)
+from tfrl.workflows.runner import Runner
+from tfrl.workflows.stages import Phase, Stages, check_compile
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -67,13 +78,20 @@ NONFINITE_STATISTICS = "nonfinite/statistics"
 class LearnerWorkflow(Workflow):
     """Trains the modules of one learner in one set of environments; subclasses say how.
 
-    They make the program of a run (`make_program`) and say what becomes of a rollout's experience
+    They say what an iteration is (`iterate`), and what becomes of a rollout's experience
     (`make_batch`, `update`). All hooks but those that make something are traced.
+
+    One learner serves all states: `learner_of` gives it over the variables of a state. What is
+    compiled for these is kept by a `Runner` of theirs.
     """
 
-    _not_traced = Workflow._not_traced | {"_agreement", "_servers", "learner"}
-    # Iterations that share a row of metrics.
-    iterations_per_row = 1
+    _not_traced = Workflow._not_traced | {
+        "_agreement",
+        "_servers",
+        "_learner",
+        "_evaluators",
+        "compiled_digest",
+    }
     # Whether Python runs the loop over iterations, as it must where it steps the environments.
     loops_in_python = False
     # Whether learning runs in the background of the next rollout on the host.
@@ -116,6 +134,8 @@ class LearnerWorkflow(Workflow):
         """
         super().__init__(iterations_per_call=iterations_per_call)
         self.replicas = Replicas(strategy)
+        self._learner: Learner | None = None
+        self._evaluators: dict[Any, Evaluator] = {}
         self.env = check_episodes("env", env)
         self.agent: Any = made_agent(agent, env)
         agent = self.agent
@@ -160,6 +180,7 @@ class LearnerWorkflow(Workflow):
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
         """Spreads runs that are set up from now on over the replicas of a strategy."""
         self.replicas = Replicas(strategy)
+        self._learner = None
         self._divide()
 
     @property
@@ -191,60 +212,51 @@ class LearnerWorkflow(Workflow):
         )
         self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
         self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
+        self._evaluators = {}
 
-    # An iteration; traced.
+    # The parts of an iteration; traced.
 
-    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
-        """One iteration: rolls out, and learns from it.
-
-        Pure where the state's leaves are tensors; in place where they are variables.
+    def play(
+        self, state: State, key: tf.Tensor, action_fn: ActionFn | None = None
+    ) -> RolloutResult:
+        """Rolls out on every replica; statistics, counts and metrics are those of all.
 
         Args:
           state: Before the iteration.
-          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
-
-        Returns:
-          `{name: float32 scalar}` and the state after it.
+          key: int32 [2].
+          action_fn: How the agent acts; its `compute_actions` by default.
         """
-        play_key, learn_key = tf.unstack(seeding.split(key, 2))
-        out = self.play(state, play_key)
-        with stages.after(out):
-            return self.improve(state, out, learn_key)
-
-    def play(self, state: State, key: tf.Tensor) -> RolloutResult:
-        """Rolls out on every replica; statistics, counts and metrics are those of all."""
-        program, replicas = state.program, self.replicas
-        play = self.collect if program is None else program.playing
+        replicas, agent_state = self.replicas, state.agent_state
+        collect = stages.stage(
+            "rollout" if action_fn is None else "rollout/random",
+            functools.partial(self.collect, action_fn=action_fn),
+            inline=self.overlaps,
+        )
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
-            agent_state = struct.values(state.agent_state)
+            values = struct.values(agent_state)
             if not replicas.several:
-                return play(agent_state, env_state, carry, key)
-            out = play(agent_state, env_state, carry, seeding.fold_in(key, replicas.index()))
-            return self.merged(out, self.normalizer(agent_state), env_state)
+                return collect(values, env_state, carry, key)
+            out = collect(values, env_state, carry, seeding.fold_in(key, replicas.index()))
+            return self.merged(out, self.normalizer(values), env_state)
 
         out = replicas.run(own, state.env_state, state.carry, key)
         common = replicas.first((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
-    @abc.abstractmethod
-    def improve(
-        self, state: State, out: RolloutResult, key: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], State]:
-        """Learns from a rollout; the second half of `iterate`, and what it returns.
-
-        Args:
-          state: Before the iteration.
-          out: What `play` gave.
-          key: int32 [2].
-        """
-
     def fit(
         self, state: State, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Trains on a batch: metrics, and the state with the learner's in it after the update."""
-        if state.program is not None:
-            return state.program.update(batch, key, timesteps), state
+        """Trains on a batch: metrics, and the state after the update.
+
+        Pure where the state's leaves are tensors; in place where they are variables.
+
+        Raises:
+          UserError: For a state of tensors where `update` is a workflow's own, which changes
+            variables.
+        """
+        if leaves.in_place(state.agent_state):
+            return self.update_stage(state)(batch, key, timesteps), state
         if type(self).update is not LearnerWorkflow.update:
             raise UserError(
                 f"{type(self).__name__}.iterate of a state of tensors",
@@ -258,6 +270,13 @@ class LearnerWorkflow(Workflow):
         learner_state, results = self.learner.fit(self.learner_state(state), batch, **options)
         return self.named(results), self.with_learner_state(state, learner_state)
 
+    def update_stage(self, state: State) -> Callable[..., Any]:
+        """Returns the stage of `update` over the variables of a state."""
+        update = functools.partial(self.update, self.learner_of(state))
+        # Under several replicas the sums over them stand between what XLA compiles.
+        xla = functools.partial(update, jit=True) if self.replicas.several else None
+        return stages.stage("update", update, xla)
+
     def finished(
         self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
     ) -> tuple[dict[str, tf.Tensor], State]:
@@ -265,6 +284,12 @@ class LearnerWorkflow(Workflow):
         state = state.after(out)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         return {**out.metrics, **metrics, **episodes}, state
+
+    @abc.abstractmethod
+    def learn_from(
+        self, state: State, out: RolloutResult, key: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Learns from a rollout: the second half of `iterate`, and what it returns."""
 
     def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
         """Returns what a replica's rollout found together with that of the others."""
@@ -301,13 +326,20 @@ class LearnerWorkflow(Workflow):
             }
         return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
 
-    @functools.cached_property
+    @property
     def learner(self) -> Learner:
-        """The learner by whose logic states of tensors are trained; its variables stay."""
-        # In a thread of its own: what is traced here may be in a loop, and variables would take
-        # over its scopes.
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            return threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
+        """The learner whose logic trains all states; `learner_of` is it over one of them."""
+        if self._learner is None:
+            # In a thread of its own: what is traced here may be in a loop, and variables would take
+            # over its scopes.
+            with concurrent.futures.ThreadPoolExecutor(1) as threads:
+                made = threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
+            self._learner = made.form()
+        return self._learner
+
+    def learner_of(self, state: State) -> Learner:
+        """Returns the learner over the variables of a state."""
+        return self.learner.over(self.learner_state(state))
 
     def learner_state(self, state: State) -> LearnerState:
         """Returns the learner's part of a state."""
@@ -507,43 +539,85 @@ class LearnerWorkflow(Workflow):
             for name, x in row.items()
         }
 
-    @abc.abstractmethod
-    def make_program(self, learner: Learner) -> LearnerProgram:
-        """Makes the variables and compiled functions of a fresh run over a built learner."""
-
     # The run.
 
     def setup(self, seed: int) -> State:
         """Makes a fresh run from a seed, by the hooks of `Workflow`."""
-        keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run"])
-        program = self.make_program(self.setup_agent(keys["agent"]))
-        make_carry = getattr(self.agent, "initial_carry", None)
-
-        def begin(key: tf.Tensor) -> tuple[EnvState, Nest]:
-            if self.replicas.several:
-                key = seeding.fold_in(key, self.replicas.index())
-            env_state = self.replica_env.reset(key)
-            carry = make_carry(self.replica_env.num_envs) if make_carry else None
-            if isinstance(self.replica_env, HostEnv):
-                return env_state, carry
-            return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
-
-        env_state, carry = self.replicas.run_once(begin, keys["environment"])
-        state = State(
+        keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run", "replay_buffer"])
+        learner = self.setup_agent(keys["agent"])
+        env_state, carry = self.replicas.run_once(self._begin, keys["environment"])
+        state = self._state_over(
+            learner,
             key=keys["run"],
             metrics=self.setup_workflow_metrics(),
-            agent_state=None,
-            opt_state={},
             env_state=env_state,
-            replay_buffer_state={},
             carry=carry,
+            replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
-        state = with_program(state, program)
         if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
             given = self.setup_agent_and_optimizer(keys["agent"])
             made = (state.agent_state, state.opt_state)
             tf.nest.map_structure(lambda variable, x: variable.assign(x), made, given)
         return self.postsetup_replay_buffer(state)
+
+    def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
+        """The environments and the carry of a replica of a run that begins."""
+        if self.replicas.several:
+            key = seeding.fold_in(key, self.replicas.index())
+        env_state = self.replica_env.reset(key)
+        make_carry = getattr(self.agent, "initial_carry", None)
+        carry = make_carry(self.replica_env.num_envs) if make_carry else None
+        if isinstance(self.replica_env, HostEnv):
+            return env_state, carry
+        return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
+
+    def _state_over(
+        self,
+        learner: Learner,
+        *,
+        key: Any,
+        metrics: RunMetrics,
+        env_state: Nest,
+        carry: Nest,
+        replay_buffer_state: Any,
+    ) -> State:
+        """A state over the variables of a learner, with a runner for it."""
+        self._learner = self._learner or learner.form()
+        own = learner.learner_state
+        state = State(
+            key=key,
+            metrics=metrics,
+            agent_state=None,
+            opt_state={},
+            env_state=env_state,
+            replay_buffer_state=replay_buffer_state,
+            carry=carry,
+        )
+        state = self.with_learner_state(state, own)
+        self._add_runner(state, self.make_runner(state))
+        return state
+
+    def make_runner(self, state: State) -> Runner:
+        """Returns what runs the iterations over the variables of a state."""
+        shares = self.shares_traces
+        traces = traces_of(logic_key((type(self), self, self.learner))) if shares else Traces()
+        kind = HostRunner if self.loops_on_host else Runner
+        return kind(self, traces, int(state.metrics.iterations))
+
+    @property
+    def loops_on_host(self) -> bool:
+        """Whether a rollout is a step of Python's, and all that follows it one call."""
+        return isinstance(self.env, HostEnv) or self.loops_in_python
+
+    @property
+    def shares_traces(self) -> bool:
+        """Whether runs of equal logic have the same compiled functions.
+
+        Not under several replicas: their variables stay those of the first call. Not with
+        environments that Python steps within the graph, which a trace would keep.
+        """
+        in_graph = on_host(self.env) and not isinstance(self.env, HostEnv)
+        return not self.replicas.several and not in_graph
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
         """Returns the first `agent_state` and `opt_state`, tensors; to be overridden.
@@ -551,44 +625,75 @@ class LearnerWorkflow(Workflow):
         Call it for those of a fresh learner, and return others of the same form: parameters of
         another run, say.
         """
-        program = self.make_program(self.setup_agent(key))
-        return struct.values((program.agent_state(), program.opt_state()))
+        fresh = self.setup_agent(key)
+        state = State(
+            **dict.fromkeys(("key", "agent_state", "opt_state", "env_state")),
+            metrics=RunMetrics.start(),
+            replay_buffer_state={},
+        )
+        state = self.with_learner_state(state, fresh.learner_state)
+        return struct.values((state.agent_state, state.opt_state))
 
-    def program(self, state: State) -> tuple[LearnerProgram, State]:
-        """Returns what is compiled over a state's variables, and the state.
+    def ready(self, state: State) -> State:
+        """Returns a state over variables of this workflow's, the newest of its run.
 
         One of tensors, or of another workflow, is copied into variables.
 
         Raises:
           UserError: For a state that a later step has consumed.
         """
-        program = state.program
-        if program is None or program.workflow is not self:
-            program = self.make_program(self.setup_agent(state.key))
-            program.assign(state)
-            return program, with_program(state, program)
+        runner = self._runner_of(state)
+        if runner is None:
+            return self.copied(state, None)
         iterations = int(state.metrics.iterations)
-        if iterations != program.iterations:
+        if iterations != runner.iterations:
             raise UserError(
                 "the state given to the workflow",
-                expected=f"the newest of its run, of iteration {program.iterations}",
+                expected=f"the newest of its run, of iteration {runner.iterations}",
                 got=f"that of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
-        return program, state
+        return state
+
+    def copied(self, state: State, runner: Runner | None) -> State:
+        """Returns a copy of a state in variables of its own.
+
+        Args:
+          state: Of tensors, or of variables.
+          runner: That of the state, whose compile modes the copy has too; None for a state that
+            has none.
+        """
+        learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
+        copy = self._state_over(
+            learner,
+            key=state.key,
+            metrics=state.metrics,
+            env_state=state.env_state,
+            carry=state.carry,
+            replay_buffer_state=self.setup_replay_buffer(state.key),
+        )
+        names = ["replay_buffer_state"]
+        if runner is None:
+            names += ["agent_state", "opt_state"]
+            counters = (copy.metrics.learner, state.metrics.learner)
+            tf.nest.map_structure(lambda v, x: v.assign(x), *counters)
+        else:
+            self.runner(copy).take_modes(runner)
+        for name in names:
+            own, given = getattr(copy, name), getattr(state, name)
+            tf.nest.map_structure(lambda v, x: v.assign(x), own, given)
+        return copy
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change."""
-        program, state = self.program(state)
-        return with_program(state, program.clone())
+        state = self.ready(state)
+        return self.copied(state, self.runner(state))
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations in one compiled call; see `Workflow.advance`."""
-        program, state = self.program(state)
-        rows, progress, seconds = program.run(state.progress, iterations, until)
-        new_state = state.with_progress(progress)
+        done = super().advance(state, iterations, until)
         if self.check_numerics == "raise" and self.learns:
-            for row in rows:
+            for row in done.rows:
                 where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
                 raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
                 if row.get(NONFINITE_STATISTICS):
@@ -599,8 +704,75 @@ class LearnerWorkflow(Workflow):
                         remedy="Check the agent's `observe` and the checkpoint that was gone on "
                         "from, or choose check_numerics='skip'.",
                     )
-        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in rows]
-        return Advance(rows=rows, state=new_state, seconds=seconds)
+        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
+        return done.replace(rows=rows)  # type: ignore[no-any-return]
+
+    def begin_call(self, state: State) -> State:
+        """Leaves out what no iteration changes."""
+        metrics = state.metrics.replace(evaluations=None, learning_start=None)
+        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
+
+    def end_call(self, before: State, after: State) -> State:
+        """Puts back what `begin_call` left out."""
+        kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
+        return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
+
+    def times_stages(self, made: Stages) -> bool:
+        """Rollout and update are timed, but not by clocks where they overlap in a graph."""
+        return True
+
+    @property
+    def steps_of_iteration(self) -> int | None:
+        """Env steps of an iteration, where all rows are steps."""
+        return self.steps_per_iteration if self.all_rows_valid else None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the rollout and the update of some phase run at the same time in a graph."""
+        return False
+
+    # On the host, where a rollout is Python's.
+
+    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+        """Returns how a rollout is played, at random or by the policy."""
+        roll = functools.partial(
+            self.roll, action_fn=self.agent.random_actions if random else None
+        )
+        if isinstance(self.env, HostEnv):
+            return roll
+        return made.stage("rollout/random" if random else "rollout", roll)
+
+    def action_fn_of(self, phase: Phase) -> ActionFn:
+        """Returns how the agent acts in a phase."""
+        agent = self.agent
+        return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
+
+    def after_rollout(
+        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
+        """All that follows a rollout: metrics, the state, and what is left to Python; traced.
+
+        Args:
+          state: Before the iteration, without environments.
+          played: What the rollout gave.
+          key: int32 [2].
+          batches: For subclasses: those that were read before, or ().
+        """
+        metrics, state = self.learn_from(state, self.digested(state, played), key)
+        return metrics, state, []
+
+    def digested(self, state: State, played: Trajectory) -> RolloutResult:
+        """Returns what is made of a rollout on the host."""
+        return self.compiled_digest(struct.values(state.agent_state), played)  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def compiled_digest(self) -> Any:
+        """`digest` as a compiled function."""
+        return tf.function(counted_apart(self.digest), autograph=False)
+
+    def fuses_on_host(self, state: State, made: Stages) -> bool:
+        """Whether XLA has all that follows a rollout where it has the update."""
+        return False
 
     def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of a module out of a row."""
@@ -614,18 +786,29 @@ class LearnerWorkflow(Workflow):
 
         For `tfrl.distribute.check_compilable`: on a TPU it is one program.
         """
-        program, state = self.program(state)
-        return program.whole(state.progress)
-
-    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Runs `eval_episodes` greedy episodes; see `Workflow.evaluate`."""
-        return super().evaluate(self.program(state)[1])
+        return self.runner(state).whole(self.ready(state))
 
     def _evaluation(
         self, state: State, num_episodes: int | None, key: tf.Tensor
     ) -> EvaluationResult:
-        program, state = self.program(state)
-        return program.evaluations.evaluate(num_episodes or self.eval_episodes, key)
+        """Plays greedy episodes, divided among the replicas."""
+        n, replicas = num_episodes or self.eval_episodes, self.replicas
+        known, mode = self._evaluators, self.evaluation_mode
+        if (n, mode) not in known:
+            known[n, mode] = self.make_evaluator(-(-n // replicas.num_replicas), mode)
+        evaluator, values = known[n, mode], self.agent_state(state)
+        if not replicas.several:
+            return evaluator.evaluate(values, key)
+        return evaluate_on_replicas(evaluator, replicas, values, key, n)
+
+    @property
+    def evaluation_mode(self) -> str:
+        """Graph on a CPU, where an episode's loop ends early, unless told otherwise."""
+        if self.compile["evaluation"] != "auto":
+            return str(self.compile["evaluation"])
+        if on_host(self.eval_env):
+            return "auto" if isinstance(self.env, HostEnv) else "graph"
+        return "graph" if stages.auto_needs_timing() else "xla"
 
     def video_env(self) -> Env:
         """The evaluation's environments, of which a video shows the first."""
@@ -668,30 +851,97 @@ class LearnerWorkflow(Workflow):
             if isinstance(env, HostEnv):
                 env.close()
 
+    # How it is compiled.
+
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
+        state = self.ready(state)
+        modes = self.runner(state).settled(state).modes
+        chosen = {name: modes[name] for name in ("loop", "rollout", "update")}
+        return {**chosen, "evaluation": self.evaluation_mode}
+
+    def settle_modes(self, state: State, made: Stages) -> None:
+        """Settles the modes of a run's stages; what was timed once holds for equal logic."""
+        notes = self.runner(state).traces.notes
+        note = ("modes", tuple(sorted(self.compile.items())))
+        trials = self.trials(state, made)
+        if note in notes:
+            made.modes.update(notes[note][0])
+            made.seconds.update(notes[note][1])
+            if trials.choose_acting is not None:  # known of other environments
+                trials.choose_acting(made.modes["rollout"])
+            return
+        tuner = CompileModeTuner(self.compile, trials, made)
+        tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
+        notes[note] = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+
+    def trials(self, state: State, made: Stages) -> Trials:
+        """Returns the stages of a run, and how they are tried."""
+        host_env = isinstance(self.env, HostEnv)
+        before = {p: v.numpy() for p, v in self.learner_of(state).variables().items()}
+
+        def rollout_args() -> tuple[Any, ...]:
+            # The rollout of one replica tells how the others' will do.
+            env_state, carry = self.replicas.local((state.env_state, state.carry))[0]
+            return struct.values(state.agent_state), env_state, carry, state.key
+
+        self.update_stage(state)
+        if self.loops_on_host and not host_env:
+            rollout = self.host_rollout(made, random=False)
+        else:
+            rollout = made.stage("rollout", functools.partial(self.collect, action_fn=None))
+        return Trials(
+            rollout=rollout,  # type: ignore[arg-type]
+            update=made.stage("update", self.update),
+            rollout_args=rollout_args,
+            update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
+            reset=lambda: self.learner_of(state).assign_variables(before),
+            choose_acting=functools.partial(self._choose_acting, state) if host_env else None,
+            python_steps=on_host(self.env) and not host_env,
+            python_loop=self.loops_on_host,
+            several=self.replicas.several,
+            several_workers=self.replicas.num_workers > 1,
+            fuses_on_host=self.fuses_on_host(state, made),
+            overlaps=self.overlaps,
+        )
+
+    @abc.abstractmethod
+    def trial_batch(self, state: State) -> Nest:
+        """Returns a batch for the update to be timed on; nothing may change by making it."""
+
+    def _choose_acting(self, state: State, asked: str) -> str:
+        """How the policy is called on the host: as asked, or in the faster way."""
+        agent = self.agent
+        policies = [policy_for(half, agent, agent.compute_actions) for half in self.env.halves]
+        policy = policies[0]
+        policy.mode = None if asked == "auto" else asked
+        env_state = self.env.states_of(state.env_state)[0]
+        carry = None if state.carry is None else policy.fresh_carry()
+        policy.begin(struct.values(state.agent_state), state.key, 4, env_state.obs, carry)
+        for other in policies:
+            other.mode = policy.mode
+        return str(policy.mode)
+
     # What a checkpoint holds.
 
     def run_key(self, state: State) -> Any:
         """Returns what all states of one run share, and only they."""
-        return weakref.ref(state.program)
+        return weakref.ref(self.runner(state))
 
     def state_values(self, state: State) -> dict[str, Any]:
         """Every value of the run by path."""
-        program, state = self.program(state)
-        return state_values(self, program, state)
+        state = self.ready(state)
+        return {**progress_values(self, state), **learner_values(self, state)}
 
     def state_paths(self, state: State) -> set[str]:
         """The paths of `state_values`."""
-        program, state = self.program(state)
-        return state_paths(self, program, state)
+        return set(self.state_values(state))
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
-        program, state = self.program(state)
-        return load_values(self, program, state, values, environments)
-
-    def compile_choices(self, state: State) -> dict[str, str]:
-        """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
-        program, state = self.program(state)
-        return program.choose(state.progress)
+        state = load_progress(self, self.ready(state), values, environments)
+        load_learner(self, state, values)
+        self.runner(state).iterations = int(state.metrics.iterations)
+        return state

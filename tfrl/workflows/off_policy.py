@@ -1,6 +1,7 @@
 """The off-policy workflow: act, store, sample, learn."""
 
 import contextlib
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -8,19 +9,26 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import seeding, struct
 from tfrl.agents.actor_critic.numbers import Bound, check_number
 from tfrl.agents.core import Agent
 from tfrl.agents.off_policy.checks import check_flag
+from tfrl.distribute.statistics import merge_over_replicas
+from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
-from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, Learner, ModuleConfig
-from tfrl.ops.schedules import check_schedule
+from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
+from tfrl.learning import leaves
+from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
+from tfrl.rollout.step import ActionFn
+from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
+from tfrl.workflows.autotune import Trials
 from tfrl.workflows.checks import (
     check_agent,
     check_batch_size,
@@ -36,15 +44,23 @@ from tfrl.workflows.checks import (
     updates_ratio,
     warn_of_no_updates,
 )
+from tfrl.workflows.experience import InGraphExperience
+from tfrl.workflows.host_runner import HostRunner, keys_of
 from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.off_policy_program import REPLAY, OffPolicyProgram
-from tfrl.workflows.off_policy_reverb import ReverbProgram
+from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.options import RunOptions, with_changes
-from tfrl.workflows.run_state import RolloutResult, State
+from tfrl.workflows.reverb_experience import ReverbExperience
+from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
+from tfrl.workflows.runner import Runner
+from tfrl.workflows.stages import CompiledStage, Phase, Stages
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
 _CAPACITY = 1_000_000
+# What paths of the buffer in a checkpoint begin with.
+REPLAY = "replay/"
+# `learning_start` of a run whose updates have begun.
+_BEGUN = -1
 _BETA = "0.4 is usual, often annealed to 1."
 
 
@@ -253,9 +269,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         **changes: Any,
     ) -> State:
         """Trains; see `Workflow.learn`. Warns of a run that ends before its first learner step."""
-        asked = with_changes(options, changes)
-        program, state = self.program(state)
-        begins = program.learning_start  # type: ignore[attr-defined]
+        asked, state = with_changes(options, changes), self.ready(state)
+        begins = int(state.metrics.learning_start)
         warn_of_no_updates(asked.total_env_steps, begins, self.env_steps(state))
         return super().learn(state, asked, callbacks=callbacks)
 
@@ -270,12 +285,52 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_place_of_replay(checkpoint, want, have)
         super().check_paths(checkpoint, want, have)
 
-    # Hooks.
+    def state_values(self, state: State) -> dict[str, Any]:
+        """Every value of the run by path, those of the buffer under `replay/`."""
+        values = super().state_values(state)
+        if self.checkpoint_replay:
+            own = self._experience(state).values()
+            values.update({f"{REPLAY}{path}": x for path, x in own.items()})
+        return values
 
-    def replay_buffer(self, state: State) -> ReplayBuffer:
-        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
-        program, _ = self.program(state)
-        return program.buffer  # type: ignore[attr-defined,no-any-return]
+    def state_paths(self, state: State) -> set[str]:
+        """The paths of `state_values`, without a copy of the buffer."""
+        paths = super().state_paths(state)
+        if self.checkpoint_replay:
+            paths |= {f"{REPLAY}{path}" for path in self._experience(state).paths()}
+        return paths
+
+    def load_values(
+        self, state: State, values: Mapping[str, Any], *, environments: bool = True
+    ) -> State:
+        """Returns `state` with every value replaced; see `Workflow.load_values`.
+
+        Without a buffer among them it is filled again before the updates go on. Without
+        environments, the buffer stays as it is.
+        """
+        state = super().load_values(state, values, environments=environments)
+        if not environments:
+            return state
+        start = int(state.metrics.env_steps) + self.learning_starts
+        if self.checkpoint_replay:
+            begun = int(state.metrics.learner["learner_steps"]) > 0
+            start = _BEGUN if begun else self.learning_starts
+            own = {p.removeprefix(REPLAY): x for p, x in values.items() if p.startswith(REPLAY)}
+            self._experience(state).load(own)
+            if self.loops_on_host:
+                self.replay_buffer(state).cut()  # new episodes
+        return self._with_start(state, start)
+
+    # A run.
+
+    def setup_workflow_metrics(self) -> RunMetrics:
+        """Returns the counters of a run that begins."""
+        start = tf.constant(self.learning_starts, tf.int64)
+        return super().setup_workflow_metrics().replace(learning_start=start)  # type: ignore[no-any-return]
+
+    def _with_start(self, state: State, start: int) -> State:
+        metrics = state.metrics.replace(learning_start=tf.constant(start, tf.int64))
+        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
 
     def setup_replay(self) -> ReplayBuffer:
         """Makes the empty replay buffer of a fresh run; of several processes that of this one."""
@@ -285,14 +340,50 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self._servers.add(buffer)
         return buffer
 
-    def make_program(self, learner: Learner) -> OffPolicyProgram:
-        """Makes the variables and compiled functions of a fresh run over a built learner."""
+    def setup_replay_buffer(self, key: tf.Tensor) -> dict[str, tf.Variable]:
+        """Returns the variables of an empty buffer by path; of one on a server none."""
+        if self.loops_in_python:
+            return {}
+        with self.replicas.scope():
+            return self.setup_replay().variables()  # type: ignore[attr-defined,no-any-return]
+
+    def replay_buffer(self, state: State) -> ReplayBuffer:
+        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
+        return self._experience(state).buffer
+
+    def make_runner(self, state: State) -> Runner:
+        """Returns what runs the iterations of a state; with Reverb it has the experience."""
         if not self.loops_in_python:
-            return OffPolicyProgram(self, learner)
-        program = ReverbProgram(self, learner)
+            return super().make_runner(state)
+        with self.replicas.scope():
+            experience = ReverbExperience(self, self.setup_replay())
         # The server of a run that nobody refers to any more ends with it.
-        weakref.finalize(program, program.buffer.close).atexit = False
-        return program
+        weakref.finalize(experience, experience.buffer.close).atexit = False
+        iterations = int(state.metrics.iterations)
+        return HostRunner(self, Traces(), iterations, experience=experience)
+
+    def copied(self, state: State, runner: Runner | None) -> State:
+        """Returns a copy of a state in variables of its own; with Reverb also of its server."""
+        if not self.loops_in_python:
+            return super().copied(state, runner)
+        if runner is None:
+            raise UserError(
+                "a state of tensors",
+                expected="a replay buffer in the graph, whose experience is part of the state",
+                got="one on a Reverb server",
+                remedy="Use workflow.snapshot, or a checkpoint, or InGraphReplay.",
+            )
+        experience = self._experience(state)
+        values = experience.copy_values()
+        copy = super().copied(state, runner)
+        self._experience(copy).load(values)
+        return copy
+
+    def _experience(self, state: State) -> Any:
+        """What an iteration asks of the replay buffer of a state."""
+        if self.loops_in_python:
+            return self.runner(state).experience  # type: ignore[attr-defined]
+        return InGraphExperience(self, self.replay.over(state.replay_buffer_state, self.replicas))
 
     def close(self) -> None:
         """Closes environments on the host, and what is Reverb's."""
@@ -302,10 +393,65 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 stack.callback(buffer.close)
             self._servers.clear()
 
-    # Those below are traced.
+    # Phases: who acts, and whether the agent learns.
+
+    def phase_of(self, state: State) -> Phase:
+        """Returns the phase that a run is in."""
+        env_steps, start = int(state.metrics.env_steps), int(state.metrics.learning_start)
+        # Items that episodes' ends make come and go. What has begun goes on with those that there
+        # are, however many iterations a call has: they are drawn with replacement.
+        size = 1 if start == _BEGUN else self.batch_size
+        due, random = env_steps >= start, env_steps < self.random_steps
+        learns = due and self._experience(state).can_sample(size, state)
+        ends = [n for n in (self.random_steps, start) if env_steps < n]
+        if due and not learns:
+            ends.append(env_steps + 1)  # an iteration may suffice
+        name = f"{'random' if random else 'policy'}, {'learns' if learns else 'fills'}"
+        return Phase(name, min(ends, default=None), random=random, learns=learns)
+
+    def end_call(self, before: State, after: State) -> State:
+        """Notes that the updates have begun."""
+        after = super().end_call(before, after)
+        made = stages.current()
+        learns = made is not None and made.phase.learns
+        return self._with_start(after, _BEGUN) if learns else after
+
+    def always_due(self) -> int | None:
+        """The learner steps of an iteration, where their number is always the same."""
+        with tf.init_scope():
+            zero = tf.constant(0, tf.int64)
+            due = self.updates_due(zero, zero)
+        return due if isinstance(due, int) else None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the rollout and the update of some phase run at the same time in a graph.
+
+        An iteration then learns from a batch that was drawn before its own steps were added. Not
+        with priorities: a learner step changes those of the next draw.
+        """
+        return not self.loops_on_host and not self.prioritized and self.always_due() == 1
+
+    def gathers(self, made: Stages | None) -> bool:
+        """Whether rollout, buffer and sample are one XLA program though the update is a graph.
+
+        Their operations are so small that the graph executor takes longer to schedule them.
+        """
+        if made is None or not made.phase.learns or self.loops_on_host or self.always_due() != 1:
+            return False
+        alone = not self.replicas.several and isinstance(self.replay, InGraphReplay)
+        return alone and made.modes["loop"] == "graph" and made.modes["rollout"] == "xla"
+
+    def times_stages(self, made: Stages) -> bool:
+        """Not where the stages run at the same time: clocks would make them wait."""
+        alone = self.replicas.num_workers == 1 and not on_host(self.env)
+        together = self.overlaps and made.phase.learns
+        return not (together and made.modes["loop"] == "graph" and alone)
+
+    # An iteration; traced.
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
-        """One iteration: rolls out, stores it, and learns from samples.
+        """One iteration: rolls out, stores the steps, and learns from samples.
 
         Where each iteration has one learner step, it learns from a batch that was drawn before its
         own steps were added: the rollout and the learner step then run at the same time.
@@ -317,64 +463,303 @@ class OffPolicyWorkflow(LearnerWorkflow):
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
-        if state.program is None:
+        if not leaves.in_place(state.agent_state):
             raise UserError(
                 "OffPolicyWorkflow.iterate",
                 expected="a state of variables, in whose replay buffer it writes",
                 got="one of tensors",
                 remedy="Use workflow.step, which copies it into variables.",
             )
-        if state.ahead is None:
-            return super().iterate(state, key)
-        _, _, play_key = state.ahead
-        out = self.play(state, play_key)
+        made = stages.current()
+        phase = self.phase_of(state) if made is None else made.phase
+        act = self.agent.random_actions if phase.random else None
+        play_key, learn_key = tf.unstack(seeding.split(key, 2))
+        if state.prefetched is not None:
+            *_, play_key = state.prefetched
+        if self.gathers(made):
+            out = self._gathered(state, act)
+        else:
+            out = self.play(state, play_key, act)
+            if self.overlaps and phase.learns:
+                out = self._stored_and_sampled(state, out)
         with stages.after(out):
-            return self.improve(state, out, play_key)
+            metrics, state, _ = self._learn(state, out, learn_key)
+        return metrics, state
 
-    def play(self, state: State, key: tf.Tensor) -> RolloutResult:
-        """Rolls out; where the batch that follows is known, stores and samples too."""
-        run = state.program
-        if run.gathers:
-            return run.gathered(state)  # type: ignore[no-any-return]
-        out = super().play(state, key)
-        return self.stored(state, out) if run.samples_ahead else out
-
-    def stored(self, state: State, out: RolloutResult) -> RolloutResult:
-        """Stores a rollout, and puts a sampled batch in the place of its experience."""
-        run = state.program
-        self.with_normalizer(state, out.normalizer)
-        # Before the sample: a write after a read makes XLA copy the whole buffer.
-        run.add(out.batch)
-        iteration = state.metrics.iterations
-        iteration = iteration + 1 if run.samples_ahead else iteration
-        env_steps = state.metrics.env_steps + out.counts["env_steps"]
-        batch = run.batch_of(state, iteration, env_steps)
-        return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
-
-    def improve(
+    def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
+        """Stores a rollout, and takes the learner steps that are due."""
+        metrics, state, _ = self._learn(state, out, key)
+        return metrics, state
+
+    def after_rollout(
+        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
+        """See `LearnerWorkflow.after_rollout`; the learner steps are on the batches, if any."""
+        return self._learn(state, self.digested(state, played), key, batches)
+
+    def _learn(
+        self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """Stores a rollout if it is not yet, and takes the learner steps that are due."""
-        run, before = state.program, state.metrics.env_steps
-        run.notes = []
+        made = stages.current()
+        learns = self.phase_of(state).learns if made is None else made.phase.learns
+        before = state.metrics.env_steps
         env_steps = before + out.counts["env_steps"]
         metrics: dict[str, tf.Tensor] = {}
-        if run.samples_ahead or run.gathers:  # the experience is in the buffer
-            batch, update_key, _ = state.ahead or out.batch
+        outputs: list[tf.Tensor] = []
+        ahead = self.overlaps and learns
+        if ahead or self.gathers(made):  # the experience is in the buffer
+            batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
-            metrics, _ = run.update_on(batch, update_key, env_steps)
+            metrics, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
         else:
             state = self.with_normalizer(state, out.normalizer)
             # Before the samples: a write after a read makes XLA copy the whole buffer.
-            run.add(out.batch)
-            if run.learning:
-                metrics = run.learn_from_replay(before, env_steps, key)
+            self._experience(state).add(out.batch)
+            if learns:
+                metrics, outputs = self._learn_from_replay(state, before, env_steps, key, batches)
             else:
                 # Nothing is updated, yet the schedules of acting go on.
-                run.learner.follow_schedules(DEFAULT_MODULE_ID, env_steps)
+                self.learner_of(state).follow_schedules(DEFAULT_MODULE_ID, env_steps)
         metrics, state = self.finished(state, out, metrics)
-        return metrics, state.replace(ahead=out.batch if run.samples_ahead else None)
+        return metrics, state.replace(prefetched=out.batch if ahead else None), outputs
+
+    # A batch that is drawn before the rollout of its learner step.
+
+    def prefetch(self, state: State) -> State:
+        """Draws the batch of the first iteration of a call, where it is known before it."""
+        made = stages.current()
+        if not self.overlaps or made is None or not made.phase.learns:
+            return state
+        batch = self._batch_of(state, state.metrics.iterations, state.metrics.env_steps)
+        return state.replace(prefetched=batch)  # type: ignore[no-any-return]
+
+    def drop_prefetched(self, state: State) -> State:
+        """The next call draws the same batch again."""
+        return state.replace(prefetched=None)  # type: ignore[no-any-return]
+
+    def _batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
+        """The sample of an iteration's learner step, the key of its update, and its rollout's."""
+        play_key, key = keys_of(state.key, iteration)
+        return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
+
+    def _stored_and_sampled(self, state: State, out: RolloutResult) -> RolloutResult:
+        """Stores a rollout, and puts a sampled batch in the place of its experience."""
+        self.with_normalizer(state, out.normalizer)
+        # Before the sample: a write after a read makes XLA copy the whole buffer.
+        self._experience(state).add(out.batch)
+        iteration = state.metrics.iterations
+        iteration = iteration + 1 if self.overlaps else iteration
+        env_steps = state.metrics.env_steps + out.counts["env_steps"]
+        batch = self._batch_of(state, iteration, env_steps)
+        return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
+
+    def _gathered(self, state: State, act: ActionFn | None) -> RolloutResult:
+        """Returns `_stored_and_sampled` of a rollout, all of it one XLA program."""
+        form = state.replace(prefetched=None)
+
+        def played_and_stored(carried: list[tf.Tensor]) -> RolloutResult:
+            own = leaves.with_carried(form, carried)
+            play_key, _ = keys_of(own.key, own.metrics.iterations)
+            values = struct.values(own.agent_state)
+            out = self.collect(values, own.env_state, own.carry, play_key, action_fn=act)
+            return self._stored_and_sampled(own, out)
+
+        def make() -> Any:
+            return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
+
+        made: Any = stages.current()
+        return made.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
+
+    # Of several replicas over one server.
+
+    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+        """Returns how a rollout is played; of several replicas it has the steps of all of them."""
+        if not self.replicas.several:
+            return super().host_rollout(made, random=random)
+        act = self.agent.random_actions if random else None
+        one = CompiledStage("rollout", functools.partial(self.roll, action_fn=act))
+        graph, xla = (functools.partial(self._roll_on_all, one, m) for m in ("graph", "xla"))
+        return made.stage("rollout/random" if random else "rollout", graph, xla)
+
+    def _roll_on_all(
+        self,
+        stage: CompiledStage,
+        mode: str,
+        values: Nest,
+        env_state: Nest,
+        carry: Nest,
+        key: tf.Tensor,
+    ) -> tuple[Trajectory, Nest, Nest]:
+        """Plays on every replica and gives the steps of all of them, [T, B, ...]."""
+        replicas = self.replicas
+
+        def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
+            key = seeding.fold_in(key, replicas.index())
+            played, after, carry = stage.compiled(mode)(values, env_state, carry, key)
+            return played, merge_over_replicas(replicas, env_state, after), carry
+
+        played, env_state, carry = replicas.run(own, values, env_state, carry, key)
+        parts = replicas.local(played)
+        return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
+
+    def digested(self, state: State, played: Trajectory) -> RolloutResult:
+        """Of several replicas: what all of them played, though each process has its own part."""
+        replicas, agent_state = self.replicas, state.agent_state
+        if not replicas.several:
+            return super().digested(state, played)
+        share = self.replica_env.num_envs
+
+        def own(played: Trajectory) -> RolloutResult:
+            start = replicas.local_index() * share
+            rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
+            values = struct.values(agent_state)
+            out = self.compiled_digest(values, rows)
+            return self.merged(out, self.normalizer(values), None)
+
+        out = replicas.run(own, played)
+        return replicas.first(out.replace(batch=None))  # type: ignore[no-any-return]
+
+    # Learner steps.
+
+    def update_stage(self, state: State, *, inline: bool = False) -> Callable[..., Any]:
+        """Returns the stage of one learner step over the variables of a state."""
+
+        def update(batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
+            learner, found = self.learner_of(state), {}
+            if self.prioritized:
+                # Before the step: of the parameters that the loss sees, with noise of their own.
+                found["priorities"] = self.replicas.run(
+                    lambda batch, key: self.priorities(
+                        struct.values(learner.module_state(DEFAULT_MODULE_ID)), batch, key
+                    ),
+                    *(batch, key),
+                )
+            return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **found}
+
+        xla = functools.partial(update, jit=True) if self.replicas.several else None
+        return stages.stage("update", update, xla, inline=inline)
+
+    def _update_on(
+        self,
+        state: State,
+        batch: Nest,
+        key: tf.Tensor,
+        env_steps: tf.Tensor,
+        *,
+        inline: bool = False,
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        """A learner step on a batch: its metrics, and what is left to Python."""
+        found = self.update_stage(state, inline=inline)(batch, key, env_steps)
+        outputs: list[tf.Tensor] = []
+        if self.prioritized:
+            experience = self._experience(state)
+            outputs = experience.update_priorities(batch.index, found["priorities"])
+        return found["metrics"], outputs
+
+    def _sample_number(
+        self,
+        state: State,
+        number: tf.Tensor,
+        key: tf.Tensor,
+        env_steps: tf.Tensor,
+        batches: Nest = (),
+    ) -> tuple[Nest, tf.Tensor]:
+        """The sample of a learner step of an iteration, and the key of its update."""
+        keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
+        beta, experience = make_schedule(self.priority_beta)(env_steps), self._experience(state)
+        if tf.nest.flatten(batches):
+            batch = experience.weighted(tf.nest.map_structure(lambda x: x[number], batches), beta)
+        else:
+            batch = experience.sample(keys["sample"], beta)
+        return batch, keys["update"]
+
+    def _learn_from_replay(
+        self,
+        state: State,
+        before: tf.Tensor,
+        env_steps: tf.Tensor,
+        key: tf.Tensor,
+        batches: Nest,
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        """Takes the learner steps that are due, each on a fresh sample.
+
+        Args:
+          state: The state.
+          before: int64, env steps before the rollout.
+          env_steps: int64, with those of the rollout.
+          key: int32 [2].
+          batches: Those that were read before, or ().
+
+        Returns:
+          The means of their metrics, and what is left to Python, [K, ...] of K learner steps.
+        """
+        due = self.updates_due(before, env_steps)
+        if not isinstance(due, int) or due == 0:
+            self.learner_of(state).follow_schedules(DEFAULT_MODULE_ID, env_steps)
+
+        def once(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+            batch, update_key = self._sample_number(state, number, key, env_steps, batches)
+            return self._update_on(state, batch, update_key, env_steps)
+
+        if isinstance(due, int) and due == 1:
+            row, outputs = once(tf.constant(0))
+            return row, [x[tf.newaxis] for x in outputs]
+        if tf.executing_eagerly():
+            return _mean([once(tf.constant(j))[0] for j in range(int(due))]), []
+        names = _names_of(once)
+        tally, size = MetricAccumulator(names), self.batch_size // self.replicas.num_workers
+        dtypes = self._experience(state).host_outputs
+        kept = [tf.TensorArray(t, due, element_shape=[size]) for t in dtypes]
+
+        def body(j: tf.Tensor, sums: tf.Tensor, kept: list[Any]) -> Any:
+            row, outputs = once(j)
+            floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
+            kept = [array.write(j, x) for array, x in zip(kept, outputs, strict=True)]
+            return j + 1, tally.add(sums, floats), kept
+
+        _, sums, kept = tf.while_loop(
+            lambda j, *_: j < due,
+            body,
+            (tf.constant(0), tally.start(), kept),
+            parallel_iterations=1,
+            maximum_iterations=due if isinstance(due, int) else None,
+            name="updates",
+        )
+        row = dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
+        return row, [array.stack() for array in kept]
+
+    # How it is compiled.
+
+    def fuses_on_host(self, state: State, made: Stages) -> bool:
+        """Whether XLA has all that follows a rollout: many small operations on the buffer."""
+        if not self.loops_in_python:
+            return True
+        reads = not made.phase.learns or self._experience(state).fetches(made)
+        return not self.replicas.several and reads
+
+    def forget_traces(self, experience: ReverbExperience) -> None:
+        """Traces anew what refers to the iterator of an experience."""
+        for _, runner in self._runners.values():
+            if getattr(runner, "experience", None) is experience:
+                runner.forget()
+
+    def trials(self, state: State, made: Stages) -> Trials:
+        """Returns the stages of a run, and how they are tried."""
+        trials = super().trials(state, made)
+        return dataclasses.replace(trials, prefers_fused=not self.loops_in_python)
+
+    def trial_batch(self, state: State) -> Nest:
+        """Returns a batch of zeros: nothing may have been added yet."""
+        form = self._experience(state).batch_form(state.key)
+        return self.replicas.run_once(
+            lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), form)
+        )
+
+    # Hooks; they are traced.
 
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory
@@ -410,3 +795,25 @@ class OffPolicyWorkflow(LearnerWorkflow):
             f"{float(self._ratio):g} updates per env step on {self.batch_size} rows of a "
             f"{sampled(self.replay).kind} replay of {sampled(self.replay).capacity:,}"
         )
+
+
+def _mean(rows: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+    """The means of rows of metrics, as `MetricAccumulator` has them."""
+    names = list(rows[0]) if rows else []
+    tally = MetricAccumulator(names)
+    sums = tally.start()
+    for row in rows:
+        sums = tally.add(sums, tf.stack([tf.cast(row[n], tf.float32) for n in names]))
+    return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
+
+
+def _names_of(once: Callable[..., Any]) -> list[str]:
+    """The names of the metrics of a learner step, which a loop asks for; traced and never run."""
+    names: list[str] = []
+
+    def probe() -> tf.Tensor:
+        names[:] = sorted(once(tf.constant(0))[0])
+        return tf.constant(0)
+
+    tf.function(probe, autograph=False).get_concrete_function()
+    return names

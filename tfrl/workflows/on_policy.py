@@ -5,46 +5,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
 from tfrl.evaluation.evaluator import Evaluator
-from tfrl.learners import CheckNumerics, Learner, ModuleConfig
+from tfrl.learners import CheckNumerics, ModuleConfig
 from tfrl.learners.minibatches import Remainder
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.checks import check_config, check_on_policy, check_whole, minibatch_sizes
-from tfrl.workflows.learner_program import LearnerProgram
 from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.run_state import Progress, RolloutResult, State
-
-
-class OnPolicyProgram(LearnerProgram):
-    """Runs iterations of an `OnPolicyWorkflow`."""
-
-    def _update(
-        self, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False
-    ) -> dict[str, tf.Tensor]:
-        return self._workflow.update(self.learner, batch, key, timesteps, jit=jit)
-
-    def _metric_names(self, progress: Progress) -> list[str]:
-        out = self._workflow.play(self.state_of(progress), progress.key)
-        return list(self.update(out.batch, progress.key, progress.env_steps))
-
-    def _trial_batch(self, progress: Progress) -> Nest:
-        if not self._in_python:
-            return self._workflow.play(self.state_of(progress), progress.key).batch
-        # Steps on the host cannot be taken on trial.
-        workflow, env_state = self._workflow, progress.env_state
-        trajectory = blank_trajectory(
-            workflow.env,
-            workflow.agent,
-            env_state,
-            self.acting_state(),
-            workflow.rollout_length,
-            workflow.rollout_fields(env_state),
-        )
-        return self._digest(self.acting_state(), trajectory).batch
+from tfrl.workflows.run_state import RolloutResult, State
 
 
 class OnPolicyWorkflow(LearnerWorkflow):
@@ -154,21 +126,46 @@ class OnPolicyWorkflow(LearnerWorkflow):
         """Rows of a minibatch, by module."""
         return self.minibatch_sizes
 
-    def improve(
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One iteration: rolls out, and trains on the rows of the rollout.
+
+        Pure where the state's leaves are tensors; in place where they are variables.
+
+        Args:
+          state: Before the iteration.
+          key: int32 [2], `fold_in(state.key, state.metrics.iterations)` in a run.
+
+        Returns:
+          `{name: float32 scalar}` and the state after it.
+        """
+        play_key, learn_key = tf.unstack(seeding.split(key, 2))
+        out = self.play(state, play_key)
+        with stages.after(out):
+            return self.learn_from(state, out, learn_key)
+
+    def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Trains on the rows of a rollout."""
+        """Trains on the rows of a rollout: epochs times minibatches of train steps."""
         metrics, after = self.fit(state, out.batch, key, state.metrics.env_steps)
         # Only now: the loss must see the statistics that acted.
         with tf.control_dependencies(stages.data(metrics)):
             after = self.with_normalizer(after, out.normalizer)
         return self.finished(after, out, metrics)
 
-    # Hooks; all but `make_program` are traced.
+    def trial_batch(self, state: State) -> Nest:
+        """Returns the batch of a rollout, for the update to be timed on."""
+        if not self.loops_on_host:
+            return self.play(state, state.key).batch
+        # Steps on the host cannot be taken on trial.
+        agent_state = struct.values(state.agent_state)
+        fields = self.rollout_fields(state.env_state)
+        trajectory = blank_trajectory(
+            self.env, self.agent, state.env_state, agent_state, self.rollout_length, fields
+        )
+        return self.compiled_digest(agent_state, trajectory).batch
 
-    def make_program(self, learner: Learner) -> OnPolicyProgram:
-        """Makes the variables and compiled functions of a fresh run over a built learner."""
-        return OnPolicyProgram(self, learner)
+    # Hooks; they are traced.
 
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory

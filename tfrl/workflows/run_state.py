@@ -1,4 +1,4 @@
-"""A run over one learner as a value, and what its rollout hands to its update."""
+"""A run as a value, and what its rollout hands to its update."""
 
 from typing import Any
 
@@ -8,36 +8,6 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.ops.select import where
 from tfrl.types import EnvState, Nest
-
-
-@struct.dataclass
-class Progress(struct.Struct):
-    """What one iteration hands to the next, beside the learner's variables.
-
-    Attributes:
-      env_state: The environments.
-      carry: Recurrent state, or None.
-      key: int32 [2]; iteration i draws from `fold_in(key, i)`.
-      iterations: int64, iterations so far.
-      env_steps: int64, valid agent steps so far.
-      episodes: int64, episodes that have ended.
-      evaluations: int64, evaluations so far.
-      episode_return: float32, mean of the last iteration in which episodes ended; NaN before.
-      episode_length: float32, likewise, in agent steps.
-      ahead: Within a call, what the next iteration learns from where it is known before: a batch
-        and the key of its update. None outside of calls.
-    """
-
-    env_state: EnvState
-    carry: Nest
-    key: tf.Tensor
-    iterations: tf.Tensor
-    env_steps: tf.Tensor
-    episodes: tf.Tensor
-    evaluations: tf.Tensor
-    episode_return: tf.Tensor
-    episode_length: tf.Tensor
-    ahead: Nest = None
 
 
 @struct.dataclass
@@ -53,6 +23,8 @@ class RunMetrics(struct.Struct):
       episode_length: float32, likewise, in agent steps.
       learner: `{name: int64}` of the learner: "learner_steps", "skipped_steps", "env_steps" (that
         of its schedules), "weights_seq_no"; and "key", int32 [2].
+      learning_start: int64, of a run with a replay buffer: env steps at which the updates begin; -1
+        when they have.
     """
 
     iterations: tf.Tensor
@@ -62,6 +34,7 @@ class RunMetrics(struct.Struct):
     episode_return: tf.Tensor
     episode_length: tf.Tensor
     learner: dict[str, Any]
+    learning_start: Any = None
 
     @classmethod
     def start(cls) -> "RunMetrics":
@@ -98,8 +71,10 @@ class RunMetrics(struct.Struct):
     def counters(self) -> tf.Tensor:
         """Returns iterations, env_steps, episodes and learner_steps, int64 [4]."""
         learner_steps = self.learner.get("learner_steps", tf.constant(0, tf.int64))
+        if isinstance(learner_steps, tf.Variable):
+            learner_steps = learner_steps.read_value()
         counts = [self.iterations, self.env_steps, self.episodes]
-        return tf.stack([*counts, tf.convert_to_tensor(learner_steps)])
+        return tf.stack([*counts, tf.identity(learner_steps)])
 
 
 @struct.dataclass
@@ -118,8 +93,8 @@ class State(struct.Struct):
       env_state: The environments; those on the host are elsewhere, and this is what they last told.
       replay_buffer_state: `{path: leaf}` of a replay buffer in the graph; else empty.
       carry: The recurrent state of the agent, or None.
-      ahead: Within a call of several iterations, what the next one learns from where that is known
-        before: a batch, the key of its update and that of its rollout. None outside of calls.
+      prefetched: Within a call of several iterations, what the next one learns from where that is
+        known before: a batch, the key of its update and that of its rollout. None outside of calls.
     """
 
     key: tf.Tensor
@@ -129,31 +104,7 @@ class State(struct.Struct):
     env_state: Nest
     replay_buffer_state: Any
     carry: Nest = None
-    ahead: Nest = None
-
-    @property
-    def program(self) -> Any:
-        """The objects over the variables of this run: `learner`, `buffer`; None over tensors."""
-        return getattr(self.metrics.learner["learner_steps"], _PROGRAM, None)
-
-    @property
-    def progress(self) -> Progress:
-        """What one iteration hands to the next, beside the variables."""
-        counters = {name: getattr(self.metrics, name) for name in _COUNTERS}
-        return Progress(
-            env_state=self.env_state, carry=self.carry, key=self.key, ahead=self.ahead, **counters
-        )
-
-    def with_progress(self, progress: Progress) -> "State":
-        """Returns the state with what one iteration hands to the next."""
-        counters = {name: getattr(progress, name) for name in _COUNTERS}
-        return self.replace(  # type: ignore[no-any-return]
-            key=progress.key,
-            metrics=self.metrics.replace(**counters),
-            env_state=progress.env_state,
-            carry=progress.carry,
-            ahead=progress.ahead,
-        )
+    prefetched: Nest = None
 
     def after(self, out: "RolloutResult") -> "State":
         """Returns the state with the environments and counters after an iteration's rollout."""
@@ -164,21 +115,6 @@ class State(struct.Struct):
         return self.replace(  # type: ignore[no-any-return]
             metrics=metrics, env_state=out.env_state, carry=out.carry
         )
-
-
-_COUNTERS = (
-    *("iterations", "env_steps", "episodes", "evaluations", "episode_return", "episode_length"),
-)
-
-# A run's variables refer to what was made for them, so that both end together.
-_PROGRAM = "_tfrl_program"
-
-
-def with_program(state: State, program: Any) -> State:
-    """Returns a state over the variables of a program."""
-    state = program.state_of(state.progress)
-    setattr(state.metrics.learner["learner_steps"], _PROGRAM, program)
-    return state
 
 
 @struct.dataclass

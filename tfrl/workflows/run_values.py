@@ -5,8 +5,10 @@ new episodes by the seeds that follow. What each replica has of its own is stack
 axis.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,79 +16,83 @@ from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.types import Nest
-from tfrl.workflows.run_state import Progress, State
+from tfrl.workflows.run_state import State
+
+if TYPE_CHECKING:
+    from tfrl.workflows.learner_workflow import LearnerWorkflow
+
+_LEARNER, _PROGRESS = "learner/", "progress/"
+_COUNTERS = (
+    *("iterations", "env_steps", "episodes", "evaluations", "episode_return", "episode_length"),
+)
 
 
-def state_values(workflow: Any, program: Any, state: State) -> dict[str, Any]:
-    """Returns every value of a run by path.
-
-    Args:
-      workflow: The `LearnerWorkflow`.
-      program: That of the state.
-      state: The newest state of the run.
-    """
-    progress = _gathered(workflow, _kept(workflow, state.progress))
-    values = {f"progress/{p}": v for p, v in struct.paths(progress).items()}
-    return {**values, **program.state_values()}
+def learner_values(workflow: LearnerWorkflow, state: State) -> dict[str, Any]:
+    """Returns the values of the learner's variables by path, under `learner/`."""
+    return {f"{_LEARNER}{p}": v for p, v in workflow.learner_of(state).variables().items()}
 
 
-def state_paths(workflow: Any, program: Any, state: State) -> set[str]:
-    """Returns the paths of `state_values`; the arguments are the same."""
-    progress = _gathered(workflow, _kept(workflow, state.progress))
-    return {f"progress/{p}" for p in struct.paths(progress)} | program.state_paths()
+def load_learner(workflow: LearnerWorkflow, state: State, values: Mapping[str, Any]) -> None:
+    """Puts back what `learner_values` gave."""
+    own = {p.removeprefix(_LEARNER): v for p, v in values.items() if p.startswith(_LEARNER)}
+    workflow.learner_of(state).assign_variables(own)
 
 
-def load_values(
-    workflow: Any, program: Any, state: State, values: Mapping[str, Any], environments: bool
+def progress_values(workflow: LearnerWorkflow, state: State) -> dict[str, Any]:
+    """Returns the other values by path, under `progress/`: counters, environments, carry."""
+    return {f"{_PROGRESS}{p}": x for p, x in struct.paths(_gathered(workflow, state)).items()}
+
+
+def load_progress(
+    workflow: LearnerWorkflow, state: State, values: Mapping[str, Any], environments: bool
 ) -> State:
-    """Returns `state` with every value replaced.
+    """Returns a state with what `progress_values` gave.
 
     Args:
-      workflow: The `LearnerWorkflow`.
-      program: That of the state.
-      state: The state of a run of it; consumed.
-      values: As `state_values` gave them.
+      workflow: The workflow.
+      state: The newest state of a run; consumed.
+      values: By path.
       environments: Whether the environments' states are replaced too.
 
     Raises:
       UserError: For the environments of another number of replicas or environments.
     """
-    gathered = _gathered(workflow, _kept(workflow, state.progress))
+    gathered = _gathered(workflow, state)
     want = struct.paths(gathered)
     if not environments:
         kept = {p: x for p, x in want.items() if p.split("/")[0] in ("env_state", "carry")}
-        values = {**values, **{f"progress/{p}": x for p, x in kept.items()}}
+        values = {**values, **{f"{_PROGRESS}{p}": x for p, x in kept.items()}}
     _check_replicas(workflow, want, values)
-    leaves = [tf.convert_to_tensor(values[f"progress/{p}"]) for p in want]
+    leaves = [tf.convert_to_tensor(values[f"{_PROGRESS}{p}"]) for p in want]
     progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, leaves))
     if isinstance(workflow.env, HostEnv):
-        progress = _new_episodes(workflow, progress, state.progress, environments)
-    program.load_values(values, environments=environments)
-    program.iterations = int(progress.iterations)
-    return state.with_progress(progress)
+        progress = _new_episodes(workflow, progress, state, environments)
+    counters = {name: progress.pop(name) for name in _COUNTERS}
+    metrics = state.metrics.replace(**counters)
+    return state.replace(metrics=metrics, **progress)  # type: ignore[no-any-return]
 
 
-def _kept(workflow: Any, progress: Progress) -> Progress:
-    """Progress without what a checkpoint cannot hold: environments on the host."""
-    if not isinstance(workflow.env, HostEnv):
-        return progress
-    return progress.replace(env_state=workflow.env.kept_state(), carry=None)
+def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
+    """What changes beside the variables; without what a checkpoint cannot hold."""
+    counters = {name: getattr(state.metrics, name) for name in _COUNTERS}
+    env_state, carry = state.env_state, state.carry
+    if isinstance(workflow.env, HostEnv):
+        env_state, carry = workflow.env.kept_state(), None
+    return {"env_state": env_state, "carry": carry, "key": state.key, **counters}
 
 
-def _gathered(workflow: Any, progress: Progress) -> Progress:
-    """Progress with what each replica has of its own stacked on a leading axis [R]."""
-    replicas = workflow.replicas
+def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
+    """`_progress` with what each replica has of its own stacked on a leading axis [R]."""
+    progress, replicas = _progress(workflow, state), workflow.replicas
     if not replicas.several:
         return progress
     own = _of_replicas(progress)
     if replicas.num_workers == 1:
-        stacked = struct.stack(replicas.local(own))
-    else:
-        stacked = replicas.gathered(own)
-    return progress.replace(**stacked)
+        return {**progress, **struct.stack(replicas.local(own))}
+    return {**progress, **replicas.gathered(own)}
 
 
-def _scattered(workflow: Any, progress: Progress) -> Progress:
+def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str, Nest]:
     """The inverse of `_gathered`."""
     replicas = workflow.replicas
     if not replicas.several:
@@ -95,30 +101,32 @@ def _scattered(workflow: Any, progress: Progress) -> Progress:
     def own(stacked: Nest) -> Nest:
         return tf.nest.map_structure(lambda x: x[replicas.index()], stacked)
 
-    return progress.replace(**replicas.run_once(own, _of_replicas(progress)))
+    return {**progress, **replicas.run_once(own, _of_replicas(progress))}
 
 
-def _new_episodes(workflow: Any, progress: Progress, own: Progress, environments: bool) -> Progress:
+def _new_episodes(
+    workflow: LearnerWorkflow, progress: dict[str, Nest], own: State, environments: bool
+) -> dict[str, Nest]:
     """Progress of a checkpoint with environments that begin anew, by seeds that follow."""
     if not environments:
-        return progress.replace(env_state=own.env_state, carry=own.carry)
-    key = seeding.fold_in(seeding.stream(progress.key, "episodes"), progress.iterations)
+        return {**progress, "env_state": own.env_state, "carry": own.carry}
+    key = seeding.fold_in(seeding.stream(progress["key"], "episodes"), progress["iterations"])
     make_carry = getattr(workflow.agent, "initial_carry", None)
-    env = workflow.env
+    env: HostEnv = workflow.env
     env_state = env.reset(key)
-    env.load_kept_state(progress.env_state)
-    return progress.replace(
-        env_state=env_state,
-        carry=make_carry(env.num_envs) if make_carry else None,
-    )
+    env.load_kept_state(progress["env_state"])
+    carry = make_carry(env.num_envs) if make_carry else None
+    return {**progress, "env_state": env_state, "carry": carry}
 
 
-def _check_replicas(workflow: Any, want: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _check_replicas(
+    workflow: LearnerWorkflow, want: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
     """Refuses the environments of another number of replicas or environments."""
     wrong = [
-        f"{p} of shape {tuple(values[f'progress/{p}'].shape)} for {tuple(x.shape)}"
+        f"{p} of shape {tuple(values[f'{_PROGRESS}{p}'].shape)} for {tuple(x.shape)}"
         for p, x in want.items()
-        if tuple(values[f"progress/{p}"].shape) != tuple(x.shape)
+        if tuple(values[f"{_PROGRESS}{p}"].shape) != tuple(x.shape)
     ]
     if wrong:
         replicas = workflow.replicas
@@ -131,7 +139,7 @@ def _check_replicas(workflow: Any, want: Mapping[str, Any], values: Mapping[str,
         )
 
 
-def _of_replicas(progress: Progress) -> dict[str, Nest]:
+def _of_replicas(progress: Mapping[str, Nest]) -> dict[str, Nest]:
     """What each replica has of its own."""
-    own = {"env_state": progress.env_state, "carry": progress.carry}
+    own = {name: progress[name] for name in ("env_state", "carry")}
     return {name: nest for name, nest in own.items() if nest is not None}

@@ -1,15 +1,25 @@
-"""Runs several iterations in one call: in a loop of the graph, or in Python's.
+"""Runs several iterations of a workflow in one call: in a loop of the graph, or in Python's.
 
-It knows no agent, no learner and no buffer: an iteration is a function of what it is handed.
+It knows no agent, no learner and no buffer: an iteration is the workflow's `iterate`. What it keeps
+belongs to the variables of one state: compile modes, and compiled functions with the handles of
+these variables. It holds no variable, so that a state ends when nobody refers to it.
 """
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from tfrl import seeding, struct
+from tfrl.distribute.tracing import counted_apart
+from tfrl.learning import leaves
+from tfrl.traces import Traces
+from tfrl.workflows import stages
 from tfrl.workflows.metric_accumulator import MetricAccumulator
+from tfrl.workflows.stages import Phase, Stages
+from tfrl.xla import never_in_xla
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
@@ -17,82 +27,254 @@ MAX_ROWS = 1024
 COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
 
+class Iterating(Protocol):
+    """What a runner asks of a workflow."""
+
+    # Iterations that share a row of metrics.
+    iterations_per_row: int
+
+    def iterate(self, state: Any, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], Any]:
+        """One iteration; traced."""
+
+    def phase_of(self, state: Any) -> Phase:
+        """Returns the phase that a run is in."""
+
+    def settle_modes(self, state: Any, stages: Stages) -> None:
+        """Settles the compile mode of every stage, and that of the loop."""
+
+    def begin_call(self, state: Any) -> Any:
+        """Returns the state without what no iteration changes."""
+
+    def end_call(self, before: Any, after: Any) -> Any:
+        """Returns the state after a call, with what `begin_call` left out."""
+
+    def prefetch(self, state: Any) -> Any:
+        """Returns the state that the first iteration of a call begins with; traced."""
+
+    def drop_prefetched(self, state: Any) -> Any:
+        """Returns the state as the last iteration of a call leaves it; traced."""
+
+    def times_stages(self, stages: Stages) -> bool:
+        """Whether the seconds of the stages are measured where they can be."""
+
+    @property
+    def steps_of_iteration(self) -> int | None:
+        """Env steps of an iteration, where it is always that."""
+
+
 class Runner:
-    """Runs an iteration again and again, and collects rows of metrics."""
+    """Runs the iterations of a run, and collects rows of metrics.
 
-    def __init__(
-        self,
-        iterate: Callable[[Any], tuple[Any, tf.Tensor, tf.Tensor, tf.Tensor]],
-        counters: Callable[[Any], tf.Tensor],
-        env_steps: Callable[[Any], tf.Tensor],
-        names: Callable[[], list[str]],
-        *,
-        per_row: int = 1,
-        steps: int | None = None,
-        timed: bool = False,
-    ):
-        """Takes what there is to run.
+    Attributes:
+      iterations: That of the newest state: those before it were consumed.
+      modes: `{stage: compile mode}`, as far as they are settled.
+      seconds: `{stage: {mode: seconds}}` that were timed.
+      traces: What was traced for the logic of the run.
+    """
 
-        Args:
-          iterate: `iterate(state)` returns the state after an iteration, its metrics float32 [n],
-            counters int64 [4] and seconds float64 [2] by part.
-          counters: `counters(state)` returns the `COUNTERS`, int64 [4].
-          env_steps: `env_steps(state)` returns an int64 scalar.
-          names: Returns the names of the metrics, in their order; known when `loop` is traced, and
-            after the first iteration that is run eagerly.
-          per_row: Iterations that share a row of metrics.
-          steps: Env steps of an iteration, where it is always that.
-          timed: Whether seconds are measured.
+    def __init__(self, workflow: Iterating, traces: Traces, iterations: int = 0):
+        """Prepares; nothing is traced yet."""
+        self._workflow, self.traces, self.iterations = workflow, traces, iterations
+        self.modes: dict[str, str] = {}
+        self.seconds: dict[str, dict[str, float]] = {}
+        self._loops: dict[Hashable, Callable[..., Any]] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def settled(self, state: Any, phase: Phase | None = None) -> Stages:
+        """Returns the stages of a phase, by default that of the state, in settled modes."""
+
+        def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
+            return self.bind(state, name, make, args)
+
+        made = Stages(phase or self._workflow.phase_of(state), self.modes, self.seconds, bind)
+        if "loop" not in self.modes:
+            with made.in_use():
+                self._workflow.settle_modes(state, made)
+        return made
+
+    def bind(self, state: Any, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
+        """Returns a compiled function over the variables of a state, see `Traces.bound`."""
+        return self.traces.bound(name, make, args, variables_of(state))
+
+    def take_modes(self, other: "Runner") -> None:
+        """Takes the modes of the runner that a state was copied from."""
+        self.modes.update(other.modes)
+        self.seconds.update(other.seconds)
+
+    def whole(self, state: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns the loop over iterations as one function, and arguments for it."""
+        made = self.settled(state)
+        state = self._workflow.begin_call(state)
+
+        def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+            with made.in_use():
+                return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
+
+        with made.in_use():
+            self._names.setdefault(made.phase.name, self._names_of(state))
+        return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
+
+    def run(
+        self, state: Any, iterations: int, until: int | None
+    ) -> tuple[list[dict[str, Any]], Any, dict[str, float]]:
+        """Runs iterations until there are `iterations`, or `until` env steps are reached.
+
+        A call ends with a phase.
+
+        Returns:
+          Rows of metrics, the state, and seconds: `call`, `rollout`, `update`.
         """
-        self._iterate, self._counters, self._env_steps = iterate, counters, env_steps
-        self._names, self._per_row, self._steps, self._timed = names, per_row, steps, timed
+        made = self.settled(state)
+        most = np.iinfo(np.int64).max
+        limit = min(most if x is None else x for x in (until, made.phase.ends))
+        iterations = min(iterations, MAX_ROWS * self._workflow.iterations_per_row)
+        start = time.perf_counter()
+        with made.in_use():
+            begun = self._workflow.begin_call(state)
+            after, done, floats, counters, seconds = self._run(begun, made, iterations, limit)
+            state = self._workflow.end_call(state, after)
+        rows = as_rows(int(done), self._names[made.phase.name], floats, counters)
+        self.iterations = rows[-1]["iterations"] if rows else self.iterations
+        call = time.perf_counter() - start
+        return rows, state, {"call": call, **self._split(made, call, *map(float, seconds))}
 
-    def loop(self, state: Any, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+    def _run(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+        if made.modes["loop"] == "eager":
+            return self._run_eagerly(state, made, iterations, limit)
+        carried = leaves.carried(state)
+        args = (carried, tf.constant(iterations), tf.constant(limit, tf.int64))
+        how = (made.phase.name, *sorted(made.modes.items()))
+        if how not in self._loops:
+            self._loops[how] = self._traced(state, made, ("loop", *how), args)
+        carried, *rest = self._loops[how](*args)
+        return leaves.with_carried(state, carried), *rest
+
+    def _traced(self, state: Any, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
+        """The loop over iterations as a compiled function."""
+
+        def make() -> Any:
+            self._names[made.phase.name] = self._names_of(state)
+            fused = made.modes["loop"] == "xla"
+
+            def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+                return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
+
+            run = run if fused else never_in_xla(run)
+            return tf.function(counted_apart(run), jit_compile=fused, autograph=False)
+
+        if tf.config.functions_run_eagerly():
+            return make()  # type: ignore[no-any-return]
+        bound: Callable[..., Any] = self.bind(state, name, make, args)
+        note = ("names", made.phase.name)
+        names = self.traces.notes.setdefault(note, self._names.get(made.phase.name))
+        self._names[made.phase.name] = names
+        return bound
+
+    def _names_of(self, state: Any) -> list[str]:
+        """The names of an iteration's metrics, which a row of fixed length asks for.
+
+        It is traced and never run: the stages that are called keep their traces for the loop.
+        """
+        names: list[str] = []
+
+        def once(carried: list[tf.Tensor]) -> tf.Tensor:
+            begun = self._workflow.prefetch(leaves.with_carried(state, carried))
+            key = seeding.fold_in(begun.key, begun.metrics.iterations)
+            names[:] = sorted(self._workflow.iterate(begun, key)[0])
+            return tf.constant(0)
+
+        fn = tf.function(counted_apart(once), autograph=False)
+        fn.get_concrete_function(leaves.carried(state))
+        return names
+
+    def _has_clocks(self, made: Stages) -> bool:
+        return stages.may_have_clocks(made.modes["loop"]) and self._workflow.times_stages(made)
+
+    # One iteration.
+
+    def _iterate(self, state: Any, made: Stages) -> tuple[Any, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """State, float metrics, counters, and seconds by stage."""
+        timed = self._has_clocks(made)
+        start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
+        key = seeding.fold_in(state.key, state.metrics.iterations)
+        with stages.timed(timed) as times, tf.control_dependencies([start] if timed else []):
+            metrics, state = self._workflow.iterate(state, key)
+        (middle,) = times or [start]
+        end = start
+        if timed:
+            with tf.control_dependencies(stages.data(metrics)):
+                end = tf.timestamp()
+        # Eager calls do not trace before.
+        names = self._names.setdefault(made.phase.name, sorted(metrics))
+        floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
+        with tf.control_dependencies([end] if timed else []):
+            counters = state.metrics.counters()
+        return state, floats, counters, tf.stack([middle - start, end - middle])
+
+    # Many.
+
+    def loop(self, state: Any, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
         """Runs iterations until there are so many, or so many env steps; traced.
 
         Returns:
-          The state, the number of rows, their floats and counters, and seconds by part.
+          What the loop carries of the state, the number of rows, their floats and counters, and
+          seconds by part.
         """
-        n = len(self._names())
+        begun = self._workflow.prefetch(state)
+        n = len(self._names[made.phase.name])
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[n])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
 
-        def body(
-            i: Any, done: Any, state: Any, floats: Any, counters: Any, seconds: Any
-        ) -> tuple[Any, ...]:
-            state, done, f, c, s = self._row(state, done, iterations, limit)
-            return i + 1, done, state, floats.write(i, f), counters.write(i, c), seconds + s
+        def of(carried: list[tf.Tensor]) -> Any:
+            return leaves.with_carried(begun, carried)
 
-        rows, _, state, floats, counters, seconds = tf.while_loop(
-            lambda i, done, state, *_: (done < iterations) & (self._env_steps(state) < limit),
+        def body(
+            i: Any, done: Any, carried: Any, floats: Any, counters: Any, seconds: Any
+        ) -> tuple[Any, ...]:
+            carried, done, f, c, s = self._row(of, carried, made, done, iterations, limit)
+            return i + 1, done, carried, floats.write(i, f), counters.write(i, c), seconds + s
+
+        rows, _, carried, floats, counters, seconds = tf.while_loop(
+            lambda i, done, carried, *_: (
+                (done < iterations) & (of(carried).metrics.env_steps < limit)
+            ),
             body,
-            (0, tf.constant(0), state, floats, counters, tf.zeros([2], tf.float64)),
+            (0, tf.constant(0), leaves.carried(begun), floats, counters, tf.zeros([2], tf.float64)),
             parallel_iterations=1,
             name="rows",
         )
-        return state, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
+        after = leaves.carried(self._workflow.drop_prefetched(of(carried)))
+        return after, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
-    def _row(self, state: Any, done: Any, iterations: Any, limit: Any) -> Any:
+    def _row(
+        self, of: Callable[..., Any], carried: Any, made: Stages, done: Any, n: Any, limit: Any
+    ) -> Any:
         """The iterations of one row of metrics: the state, how many are done, and the row."""
-        if self._per_row == 1:
-            state, *row = self._iterate(state)
-            return state, done + 1, *row
-        tally = MetricAccumulator(self._names())
+
+        def iterated(carried: Any) -> Any:
+            state, *row = self._iterate(of(carried), made)
+            return leaves.carried(state), *row
+
+        per_row, steps = self._workflow.iterations_per_row, self._workflow.steps_of_iteration
+        if per_row == 1:
+            carried, *row = iterated(carried)
+            return carried, done + 1, *row
+        tally = MetricAccumulator(self._names[made.phase.name])
         # What a loop carries costs a graph several operations in each iteration.
-        timed = self._timed
+        timed = self._has_clocks(made)
         zero = tf.zeros([2], tf.float64)
-        most = tf.minimum(done + self._per_row, iterations)
+        most = tf.minimum(done + per_row, n)
 
-        def once(state: Any, sums: Any, seconds: Any) -> Any:
-            state, f, _, s = self._iterate(state)
-            return state, tally.add(sums, f), [t + s for t in seconds]
+        def once(carried: Any, sums: Any, seconds: Any) -> Any:
+            carried, f, _, s = iterated(carried)
+            return carried, tally.add(sums, f), [t + s for t in seconds]
 
-        start = (state, tally.start(), [zero] if timed else [])
-        if self._steps is not None:  # it is known now where the limit is reached
-            left = (limit - self._env_steps(state) - 1) // self._steps + 1
-            # At least 1: whoever calls this has seen that neither end is reached.
+        start = (carried, tally.start(), [zero] if timed else [])
+        if steps is not None:  # it is known now where the limit is reached
+            left = (limit - of(carried).metrics.env_steps - 1) // steps + 1
+            # At least 1: the caller has seen that neither end is reached.
             number = tf.cast(tf.minimum(tf.cast(most - done, tf.int64), left), tf.int32)
-            state, sums, seconds = tf.while_loop(
+            carried, sums, seconds = tf.while_loop(
                 lambda *_: tf.constant(True),
                 once,
                 start,
@@ -102,37 +284,74 @@ class Runner:
             )
             done += number
         else:
-            done, (state, sums, seconds) = tf.while_loop(
-                lambda done, carried: (done < most) & (self._env_steps(carried[0]) < limit),
-                lambda done, carried: (done + 1, once(*carried)),
+            done, (carried, sums, seconds) = tf.while_loop(
+                lambda done, rest: (done < most) & (of(rest[0]).metrics.env_steps < limit),
+                lambda done, rest: (done + 1, once(*rest)),
                 (done, start),
                 parallel_iterations=1,
                 name="iterations",
             )
-        counters = self._counters(state)
-        return state, done, tally.result(sums), counters, seconds[0] if timed else zero
+        counters = of(carried).metrics.counters()
+        return carried, done, tally.result(sums), counters, seconds[0] if timed else zero
 
-    def run(self, state: Any, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
-        floats: list[Any] = []
-        counters: list[Any] = []
-        seconds = np.zeros(2)
-        done, env_steps, tally, sums = 0, int(self._env_steps(state)), None, None
+        state = self._workflow.prefetch(state)
+        rows = Rows(self._workflow.iterations_per_row)
+        done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
         while done < iterations and env_steps < limit:
-            state, f, c, s = self._iterate(state)
+            state, f, c, s = self._iterate(state, made)
             done += 1
             seconds += s.numpy()
-            c = c.numpy()
-            env_steps = int(c[COUNTERS.index("env_steps")])
-            if self._per_row > 1:
-                tally = tally or MetricAccumulator(self._names())
-                sums = tally.add(tally.start() if sums is None else sums, f)
-                if done % self._per_row and done < iterations and env_steps < limit:
-                    continue
-                f, sums = tally.result(sums), None
-            floats.append(f.numpy())
-            counters.append(c)
-        return state, len(floats), floats, counters, seconds
+            env_steps = int(c.numpy()[COUNTERS.index("env_steps")])
+            last = done >= iterations or env_steps >= limit
+            rows.add(f, c, self._names[made.phase.name], last=last)
+        state = self._workflow.drop_prefetched(state)
+        return state, len(rows.floats), rows.floats, rows.counters, seconds
+
+    def _split(self, made: Stages, call: float, rollout: float, update: float) -> dict[str, float]:
+        """Seconds by stage; without clocks, in the proportion of the stages timed apart."""
+        if self._has_clocks(made):
+            return {"rollout": rollout, "update": update}
+        known = [made.seconds.get(n, {}).get(made.modes.get(n, "")) for n in ("rollout", "update")]
+        a, b = known
+        if a is None or b is None:
+            return {}
+        return {"rollout": call * a / (a + b), "update": call * b / (a + b)}
+
+
+class Rows:
+    """Collects the rows of a call from Python; each is of so many iterations.
+
+    Attributes:
+      floats: The metrics of each row.
+      counters: The `COUNTERS` of each.
+    """
+
+    def __init__(self, per_row: int):
+        """Starts without any."""
+        self._per_row, self._done = per_row, 0
+        self._tally: MetricAccumulator | None = None
+        self._sums: tf.Tensor | None = None
+        self.floats: list[np.ndarray] = []
+        self.counters: list[np.ndarray] = []
+
+    def add(self, floats: tf.Tensor, counters: tf.Tensor, names: list[str], *, last: bool) -> None:
+        """Adds an iteration; the last one ends its row."""
+        self._done += 1
+        if self._per_row > 1:
+            tally = self._tally = self._tally or MetricAccumulator(names)
+            self._sums = tally.add(tally.start() if self._sums is None else self._sums, floats)
+            if self._done % self._per_row and not last:
+                return
+            floats, self._sums = tally.result(self._sums), None
+        self.floats.append(floats.numpy())
+        self.counters.append(counters.numpy())
+
+
+def variables_of(state: Any) -> dict[str, tf.Variable]:
+    """Returns the variables among the leaves of a state by path."""
+    return {p: x for p, x in struct.paths(state).items() if isinstance(x, tf.Variable)}
 
 
 def as_rows(done: int, names: list[str], floats: Any, counters: Any) -> list[dict[str, Any]]:

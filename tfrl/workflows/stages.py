@@ -2,11 +2,13 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import config as framework_config
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
@@ -26,6 +28,23 @@ _NEAR = 1.5
 _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
     "tfrl_laps", default=None
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a run whose iterations are traced in one way.
+
+    Attributes:
+      name: It tells the traces of phases apart.
+      ends: Env steps at which it ends; None for never.
+      random: Whether the actions are random.
+      learns: Whether there are updates.
+    """
+
+    name: str = "learn"
+    ends: int | None = None
+    random: bool = False
+    learns: bool = True
 
 
 class CompiledStage:
@@ -77,10 +96,6 @@ class CompiledStage:
     def trace_counts(self) -> dict[str, int]:
         """How often each mode has been traced."""
         return {m: f.experimental_get_tracing_count() for m, f in self._compiled.items()}
-
-    def forget_traces(self) -> None:
-        """Traces anew at the next call, in the mode that is chosen."""
-        self._compiled, self._bound = {}, {}
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function in its chosen mode."""
@@ -138,12 +153,100 @@ class CompiledStage:
             self.seconds.update(_best_seconds({self.mode: fn}, args))
 
 
-class PythonStage(CompiledStage):
-    """A function that is Python's in every mode; the mode says how a policy acts in it."""
+class Stages:
+    """The stages of iterations that are being traced, or run from Python.
 
-    def compiled(self, mode: str) -> Any:
-        """Returns the function as it is."""
-        return self._fn
+    An iteration names its stages by `stage`; which modes they have is not its concern.
+
+    Attributes:
+      phase: That of the iterations.
+      modes: `{stage: mode}`, and that of the "loop".
+      seconds: `{stage: {mode: seconds of a call}}`, as far as they were timed.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        modes: dict[str, str],
+        seconds: dict[str, dict[str, float]],
+        bind: Callable[..., Any] | None,
+    ):
+        """Takes what is known; `bind` is that of `CompiledStage`."""
+        self.phase, self.modes, self.seconds, self._bind = phase, modes, seconds, bind
+        self._made: dict[str, CompiledStage] = {}
+        self._others: dict[str, Any] = {}
+
+    def stage(
+        self, name: str, fn: Callable[..., Any], xla: Callable[..., Any] | None = None
+    ) -> CompiledStage:
+        """Returns the stage of a name; a first call makes it of its function.
+
+        Args:
+          name: "rollout", "update", or either with a variant: "rollout/random".
+          fn: See `CompiledStage`.
+          xla: Likewise.
+        """
+        if name not in self._made:
+            made = self._made[name] = CompiledStage(name, fn, xla, self._bind)
+            made.mode = self.modes.get(name.partition("/")[0])
+            made.seconds = self.seconds.setdefault(name, {})
+        return self._made[name]
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Returns what `make` returned in the first call of a name."""
+        if name not in self._others:
+            self._others[name] = make()
+        return self._others[name]
+
+    def set_mode(self, name: str, mode: str) -> None:
+        """Sets the mode of a stage and of its variants."""
+        self.modes[name] = mode
+        for own, made in self._made.items():
+            if own.partition("/")[0] == name:
+                made.mode = mode
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Lets `stage` and `phase` answer for these, within."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_current: contextvars.ContextVar[Stages | None] = contextvars.ContextVar(
+    "tfrl_stages", default=None
+)
+
+
+def current() -> Stages | None:
+    """Returns the stages in use; None in a call of `iterate` that no runner makes."""
+    return _current.get()
+
+
+def stage(
+    name: str,
+    fn: Callable[..., Any],
+    xla: Callable[..., Any] | None = None,
+    *,
+    inline: bool = False,
+) -> Callable[..., Any]:
+    """Returns a function compiled in the mode of its stage; as it is where no runner compiles.
+
+    To be called outside of the replicas.
+
+    Args:
+      name: See `Stages.stage`.
+      fn: A function of nests of tensors.
+      xla: See `CompiledStage`.
+      inline: Whether it becomes a part of the graph that is traced, see `CompiledStage.inlined`.
+    """
+    stages = current()
+    if stages is None:
+        return fn
+    found = stages.stage(name, fn, xla)
+    return found.inlined if inline else found
 
 
 def _best_seconds(
@@ -208,6 +311,12 @@ def check_compile(
                 remedy="'auto' times graph against XLA and keeps the faster.",
             )
     return {s: choices.get(s, "auto") for s in stages}
+
+
+def may_have_clocks(loop_mode: str) -> bool:
+    """Whether clocks can stand between stages: not in XLA, nor in deterministic graphs."""
+    # The public tf.config can only switch op determinism on.
+    return loop_mode != "xla" and not framework_config.is_op_determinism_enabled()
 
 
 def auto_needs_timing() -> bool:

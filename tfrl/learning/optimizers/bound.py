@@ -1,7 +1,7 @@
 """An optimizer together with the variables that it changes."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -59,6 +59,32 @@ class BoundOptimizer:
             for i, p in enumerate(params)
             for name, variables in self._slots.items()
         ]
+
+    @classmethod
+    def over(
+        cls,
+        optimizer: Optimizer,
+        params: Sequence[tf.Variable],
+        slots: Sequence[Slot],
+        own: Mapping[str, tf.Variable],
+    ) -> "BoundOptimizer":
+        """Returns an optimizer over variables that exist.
+
+        Args:
+          optimizer: The functions.
+          params: The variables that are trained.
+          slots: What is kept for each of them.
+          own: "iterations" and "learning_rate".
+        """
+        bound = object.__new__(cls)
+        bound.optimizer, bound.slots = optimizer, list(slots)
+        bound.iterations, bound.learning_rate = own["iterations"], own["learning_rate"]
+        bound._places = {p.ref(): i for i, p in enumerate(params)}
+        by_name = {(s.name, s.param.ref()): s.variable for s in slots}
+        bound._slots = {
+            name: [by_name[name, p.ref()] for p in params] for name in optimizer.slot_names
+        }
+        return bound
 
     def logic(self) -> Optimizer:
         """Returns what its steps depend on beside the values of variables."""

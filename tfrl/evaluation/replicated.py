@@ -1,0 +1,48 @@
+"""Evaluation divided among the replicas of a strategy."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.distribute.replicas import Replicas
+from tfrl.distribute.tracing import counted_apart
+from tfrl.evaluation.evaluator import Evaluator, compiled
+from tfrl.evaluation.result import EvaluationResult
+from tfrl.traces import logic_key, traces_of
+from tfrl.types import Nest
+
+
+def evaluate_on_replicas(
+    evaluator: Evaluator, replicas: Replicas, agent_state: Any, key: tf.Tensor, num_episodes: int
+) -> EvaluationResult:
+    """Plays episodes on every replica; compiled once for equal evaluators and a number of them.
+
+    Args:
+      evaluator: That of one replica, with its share of the episodes.
+      replicas: The replicas.
+      agent_state: Values.
+      key: int32 [2].
+      num_episodes: How many of them count.
+    """
+    notes = traces_of(logic_key((evaluator, replicas.strategy))).notes
+    if "run" not in notes:
+        notes["run"] = _compiled(evaluator, replicas)
+    played = tf.nest.map_structure(lambda x: x[:num_episodes], notes["run"](agent_state, key))
+    return evaluator.result(played)
+
+
+def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
+    mode = evaluator.compile
+    play = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
+
+    def own(agent_state: Any, key: tf.Tensor) -> Nest:
+        return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))
+
+    def everywhere(agent_state: Any, key: tf.Tensor) -> Nest:
+        found = replicas.first(replicas.run(own, agent_state, key))  # [R, episodes]
+        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+
+    if mode == "eager":
+        return everywhere
+    return tf.function(counted_apart(everywhere), autograph=False)

@@ -1,0 +1,119 @@
+"""What an off-policy iteration asks of a replay buffer in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.distribute.tracing import counted_apart
+from tfrl.types import Nest, Trajectory
+
+if TYPE_CHECKING:
+    from tfrl.workflows.off_policy import OffPolicyWorkflow
+    from tfrl.workflows.run_state import State
+
+
+class InGraphExperience:
+    """A buffer over the variables of a state.
+
+    Attributes:
+      buffer: The buffer.
+      host_outputs: The dtypes of what a call leaves to Python; none.
+    """
+
+    host_outputs: tuple[tf.DType, ...] = ()
+
+    def __init__(self, workflow: OffPolicyWorkflow, buffer: Any):
+        """Takes a buffer, of one or of several replicas."""
+        self._workflow, self.buffer = workflow, buffer
+
+    def can_sample(self, size: int, state: State) -> bool:
+        """Whether there are so many items; from Python."""
+        runner = self._workflow.runner(state)
+
+        def make() -> Any:
+            ask = counted_apart(lambda: self.buffer.can_sample(size))
+            return tf.function(ask, autograph=False)
+
+        return bool(runner.bind(state, ("can sample", size), make, ())())
+
+    # Traced.
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Stores what was played."""
+        self.buffer.add(trajectory)
+
+    def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
+        """Draws the batch of a learner step."""
+        batch = self.buffer.sample(key, self._workflow.batch_size, beta)
+        # What nobody asks for costs something in every iteration of a graph.
+        return batch if self._workflow.prioritized else batch.replace(index=None)
+
+    def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
+        """Sets priorities; leaves nothing to Python."""
+        self.buffer.update_priorities(index, priorities)
+        return []
+
+    def batch_form(self, key: tf.Tensor) -> Nest:
+        """Returns the specs of a batch of one replica."""
+        form: list[Nest] = []
+
+        def sample() -> tf.Tensor:
+            own = self._workflow.replicas.local(self.sample(key, tf.constant(1.0)))[0]
+            form[:] = [tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), own)]
+            return tf.constant(0)
+
+        tf.function(sample, autograph=False).get_concrete_function()  # and not run
+        return form[0]
+
+    # What a checkpoint holds.
+
+    def paths(self) -> set[str]:
+        """Returns the paths of `values`, without a copy of the buffer."""
+        agreement, own = self._workflow.agreement, self.buffer.state_paths()
+        if agreement is None:
+            return own  # type: ignore[no-any-return]
+        return {self._path_of(w, path) for w in range(agreement.num_workers) for path in own}
+
+    def values(self) -> dict[str, Any]:
+        """Returns the values of the buffers of all processes; the chief gets those of others."""
+        return of_all_processes(self._workflow, self.buffer.state_values(), self._path_of)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Puts back what `values` gave."""
+        agreement = self._workflow.agreement
+        names = {path: path for path in self.buffer.state_paths()}
+        if agreement is not None:
+            names = {path: self._path_of(agreement.index, path) for path in names}
+        self.buffer.load_values({path: values[name] for path, name in names.items()})
+
+    def _path_of(self, worker: int, path: str) -> str:
+        """What a checkpoint calls a value of one of several processes' buffer."""
+        number, _, rest = path.partition("/")
+        return f"{worker * self._workflow.replicas.num_local + int(number)}/{rest}"
+
+
+def of_all_processes(
+    workflow: OffPolicyWorkflow, own: Mapping[str, Any], path_of: Any
+) -> dict[str, Any]:
+    """Returns the values of the buffers of all processes; those that are not the chief get none.
+
+    Args:
+      workflow: The workflow.
+      own: Those of this process by path.
+      path_of: `path_of(worker, path)` is the path of a value of another process.
+    """
+    agreement = workflow.agreement
+    if agreement is None:
+        return dict(own)
+    found = {}
+    for path in sorted(own):
+        value = np.asarray(own[path])
+        parts = agreement.each_gives(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
+        for worker, part in enumerate(parts):
+            found[path_of(worker, path)] = part.view(value.dtype).reshape(shape)
+    return found

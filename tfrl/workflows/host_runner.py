@@ -1,0 +1,441 @@
+"""The runner where Python steps the environments.
+
+An iteration is a rollout, step by step, and one compiled call for all that follows it. That call
+computes what the next rollout needs, too: its keys, its random draws, and the parameters.
+
+With `overlap` the call runs in the background while the next rollout is played, which acts by the
+parameters from before it. So the policy lags by the learner steps of one iteration, always: the
+run is the same whichever is faster.
+"""
+
+import collections
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, struct
+from tfrl.distribute.tracing import counted_apart
+from tfrl.envs.host_env import HostEnv
+from tfrl.errors import UserError
+from tfrl.learning import leaves
+from tfrl.rollout.acting import HostPolicy, policy_for
+from tfrl.traces import Traces
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall
+from tfrl.workflows.metric_accumulator import MetricAccumulator
+from tfrl.workflows.runner import Iterating, Runner
+from tfrl.workflows.stages import Phase, Stages
+
+T = TypeVar("T")
+# A row of metrics has a fixed length, since its names are known only when all is traced.
+_SLOTS = 128
+
+
+class Experience(Protocol):
+    """What a host runner asks of a store of experience that is not in the graph."""
+
+    @property
+    def host_outputs(self) -> list[tf.DType]:
+        """The dtypes of what a call leaves to Python, see `flush`."""
+
+    def on_rollout(self, played: Trajectory) -> None:
+        """Called with each rollout, before its learner call."""
+
+    def flush(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Called with what a call leaves to Python when the call is done."""
+
+    def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
+        """Calls what may wait for others."""
+
+    def reads_batches(self, made: Stages) -> str:
+        """Says who reads the batches of an iteration before its learner steps.
+
+        "graph", where XLA has the rest of the call; "python"; or "" for none.
+        """
+
+    def read(self, *, wait: bool) -> list[tf.Tensor]:
+        """Returns the leaves of the batches of an iteration, eagerly."""
+
+    def batches_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
+        """Returns batches [K, N, ...] of what `read` gave, and how many leaves these were."""
+
+    def batches(self) -> Nest:
+        """Returns the batches of an iteration, [K, N, ...]; traced."""
+
+
+class HostIterating(Iterating, Protocol):
+    """What a host runner asks of a workflow."""
+
+    env: Any
+    agent: Any
+    rollout_length: int
+    overlap: bool
+    all_rows_valid: bool
+    agreement: Any
+
+    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+        """Returns how a rollout is played."""
+
+    def action_fn_of(self, phase: Phase) -> Callable[..., Any]:
+        """Returns how the agent acts in a phase."""
+
+    def after_rollout(
+        self, state: Any, played: Trajectory, key: tf.Tensor, batches: Nest
+    ) -> tuple[dict[str, tf.Tensor], Any, list[tf.Tensor]]:
+        """All that follows a rollout: metrics, the state, and what is left to Python; traced.
+
+        Args:
+          state: Before the iteration, without environments.
+          played: What the rollout gave.
+          key: int32 [2].
+          batches: Those that were read before, or ().
+        """
+
+    def fuses_on_host(self, state: Any, made: Stages) -> bool:
+        """Whether XLA can have all of a call but the reading of batches."""
+
+
+class HostRunner(Runner):
+    """Runs iterations in environments on the host, or with experience outside of the graph."""
+
+    _workflow: HostIterating
+
+    def __init__(self, *args: Any, experience: Experience | None = None):
+        """Prepares; nothing is traced yet.
+
+        Args:
+          *args: As for `Runner`.
+          experience: Where experience is kept, if not in the graph.
+        """
+        super().__init__(*args)
+        self.experience = experience
+        self._executor = AsyncExecutor() if self._workflow.overlap else None
+        self._calls: dict[str, CompiledLearnerCall] = {}
+        # The count of iterations, as a tensor, and the phase that the inputs go with.
+        self._of: tuple[Any, str] = (None, "")
+        self._inputs: collections.deque[ActorInputs] = collections.deque()
+
+    def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
+        """Calls what may wait for others."""
+        return fn(*args) if self.experience is None else self.experience.call_guarded(fn, *args)
+
+    def forget(self) -> None:
+        """Traces anew at the next call."""
+        self._calls, self._of, self.traces = {}, (None, ""), Traces()
+
+    def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+        try:
+            return self._run_on_host(state, made, iterations, limit)
+        except BaseException:
+            if self._executor is not None:
+                self._executor.forget_error()
+            raise
+
+    def _run_on_host(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+        phase = made.phase.name
+        if phase not in self._calls:
+            self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, made)
+        rest, experience = self._calls[phase], self.experience
+        play = self._workflow.host_rollout(made, random=made.phase.random)
+        env_state, carry = state.env_state, state.carry
+        form = state.replace(env_state=None, carry=None)
+        counts = leaves.carried(form)
+        if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
+            self._inputs = collections.deque(rest.begin(state))
+        self._of = (None, "")  # until all is done: what fails half-way must begin anew
+        done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
+        rows = HostRows(self._workflow.iterations_per_row)
+        while done < iterations and env_steps < limit:
+            start = time.perf_counter()
+            inputs = self._inputs.popleft()
+            # Waits for the call that they come from.
+            acting = self.call_guarded(rest.acting_state, state, inputs)
+            if experience is not None:
+                experience.flush(inputs.outputs)
+            middle = time.perf_counter()
+            played, env_state, carry = play(acting, env_state, carry, inputs.play_key)
+            env_steps += rest.steps_in(played)
+            if experience is not None:
+                experience.on_rollout(played)
+            end = time.perf_counter()
+            given = [*counts, *rest.tensors_of(played), inputs.learn_key, inputs.learner_steps]
+            found = self.call_guarded(self._call, form, rest, [*given, rows.sums])
+            counts, following, metrics, counters = found
+            self._inputs.append(following)
+            done += 1
+            rows.add(metrics, counters)
+            if not done % rows.length or done >= iterations or env_steps >= limit:
+                self.call_guarded(rows.end, rest)
+            seconds += (end - middle, middle - start + time.perf_counter() - end)
+        if self._executor is not None:
+            self.call_guarded(wait_for, self._inputs[-1].learner_steps)
+            self.call_guarded(self._executor.wait)
+        for inputs in self._inputs:
+            if experience is not None:
+                experience.flush(inputs.outputs)
+            inputs.outputs = []
+        state = leaves.with_carried(form, counts).replace(env_state=env_state, carry=carry)
+        self._of = (state.metrics.iterations, phase)
+        self._names[phase] = rest.names
+        return state, len(rows.floats), rows.floats, rows.counters, seconds
+
+    def _call(self, form: Any, rest: "CompiledLearnerCall", given: list[tf.Tensor]) -> Any:
+        if self._executor is None:
+            return rest.partition(rest.call(form, given))
+        return rest.partition(self._executor(rest.call, form, given))
+
+    def _split(self, made: Stages, call: float, rollout: float, update: float) -> dict[str, float]:
+        return {"rollout": rollout, "update": update}  # Python has the clock
+
+
+class ActorInputs:
+    """What a rollout acts by.
+
+    Attributes:
+      play_key: int32 [2].
+      learn_key: int32 [2], of what follows it.
+      learner_steps: int64, those behind the parameters.
+      values: The leaves of the acting state, with draws those that are read; empty for the
+        variables as they are.
+      draws: For each half of the environments, the draws of its policy.
+      outputs: What the call that made it leaves to Python.
+    """
+
+    __slots__ = ("draws", "learn_key", "learner_steps", "outputs", "play_key", "values")
+
+    def __init__(self, play_key: Any, learn_key: Any, learner_steps: Any, values: Any, draws: Any):
+        self.outputs: Sequence[tf.Tensor] = []
+        self.play_key, self.learn_key, self.learner_steps = play_key, learn_key, learner_steps
+        self.values, self.draws = values, draws
+
+
+class HostRows:
+    """Collects the rows of a call; a row is of so many iterations."""
+
+    def __init__(self, length: int):
+        self.length = length
+        self.floats: list[Any] = []
+        self.counters: list[Any] = []
+        self._zeros = tf.zeros([2, _SLOTS])
+        self.sums = self._zeros
+        self._counters: Any = None
+
+    def add(self, sums: tf.Tensor, counters: tf.Tensor) -> None:
+        """Takes the sums and counters after an iteration."""
+        self.sums, self._counters = sums, counters
+
+    def end(self, rest: "CompiledLearnerCall") -> None:
+        """Ends a row; waits for its last call."""
+        wait_for(self._counters)
+        self.floats.append(rest.tally.result(self.sums).numpy()[: len(rest.names)])
+        self.counters.append(self._counters.numpy())
+        self.sums = self._zeros
+
+
+class CompiledLearnerCall:
+    """All that follows a rollout in a phase, as one compiled call of flat tensors.
+
+    It holds no variable: those of a state are given with each call.
+    """
+
+    def __init__(self, runner: HostRunner, workflow: HostIterating, state: Any, made: Stages):
+        self._runner, self._workflow, self._phase = runner, workflow, made.phase
+        self._how = (made.phase.name, *sorted(made.modes.items()))
+        self._modes, self._seconds = made.modes, made.seconds
+        self._lag = int(workflow.overlap)
+        self._length = workflow.rollout_length
+        agent, env = workflow.agent, workflow.env
+        act = workflow.action_fn_of(made.phase)
+        # Environments on the device are played by a compiled function.
+        halves = env.halves if isinstance(env, HostEnv) else []
+        self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
+        self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
+        self._count = len(leaves.carried(state.replace(env_state=None, carry=None)))
+        self._bundle: Bundle | None = None
+        self._parts: list[int] = []
+        mode = made.modes["update"]
+        self._jit = mode == "xla" and workflow.fuses_on_host(state, made)
+        experience = runner.experience
+        self._reads = "" if experience is None else experience.reads_batches(made)
+        self._eager = mode == "eager"
+        self._compiled: FastCall | None = None
+        self.names: list[str] = []
+        self.tally: Any = None
+
+    def call(self, form: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Makes the call over the variables of a state; see `partition` for its results."""
+        if self._compiled is None:
+            if self._eager:
+                return self._traced(form, *given)
+            if self._reads == "python":
+                fn, jit = self._behind_what_was_read, True
+            else:
+                fn, jit = self._traced, self._jit and not self._reads
+
+            def bind(make: Callable[[], Any], args: Any) -> Any:
+                return self._bind(form, make, args)
+
+            call = FastCall(lambda *xs: fn(form, *xs), bind, jit=jit)
+            if self._reads == "python":
+                given = [*self._runner.experience.read(wait=True), *given]
+            result = call(given)
+            call.forget_function()  # it holds variables; the trace does not
+            self._compiled = call
+            return result
+        if self._reads == "python":
+            given = [*self._runner.experience.read(wait=False), *given]
+        return self._compiled(given)
+
+    def _bind(self, form: Any, make: Callable[[], Any], args: Any) -> Any:
+        """Returns the call, traced if it was not for another run; and takes what tracing tells."""
+        # What a policy reads, and how it acts, is known of these environments only.
+        how = tuple(policy.mode for policy in self._policies)
+        name = ("after the rollout", self._lag, how, *self._how)
+        call = self._runner.bind(form, name, make, args)
+        told = (self.names, self.tally, self._parts)
+        notes = self._runner.traces.notes
+        self.names, self.tally, self._parts = notes.setdefault(name, told)
+        return call
+
+    @property
+    def _in_numpy(self) -> bool:
+        return bool(self._policies) and all(policy.mode == "numpy" for policy in self._policies)
+
+    # Acting.
+
+    def begin(self, state: Any) -> list[ActorInputs]:
+        """Returns what the first rollouts act by: the variables as they are now."""
+        values = []
+        if self._lag:  # a copy: the variables will change while it is used
+            values = [tf.identity(x) for x in tf.nest.flatten(struct.values(state.agent_state))]
+        steps = tf.identity(state.metrics.learner["learner_steps"].read_value())
+        inputs = []
+        for i in range(1 + self._lag):
+            play_key, learn_key = keys_of(state.key, state.metrics.iterations + i)
+            inputs.append(ActorInputs(play_key, learn_key, steps, values, None))
+        return inputs
+
+    def acting_state(self, state: Any, inputs: ActorInputs) -> Nest:
+        """Returns the state to act by, and hands policies in NumPy what they would compute."""
+        wait_for(inputs.learner_steps)
+        if not inputs.values:
+            # Variables as they are: reading them into tensors is dear, and nothing changes them.
+            return state.agent_state
+        if inputs.draws is None:
+            return tf.nest.pack_sequence_as(self._form, inputs.values)
+        values = [x.numpy() for x in inputs.values]
+        for policy, draws in zip(self._policies, inputs.draws, strict=True):
+            policy.foresee(values, [x.numpy() for x in draws])
+        return None
+
+    # What a rollout gave.
+
+    def steps_in(self, played: Trajectory) -> int:
+        """Returns how many rows are steps, those of other processes too."""
+        if self._workflow.all_rows_valid:
+            return self._length * int(self._workflow.env.num_envs)
+        steps, agreement = int(np.count_nonzero(played.valid)), self._workflow.agreement
+        return steps if agreement is None else int(sum(agreement.each_says(steps)))
+
+    def tensors_of(self, played: Trajectory) -> list[tf.Tensor]:
+        """Returns a trajectory as tensors."""
+        if self._bundle is None:
+            self._bundle = Bundle(played)
+        return self._bundle.tensors(played)
+
+    # The call; traced.
+
+    def _traced(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
+        if not self._reads:
+            return self._behind(form, (), *given)
+        batches = self._runner.experience.batches()
+        behind = counted_apart(lambda *args: self._behind(form, *args))
+        return tf.function(behind, jit_compile=True, autograph=False)(batches, *given)
+
+    def _behind_what_was_read(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
+        batches, count = self._runner.experience.batches_of(given)
+        return self._behind(form, batches, *given[count:])
+
+    def _behind(self, form: Any, batches: Nest, *given: tf.Tensor) -> list[tf.Tensor]:
+        lag, count = self._lag, self._count
+        state = leaves.with_carried(form, given[:count])
+        *played_leaves, learn_key, acted_at, sums = given[count:]
+        played = self._bundle.nest(played_leaves)  # type: ignore[union-attr]
+        behind = form.metrics.learner["learner_steps"].read_value() - acted_at
+        made = Stages(self._phase, self._modes, self._seconds, None)
+        with made.in_use():
+            metrics, state, outputs = self._workflow.after_rollout(
+                state, played, learn_key, batches
+            )
+        names = sorted(metrics)
+        floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
+        counters = state.metrics.counters()
+        if len(names) >= _SLOTS:
+            raise UserError(
+                "the metrics of an iteration",
+                expected=f"fewer than {_SLOTS}",
+                got=len(names),
+                remedy="Report fewer, or combine some.",
+            )
+        if lag:
+            names = [*names, "policy_lag"]
+            floats = tf.concat([floats, [tf.cast(behind, tf.float32)]], 0)
+        self.names, self.tally = list(names), MetricAccumulator(names, _SLOTS)
+        floats = tf.pad(floats, [[0, _SLOTS - floats.shape[0]]])
+        steps = tf.identity(counters[-1])
+        play_key, next_key = keys_of(state.key, state.metrics.iterations + lag)
+        values: list[tf.Tensor] = []
+        draws: list[list[tf.Tensor]] = []
+        if lag or self._in_numpy:
+            with tf.control_dependencies([steps]):
+                read = tf.nest.flatten(struct.values(state.agent_state))
+                if self._in_numpy:  # each that is read in Python takes its time
+                    read = [read[i] for i in self._policies[0].reads]
+                values = [tf.identity(x) for x in read]
+        if self._in_numpy:
+            several = len(self._policies) > 1
+            for i, policy in enumerate(self._policies):
+                key = seeding.fold_in(play_key, i) if several else play_key
+                draws.append(policy.draws(key, self._length))
+        after = leaves.carried(state.replace(env_state=None, carry=None))
+        self._parts = [count, len(outputs), len(values), *(len(own) for own in draws)]
+        flat = [x for own in draws for x in own]
+        known = [*after, *outputs, *values, *flat]
+        return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
+
+    def partition(self, found: list[tf.Tensor]) -> Any:
+        """Takes the results of a call apart: counts, the rollout to come, sums and counters."""
+        parts, at = [], 0
+        for size in self._parts:
+            parts.append(found[at : at + size])
+            at += size
+        play_key, learn_key, steps, sums, counters = found[at:]
+        draws = parts[3:] if len(parts) > 3 else None
+        inputs = ActorInputs(play_key, learn_key, steps, parts[2], draws)
+        inputs.outputs = parts[1]
+        return parts[0], inputs, sums, counters
+
+
+def wait_for(result: tf.Tensor) -> None:
+    """Waits for the call that a tensor is a result of, and so for all its results.
+
+    Their shapes must not be asked for before: TensorFlow would wait for them with the interpreter
+    locked, which the call may need to end.
+    """
+    result.numpy()
+
+
+def keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
+    """The keys of an iteration's rollout and update."""
+    return (_graph_of_keys if tf.executing_eagerly() else _keys)(key, iteration)
+
+
+def _keys(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
+    return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
+
+
+# For loops in Python: a few operations take longer eagerly.
+_graph_of_keys = tf.function(_keys, autograph=False)

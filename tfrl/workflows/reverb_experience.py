@@ -1,0 +1,344 @@
+"""The experience of an off-policy run in a Reverb server, of this process or another."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.distribute.failures import lost_workers
+from tfrl.errors import UserError
+from tfrl.replay.reverb.dataset import STARVED
+from tfrl.storage import files
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows.experience import of_all_processes
+from tfrl.workflows.fast_call import FastReading
+from tfrl.workflows.stages import Stages
+
+if TYPE_CHECKING:
+    from tfrl.workflows.off_policy import OffPolicyWorkflow
+    from tfrl.workflows.run_state import State
+
+T = TypeVar("T")
+# How the values of a checkpoint are called, by where the items were.
+_TABLES, _SERVER = "tables", "server"
+# Bytes of batches that are read before their learner steps, at most.
+FETCHED_BYTES = 2**26
+# What errors of a lost worker say, and those of a lost server do not.
+_OF_WORKERS = ("Collective ops is aborted", "Error reported from /job:")
+# So many batches of an iteration, at most, are read by Python: see `reads_batches`.
+_READ_BATCHES = 4
+
+
+class ReverbExperience:
+    """A buffer of `tfrl.replay.reverb`, as an off-policy iteration and a host runner use it.
+
+    Python writes what was played; batches come from a dataset that samples ahead of the learning.
+
+    Attributes:
+      buffer: The buffer.
+    """
+
+    def __init__(self, workflow: OffPolicyWorkflow, buffer: Any):
+        """Takes the buffer of a run."""
+        self._workflow, self.buffer, self.replicas = workflow, buffer, workflow.replicas
+        self._iterator: Any = None
+        self._spec: Nest = None
+        self._reading: FastReading | None = None
+
+    @property
+    def _due(self) -> int | None:
+        return self._workflow.always_due()
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self._workflow.replay.address is not None
+
+    # From Python.
+
+    def can_sample(self, size: int, state: State) -> bool:
+        """Whether there is a batch in every process; of any size, since `size` never is 1 alone."""
+        # A server elsewhere has the items of all processes.
+        workflow, agreement = self._workflow, self._workflow.agreement
+        rows = workflow.batch_size
+        rows = rows if self._elsewhere else rows // self.replicas.num_workers
+        answer = self.buffer.can_sample(rows)
+        return bool(answer) if agreement is None else not agreement.any(not answer)
+
+    def on_rollout(self, played: Trajectory) -> None:
+        """Writes what was played."""
+        self.buffer.add(played)
+
+    @property
+    def host_outputs(self) -> list[tf.DType]:
+        """Those of index and priorities, which are Python's to send: [K, N] of K learner steps."""
+        return [tf.int64, tf.float32] if self._workflow.prioritized else []
+
+    def flush(self, outputs: Sequence[tf.Tensor]) -> None:
+        """Sends the priorities of an iteration."""
+        if outputs:
+            self.buffer.update_priorities(*(tf.reshape(x, [-1]) for x in outputs))
+
+    def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
+        """Calls what may wait for the server; if that is lost, it ends with an error.
+
+        Raises:
+          UserError: The server is lost, or there was nothing to sample in time.
+        """
+        several = self.replicas.num_workers > 1
+
+        def call() -> T:
+            try:
+                return fn(*args)
+            except tf.errors.OpError as error:
+                if several and any(sign in str(error) for sign in _OF_WORKERS):
+                    with lost_workers(self.replicas.strategy):  # it is not the server that is lost
+                        raise
+                raise
+
+        try:
+            # Processes in a call that sums over all of them cannot begin it anew by themselves.
+            return self.buffer.connection.guard(call, "sampling", again=not several)
+        except tf.errors.OpError as error:
+            if STARVED not in str(error):
+                raise
+            raise UserError(
+                "The replay buffer",
+                expected=f"items to sample within {self._workflow.replay.timeout:g} s",
+                got="none",
+                remedy="A limit of samples per insert must allow batch_size * updates_per_step "
+                "samples for each env step: raise it, its tolerance or the timeout.",
+            ) from error
+
+    # Traced.
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Nothing: `on_rollout` did it."""
+
+    def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
+        """Returns the next batch that the dataset has sampled."""
+        return self.weighted(self._next(), beta)
+
+    def _next(self) -> Nest:
+        """The next batch, with weights of beta = 1; of several replicas one for each here."""
+        batch = self._batches().get_next()
+        if not self.replicas.several:
+            return batch
+        # Replicated records are no arguments of compiled functions; their leaves are.
+        leaves = self.replicas.strategy.run(lambda own: tf.nest.flatten(own), args=(batch,))
+        return tf.nest.pack_sequence_as(self.batch_spec, leaves)
+
+    def weighted(self, batch: Nest, beta: tf.Tensor) -> Nest:
+        """A batch with the weights of another beta.
+
+        Weights are (P(i) / min P)^-beta: a batch was sampled ahead, its beta is today's.
+        """
+        if not self._workflow.prioritized:
+            return batch
+        beta = tf.cast(beta, tf.float32)
+        weight = self.replicas.run(lambda w: tf.pow(w, beta), batch.weight)
+        return batch.replace(weight=weight)
+
+    def _batches(self) -> Any:
+        """The iterator over sampled batches, begun when it is first asked for."""
+        if self._iterator is None:
+            with tf.init_scope():
+                self._iterator = self.buffer.connection.keep(iter(self._dataset()))
+        return self._iterator
+
+    def _dataset(self) -> Any:
+        size = self._workflow.batch_size
+        if self.replicas.several:
+            return self.buffer.distributed_dataset(self.replicas.strategy, size)
+        return self.buffer.dataset(size)
+
+    @property
+    def batch_spec(self) -> Nest:
+        """The specs of a batch of one replica."""
+        if self._spec is None:
+            with tf.init_scope():
+                own = self._workflow.batch_size // self.replicas.num_replicas
+                self._spec = self.buffer.dataset(own).element_spec
+        return self._spec
+
+    def batch_form(self, key: tf.Tensor) -> Nest:
+        """Returns the specs of a batch of one replica."""
+        return self.batch_spec
+
+    def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
+        """Leaves index and priorities to Python, which sends them; eagerly it is done here."""
+        found = [tf.concat(self.replicas.local(x), 0) for x in (index, priorities)]
+        if not tf.executing_eagerly():
+            return found
+        self.buffer.update_priorities(*found)
+        return []
+
+    # A dataset is read in a graph only. Where it is known how many learner steps there will be,
+    # their batches are read before them, and XLA has the rest.
+
+    def fetches(self, made: Stages) -> bool:
+        """Whether the batches of an iteration are read before its learner steps.
+
+        For XLA alone, where they are no more than `FETCHED_BYTES`; otherwise one is read at a time.
+        """
+        due = self._due
+        if not made.phase.learns or due is None or self.replicas.several:
+            return False
+        return made.modes.get("update") == "xla" and due * self.batch_bytes <= FETCHED_BYTES
+
+    def reads_batches(self, made: Stages) -> str:
+        """Says who reads the batches of an iteration before its learner steps.
+
+        "python" where they are few: the call behind it is XLA's alone then. A graph of the two
+        would go through TensorFlow's pool of threads, which wait for work by turning around: on two
+        cores the sampler needs them. "graph" otherwise; "" where they are not read before.
+        """
+        if not self.fetches(made):
+            return ""
+        return "python" if (self._due or 0) <= _READ_BATCHES else "graph"
+
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of a batch."""
+        specs = tf.nest.flatten(self.batch_spec)
+        return sum(s.shape.num_elements() * s.dtype.size for s in specs)
+
+    def batches(self) -> Nest:
+        """Returns the batches of an iteration, [K, N, ...]; traced."""
+        first, due = self._next(), self._due or 0
+        if due == 1:
+            return tf.nest.map_structure(lambda x: x[tf.newaxis], first)
+        flat = tf.nest.flatten(first)
+        kept = [tf.TensorArray(x.dtype, due, element_shape=x.shape) for x in flat]
+        kept = [array.write(0, x) for array, x in zip(kept, flat, strict=True)]
+
+        def read(j: tf.Tensor, kept: list[Any]) -> Any:
+            more = tf.nest.flatten(self._next())
+            return j + 1, [array.write(j, x) for array, x in zip(kept, more, strict=True)]
+
+        _, kept = tf.while_loop(
+            lambda j, _: j < due,
+            read,
+            (tf.constant(1), kept),
+            parallel_iterations=1,
+            name="batches",
+        )
+        return tf.nest.pack_sequence_as(first, [array.stack() for array in kept])
+
+    def read(self, *, wait: bool) -> list[tf.Tensor]:
+        """Returns the leaves of the batches of an iteration, eagerly; see `reads_batches`.
+
+        Args:
+          wait: Whether they are there when this returns. So for a call that is yet to be traced: it
+            asks for their shapes, and waits for these with the interpreter locked, so that nobody
+            would notice that the server was lost.
+        """
+        reading = self._reading or FastReading(self._batches())
+        leaves = [leaf for _ in range(self._due or 0) for leaf in reading()]
+        if wait:
+            for leaf in leaves:
+                leaf.numpy()
+        self._reading = reading
+        return leaves
+
+    def batches_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
+        """Returns the batches [K, N, ...] of what `read` gave, and how many leaves that were.
+
+        Args:
+          leaves: Those, and others behind them.
+        """
+        flat = tf.nest.flatten(self.batch_spec)
+        each, count = len(flat), (self._due or 0) * len(flat)
+        stacked = [tf.stack(leaves[i:count:each]) for i in range(each)]
+        return tf.nest.pack_sequence_as(self.batch_spec, stacked), count
+
+    # What a checkpoint holds.
+
+    def paths(self) -> set[str]:
+        """Returns the paths of `values`."""
+        agreement, own = self._workflow.agreement, _SERVER if self._elsewhere else _TABLES
+        if agreement is None:
+            return {own}
+        return {self._path_of(worker, own) for worker in range(agreement.num_workers)}
+
+    def values(self) -> dict[str, Any]:
+        """Returns what the servers of all processes hold; the chief gets those of others."""
+        return of_all_processes(self._workflow, self._own_values(), self._path_of)
+
+    def copy_values(self) -> dict[str, Any]:
+        """Returns `values` for a copy of the server.
+
+        Raises:
+          UserError: For a server elsewhere, of which there is one.
+        """
+        if self._elsewhere:
+            raise UserError(
+                "snapshot",
+                expected="a replay buffer in this process",
+                got=f"the Reverb server at {self._workflow.replay.address}, which is not copied",
+                remedy="Save a checkpoint instead.",
+            )
+        return self._own_values()
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Puts back what `values` or `copy_values` gave."""
+        agreement, name = self._workflow.agreement, _SERVER if self._elsewhere else _TABLES
+        if agreement is not None and name not in values:
+            name = self._path_of(agreement.index, name)
+        packed = io.BytesIO(np.asarray(values[name]).tobytes())
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(packed) as archive:
+                archive.extractall(folder)
+            self._forget_batches()
+            self.buffer.restore(folder)
+        if self._elsewhere and self.buffer.items_created and not int(self.buffer.size()):
+            raise UserError(
+                f"the Reverb server at {self._workflow.replay.address}",
+                expected=f"items of this run, which has made {self.buffer.items_created:,}",
+                got="none",
+                remedy="Start the server with the --root_dir that it had, or fill it anew with "
+                "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",
+            )
+
+    def _path_of(self, worker: int, path: str) -> str:
+        return f"worker_{worker}/{path}"
+
+    def _forget_batches(self) -> None:
+        if self._iterator is not None:
+            self.buffer.connection.release(self._iterator)
+            self._iterator = self._reading = None
+            self._workflow.forget_traces(self)  # they hold the iterator
+
+    def _own_values(self) -> dict[str, Any]:
+        agreement = self._workflow.agreement
+        if agreement is None or not self._elsewhere:
+            return self._saved()
+        # The server's checkpoint, which the chief asks for, has what all have sent before.
+        found = {} if agreement.is_chief else self._saved(tables=False)
+        agreement.barrier("experience that was sent")
+        return self._saved() if agreement.is_chief else found
+
+    def _saved(self, tables: bool = True) -> dict[str, Any]:
+        packed = io.BytesIO()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / _TABLES
+                self.buffer.save(str(path), tables=tables)
+                with zipfile.ZipFile(packed, "w") as archive:  # not compressed: chunks are
+                    for file in sorted(path.rglob("*")):
+                        archive.write(file, file.relative_to(path))
+        except OSError as error:
+            raise UserError(
+                f"the replay checkpoint, which is made in {tempfile.gettempdir()}",
+                expected="a folder that can be written",
+                got=files.reason(error),
+                remedy="Make room there. The checkpoint before it is whole.",
+            ) from error
+        name = _SERVER if self._elsewhere else _TABLES
+        return {name: np.frombuffer(packed.getbuffer(), np.uint8)}
