@@ -59,7 +59,8 @@ def test_an_iteration_of_a_workflow_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
     # Clocks stand in a graph loop and not in a program.
-    state.program._loop_mode = "xla"
+    flow.compile_choices(state)
+    flow.runner(state).modes["loop"] = "xla"
     fn, args = flow.replica_function(state)
     assert check_compilable(fn, *args) == []
 
@@ -70,7 +71,7 @@ def test_an_evaluation_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
     evaluator = flow.make_evaluator(4, "graph")
-    values = struct.values(flow.acting_state(state.program.learner))
+    values = struct.values(state.agent_state)
     assert check_compilable(evaluator.run, values, seeding.key(1)) == []
 
 
@@ -84,6 +85,7 @@ def test_what_does_not_compile_is_found():
 
     flow.__class__ = Loose
     state = flow.setup(0)
-    state.program._loop_mode = "xla"
+    flow.compile_choices(state)
+    flow.runner(state).modes["loop"] = "xla"
     fn, args = flow.replica_function(state)
     assert any("Where" in str(problem) for problem in check_compilable(fn, *args))

@@ -59,7 +59,7 @@ class HandLoopTest(parameterized.TestCase):
         )
         assert_same(
             {p: np.array(x) for p, x in buffer.state_values().items()},
-            {p: np.array(x) for p, x in state.program.buffer.state_values().items()},
+            {p: np.array(x) for p, x in flow.replay_buffer(state).state_values().items()},
         )
 
     def test_priorities_are_the_errors_of_the_loss(self):
@@ -67,9 +67,8 @@ class HandLoopTest(parameterized.TestCase):
             replay=PRIORITIZED, compile="eager", num_envs=1, random_steps=12, priority_beta=0.7
         )
         state, _ = run(flow, 0, 12)
-        program = state.program
-        learner, buffer = program.learner.clone(), flow.replay.init()
-        buffer.load_values(program.buffer.state_values())
+        learner, buffer = flow.learner_of(state).clone(), flow.replay.init()
+        buffer.load_values(flow.replay_buffer(state).state_values())
         done = flow.advance(state, 1)
         # By hand: what the iteration added is sampled too, so take it over from the run.
         agent_state = learner.module_state(DEFAULT_MODULE_ID)
@@ -85,7 +84,7 @@ class HandLoopTest(parameterized.TestCase):
         buffer.update_priorities(batch.index, errors + 1e-6)
         assert_same(
             {p: np.array(x) for p, x in buffer.state_values().items()},
-            {p: np.array(x) for p, x in done.state.program.buffer.state_values().items()},
+            {p: np.array(x) for p, x in flow.replay_buffer(done.state).state_values().items()},
         )
 
     @pytest.mark.slow

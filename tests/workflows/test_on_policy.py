@@ -183,10 +183,8 @@ class StepTest(parameterized.TestCase):
         state = w.setup(0)
         for n in (1, 2, 3, 1):
             state = w.advance(state, n).state
-        program = state.program
-        self.assertEqual(program.rollout.trace_counts, {"graph": 1})
-        self.assertEqual(program.update.trace_counts, {"graph": 1})
-        self.assertEqual([name[0] for name, _ in program.traces.functions], ["loop"])
+        functions = w.runner(state).traces.functions
+        self.assertEqual([name[0] for name, _ in functions], ["loop"])
 
     def test_a_call_stops_at_the_iteration_that_reaches_the_limit(self):
         w = workflow()
@@ -235,7 +233,7 @@ class StepTest(parameterized.TestCase):
     def test_the_normaliser_is_updated_after_the_update(self):
         w = workflow()
         _, state = w.step(w.setup(0))
-        self.assertEqual(float(state.program.learner.state.normalizer.count), 32.0)
+        self.assertEqual(float(w.learner_of(state).state.normalizer.count), 32.0)
 
 
 class FilesTest(parameterized.TestCase):

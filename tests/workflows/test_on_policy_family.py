@@ -153,7 +153,7 @@ class ReplicasTest(parameterized.TestCase):
         kept = arrays(flow, state)
         if kind == "gru":
             self.assertEqual(kept["progress/carry/policy/hidden"].shape, (2, 4, 8))
-        for v in state.program.learner.variables().values():
+        for v in flow.learner_of(state).variables().values():
             first, second = (
                 c.numpy() for c in flow.replicas.strategy.experimental_local_results(v)
             )

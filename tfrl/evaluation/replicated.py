@@ -34,7 +34,7 @@ def evaluate_on_replicas(
 
 def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
     mode = evaluator.compile
-    play = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
+    play: Any = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
 
     def own(agent_state: Any, key: tf.Tensor) -> Nest:
         return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))

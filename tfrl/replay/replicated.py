@@ -63,13 +63,15 @@ class ReplicatedBuffer(ReplayBuffer):
 
             return make
 
-        def of_replica(replica: int) -> dict[str, tf.Variable]:
+        def of_replica(replica: int) -> dict[str, tf.Variable] | None:
+            if variables is None:
+                return None
             own = f"{replica}/"
             return {p.removeprefix(own): v for p, v in variables.items() if p.startswith(own)}
 
         with self.replicas.scope():
             self._own = [
-                InGraphBuffer(own, make_on(i), None if variables is None else of_replica(i))
+                InGraphBuffer(own, make_on(i), of_replica(i))
                 for i in range(self.replicas.num_local)
             ]
 

@@ -258,8 +258,8 @@ class CompiledLearnerCall:
         self._parts: list[int] = []
         mode = made.modes["update"]
         self._jit = mode == "xla" and workflow.fuses_on_host(state, made)
-        experience = runner.experience
-        self._reads = "" if experience is None else experience.reads_batches(made)
+        self._experience: Any = runner.experience
+        self._reads = "" if self._experience is None else self._experience.reads_batches(made)
         self._eager = mode == "eager"
         self._compiled: FastCall | None = None
         self.names: list[str] = []
@@ -280,13 +280,13 @@ class CompiledLearnerCall:
 
             call = FastCall(lambda *xs: fn(form, *xs), bind, jit=jit)
             if self._reads == "python":
-                given = [*self._runner.experience.read(wait=True), *given]
+                given = [*self._experience.read(wait=True), *given]
             result = call(given)
             call.forget_function()  # it holds variables; the trace does not
             self._compiled = call
             return result
         if self._reads == "python":
-            given = [*self._runner.experience.read(wait=False), *given]
+            given = [*self._experience.read(wait=False), *given]
         return self._compiled(given)
 
     def _bind(self, form: Any, make: Callable[[], Any], args: Any) -> Any:
@@ -351,12 +351,12 @@ class CompiledLearnerCall:
     def _traced(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
         if not self._reads:
             return self._behind(form, (), *given)
-        batches = self._runner.experience.batches()
+        batches = self._experience.batches()
         behind = counted_apart(lambda *args: self._behind(form, *args))
         return tf.function(behind, jit_compile=True, autograph=False)(batches, *given)
 
     def _behind_what_was_read(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
-        batches, count = self._runner.experience.batches_of(given)
+        batches, count = self._experience.batches_of(given)
         return self._behind(form, batches, *given[count:])
 
     def _behind(self, form: Any, batches: Nest, *given: tf.Tensor) -> list[tf.Tensor]:

@@ -735,9 +735,7 @@ class LearnerWorkflow(Workflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played, at random or by the policy."""
-        roll = functools.partial(
-            self.roll, action_fn=self.agent.random_actions if random else None
-        )
+        roll = functools.partial(self.roll, action_fn=self.agent.random_actions if random else None)
         if isinstance(self.env, HostEnv):
             return roll
         return made.stage("rollout/random" if random else "rollout", roll)
@@ -866,8 +864,10 @@ class LearnerWorkflow(Workflow):
         note = ("modes", tuple(sorted(self.compile.items())))
         trials = self.trials(state, made)
         if note in notes:
-            made.modes.update(notes[note][0])
-            made.seconds.update(notes[note][1])
+            modes, seconds = notes[note]
+            for name, mode in modes.items():
+                made.set_mode(name, mode)
+            made.seconds.update(seconds)
             if trials.choose_acting is not None:  # known of other environments
                 trials.choose_acting(made.modes["rollout"])
             return
@@ -878,7 +878,11 @@ class LearnerWorkflow(Workflow):
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         host_env = isinstance(self.env, HostEnv)
-        before = {p: v.numpy() for p, v in self.learner_of(state).variables().items()}
+
+        def keep() -> Callable[[], None]:
+            learner = self.learner_of(state)
+            before = {p: v.numpy() for p, v in learner.variables().items()}
+            return lambda: learner.assign_variables(before)
 
         def rollout_args() -> tuple[Any, ...]:
             # The rollout of one replica tells how the others' will do.
@@ -895,7 +899,7 @@ class LearnerWorkflow(Workflow):
             update=made.stage("update", self.update),
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
-            reset=lambda: self.learner_of(state).assign_variables(before),
+            keep=keep,
             choose_acting=functools.partial(self._choose_acting, state) if host_env else None,
             python_steps=on_host(self.env) and not host_env,
             python_loop=self.loops_on_host,

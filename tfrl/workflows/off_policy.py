@@ -744,7 +744,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def forget_traces(self, experience: ReverbExperience) -> None:
         """Traces anew what refers to the iterator of an experience."""
         for _, runner in self._runners.values():
-            if getattr(runner, "experience", None) is experience:
+            if isinstance(runner, HostRunner) and runner.experience is experience:
                 runner.forget()
 
     def trials(self, state: State, made: Stages) -> Trials:

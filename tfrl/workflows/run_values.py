@@ -78,7 +78,8 @@ def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
     env_state, carry = state.env_state, state.carry
     if isinstance(workflow.env, HostEnv):
         env_state, carry = workflow.env.kept_state(), None
-    return {"env_state": env_state, "carry": carry, "key": state.key, **counters}
+    progress = {"env_state": env_state, "carry": carry, "key": state.key, **counters}
+    return {name: nest for name, nest in progress.items() if nest is not None}
 
 
 def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
@@ -141,5 +142,4 @@ def _check_replicas(
 
 def _of_replicas(progress: Mapping[str, Nest]) -> dict[str, Nest]:
     """What each replica has of its own."""
-    own = {name: progress[name] for name in ("env_state", "carry")}
-    return {name: nest for name, nest in own.items() if nest is not None}
+    return {name: progress[name] for name in ("env_state", "carry") if name in progress}
