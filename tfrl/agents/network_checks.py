@@ -19,7 +19,7 @@ _REMEDY = (
     "for each action (DQN's q=)."
 )
 _REMEDIES = {
-    "actor_network": "An actor gives distributions of actions to SAC, actions to TD3 and DDPG.",
+    "actor_network": "A stochastic actor gives distributions, a deterministic one gives actions.",
     "critic_network": "A critic gives one number for the tuple (observation, action vector), and "
     "for a Discrete action a value for each of an observation alone.",
 }
