@@ -18,10 +18,10 @@ class KerasNetwork(Torso):
     as the moving statistics of BatchNormalization, with names like "000_kernel" that do not depend
     on how many layers Keras has named before. No gradient flows to `state` and no optimizer has
     it; losses call `apply_training`, and the Learner writes back the `state` that it returns.
-    Random layers (Dropout, GaussianNoise, ...) draw from the key that is given, the same bits on
+    Random layers (Dropout, GaussianNoise, ...) draw from the key argument, the same bits on
     every path.
 
-    Not seen: regularisation losses of layers, and what a layer of the user's own draws from
+    Not covered: regularisation losses of layers, and draws of a layer of the user's own from
     `tf.random` directly. `call` methods must not be decorated with tf.function.
 
     Attributes:
