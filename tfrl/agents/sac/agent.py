@@ -12,7 +12,7 @@ from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
 from tfrl.agents.registry import algorithm
 from tfrl.agents.sac import losses
 from tfrl.agents.sac.checks import check_settings
-from tfrl.agents.sac.networks import make_actor, full_actor
+from tfrl.agents.sac.networks import full_actor, make_actor
 from tfrl.envs.action_masks import split_mask
 from tfrl.networks.actor_critic import mask_argument
 from tfrl.types import ActionOutput, AgentState, Nest
