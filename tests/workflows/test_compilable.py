@@ -5,8 +5,9 @@ import functools
 import pytest
 import tensorflow as tf
 
+from tests.agents import registered
 from tfrl import make_env, seeding, struct
-from tfrl.agents import A2C, PPO, Impala, MultiAgent, Reinforce
+from tfrl.agents import PPO, MultiAgent
 from tfrl.distribute import check_compilable
 from tfrl.envs.wrappers import RewardNormalize
 from tfrl.learners import ModuleConfig
@@ -38,9 +39,16 @@ CASES = {
         {"memory": "gru", "memory_size": 8, "sequence_length": 2, "hidden": (8,)},
         {},
     ),
-    "a2c": ("tf:CartPole-v1", {}, {"shared_torso": True, "hidden": (8,)}, {"agent": A2C}),
-    "impala": ("tf:CartPole-v1", {"autoreset": "NEXT_STEP"}, {"hidden": (8,)}, {"agent": Impala}),
-    "reinforce": ("tf:CartPole-v1", {}, {"hidden": (8,)}, {"agent": Reinforce}),
+    "shared_torso": ("tf:CartPole-v1", {}, {"shared_torso": True, "hidden": (8,)}, {}),
+    **{
+        cls.__name__: (
+            "tf:CartPole-v1",
+            {"autoreset": "NEXT_STEP"},
+            {"hidden": (8,)},
+            {"agent": cls},
+        )
+        for cls in registered.ON_POLICY
+    },
 }
 
 

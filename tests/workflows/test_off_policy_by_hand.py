@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.agents import registered
 from tests.workflows.small_off_policy import (
     PRIORITIZED,
     assert_same,
@@ -15,7 +16,7 @@ from tests.workflows.small_off_policy import (
     workflow,
 )
 from tfrl import seeding
-from tfrl.agents import DDPG, DQN, SAC, TD3
+from tfrl.agents import DQN
 from tfrl.learners import DEFAULT_MODULE_ID
 from tfrl.rollout import rollout
 
@@ -23,9 +24,11 @@ from tfrl.rollout import rollout
 class HandLoopTest(parameterized.TestCase):
     @parameterized.parameters(
         (functools.partial(DQN, hidden=(8,), target_every=3), "tf:CartPole-v1"),
-        (functools.partial(SAC, hidden=(8,)), "tf:Pendulum-v1"),
-        (functools.partial(TD3, hidden=(8,)), "tf:Pendulum-v1"),
-        (functools.partial(DDPG, hidden=(8,)), "tf:Pendulum-v1"),
+        *(
+            (functools.partial(cls, hidden=(8,)), "tf:Pendulum-v1")
+            for cls in registered.OFF_POLICY
+            if registered.accepts(cls, registered.ACTIONS["box"])
+        ),
     )
     @pytest.mark.variants(2)
     def test_it_is_the_loop_that_one_would_write(self, agent, env_id):

@@ -85,8 +85,13 @@ def build_from_config(
       UserError: For anything that is wrong in them, bindings that nothing reads included.
     """
     if isinstance(bindings, Mapping):
-        bindings = [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
+        bindings = binding_lines(bindings)
     return assemble([gin_files] if isinstance(gin_files, str) else gin_files, bindings).workflow
+
+
+def binding_lines(bindings: Mapping[str, Any]) -> list[str]:
+    """Returns `{"make_env.num_envs": 8}` as the lines of a gin file."""
+    return [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
 
 
 def _in_gin(value: Any) -> str:

@@ -17,8 +17,8 @@ from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import finishing, gin_registry, together
+from tfrl.launch.api import StartOptions
 from tfrl.launch.app import say
-from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
@@ -49,13 +49,13 @@ _STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
 
 
 def train(
-    settings: Settings, flags: CommonFlags, root_dir: str, termination: Termination, started: float
+    settings: Settings, flags: StartOptions, root_dir: str, termination: Termination, started: float
 ) -> int:
     """Trains in a run folder, going on where an earlier start of the run stopped.
 
     Args:
       settings: What gin describes.
-      flags: The common flags.
+      flags: How the run starts.
       root_dir: The run folder.
       termination: Tells of SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
@@ -91,7 +91,7 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:
+def _meet(workflow: Any, flags: StartOptions, resumes: bool = False) -> bool:
     """Waits until the chief holds the folder; returns whether it found a run to go on with."""
     if workflow.agreement is None:
         return resumes
@@ -100,7 +100,7 @@ def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:
     return bool(workflow.agreement.chief_says(resumes))
 
 
-def _follow(settings: Settings, flags: CommonFlags, termination: Termination) -> int:
+def _follow(settings: Settings, flags: StartOptions, termination: Termination) -> int:
     """Trains along with the chief, another process, which alone writes into the run folder.
 
     Every process reads the folder: it must be one that all of them see.
@@ -254,7 +254,7 @@ class _StopWhenAsked(Callback):
 class _Run:
     """A run folder together with what runs in it."""
 
-    def __init__(self, settings: Settings, flags: CommonFlags, resumes: bool):
+    def __init__(self, settings: Settings, flags: StartOptions, resumes: bool):
         self.settings = settings
         self.workflow = settings.workflow
         self.flags = flags

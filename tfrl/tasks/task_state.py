@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import keras, struct
 from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError
 from tfrl.tasks.episode_returns import EpisodeReturns
@@ -102,9 +102,7 @@ def load_values(state: TaskState, values: Mapping[str, Any]) -> TaskState:
     leaves = [np.asarray(values[f"progress/{p}"])[()] for p in struct.paths(state.progress)]
     progress = tf.nest.pack_sequence_as(state.progress, leaves)
     # What models draw by themselves is not repeated from the start of the run.
-    tf.keras.utils.set_random_seed(
-        episode_seed(int(progress.seed) % 2**31, 0, int(progress.iterations))
-    )
+    keras.seed_all(episode_seed(int(progress.seed) % 2**31, 0, int(progress.iterations)))
     state.program.version += 1
     return state.replace(progress=progress, returns=EpisodeReturns(), version=state.program.version)
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl import keras
 from tfrl.agents import ExternalUpdate
 from tfrl.errors import UserError
 from tfrl.learners.external_update import take_external_step
@@ -55,14 +56,8 @@ class TrainingStep:
             self._update = tf.function(step, jit_compile=compile == "xla" or None)
 
     def model_variables(self) -> dict[str, tf.Variable]:
-        """Returns the model's variables by position and role: `000_kernel`, `001_bias`, ...
-
-        Keras' own names count the layers that a process has made before.
-        """
-        return {
-            f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": v
-            for i, v in enumerate(self.model.variables)
-        }
+        """Returns the model's variables by position and role: `000_kernel`, `001_bias`, ..."""
+        return keras.named_variables(self.model.variables)
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns all that an update changes: `model/...` and `optimizer/...`."""
@@ -161,7 +156,7 @@ def _checked_model(task: RLTask) -> Any:
 
 def _check_own_optimizer(task: RLTask, model: Any) -> None:
     """Refuses a compiled Keras model: its optimizer's slots would be neither saved nor undone."""
-    if getattr(model, "optimizer", None) is not None and isinstance(model, tf.keras.Model):
+    if getattr(model, "optimizer", None) is not None and keras.is_model(model):
         raise UserError(
             f"get_model of {type(task).__name__}",
             expected="a model whose `variables` are all that train_model changes",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import extras
+from tfrl import extras, keras
 from tfrl.distribute.replicas import Replicas
 from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError, did_you_mean
@@ -152,7 +152,7 @@ class TaskWorkflow(Workflow):
 
     def setup(self, seed: int) -> TaskState:
         """Makes a fresh run; sets the global seeds of Python, NumPy and TensorFlow."""
-        tf.keras.utils.set_random_seed(seed % 2**32)
+        keras.seed_all(seed % 2**32)
         progress = fresh_progress(seed, self.task.config.num_pool_workers)
         return TaskState(progress=progress, program=self._program(), returns=EpisodeReturns())
 

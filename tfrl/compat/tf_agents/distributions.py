@@ -13,7 +13,7 @@ import tensorflow_probability as tfp
 from tf_agents.distributions.shifted_categorical import ShiftedCategorical
 from tf_agents.distributions.utils import SquashToSpecNormal
 
-from tfrl import distributions, specs, struct
+from tfrl import distributions, keras, specs, struct
 from tfrl.agents import MultiAgent
 from tfrl.agents.dqn import DQN
 from tfrl.agents.td3 import TD3
@@ -176,8 +176,7 @@ def _parameters(leaf: Any) -> Parameters:
         remedy="Give the network another projection network, or take its EncodingNetwork as a "
         "torso.",
     )
-    error._keras_call_info_injected = True  # type: ignore[attr-defined]  # pass as it is
-    raise error
+    raise keras.allow_raise(error)
 
 
 def distribution(

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfrl import networks, specs, struct
+from tfrl import keras, networks, specs, struct
 from tfrl.compat.tf_agents import distributions
 from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.network_making import MakeNetwork, floats, made
@@ -24,7 +24,7 @@ from tfrl.types import Nest
 Params = dict[str, Any]
 
 
-class _Model(tf.keras.Model):
+class _Model(keras.api.Model):
     """A network of TF-Agents as a Keras model of (observation, step_type, network_state)."""
 
     def __init__(self, network: Any):
