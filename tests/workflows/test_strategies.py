@@ -174,7 +174,7 @@ class StatisticsTest(parameterized.TestCase):
             after = {"deep": (statistics.update(before, mine, mask=mask), tf.constant(1))}
             return merge_over_replicas(replicas, {"deep": (before, tf.constant(0))}, after)
 
-        found = replicas.first(tf.function(lambda r: replicas.run(own, r))(rows))["deep"][0]
+        found = replicas.any_replica(tf.function(lambda r: replicas.run(own, r))(rows))["deep"][0]
         whole = np.concatenate([first["x"], np.reshape(rows["x"][:3], [30, 3])]).astype(np.float64)
         self.assertEqual(float(found.count), 80)
         np.testing.assert_allclose(found.mean["x"], whole.mean(0), rtol=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 from tfrl.errors import UserError
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import together
+from tfrl.launch import multi_worker
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
 
@@ -37,10 +37,10 @@ def evaluate(
     """
     folder = RunFolder(root_dir)
     workflow = settings.workflow
-    agreement = workflow.agreement
-    leads = agreement is None or agreement.is_chief
-    together.check_same_command(workflow, seed=seed, episodes=episodes, checkpoint=checkpoint)
-    restored = _restore(folder, checkpoint, agreement)
+    group = workflow.worker_group
+    leads = group is None or group.is_chief
+    multi_worker.check_same_command(workflow, seed=seed, episodes=episodes, checkpoint=checkpoint)
+    restored = _restore(folder, checkpoint, group)
     metadata = folder.read_metadata()
     if metadata is not None and metadata["compile_choices"]:
         workflow.use_compile(metadata["compile_choices"])
@@ -54,16 +54,16 @@ def evaluate(
     if video is not None and leads:
         recorded = workflow.record_video(state, pathlib.Path(video), seed)
         figures["video"] = str(recorded.path)
-    if agreement is not None:
-        agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    if group is not None:
+        group.barrier("the end")  # who leaves earlier looks lost to the others
     if leads:
         _show(f"{folder.root}, {restored.path.name}", figures)
     return figures
 
 
-def _restore(folder: RunFolder, checkpoint: str | int, agreement: Any) -> Restored:
+def _restore(folder: RunFolder, checkpoint: str | int, group: Any) -> Restored:
     manager = CheckpointManager(folder.checkpoints, read_only=True, log=say)
-    restored = together.restore(manager, agreement, checkpoint)
+    restored = multi_worker.restore(manager, group, checkpoint)
     if restored is None:
         raise UserError(
             f"--root_dir={folder.root}",

@@ -58,7 +58,7 @@ def export(
         does not act as the policy does.
     """
     folder, workflow = RunFolder(root_dir), settings.workflow
-    if workflow.agreement is not None:
+    if workflow.worker_group is not None:
         raise UserError(
             "--strategy",
             expected="one process, which writes the export",

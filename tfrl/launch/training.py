@@ -16,7 +16,7 @@ from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing, gin_registry, together
+from tfrl.launch import finishing, gin_registry, multi_worker
 from tfrl.launch.app import say
 from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
@@ -67,8 +67,8 @@ def train(
       UserError: For what a user got wrong, a non-finite loss among it.
     """
     settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
-    agreement = settings.workflow.agreement
-    if agreement is not None and not agreement.is_chief:
+    group = settings.workflow.worker_group
+    if group is not None and not group.is_chief:
         return _follow(settings, flags, termination)
     folder = RunFolder(root_dir)
     with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
@@ -93,11 +93,11 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
 
 def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:
     """Waits until the chief holds the folder; returns whether it found a run to go on with."""
-    if workflow.agreement is None:
+    if workflow.worker_group is None:
         return resumes
-    workflow.agreement.barrier("the run folder")
-    together.check_same_command(workflow, seed=flags.seed)
-    return bool(workflow.agreement.chief_says(resumes))
+    workflow.worker_group.barrier("the run folder")
+    multi_worker.check_same_command(workflow, seed=flags.seed)
+    return bool(workflow.worker_group.broadcast(resumes))
 
 
 def _follow(settings: Settings, flags: CommonFlags, termination: Termination) -> int:
@@ -105,36 +105,36 @@ def _follow(settings: Settings, flags: CommonFlags, termination: Termination) ->
 
     Every process reads the folder: it must be one that all of them see.
     """
-    workflow, agreement = settings.workflow, settings.workflow.agreement
+    workflow, group = settings.workflow, settings.workflow.worker_group
     state = _Run(settings, flags, _meet(workflow, flags)).start()
-    agreement.barrier("the restored state")
-    if agreement.chief_says(0):
+    group.barrier("the restored state")
+    if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[stop])
-            interrupted = _interrupted(agreement, termination)
+            interrupted = _interrupted(group, termination)
         if interrupted:
-            agreement.barrier("the end")
+            group.barrier("the end")
             return termination.exit_code
-    if agreement.chief_says(0):
+    if group.broadcast(0):
         workflow.final_evaluation(state, settings.final_eval_episodes)
-    agreement.barrier("the end")
+    group.barrier("the end")
     return 0
 
 
-def _interrupted(agreement: Any, termination: Termination) -> bool:
+def _interrupted(group: Any, termination: Termination) -> bool:
     """Whether a signal came, to any process: also one that came too late to end the training."""
-    return termination.requested if agreement is None else agreement.any(termination.requested)
+    return termination.requested if group is None else group.any(termination.requested)
 
 
 def _train(run: "_Run", termination: Termination, started: float) -> int:
     settings, workflow = run.settings, run.settings.workflow
     state = run.start()
     reason = run.done(state)
-    agreement = workflow.agreement
-    if agreement is not None:
-        agreement.barrier("the restored state")
-        agreement.chief_says(int(reason is None))
+    group = workflow.worker_group
+    if group is not None:
+        group.barrier("the restored state")
+        group.broadcast(int(reason is None))
     if reason is None:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
         # It would tell of earlier parameters from now on.
@@ -142,23 +142,23 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[stop])
-            if _interrupted(agreement, termination):
+            if _interrupted(group, termination):
                 steps = workflow.env_steps(state)
                 by = termination.name if termination.requested else "another worker"
                 say(f"Stopped by {by} at {steps:,} env steps; saved. The same command goes on.")
-                if agreement is not None:
-                    agreement.barrier("the end")
+                if group is not None:
+                    group.barrier("the end")
                 return termination.exit_code
         reason = workflow.report.stopped_by if workflow.report else "budget"
     else:
         say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
     unfinished = not finishing.is_finished(run.folder, settings, state)
-    if agreement is not None:
-        agreement.chief_says(int(unfinished))
+    if group is not None:
+        group.broadcast(int(unfinished))
     if unfinished:
         finishing.finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
-    if agreement is not None:
-        agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    if group is not None:
+        group.barrier("the end")  # who leaves earlier looks lost to the others
     finishing.show(run.folder, time.monotonic() - started)
     return 0
 
@@ -220,7 +220,7 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
             {"--seed": flags.seed, **gin_registry.completed(configuration, before)},
             allowed=MAY_CHANGE,
         )
-        together.check_replicas(folder, old, run.workflow)
+        multi_worker.check_replicas(folder, old, run.workflow)
     elif CheckpointManager(folder.checkpoints, read_only=True).steps:
         raise UserError(
             f"root_dir {folder.root}",
@@ -270,9 +270,9 @@ class _Run:
         if old is not None and old["compile_choices"]:
             workflow.use_compile(old["compile_choices"])
         state = workflow.setup(self.flags.seed)
-        leads = workflow.agreement is None or workflow.agreement.is_chief
+        leads = workflow.worker_group is None or workflow.worker_group.is_chief
         manager = CheckpointManager(self.folder.checkpoints, read_only=not leads, log=say)
-        restored = together.restore(manager, workflow.agreement)
+        restored = multi_worker.restore(manager, workflow.worker_group)
         if restored is not None:
             state = workflow.load(state, restored)
             self._restored_metric = restored.metric  # its values are as large as a replay buffer

@@ -139,7 +139,7 @@ class ReplicatedBuffer(ReplayBuffer):
         return self._sum(lambda: self.local().size())
 
     def _sum(self, fn: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return self.replicas.first(self._run(lambda: self.replicas.sum([fn()])))[0]
+        return self.replicas.any_replica(self._run(lambda: self.replicas.sum([fn()])))[0]
 
     def state_paths(self) -> set[str]:
         """Returns the paths of `state_values`."""

@@ -139,7 +139,7 @@ class CompileModeTuner:
         compared = not self._on_host and self.rollout.mode is None
         if not self._on_host:
             # The rollout of one replica tells how the others' will do.
-            env_state, carry = self.replicas.local((progress.env_state, progress.carry))[0]
+            env_state, carry = self.replicas.per_replica((progress.env_state, progress.carry))[0]
             args = (self.acting_state(), env_state, carry, progress.key)
             if self.rollout.mode is None:
                 self.rollout.choose_by_time(*args)

@@ -67,7 +67,7 @@ class Evaluations:
             return replicas.gather(found)  # [R, episodes]
 
         def everywhere(key: tf.Tensor) -> Nest:
-            found = replicas.first(replicas.run(own, key))
+            found = replicas.any_replica(replicas.run(own, key))
             return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]])[:n], found)
 
         if mode != "eager":

@@ -238,8 +238,8 @@ class _Rest:
         """Returns how many rows are steps, those of other processes too."""
         if self._workflow.all_rows_valid:
             return self._length * self._workflow.env.num_envs
-        steps, agreement = int(np.count_nonzero(played.valid)), self._workflow.agreement
-        return steps if agreement is None else int(sum(agreement.each_says(steps)))
+        steps, group = int(np.count_nonzero(played.valid)), self._workflow.worker_group
+        return steps if group is None else int(sum(group.all_gather(steps)))
 
     def taken(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""

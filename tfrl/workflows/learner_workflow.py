@@ -71,7 +71,7 @@ class LearnerWorkflow(Workflow):
     (`make_batch`, `update`). All hooks but those that make something are traced.
     """
 
-    _not_traced = Workflow._not_traced | {"_agreement", "_servers", "learner"}
+    _not_traced = Workflow._not_traced | {"_worker_group", "_servers", "learner"}
     # Iterations that share a row of metrics.
     iterations_per_row = 1
     # Whether Python runs the loop over iterations, as it must where it steps the environments.
@@ -163,9 +163,9 @@ class LearnerWorkflow(Workflow):
         self._divide()
 
     @property
-    def agreement(self) -> Any:
+    def worker_group(self) -> Any:
         """How the processes of a multi-worker strategy decide together; None for one process."""
-        return self._agreement
+        return self._worker_group
 
     @property
     def divided_sizes(self) -> dict[str, int]:
@@ -175,11 +175,11 @@ class LearnerWorkflow(Workflow):
     def _divide(self) -> None:
         """Makes each replica's part of the environments."""
         several = self.replicas.num_workers > 1
-        self._agreement: Any = None
+        self._worker_group: Any = None
         if several:
-            from tfrl.distribute.agreement import Agreement
+            from tfrl.distribute.worker_group import WorkerGroup
 
-            self._agreement = Agreement(self.replicas.strategy)
+            self._worker_group = WorkerGroup(self.replicas.strategy)
         parts = self.replicas.num_replicas
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv):
@@ -224,7 +224,7 @@ class LearnerWorkflow(Workflow):
             return self.merged(out, self.normalizer(agent_state), env_state)
 
         out = replicas.run(own, state.env_state, state.carry, key)
-        common = replicas.first((out.normalizer, out.metrics, out.counts))
+        common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
     @abc.abstractmethod
@@ -528,7 +528,7 @@ class LearnerWorkflow(Workflow):
                 return env_state, carry
             return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
 
-        env_state, carry = self.replicas.run_once(begin, keys["environment"])
+        env_state, carry = self.replicas.run_traced(begin, keys["environment"])
         state = State(
             key=keys["run"],
             metrics=self.setup_workflow_metrics(),

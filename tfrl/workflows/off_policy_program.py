@@ -145,13 +145,13 @@ class OffPolicyProgram(LearnerProgram):
 
     def _of_all_processes(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the buffers of all processes; those that are not the chief get none."""
-        agreement = self._workflow.agreement
-        if agreement is None:
+        group = self._workflow.worker_group
+        if group is None:
             return dict(own)
         found = {}
         for path in sorted(own):
             value = np.asarray(own[path])
-            parts = agreement.each_gives(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+            parts = group.gather_to_chief(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
             shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
             for worker, part in enumerate(parts):
                 found[self._path_of(worker, path)] = part.view(value.dtype).reshape(shape)
@@ -166,9 +166,9 @@ class OffPolicyProgram(LearnerProgram):
         """Returns the paths of `state_values`, without a copy of the buffer."""
         paths = set(super().state_values())
         if self._workflow.checkpoint_replay:
-            own, agreement = self._buffer_paths(), self._workflow.agreement
-            if agreement is not None:
-                workers = range(agreement.num_workers)
+            own, group = self._buffer_paths(), self._workflow.worker_group
+            if group is not None:
+                workers = range(group.num_workers)
                 own = {self._path_of(worker, path) for worker in workers for path in own}
             paths |= {f"{REPLAY}{path}" for path in own}
         return paths
@@ -192,10 +192,10 @@ class OffPolicyProgram(LearnerProgram):
         if not environments:
             return
         if self._workflow.checkpoint_replay:
-            agreement = self._workflow.agreement
+            group = self._workflow.worker_group
             names = {path: path for path in self._buffer_paths()}
-            if agreement is not None:
-                names = {path: self._path_of(agreement.index, path) for path in names}
+            if group is not None:
+                names = {path: self._path_of(group.index, path) for path in names}
             self._load_buffer({p: values[f"{REPLAY}{name}"] for p, name in names.items()})
             if self._in_python:
                 self.buffer.cut()  # new episodes
@@ -436,11 +436,11 @@ class OffPolicyProgram(LearnerProgram):
 
         def sample() -> tf.Tensor:
             items = self._sample(progress.key, tf.constant(1.0))
-            own = self.replicas.local(items)[0]
+            own = self.replicas.per_replica(items)[0]
             form[:] = [tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), own)]
             return tf.constant(0)
 
         tf.function(sample, autograph=False).get_concrete_function()  # and not run
-        return self.replicas.run_once(
+        return self.replicas.run_traced(
             lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), form[0])
         )

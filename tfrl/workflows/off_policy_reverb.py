@@ -81,7 +81,7 @@ class ReverbProgram(OffPolicyProgram):
             return played, merge_over_replicas(self.replicas, env_state, after), carry
 
         played, env_state, carry = self.replicas.run(own, values, env_state, carry, key)
-        parts = self.replicas.local(played)
+        parts = self.replicas.per_replica(played)
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
     def _digested(self, played: Trajectory) -> Any:
@@ -98,7 +98,7 @@ class ReverbProgram(OffPolicyProgram):
             return self._workflow.merged(out, normalizer, None)
 
         out = self.replicas.run(own, played)
-        return self.replicas.first(out.replace(batch=None))  # it is in the tables
+        return self.replicas.any_replica(out.replace(batch=None))  # it is in the tables
 
     def _asking_for_a_batch(self) -> Callable[[], tf.Tensor]:
         # A server elsewhere has the items of all processes.
@@ -107,8 +107,8 @@ class ReverbProgram(OffPolicyProgram):
 
     def _all_say(self, answer: tf.Tensor) -> bool:
         """Whether the answer is yes in every process."""
-        agreement = self._workflow.agreement
-        return bool(answer) if agreement is None else not agreement.any(not answer)
+        group = self._workflow.worker_group
+        return bool(answer) if group is None else not group.any(not answer)
 
     # The buffer.
 
@@ -300,7 +300,7 @@ class ReverbProgram(OffPolicyProgram):
         return [tf.int64, tf.float32] if self._workflow.prioritized else []
 
     def _update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
-        found = [tf.concat(self.replicas.local(x), 0) for x in (index, priorities)]
+        found = [tf.concat(self.replicas.per_replica(x), 0) for x in (index, priorities)]
         if not tf.executing_eagerly():
             return found
         self.buffer.update_priorities(*found)
@@ -313,7 +313,7 @@ class ReverbProgram(OffPolicyProgram):
 
     def _trial_batch(self, progress: Progress) -> Nest:
         spec = self._batch_spec
-        return self.replicas.run_once(
+        return self.replicas.run_traced(
             lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
         )
 
@@ -351,13 +351,13 @@ class ReverbProgram(OffPolicyProgram):
         return f"worker_{worker}/{path}"
 
     def _buffer_values(self) -> dict[str, Any]:
-        agreement = self._workflow.agreement
-        if agreement is None or not self._elsewhere:
+        group = self._workflow.worker_group
+        if group is None or not self._elsewhere:
             return self._saved()
         # The server's checkpoint, which the chief asks for, has what all have sent before.
-        found = {} if agreement.is_chief else self._saved(tables=False)
-        agreement.barrier("experience that was sent")
-        return self._saved() if agreement.is_chief else found
+        found = {} if group.is_chief else self._saved(tables=False)
+        group.barrier("experience that was sent")
+        return self._saved() if group.is_chief else found
 
     def _saved(self, tables: bool = True) -> dict[str, Any]:
         packed = io.BytesIO()

@@ -80,9 +80,9 @@ def _gathered(workflow: Any, progress: Progress) -> Progress:
         return progress
     own = _of_replicas(progress)
     if replicas.num_workers == 1:
-        stacked = struct.stack(replicas.local(own))
+        stacked = struct.stack(replicas.per_replica(own))
     else:
-        stacked = replicas.gathered(own)
+        stacked = replicas.all_gather(own)
     return progress.replace(**stacked)
 
 
@@ -95,7 +95,7 @@ def _scattered(workflow: Any, progress: Progress) -> Progress:
     def own(stacked: Nest) -> Nest:
         return tf.nest.map_structure(lambda x: x[replicas.index()], stacked)
 
-    return progress.replace(**replicas.run_once(own, _of_replicas(progress)))
+    return progress.replace(**replicas.run_traced(own, _of_replicas(progress)))
 
 
 def _new_episodes(workflow: Any, progress: Progress, own: Progress, environments: bool) -> Progress:
