@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfrl import specs, struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.nest_packing import RowPacker
 from tfrl.replay import ring, stored
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.frames import Frames
 from tfrl.replay.items import ConsecutiveItems, Items, TreeItems
 from tfrl.replay.numeric import is_count, is_number, is_size
-from tfrl.replay.packing import Packer
 from tfrl.replay.priorities import Make
 from tfrl.replay.reading import Reader
 from tfrl.replay.ring import Counts, check_given, check_trajectory, columns
@@ -305,8 +305,8 @@ class InGraphReplay(struct.Struct):
         self.frames = Frames(
             self.obs_spec, self.frame_stack, self.frame_stack_axis, self.frame_stack_paths
         )
-        self.frame_packer = Packer(self.frames.spec)
-        self.step_packer = Packer(self.step_spec())
+        self.frame_packer = RowPacker(self.frames.spec)
+        self.step_packer = RowPacker(self.step_spec())
 
     @property
     def period(self) -> int:

@@ -20,9 +20,10 @@ from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
+from tfrl.nest_packing import HostPacker
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall
+from tfrl.workflows.fast_call import AsyncExecutor, FastCall
 from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.run_state import Progress
 
@@ -173,7 +174,7 @@ class _Rest:
         self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
         self._form: Nest = struct.values(workflow.acting_state(program.learner))
         self._counts_form: Nest = None
-        self._bundle: Bundle | None = None
+        self._bundle: HostPacker | None = None
         self._parts: list[int] = []
         eager = program.update.mode == "eager"
         jit = program.fuses_on_host and program.update.mode == "xla"
@@ -244,7 +245,7 @@ class _Rest:
     def taken(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""
         if self._bundle is None:
-            self._bundle = Bundle(played)
+            self._bundle = HostPacker(played)
         return self._bundle.tensors(played)
 
     # The call.

@@ -6,7 +6,6 @@ other. The name of that column is their list, so that a table says what it holds
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.replay.packing import from_bytes
+from tfrl.nest_packing import bytes_to_leaves, num_bytes
 from tfrl.replay.reverb.signature import item_signature
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ class Packing:
         self.dtype = np.dtype(
             [(path, s.dtype.as_numpy_dtype, tuple(s.shape)) for path, s in self._leaves.items()]
         )
-        self._offsets = [self.dtype.fields[path][1] for path in paths]  # type: ignore[index]
-        self.late = self._offsets[paths.index("reward")]
+        self.late: int = self.dtype.fields["reward"][1]  # type: ignore[index]
         self._discount = replay.discount
 
     @property
@@ -82,10 +80,8 @@ class Packing:
         Args:
           packed: uint8 [N, bytes], N static.
         """
-        ends = [*self._offsets[1:], self.dtype.itemsize]
-        parts = tf.split(packed, [e - o for o, e in zip(self._offsets, ends, strict=True)], axis=1)
-        leaves = zip(self._leaves.items(), parts, strict=True)
-        return {path: from_bytes(part, packed.shape[:1], spec) for (path, spec), part in leaves}
+        leaves = bytes_to_leaves(packed, list(self._leaves.values()))
+        return dict(zip(self._leaves, leaves, strict=True))
 
 
 def packs(replay: "ReverbReplay") -> bool:
@@ -102,7 +98,7 @@ def suits(replay: "ReverbReplay") -> bool:
     if not packs(replay):
         return False
     specs = item_signature(replay, replay.table_configs[0]).values()
-    return sum(math.prod(s.shape) * s.dtype.size for s in specs) <= MOST_BYTES
+    return sum(map(num_bytes, specs)) <= MOST_BYTES
 
 
 def stored_signature(replay: "ReverbReplay", table: Any) -> dict[str, tf.TensorSpec]:
