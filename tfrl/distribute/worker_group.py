@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
-from tfrl.distribute.failures import WorkerLostError, lost_workers
+from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.workers import workers_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfrl.errors import UserError, did_you_mean
-from tfrl.experiment.recorder_files import check_table
+from tfrl.experiment.recorders import check_table
 from tfrl.storage import files
 
 IF_EXISTS = ("resume", "fail", "new")

@@ -9,12 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.experiment import export_lite, export_metadata, export_onnx
+from tfrl.experiment import export_functions
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
-from tfrl.experiment.export import save_functions, unwritable
+from tfrl.experiment.export import save_functions, unwritable, write_onnx, write_tflite
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
-from tfrl.experiment.export_oracle import AgentOracle
-from tfrl.experiment.export_verify import verify
+from tfrl.experiment.export_verify import AgentOracle, verify
 from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import finishing
@@ -77,7 +76,7 @@ def export(
         metadata = _metadata(folder, workflow, state, restored, policy, form)
         metadata |= {"export": about, "verification": measured}
         text = files.to_json(metadata, indent=2) + "\n"
-        (temporary / export_metadata.FILE).write_text(text, encoding="utf-8")
+        (temporary / export_functions.METADATA_FILE).write_text(text, encoding="utf-8")
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)
         files.replace_directory(temporary, target)
@@ -134,8 +133,8 @@ def _write(
         return export_policy.write_policies(workflow.agent, agent_state, written, steps)
     written.mkdir()
     if form == "tflite":
-        return export_lite.write_tflite(policy, written, quantize=quantize)
-    return export_onnx.write_onnx(policy, written)
+        return write_tflite(policy, written, quantize=quantize)
+    return write_onnx(policy, written)
 
 
 def _restore(folder: RunFolder, checkpoint: str) -> Restored:
@@ -185,14 +184,14 @@ def _metadata(
     return {
         "format": form,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": export_metadata.export_versions(form),
+        "versions": export_functions.export_versions(form),
         "env_id": _env_id(run),
         "env_steps": steps,
         "learner_steps": _learner_steps(restored),
         "evaluation": _newest_evaluation(folder, steps, digest),
         "checkpoint": restored.path.name,
         "params_digest": digest,
-        "specs": export_metadata.specs_of(policy),
+        "specs": export_functions.specs_of(policy),
         "distribution": policy.distributions or None,
         "left_out": policy.left_out,
         "run": {name: run.get(name) for name in ("created", "versions", "git_hash", "seed")},

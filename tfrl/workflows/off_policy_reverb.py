@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
-from tfrl.distribute.failures import lost_workers
+from tfrl.distribute.multi_worker import lost_workers
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.errors import UserError
 from tfrl.learners import Learner

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfrl.distribute.rendezvous import refusal
+from tfrl.distribute.multi_worker import refusal
 from tfrl.errors import UserError
 from tfrl.replay.reverb import library
 from tfrl.replay.reverb.lost import ServerSilentError, leave_behind

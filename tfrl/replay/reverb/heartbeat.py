@@ -4,7 +4,7 @@ import functools
 import threading
 import time
 
-from tfrl.distribute.rendezvous import refusal
+from tfrl.distribute.multi_worker import refusal
 from tfrl.replay.reverb import library
 
 reverb = library.reverb()
