@@ -16,9 +16,9 @@ from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.experiment.export_verify import AgentOracle, verify
 from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
+from tfrl.launch.training import params_of
 from tfrl.storage import files
 from tfrl.tasks.policy_export import TaskOracle, task_functions
 from tfrl.tasks.workflow import TaskWorkflow
@@ -178,7 +178,7 @@ def _metadata(
     form: str,
 ) -> dict[str, Any]:
     run = folder.read_metadata() or {}
-    digest = params_digest(finishing.params_of(workflow.agent_state(state)))
+    digest = params_digest(params_of(workflow.agent_state(state)))
     steps = workflow.env_steps(state)
     config = folder.operative_config
     return {

@@ -73,13 +73,6 @@ def main() -> int:
     if flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
         use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)
-    elif flags.FLAGS.replay_reconnect_seconds is not None:
-        raise UserError(
-            "--replay_reconnect_seconds",
-            expected="a --replay_server to be waited for",
-            got="none",
-            remedy="Give --replay_server too, or leave both out.",
-        )
     assembled.workflow.use_strategy(strategy)
     if assembled.video_interval:
         # Here already, so that a run that cannot be filmed leaves no folder.

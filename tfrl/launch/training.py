@@ -15,13 +15,108 @@ from tfrl.errors import UserError
 from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager
+from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing, gin_registry, multi_worker
+from tfrl.launch import gin_registry, multi_worker
 from tfrl.launch.app import say
 from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
+
+
+def is_finished(folder: RunFolder, settings: Settings, state: Any) -> bool:
+    """Returns whether a summary tells of these very parameters, as the settings ask for it."""
+    summary = folder.read_summary()
+    if summary is None:
+        return False
+    workflow = settings.workflow
+    now = {
+        "env_steps": workflow.env_steps(state),
+        "eval_episodes": settings.final_eval_episodes,
+        "params_digest": params_digest(params_of(workflow.agent_state(state))),
+    }
+    return all(summary.get(name) == value for name, value in now.items())
+
+
+def finish(
+    folder: RunFolder, settings: Settings, state: Any, *, seed: int, stopped_by: str
+) -> None:
+    """Evaluates, exports and records the final parameters; a kill leaves it to the next start.
+
+    Args:
+      folder: The run folder.
+      settings: What gin describes.
+      state: The run's last state.
+      seed: Of the video's episode.
+      stopped_by: Why the training ended.
+    """
+    started = time.monotonic()
+    workflow = settings.workflow
+    agent_state = workflow.agent_state(state)
+    result = workflow.final_evaluation(state, settings.final_eval_episodes)
+    folder.check_there()
+    workflow.export_policy(state, folder.policy)
+    folder.check_there()
+    path = _record_video(folder, workflow, state, seed) if settings.video else None
+    steps, run_time = workflow.env_steps(state), workflow.run_time
+    wall_seconds = run_time.wall_seconds + time.monotonic() - started
+    folder.write_summary(
+        {
+            "env_steps": steps,
+            "wall_seconds": wall_seconds,
+            # A run of one compiled call has no time without compilation.
+            "env_steps_per_second": run_time.env_steps_per_second or steps / wall_seconds,
+            "eval_return_mean": result.mean,
+            "eval_return_std": result.std,
+            "eval_episodes": len(result.episode_returns),
+            "params_digest": params_digest(params_of(agent_state)),
+            "stopped_by": stopped_by,
+            "video": str(path.relative_to(folder.root)) if path else None,
+        }
+    )
+
+
+def params_of(agent_state: Any) -> Any:
+    """Returns the parameters of an agent, or of each policy of an agent of several."""
+    if isinstance(agent_state, dict):
+        return {module_id: state.params for module_id, state in agent_state.items()}
+    return agent_state.params
+
+
+def _record_video(folder: RunFolder, workflow: Any, state: Any, seed: int) -> Any:
+    try:
+        recorded = workflow.record_video(state, folder.videos / "final.mp4", seed)
+    except UserError as error:
+        # The video is an extra: without its encoder the run is whole.
+        say(f"Note: no video. {error}")
+        return None
+    return recorded.path
+
+
+def show(folder: RunFolder, seconds: float) -> None:
+    """Prints the outcome of the run.
+
+    Args:
+      folder: The run folder, with a summary.
+      seconds: How long the command took.
+    """
+    summary = folder.read_summary()
+    if summary is None:
+        raise RuntimeError("the run has no summary to show")
+    mean, std = summary["eval_return_mean"], summary["eval_return_std"]
+    rows = {
+        "Final return": f"{mean:.1f} +- {std:.1f} over {summary['eval_episodes']} episodes",
+        "Env steps": f"{summary['env_steps']:,}",
+        "Speed": f"{summary['env_steps_per_second']:,.0f} env steps/s in training",
+        "This command": f"{seconds:.1f} s",
+        "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
+        "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
+        "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
+    }
+    for name, value in rows.items():
+        say(f"{name:<14}{value}")
+
 
 # What may differ between the starts of one run: nothing here changes what is learnt, but that a run
 # may give its experience up and fill its buffer anew.
@@ -152,14 +247,14 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         reason = workflow.report.stopped_by if workflow.report else "budget"
     else:
         say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
-    unfinished = not finishing.is_finished(run.folder, settings, state)
+    unfinished = not is_finished(run.folder, settings, state)
     if group is not None:
         group.broadcast(int(unfinished))
     if unfinished:
-        finishing.finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+        finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
     if group is not None:
         group.barrier("the end")  # who leaves earlier looks lost to the others
-    finishing.show(run.folder, time.monotonic() - started)
+    show(run.folder, time.monotonic() - started)
     return 0
 
 
