@@ -6,7 +6,7 @@ Importing tfrl imports neither TensorFlow nor NumPy: names and submodules load w
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfrl import _quiet
+from tfrl import _log_filter
 from tfrl._version import __version__
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfrl.replay import InGraphReplay
     from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, Workflow
 
-_quiet.install()
+_log_filter.install()
 
 # The names of the top level, by the module that has them.
 _NAMES = {

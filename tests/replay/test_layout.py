@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests.test_nest_packing import random
-from tfrl.replay.frames import Frames
+from tfrl.replay.ring_reader import Frames
 
 
 class FramesTest(parameterized.TestCase):

@@ -476,10 +476,10 @@ def _replaced_parts(found: Sequence[Binding]) -> set[str]:
     replaced = [b for b in real if last[_full_name(b)] is not b]
     parts: set[str] = set()
     while replaced:
-        leaves = [leaf for b in replaced for leaf in leaves(b.value)]
+        values = [leaf for b in replaced for leaf in leaves(b.value)]
         referred = {
             gin_registry.find(leaf.scoped_name.rpartition("/")[2], "gin").selector
-            for leaf in leaves
+            for leaf in values
             if isinstance(leaf, Reference)
         }
         new = {

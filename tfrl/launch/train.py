@@ -110,7 +110,7 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
             remedy="Leave the flag out.",
         )
     use(address, reconnect_seconds)
-    from tfrl.replay.reverb.calls import await_tables
+    from tfrl.replay.reverb.connection import await_tables
 
     # Here already, so that a wrong address leaves no folder.
     await_tables(workflow.replay, app.say)

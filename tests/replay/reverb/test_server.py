@@ -337,7 +337,7 @@ def test_arguments(make, tmp_path):
         make(tables()).checkpoint()
     for interval in (0, -1.0, True, "5", float("nan"), float("inf")):
         with pytest.raises(
-            UserError, match="^ReverbServer's checkpoint_interval: expected a number"
+            UserError, match="^ReverbServer's checkpoint_interval: expected a number above 0"
         ):
             make(tables(), checkpoint_dir=tmp_path, checkpoint_interval=interval)
     with pytest.raises(UserError, match="got 5 with checkpoint_dir=None"):
