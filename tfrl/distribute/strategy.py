@@ -8,6 +8,7 @@ from typing import cast
 
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.distribute import choice, multi_worker, workers
 from tfrl.distribute.multi_worker import first_line
 from tfrl.errors import UserError
@@ -39,10 +40,7 @@ def make_logical_cpus(count: int) -> None:
     Raises:
       UserError: TensorFlow has computed already, or the CPU is split otherwise.
     """
-    if count < 1:
-        raise UserError(
-            "--num_logical_cpus", expected="at least 1", got=str(count), remedy="Correct the flag."
-        )
+    checks.at_least("--num_logical_cpus", count, 1)
     if count == 1 or num_cpus() == count:
         return
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -113,21 +113,11 @@ def save_module(
             files.sync_file(file)
         files.replace_directory(temporary, directory)
     except (OSError, tf.errors.OpError) as error:
-        raise unwritable(directory, error) from error
+        raise files.unwritable(f"policy folder {directory}", error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return directory
-
-
-def unwritable(directory: pathlib.Path, error: Exception) -> UserError:
-    """Returns the error of a folder that cannot be written."""
-    return UserError(
-        f"policy folder {directory}",
-        expected="a folder that can be written",
-        got=files.reason(error),
-        remedy="Choose another place, or make room on the disk.",
-    )
 
 
 TFLITE_FILE = "policy.tflite"

@@ -27,6 +27,7 @@ from tfrl.evaluation.video_summary import video_summary
 from tfrl.storage import files
 
 STEP = "env_steps"
+_REMEDY = "Choose another --root_dir or make this one writable."
 
 
 def cell(name: str, value: Any) -> float | int | str:
@@ -154,11 +155,8 @@ class _LineRecorder(Recorder):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
         except OSError as error:
-            raise UserError(
-                f"metrics file {self._path}",
-                expected="a file that can be written",
-                got=files.reason(error),
-                remedy="Choose another --root_dir or make this one writable.",
+            raise files.unwritable(
+                f"metrics file {self._path}", error, kind="file", remedy=_REMEDY
             ) from error
 
     def _open(self) -> None:
@@ -231,11 +229,9 @@ class _LineRecorder(Recorder):
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise UserError(
-                f"metrics file {self._path}",
-                expected="a file that can be written, with room on the disk",
-                got=files.reason(error),
-                remedy="Make room; the same command goes on from the last checkpoint.",
+            remedy = "Make room; the same command goes on from the last checkpoint."
+            raise files.unwritable(
+                f"metrics file {self._path}", error, kind="file", remedy=remedy
             ) from error
 
     def close(self) -> None:
@@ -341,12 +337,8 @@ class TensorBoardRecorder(Recorder):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"TensorBoard folder {directory}",
-                expected="a folder that can be written",
-                got=files.reason(error),
-                remedy="Choose another --root_dir or make this one writable.",
-            ) from error
+            thing = f"TensorBoard folder {directory}"
+            raise files.unwritable(thing, error, remedy=_REMEDY) from error
         self._earlier = sorted(directory.glob("*tfevents*"))
         self._writer = EventFileWriter(str(directory))
         self._closed = False

@@ -13,8 +13,6 @@ from tfrl.launch import app, run_config
 from tfrl.launch import flags as common_flags
 
 if TYPE_CHECKING:
-    from tfrl.experiment.checkpoints import Restored
-    from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch.settings import Settings
 
 DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
@@ -115,7 +113,7 @@ def evaluate(
     group = workflow.worker_group
     leads = group is None or group.is_chief
     multi_worker.check_same_command(workflow, seed=seed, episodes=episodes, checkpoint=checkpoint)
-    restored = _restore(folder, checkpoint, group)
+    restored = multi_worker.restore_run(folder, group, checkpoint)
     metadata = folder.read_metadata()
     if metadata is not None and metadata["compile_choices"]:
         workflow.use_compile(metadata["compile_choices"])
@@ -134,22 +132,6 @@ def evaluate(
     if leads:
         _show(f"{folder.root}, {restored.path.name}", figures)
     return figures
-
-
-def _restore(folder: "RunFolder", checkpoint: str | int, group: Any) -> "Restored":
-    from tfrl.experiment.checkpoints import CheckpointManager
-    from tfrl.launch import multi_worker
-
-    manager = CheckpointManager(folder.checkpoints, read_only=True, log=app.say)
-    restored = multi_worker.restore(manager, group, checkpoint)
-    if restored is None:
-        raise UserError(
-            f"--root_dir={folder.root}",
-            expected="a run with a checkpoint",
-            got="none so far",
-            remedy="Let the training run to its first checkpoint.",
-        )
-    return restored
 
 
 def _show(title: str, figures: dict[str, Any]) -> None:

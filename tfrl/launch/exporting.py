@@ -4,19 +4,20 @@ import datetime
 import pathlib
 import re
 import shutil
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.experiment import export_functions
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
-from tfrl.experiment.export import save_functions, unwritable, write_onnx, write_tflite
+from tfrl.experiment.export import save_functions, write_onnx, write_tflite
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.experiment.export_verify import AgentOracle, verify
 from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch.app import say
+from tfrl.launch.multi_worker import restore_run
 from tfrl.launch.settings import Settings
 from tfrl.launch.training import params_of
 from tfrl.storage import files
@@ -81,7 +82,7 @@ def export(
             files.sync_file(file)
         files.replace_directory(temporary, target)
     except (OSError, tf.errors.OpError) as error:
-        raise unwritable(target, error) from error
+        raise files.unwritable(f"policy folder {target}", error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -139,26 +140,19 @@ def _write(
 
 def _restore(folder: RunFolder, checkpoint: str) -> Restored:
     """Reads the checkpoint that the flag names."""
-    which, place = _which(checkpoint), folder.checkpoints
-    if isinstance(which, pathlib.Path):
-        path, name = which, _CHECKPOINT.fullmatch(which.name)
-        if name is None or not path.is_dir():
-            raise UserError(
-                f"--checkpoint={checkpoint}",
-                expected="latest, best, a number of env steps, or a folder ckpt-<env steps>",
-                got="a folder of another name" if path.is_dir() else "no such folder",
-                remedy=f"Those of this run are in {folder.checkpoints}.",
-            )
-        which, place = int(name[1]), path.parent
-    restored = CheckpointManager(place, read_only=True, log=say).restore(which)
-    if restored is None:
+    which = _which(checkpoint)
+    if not isinstance(which, pathlib.Path):
+        return restore_run(folder, None, which)
+    name = _CHECKPOINT.fullmatch(which.name)
+    if name is None or not which.is_dir():
         raise UserError(
-            f"--root_dir={folder.root}",
-            expected="a run with a checkpoint",
-            got="none so far",
-            remedy="Let the training run to its first checkpoint.",
+            f"--checkpoint={checkpoint}",
+            expected="latest, best, a number of env steps, or a folder ckpt-<env steps>",
+            got="a folder of another name" if which.is_dir() else "no such folder",
+            remedy=f"Those of this run are in {folder.checkpoints}.",
         )
-    return restored
+    restored = CheckpointManager(which.parent, read_only=True, log=say).restore(int(name[1]))
+    return cast(Restored, restored)  # the folder is there
 
 
 def _which(text: str) -> str | int | pathlib.Path:

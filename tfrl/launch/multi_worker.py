@@ -14,6 +14,7 @@ from tfrl.errors import UserError
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_registry
+from tfrl.launch.app import say
 
 
 def check_same_command(workflow: Any, **flags: Any) -> None:
@@ -102,6 +103,24 @@ def restore(manager: CheckpointManager, group: Any, which: str | int = "latest")
             expected=f"the one of {step} env steps, from which worker 0 goes on",
             got="none",
             remedy="Give every process the same --root_dir, in a file system that all of them see.",
+        )
+    return restored
+
+
+def restore_run(folder: RunFolder, group: Any, which: str | int) -> Restored:
+    """Restores a checkpoint of a run whose folder is only read; arguments as of `restore`.
+
+    Raises:
+      UserError: There is no such checkpoint.
+    """
+    manager = CheckpointManager(folder.checkpoints, read_only=True, log=say)
+    restored = restore(manager, group, which)
+    if restored is None:
+        raise UserError(
+            f"--root_dir={folder.root}",
+            expected="a run with a checkpoint",
+            got="none so far",
+            remedy="Let the training run to its first checkpoint.",
         )
     return restored
 

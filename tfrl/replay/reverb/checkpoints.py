@@ -164,12 +164,7 @@ class ReverbCheckpoints:
 
     def unwritable(self, error: OSError) -> UserError:
         """Returns the message about a folder that cannot be written."""
-        return UserError(
-            f"replay checkpoints in {self.directory}",
-            expected="a folder in which checkpoints can be written",
-            got=files.reason(error),
-            remedy="Choose another folder, or make room there.",
-        )
+        return files.unwritable(f"replay checkpoints in {self.directory}", error)
 
     def newest_first(self) -> list[pathlib.Path]:
         """Returns the checkpoints."""

@@ -256,12 +256,7 @@ class ReverbServer:
                 checkpoints.seal(temporary)
                 files.replace_directory(temporary, target)
             except OSError as error:
-                raise UserError(
-                    f"replay checkpoint {target}",
-                    expected="a folder that can be written",
-                    got=files.reason(error),
-                    remedy="Choose another folder, or make room there.",
-                ) from error
+                raise files.unwritable(f"replay checkpoint {target}", error) from error
 
     def stop(self, *, checkpoint: bool = True) -> None:
         """Writes a last checkpoint, if there is a `checkpoint_dir`, and ends; once only.
