@@ -9,7 +9,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfrl import _quiet
+from tfrl import _log_filter
 from tfrl._version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfrl.replay import InGraphReplay
     from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, Workflow
 
-_quiet.install()
+_log_filter.install()
 
 # The names of the top level, by the module that has them.
 _NAMES = {

@@ -78,7 +78,7 @@ IN_GRAPH = """
             "resumed": digests(bits(again, other)),
             "row": {n: rows[-1][n] for n in ("env_steps", "learner_steps", "episodes")},
         }
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 
@@ -117,7 +117,7 @@ REVERB_RUNS = """
         told["steps"] = again.env_steps(other)
         again.close()
         found[name] = told
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 
@@ -129,7 +129,7 @@ REWARDS = """
     moments = {p: np.array(v).tolist() for p, v in values.items() if "own/statistics/" in p}
     found.update(steps=rows[-1]["env_steps"], learner=learner(state), moments=moments)
     flow.close()
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 

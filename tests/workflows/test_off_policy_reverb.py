@@ -181,8 +181,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @pytest.mark.variants(1)
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
         """The same multiset for the same seed and a fixed policy."""
-        from tfrl.replay.reverb.packing import Packing
         from tfrl.replay.reverb.server import ReverbServer
+        from tfrl.replay.reverb.signature import PackedItems
 
         found = []
         for elsewhere in (False, True):
@@ -200,7 +200,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             options = {"emit_timesteps": False, "unpack_as_table_signature": True}
             client = flow.replay_buffer(state).connection.client
             self.assertIs(flow.replay_buffer(state).replay.packed, not elsewhere)
-            packing = Packing(tables)
+            packing = PackedItems(tables)
             items = {}
             for sample in client.sample("replay", num_samples=4000, **options):
                 leaves = sample.data  # by path: the two servers hold them in two forms

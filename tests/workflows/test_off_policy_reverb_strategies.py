@@ -83,7 +83,7 @@ class MirroredTest(parameterized.TestCase):
             return tf.nest.flatten(experience.sample(key, tf.constant(0.5)))
 
         items = tf.nest.pack_sequence_as(experience.batch_spec, sample())
-        parts = flow.replicas.local(items)
+        parts = flow.replicas.per_replica(items)
         self.assertEqual([part.obs.shape for part in parts], [(4, 4)] * 2)
         union = tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *parts)
         one = workflow(num_envs=4, agent=functools.partial(DQN, hidden=(8,)))

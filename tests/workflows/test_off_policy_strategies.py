@@ -68,7 +68,9 @@ class MirroredTest(parameterized.TestCase):
         key, steps = seeding.key(7), tf.constant(24, tf.int64)
         items = flow.replay_buffer(state).sample(key, 8)
         trained = flow.learner_of(state)
-        union = tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *flow.replicas.local(items))
+        union = tf.nest.map_structure(
+            lambda *xs: tf.concat(xs, 0), *flow.replicas.per_replica(items)
+        )
         one = workflow(num_envs=4, agent=functools.partial(DQN, hidden=(8,)))
         learner = one.setup_agent(key)
         learner.assign_variables({p: v.numpy() for p, v in trained.variables().items()})

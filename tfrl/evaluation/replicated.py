@@ -40,7 +40,7 @@ def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
         return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))
 
     def everywhere(agent_state: Any, key: tf.Tensor) -> Nest:
-        found = replicas.first(replicas.run(own, agent_state, key))  # [R, episodes]
+        found = replicas.any_replica(replicas.run(own, agent_state, key))  # [R, episodes]
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
 
     if mode == "eager":

@@ -70,13 +70,6 @@ def main() -> int:
     if flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
         use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)
-    elif flags.FLAGS.replay_reconnect_seconds is not None:
-        raise UserError(
-            "--replay_reconnect_seconds",
-            expected="a --replay_server to be waited for",
-            got="none",
-            remedy="Give --replay_server too, or leave both out.",
-        )
     return api.start(
         assembled,
         values,
@@ -109,7 +102,7 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
             remedy="Leave the flag out.",
         )
     use(address, reconnect_seconds)
-    from tfrl.replay.reverb.calls import await_tables
+    from tfrl.replay.reverb.connection import await_tables
 
     # Here already, so that a wrong address leaves no folder.
     await_tables(workflow.replay, app.say)

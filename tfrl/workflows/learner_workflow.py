@@ -86,7 +86,7 @@ class LearnerWorkflow(Workflow):
     """
 
     _not_traced = Workflow._not_traced | {
-        "_agreement",
+        "_worker_group",
         "_servers",
         "_learner",
         "_evaluators",
@@ -184,9 +184,9 @@ class LearnerWorkflow(Workflow):
         self._divide()
 
     @property
-    def agreement(self) -> Any:
+    def worker_group(self) -> Any:
         """How the processes of a multi-worker strategy decide together; None for one process."""
-        return self._agreement
+        return self._worker_group
 
     @property
     def divided_sizes(self) -> dict[str, int]:
@@ -196,11 +196,11 @@ class LearnerWorkflow(Workflow):
     def _divide(self) -> None:
         """Makes each replica's part of the environments."""
         several = self.replicas.num_workers > 1
-        self._agreement: Any = None
+        self._worker_group: Any = None
         if several:
-            from tfrl.distribute.agreement import Agreement
+            from tfrl.distribute.worker_group import WorkerGroup
 
-            self._agreement = Agreement(self.replicas.strategy)
+            self._worker_group = WorkerGroup(self.replicas.strategy)
         parts = self.replicas.num_replicas
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv):
@@ -241,7 +241,7 @@ class LearnerWorkflow(Workflow):
             return self.merged(out, self.normalizer(values), env_state)
 
         out = replicas.run(own, state.env_state, state.carry, key)
-        common = replicas.first((out.normalizer, out.metrics, out.counts))
+        common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
     def fit(
@@ -545,7 +545,7 @@ class LearnerWorkflow(Workflow):
         """Makes a fresh run from a seed, by the hooks of `Workflow`."""
         keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run", "replay_buffer"])
         learner = self.setup_agent(keys["agent"])
-        env_state, carry = self.replicas.run_once(self._begin, keys["environment"])
+        env_state, carry = self.replicas.run_traced(self._begin, keys["environment"])
         state = self._state_over(
             learner,
             key=keys["run"],
@@ -886,7 +886,7 @@ class LearnerWorkflow(Workflow):
 
         def rollout_args() -> tuple[Any, ...]:
             # The rollout of one replica tells how the others' will do.
-            env_state, carry = self.replicas.local((state.env_state, state.carry))[0]
+            env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
         self.update_stage(state)

@@ -89,8 +89,8 @@ def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
         return progress
     own = _of_replicas(progress)
     if replicas.num_workers == 1:
-        return {**progress, **struct.stack(replicas.local(own))}
-    return {**progress, **replicas.gathered(own)}
+        return {**progress, **struct.stack(replicas.per_replica(own))}
+    return {**progress, **replicas.all_gather(own)}
 
 
 def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str, Nest]:
@@ -102,7 +102,7 @@ def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str
     def own(stacked: Nest) -> Nest:
         return tf.nest.map_structure(lambda x: x[replicas.index()], stacked)
 
-    return {**progress, **replicas.run_once(own, _of_replicas(progress))}
+    return {**progress, **replicas.run_traced(own, _of_replicas(progress))}
 
 
 def _new_episodes(

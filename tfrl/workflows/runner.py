@@ -159,7 +159,7 @@ class Runner:
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
 
-            fn = run if fused else never_in_xla(run)
+            fn: Callable[..., Any] = run if fused else never_in_xla(run)
             return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
 
         if tf.config.functions_run_eagerly():

@@ -73,7 +73,7 @@ class OnPolicyTraining(Training):
     def options(self, rows: Nest) -> dict[str, Any]:
         """Epochs and minibatches."""
         replicas = self.learner.replicas
-        local = replicas.local(rows)[0] if replicas.outside else rows
+        local = replicas.per_replica(rows)[0] if replicas.outside else rows
         num_rows = next(iter(struct.paths(local).values())).shape[0]
         return {
             "num_epochs": self.num_epochs,

@@ -20,7 +20,7 @@ from tfrl.agents.td3 import TD3
 from tfrl.distributions.core import MASKED_LOGIT
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
-from tfrl.experiment.export_distribution import has_distribution, policy_parameters
+from tfrl.experiment.export_functions import has_distribution, policy_parameters
 from tfrl.types import AgentState, Nest
 
 Parameters = dict[str, tf.Tensor]

@@ -11,10 +11,10 @@ from tf_agents.trajectories import trajectory as trajectory_lib
 from tfrl import struct
 from tfrl.compat.tf_agents import specs
 from tfrl.errors import UserError
-from tfrl.replay.reverb.calls import within
+from tfrl.replay.reverb.cancellable_call import within
+from tfrl.replay.reverb.factory import ReverbReplay
+from tfrl.replay.reverb.items import Columns
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.maker import ReverbReplay
-from tfrl.replay.reverb.rows import Columns
 from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING
 from tfrl.types import Nest, Trajectory
 
