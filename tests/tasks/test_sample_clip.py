@@ -11,7 +11,7 @@ from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.tasks import collect_samples
 from tfrl.tasks.frames import FrameStandard
-from tfrl.tasks.task_evaluation import make_pool
+from tfrl.tasks.environments import make_pool
 from tfrl.tasks.workflow import record_video
 
 

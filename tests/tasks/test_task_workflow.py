@@ -202,7 +202,7 @@ def test_a_resumed_run_begins_the_episodes_that_follow(tmp_path):
     # 10 steps: an episode of 6, and 4 of the next; its number is not begun again.
     task = ScriptedTask(config(on_policy=True, batch_size=64), lengths=[6])
     workflow, state, _ = run(task)
-    assert state.progress.next_episodes.tolist() == [2]
+    assert state.env_state.numpy().tolist() == [2]
     workflow.save(state, tmp_path)
     other = ScriptedTask(config(on_policy=True, batch_size=64), lengths=[6])
     resumed = TaskWorkflow(task=other)
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
         other.restore(tmp_path)
     assert str(error.value) == (
         "the checkpoint: expected the values of this model and of 2 workers, got "
-        "progress/next_episodes of shape [1] for [2]. Go on with the task and the num_env_workers "
+        "progress/next_episodes of shape (1,) for (2,). Go on with the task and the num_env_workers "
         "that it was saved with."
     )
 
@@ -237,7 +237,7 @@ def test_a_snapshot_stays_as_it_is():
     copy = workflow.snapshot(state)
     _, later = workflow.step(state)
     assert (weight(copy), weight(later)) == (2.25, 3 - 3 / 16)
-    with pytest.raises(UserError, match="got version 1, which a later step has consumed"):
+    with pytest.raises(UserError, match="got that of iteration 1, which a later step has consumed"):
         workflow.step(state)
     row, copy = workflow.step(copy)
     assert row["env_steps"] == 20 and weight(copy) == weight(later)
@@ -487,4 +487,4 @@ def test_one_replica_only():
 def test_any_module_is_a_model():
     assert [v.name for v in Weight().trainable_variables] == ["w:0"]
     _, state, _ = run(ScriptedTask(config()))
-    assert list(state.program.training.variables())[0] == "model/000_w"
+    assert list(state.program.training.saved_variables())[0] == "model/000_w"

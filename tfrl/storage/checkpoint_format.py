@@ -126,6 +126,40 @@ def _tensor(path: str, value: Any) -> tf.Tensor:
     return tf.convert_to_tensor(value)
 
 
+def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
+    """Returns why values cannot take the place of others: paths, shapes and dtypes that differ.
+
+    Args:
+      want: `{path: tensor, variable, spec or array}`.
+      have: `{path: value}`; one without a dtype, a number or a list of them, fits any that holds it.
+    """
+    found = [f"missing {path}" for path in sorted(set(want) - set(have))]
+    found += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]
+    for path in (p for p in want if p in have):
+        reason = _misfit(want[path], have[path])
+        found += [f"{path} {reason}"] if reason else []
+    return found
+
+
+def _misfit(want: Any, have: Any) -> str:
+    plain = not hasattr(have, "dtype")
+    try:
+        have = np.asarray(have) if plain else have
+    except ValueError:
+        return "of rows of different lengths"
+    dtype = tf.as_dtype(want.dtype)
+    if plain and have.dtype.kind not in "biuf":
+        return f"that is no number for {dtype.name}"
+    shape, wanted = tf.TensorShape(have.shape), tf.TensorShape(want.shape)
+    if not wanted.is_compatible_with(shape):
+        return f"of shape {shape} for {wanted}"
+    if plain:
+        fits = np.can_cast(have.dtype, dtype.as_numpy_dtype, "same_kind")
+    else:
+        fits = tf.as_dtype(have.dtype) == dtype
+    return "" if fits else f"of dtype {tf.as_dtype(have.dtype).name} for {dtype.name}"
+
+
 def _sha256(path: pathlib.Path) -> str:
     with open(path, "rb") as file:
         digest = hashlib.sha256()

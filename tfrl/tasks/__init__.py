@@ -7,8 +7,8 @@ from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
 from tfrl.tasks.task import RLTask
-from tfrl.tasks.task_state import TaskState
 from tfrl.tasks.workflow import TaskWorkflow
+from tfrl.workflows.run_state import State as TaskState
 
 __all__ = [
     "MultiReplaySamples",
