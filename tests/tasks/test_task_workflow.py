@@ -83,6 +83,21 @@ def test_the_update_is_traced_once():
     assert traces == [[4, 2]]
 
 
+class Branching(ScriptedTask):
+    def compute_loss(self, outputs, batch):
+        if outputs > 1.0:  # a condition of the graph, by AutoGraph
+            loss = 0.0 * outputs
+        else:
+            loss = tf.square(outputs - 3.0)
+        return loss
+
+
+@pytest.mark.parametrize("compile", ["graph", "eager"])
+def test_losses_may_branch_on_tensors(compile):
+    _, state, (row,) = run(Branching(config()), compile=compile)
+    assert weight(state) == 1.5 and row["loss"] == 4.5
+
+
 @pytest.mark.parametrize("on_policy", [False, True])
 def test_what_updates_see(on_policy):
     task = ScriptedTask(config(on_policy=on_policy, batch_size=64, num_samples=3, stride=2))

@@ -1,6 +1,7 @@
 """The model of a task in a `Learner`: a module over the model's own variables."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -75,13 +76,13 @@ class TaskModule(Module):
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `compute_loss`, with the regularisers of layers, and its metrics."""
-        compute = _compute_loss if tf.executing_eagerly() else _converted_loss()
-        loss, metrics = _checked_loss(self.task, compute(self.task, self.model, batch))
+        found = _called(_compute_loss, self.task, self.model, batch)
+        loss, metrics = _checked_loss(self.task, found)
         loss = tf.add_n([loss, *getattr(self.model, "losses", ())])
         return loss, {f"{_TASKS}{name}": x for name, x in metrics.items()}
 
     def _train_model(self, state: AgentState, batch: Samples, key: tf.Tensor) -> dict[str, Any]:
-        return self.task.train_model(self.model, batch)
+        return _called(_train_model, self.task, self.model, batch)  # type: ignore[no-any-return]
 
 
 class TaskLearner(Learner):
@@ -182,10 +183,18 @@ def _compute_loss(task: Any, model: Any, batch: Samples) -> Any:
     return task.compute_loss(task.run_model(model, batch), batch)
 
 
+def _train_model(task: Any, model: Any, batch: Samples) -> Any:
+    return task.train_model(model, batch)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function of this file; in a graph by AutoGraph, as a tf.function of a user's has."""
+    return (function if tf.executing_eagerly() else _converted(function))(*args)
+
+
 @functools.cache
-def _converted_loss() -> Any:
-    """`_compute_loss` by AutoGraph, as a tf.function of the user's own would have it."""
-    return tf.autograph.to_graph(_compute_loss)
+def _converted(function: Callable[..., Any]) -> Any:
+    return tf.autograph.to_graph(function)
 
 
 def _checked_model(task: RLTask) -> Any:
