@@ -1,4 +1,5 @@
 import logging
+import pathlib
 
 import numpy as np
 import pytest
@@ -503,3 +504,16 @@ def test_any_module_is_a_model():
     assert [v.name for v in Weight().trainable_variables] == ["w:0"]
     _, state, _ = run(ScriptedTask(config()))
     assert list(state.program.training.saved_variables())[0] == "model/000_w"
+
+
+def test_a_checkpoint_of_the_release_before_goes_on():
+    """Written when counters were NumPy's, evaluations were not counted, and no Learner trained."""
+    numbers = config(num_collect_steps=5, replay_buffer_sample_size=10)
+    workflow = TaskWorkflow(task=KerasTask(numbers))
+    state = workflow.restore(pathlib.Path(__file__).parent / "data")
+    values = workflow.state_values(state)
+    assert values["progress/seed"] == 4 and int(values["progress/learner_steps"]) == 4
+    kernel = [0.18026838, 0.1040013, 0.22439674, -0.29708868]
+    np.testing.assert_allclose(values["model/000_kernel"].ravel()[:4], kernel, rtol=1e-6)
+    row, _ = workflow.step(state)
+    assert (row["env_steps"], row["learner_steps"], row["replay_samples"]) == (15, 6, 10)
