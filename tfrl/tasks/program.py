@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
 from tfrl.learners.reports import mean_of
@@ -19,7 +20,22 @@ from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.sampling import collect_samples
 from tfrl.tasks.task import RLTask
-from tfrl.workflows.run_state import Progress, RunMetrics, State
+from tfrl.workflows.run_state import RunMetrics, State
+
+_PROGRAM = "_tfrl_program"
+
+
+@struct.dataclass
+class TaskState(State):
+    """A run of a `TaskWorkflow`; `env_state` is each worker's next episode, int64 `[workers]`.
+
+    Workers and replay buffer are Python's: `env_state` refers to them.
+    """
+
+    @property
+    def program(self) -> "TaskProgram":
+        """The model in its learner (`program.training.model`), workers and replay buffer."""
+        return getattr(self.env_state, _PROGRAM, None)  # type: ignore[return-value]
 
 
 class TaskProgram:
@@ -60,19 +76,20 @@ class TaskProgram:
         self._sampler: Sampler | None = None
         self._close_pool: Any = None
 
-    def state_of(self, progress: Progress) -> State:
-        """Returns a state over the variables of the learner."""
+    def begin(self, key: tf.Tensor) -> "TaskState":
+        """Returns the state of a run that begins, over the variables of the learner."""
         own = self.training.learner_state
         (agent_state,) = own.agent_state.values()
-        state = State(
-            key=progress.key,
+        episodes = tf.Variable(tf.zeros([self._task.config.num_pool_workers], tf.int64))
+        setattr(episodes, _PROGRAM, self)
+        return TaskState(
+            key=key,
             metrics=RunMetrics.start().replace(learner=own.counters),
             agent_state=agent_state,
             opt_state=next(iter(own.opt_state.values()), {}),
-            env_state=progress.env_state,
+            env_state=episodes,
             replay_buffer_state={},
         )
-        return state.with_progress(progress)
 
     def collect(
         self, first_episodes: Iterable[int], counts: SamplingCounts

@@ -18,13 +18,12 @@ from tfrl.evaluation.video_summary import Preview
 from tfrl.tasks import clip_recording, clips, policy_export
 from tfrl.tasks.environments import evaluate_task
 from tfrl.tasks.frames import as_rgb
-from tfrl.tasks.program import TaskProgram
+from tfrl.tasks.program import TaskProgram, TaskState
 from tfrl.tasks.sampler import SamplingCounts
 from tfrl.tasks.task import RLTask
 from tfrl.types import AgentState
 from tfrl.workflows.checks import check_whole
 from tfrl.workflows.core import Advance, Workflow
-from tfrl.workflows.run_state import RunMetrics, State, with_program
 from tfrl.workflows.runner import COUNTERS
 
 MODES = ("graph", "xla", "eager")
@@ -153,26 +152,18 @@ class TaskWorkflow(Workflow):
 
     # The run.
 
-    def setup(self, seed: int) -> State:
+    def setup(self, seed: int) -> TaskState:
         """Makes a fresh run; sets the global seeds of Python, NumPy and TensorFlow."""
         tf.keras.utils.set_random_seed(seed % 2**32)
         return self._begin(seeding.key(seed))
 
-    def _begin(self, key: tf.Tensor) -> State:
+    def _begin(self, key: tf.Tensor) -> TaskState:
         """A fresh run over a model, workers and a replay buffer of its own."""
         program = TaskProgram(self.task, self.compile)
         self._programs.add(program)
-        state = State(
-            key=key,
-            metrics=RunMetrics.start().replace(learner=program.training.learner_state.counters),
-            agent_state={},
-            opt_state={},
-            env_state=tf.zeros([self.task.config.num_pool_workers], tf.int64),
-            replay_buffer_state={},
-        )
-        return with_program(state, program)
+        return program.begin(key)
 
-    def _program(self, state: State) -> TaskProgram:
+    def _program(self, state: TaskState) -> TaskProgram:
         """What a state refers to; a UserError for one that a later step has consumed."""
         program, iterations = state.program, int(state.metrics.iterations)
         if program is None or program.iterations != iterations:
@@ -185,7 +176,7 @@ class TaskWorkflow(Workflow):
             )
         return program  # type: ignore[no-any-return]
 
-    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
+    def advance(self, state: TaskState, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations; see `Workflow.advance`."""
         rows: list[dict[str, Any]] = []
         seconds = dict.fromkeys(("rollout", "update", "call"), 0.0)
@@ -196,15 +187,16 @@ class TaskWorkflow(Workflow):
             rows.append(row)
         return Advance(rows=rows, state=state, seconds=seconds)
 
-    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, Any], State]:
+    def iterate(self, state: TaskState, key: tf.Tensor) -> tuple[dict[str, Any], TaskState]:
         """One collection and its updates, in Python; they draw from the seeds of the run."""
         return self._iterate(state, {})
 
-    def _iterate(self, state: State, seconds: dict[str, float]) -> tuple[dict[str, Any], State]:
+    def _iterate(self, state: TaskState, seconds: dict[str, float]) -> tuple[dict[str, Any], TaskState]:
         program, counts, times = self._program(state), SamplingCounts(), [time.monotonic()]
         # Also where the iteration fails: it has changed what the state refers to.
         program.iterations += 1
-        sampled, next_episodes = program.collect(state.env_state.numpy().tolist(), counts)
+        episodes = state.env_state.numpy().tolist()
+        sampled, next_episodes = program.collect(episodes, counts)
         times.append(time.monotonic())
         ended = program.returns.add(sampled)
         metrics = state.metrics.counted(
@@ -212,7 +204,8 @@ class TaskWorkflow(Workflow):
             len(ended),
             *(np.mean(ended, axis=0) if ended else ()),
         )
-        state = state.replace(metrics=metrics, env_state=tf.constant(next_episodes, tf.int64))
+        state.env_state.assign(next_episodes)
+        state = state.replace(metrics=metrics)
         row, updates = program.update(_seed(state), program.iterations, self.env_steps(state))
         times.append(time.monotonic())
         for part, began, ended_at in (("rollout", 0, 1), ("update", 1, 2), ("call", 0, 2)):
@@ -230,7 +223,7 @@ class TaskWorkflow(Workflow):
             "worker_restarts": program.restarts,
         }, state
 
-    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
+    def evaluate(self, state: TaskState) -> tuple[dict[str, float], TaskState]:
         """Plays `eval_episodes` episodes with `optimal=True`, others in every evaluation."""
         number = int(state.metrics.evaluations)
         seed = self._episodes_seed(state, _EVALUATION, number)
@@ -239,7 +232,7 @@ class TaskWorkflow(Workflow):
         return result.metrics(), state.replace(metrics=metrics)
 
     def final_evaluation(
-        self, state: State, num_episodes: int, seed: int | None = None
+        self, state: TaskState, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
         """Plays `num_episodes` episodes with `optimal=True`."""
         check_whole(num_episodes=num_episodes)
@@ -247,15 +240,15 @@ class TaskWorkflow(Workflow):
             seed = self._episodes_seed(state, _FINAL, int(state.metrics.iterations))
         return self._evaluated(state, num_episodes, seed)
 
-    def _evaluated(self, state: State, num_episodes: int, seed: int) -> EvaluationResult:
+    def _evaluated(self, state: TaskState, num_episodes: int, seed: int) -> EvaluationResult:
         return evaluate_task(self.task, self._program(state).training.model, num_episodes, seed)
 
-    def _episodes_seed(self, state: State, purpose: int, number: int) -> int:
+    def _episodes_seed(self, state: TaskState, purpose: int, number: int) -> int:
         """A seed out of the run's, the environments' and a number."""
         mixed = episode_seed(self.task.config.env_seed, _seed(state) % 2**31, purpose)
         return episode_seed(mixed, number, purpose)
 
-    def snapshot(self, state: State) -> State:
+    def snapshot(self, state: TaskState) -> TaskState:
         """Returns a copy, whose workers begin episodes of their own at its first step."""
         return self.load_values(self._begin(state.key), self.state_values(state))
 
@@ -266,12 +259,16 @@ class TaskWorkflow(Workflow):
 
     # What a checkpoint holds.
 
-    def agent_state(self, state: State) -> AgentState:
+    def run_key(self, state: TaskState) -> Any:
+        """Returns what all states of one run share, and only they."""
+        return weakref.ref(state.program)
+
+    def agent_state(self, state: TaskState) -> AgentState:
         """The model's values, under `params["model"]`."""
         variables = self._program(state).training.module.variables()
         return AgentState(params={"model": struct.values(variables)})
 
-    def state_values(self, state: State) -> dict[str, Any]:
+    def state_values(self, state: TaskState) -> dict[str, Any]:
         """Every value of the run by path."""
         values = {f"progress/{name}": getattr(state.metrics, name) for name in _COUNTERS}
         return {
@@ -279,7 +276,7 @@ class TaskWorkflow(Workflow):
             **values,
             _EVALUATIONS: state.metrics.evaluations,
             "progress/learner_steps": tf.convert_to_tensor(state.metrics.learner["learner_steps"]),
-            "progress/next_episodes": state.env_state,
+            "progress/next_episodes": tf.convert_to_tensor(state.env_state),
             **self._program(state).saved_values(),
         }
 
@@ -288,8 +285,8 @@ class TaskWorkflow(Workflow):
         return path != _EVALUATIONS
 
     def load_values(
-        self, state: State, values: Mapping[str, Any], *, environments: bool = True
-    ) -> State:
+        self, state: TaskState, values: Mapping[str, Any], *, environments: bool = True
+    ) -> TaskState:
         """Returns `state` with every value replaced; workers begin where the others stopped."""
         given = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
         given.setdefault("evaluations", tf.constant(0, tf.int64))
@@ -299,9 +296,8 @@ class TaskWorkflow(Workflow):
         # What models draw by themselves is not repeated from the start of the run.
         tf.keras.utils.set_random_seed(episode_seed(int(given["seed"]) % 2**31, 0, iterations))
         counters = {name: given[name] for name in (*_COUNTERS, "evaluations")}
-        return state.replace(
-            key=key, metrics=state.metrics.replace(**counters), env_state=given["next_episodes"]
-        )
+        state.env_state.assign(given["next_episodes"])
+        return state.replace(key=key, metrics=state.metrics.replace(**counters))
 
     # What the binaries ask.
 
@@ -326,7 +322,7 @@ class TaskWorkflow(Workflow):
             )
         self.compile = mode
 
-    def compile_choices(self, state: State) -> dict[str, str]:
+    def compile_choices(self, state: TaskState) -> dict[str, str]:
         """The mode of the update."""
         return {"update": self.compile}
 
@@ -350,7 +346,7 @@ class TaskWorkflow(Workflow):
 
     def record_video(
         self,
-        state: State,
+        state: TaskState,
         path: str | pathlib.Path,
         seed: int,
         preview: Preview | None = None,
@@ -359,12 +355,12 @@ class TaskWorkflow(Workflow):
         model = self._program(state).training.model
         return record_video(self.task, model, path, seed, preview)
 
-    def export_policy(self, state: State, directory: str | pathlib.Path) -> Any:
+    def export_policy(self, state: TaskState, directory: str | pathlib.Path) -> Any:
         """Writes `get_actions(model, ..., optimal=True)` as a SavedModel, see `Workflow`."""
         return policy_export.export_task(self.task, self._program(state).training.model, directory)
 
 
-def _seed(state: State) -> int:
+def _seed(state: TaskState) -> int:
     """The seed that a run was set up with."""
     low, high = state.key.numpy().view(np.uint32).tolist()
     return int(low | high << 32)
