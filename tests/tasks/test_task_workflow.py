@@ -243,7 +243,8 @@ def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
         other.restore(tmp_path)
     assert str(error.value) == (
         "the checkpoint: expected the values of this model and of 2 workers, got "
-        "progress/next_episodes of shape (1,) for (2,). Go on with the task and the num_env_workers "
+        "progress/next_episodes of shape (1,) for (2,). Go on with the task and the "
+        "num_env_workers "
         "that it was saved with."
     )
 

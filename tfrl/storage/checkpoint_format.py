@@ -131,7 +131,7 @@ def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
 
     Args:
       want: `{path: tensor, variable, spec or array}`.
-      have: `{path: value}`; one without a dtype, a number or a list of them, fits any that holds it.
+      have: `{path: value}`; one without a dtype, a number or a list, fits what can hold it.
     """
     found = [f"missing {path}" for path in sorted(set(want) - set(have))]
     found += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
-from tfrl.learners import Learner, ModuleConfig
+from tfrl.learners import Learner
 from tfrl.learners.external_update import trains_itself as updates_itself
 from tfrl.learners.modules import Module
-from tfrl.learners.optimizers import DEFAULT_OPTIMIZER, OptimizerEntry, check_optimizer
+from tfrl.learners.optimizers import DEFAULT_OPTIMIZER, check_optimizer
 from tfrl.learners.parameters import ParamDict, group_variables
 from tfrl.tasks.samples import Samples
 from tfrl.tasks.task import RLTask, check_trainable, trains_itself

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.learning import optimizers
-from tfrl.tasks import clip_recording, clips
+from tfrl.tasks import clip_recording
 from tfrl.tasks.config import RLTaskConfig
 from tfrl.tasks.samples import SampledTrajectory, Samples
 
@@ -237,7 +237,7 @@ class RLTask(abc.ABC):
             without render_mode "rgb_array" or whose initial state is terminal already, and frames
             that are no pictures.
         """
-        wanted = clips.checked(
+        wanted = clip_recording.clip_options(
             save_path=save_path,
             return_images=return_images,
             return_states=return_states,

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import extras, seeding, struct
+from tfrl import seeding, struct
 from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError, did_you_mean
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video
 from tfrl.evaluation.video_summary import Preview
-from tfrl.tasks import clip_recording, clips, policy_export
+from tfrl.tasks import clip_recording, policy_export
 from tfrl.tasks.environments import evaluate_task
-from tfrl.tasks.frames import as_rgb
 from tfrl.tasks.program import TaskProgram, TaskState
 from tfrl.tasks.sampler import SamplingCounts
 from tfrl.tasks.task import RLTask
@@ -32,79 +31,6 @@ _EVALUATION, _FINAL = 1, 2
 # Counters of a checkpoint; those of earlier versions have no `evaluations`.
 _COUNTERS = ("iterations", "env_steps", "episodes", "episode_return", "episode_length")
 _EVALUATIONS = "progress/evaluations"
-
-
-def check_video(task: RLTask) -> None:
-    """Checks that the task's environment can be drawn and its video encoded, by drawing once.
-
-    Raises:
-      UserError: It cannot.
-    """
-    for module in ("imageio_ffmpeg", "PIL.Image"):
-        extras.require(module, "video")
-    env = task.get_environment()
-    try:
-        clip_recording.check_drawable(env)
-        env.reset(seed=0)
-        as_rgb(env.render())
-    except UserError:
-        raise
-    except Exception as error:  # whatever a renderer raises without a screen or a package
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        raise UserError(
-            "video_interval",
-            expected="an environment that can be drawn",
-            got=f"one that cannot ({type(error).__name__}: {lines[0]})",
-            remedy="Leave video_interval out.",
-        ) from error
-    finally:
-        env.close()
-
-
-def record_video(
-    task: RLTask, model: Any, path: str | pathlib.Path, seed: int, preview: Preview | None
-) -> Video:
-    """Records one episode with `optimal=True`.
-
-    Args:
-      task: The task.
-      model: Of `get_model`.
-      path: A file name ending in .mp4 or .gif.
-      seed: Of the episode.
-      preview: Takes the frames too.
-
-    Raises:
-      UserError: As `RLTask.sample_clip`.
-    """
-    wanted = clips.checked(
-        save_path=path,
-        return_images=False,
-        return_states=True,
-        writer=None,
-        standardize_images=True,
-        max_steps=task.config.max_steps,
-        seed=seed,
-    )
-    clip = clip_recording.ClipPlayer(
-        task.get_environment,
-        lambda states, optimal: task.get_actions(model, states, optimal),
-        optimal=True,
-        max_steps=wanted.max_steps,
-        max_episode_steps=task.config.max_episode_steps,
-        seed=wanted.seed,
-        renders=True,
-    )
-    clip_recording.record(clip, wanted, step=0, tag="clip", preview=preview)
-    trajectory = clip.trajectory
-    if trajectory is None:
-        raise RuntimeError("the clip was not played to its end")
-    return Video(
-        path=pathlib.Path(path),
-        frames=len(trajectory) + 1,
-        episode_returns=(float(np.sum(trajectory.reward)),),
-        episode_lengths=(len(trajectory),),
-        fps=clip.fps,
-    )
 
 
 class TaskWorkflow(Workflow):
@@ -191,7 +117,9 @@ class TaskWorkflow(Workflow):
         """One collection and its updates, in Python; they draw from the seeds of the run."""
         return self._iterate(state, {})
 
-    def _iterate(self, state: TaskState, seconds: dict[str, float]) -> tuple[dict[str, Any], TaskState]:
+    def _iterate(
+        self, state: TaskState, seconds: dict[str, float]
+    ) -> tuple[dict[str, Any], TaskState]:
         program, counts, times = self._program(state), SamplingCounts(), [time.monotonic()]
         # Also where the iteration fails: it has changed what the state refers to.
         program.iterations += 1
@@ -342,7 +270,7 @@ class TaskWorkflow(Workflow):
 
     def check_video(self) -> None:
         """Checks that clips of the task's environment can be drawn and encoded."""
-        check_video(self.task)
+        clip_recording.check_video(self.task)
 
     def record_video(
         self,
@@ -353,7 +281,7 @@ class TaskWorkflow(Workflow):
     ) -> Video:
         """Records one episode with `optimal=True`, of `max_steps` at most."""
         model = self._program(state).training.model
-        return record_video(self.task, model, path, seed, preview)
+        return clip_recording.record_video(self.task, model, path, seed, preview)
 
     def export_policy(self, state: TaskState, directory: str | pathlib.Path) -> Any:
         """Writes `get_actions(model, ..., optimal=True)` as a SavedModel, see `Workflow`."""

@@ -19,8 +19,8 @@ from tfrl.compat.tf_agents import TFAgentTask, from_tf_agent
 from tfrl.errors import UserError
 from tfrl.experiment.export_verify import draw_observations
 from tfrl.tasks import RLTaskConfig, Samples, TaskWorkflow
-from tfrl.tasks.policy_export import task_functions
 from tfrl.tasks.learner import TaskLearner
+from tfrl.tasks.policy_export import task_functions
 from tfrl.types import Transition
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
