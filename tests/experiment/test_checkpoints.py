@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.experiment.checkpoints import CheckpointManager, restore_into
+from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.storage import checkpoint_format, files
 
 FIXTURE = pathlib.Path(__file__).parent / "fixtures" / "schema_1"
@@ -532,58 +531,24 @@ class TestCost:
         assert per_save < 0.2
 
 
-class TestRestoreInto:
-    def test_assigns_variables_and_returns_the_others(self):
-        @struct.dataclass
-        class State(struct.Struct):
-            params: dict
-            key: tf.Tensor
-            nothing: object = None
-
-        state = State(
-            params={"b": tf.Variable([0.0, 0.0]), "a": None, "n": tf.Variable(0, dtype=tf.int64)},
-            key=tf.constant([1, 2]),
-        )
-        values = {
-            "params/b": np.float32([3, 4]),
-            "params/n": np.int64(5),
-            "key": np.int32([8, 9]),
-        }
-        new = restore_into(state, values)
-        assert new.params["b"] is state.params["b"]
-        np.testing.assert_array_equal(state.params["b"], [3.0, 4.0])
-        assert int(state.params["n"]) == 5
-        np.testing.assert_array_equal(new.key, [8, 9])
-        np.testing.assert_array_equal(state.key, [1, 2])
-        assert new.params["a"] is None and new.nothing is None
-
-    def test_flat_dict_of_paths(self, tmp_path):
-        variables = {k: tf.Variable(tf.zeros_like(v)) for k, v in values_of(1).items()}
-        manager = CheckpointManager(tmp_path)
-        manager.save(6, values_of(6), {})
-        restore_into(variables, manager.restore().values)
-        for name, value in values_of(6).items():
-            np.testing.assert_array_equal(variables[name], value)
-
-    def test_all_misfits_at_once_and_nothing_assigned(self):
-        variables = {
-            "a": tf.Variable([1.0]),
-            "b": tf.Variable([1.0]),
-            "c": tf.Variable([1.0]),
-            "d": tf.Variable([1.0]),
-        }
+class TestMisfits:
+    def test_all_are_named(self):
+        variables = {name: tf.Variable([1.0]) for name in "abcdefg"}
         values = {
             "a": np.float32([2]),
             "b": np.float32([2, 3]),
             "c": np.int64([2]),
+            "e": [1],
+            "f": "text",
+            "g": [[1], [2, 3]],
             "x": np.float32([2]),
-            "y": np.float32([2]),
         }
-        with pytest.raises(UserError) as error:
-            restore_into(variables, values)
-        assert str(error.value) == (
-            "checkpoint: expected the paths, shapes and dtypes of this configuration, got missing "
-            "d; unknown x, y; b of shape (2,) instead of (1,); c of dtype int64 instead of "
-            "float32. Restore it with the configuration that it was saved with."
-        )
-        np.testing.assert_array_equal(variables["a"], [1.0])
+        assert checkpoint_format.misfits(variables, values) == [
+            "missing d",
+            "unknown x",
+            "b of shape (2,) for (1,)",
+            "c of dtype int64 for float32",
+            "f that is no number for float32",
+            "g of rows of different lengths",
+        ]
+        assert checkpoint_format.misfits(variables, dict.fromkeys(variables, np.float32([3]))) == []

@@ -1,18 +1,17 @@
 """Checkpoints that survive a kill at any moment: saved whole, verified, pruned, restored."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.storage import checkpoint_format, files
 from tfrl.storage.checkpoint_format import DamagedCheckpointError
@@ -73,13 +72,9 @@ class CheckpointManager:
             folder of a living run.
           log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
         """
-        if max_to_keep is not None and max_to_keep < 1:
-            raise UserError(
-                "max_to_keep",
-                expected="at least 1, or None to keep all",
-                got=max_to_keep,
-                remedy="Without a checkpoint a run cannot go on after a kill.",
-            )
+        if max_to_keep is not None:
+            remedy = "None keeps all; without a checkpoint a run cannot go on after a kill."
+            checks.at_least("max_to_keep", max_to_keep, 1, remedy=remedy)
         self._directory = pathlib.Path(directory)
         self._max_to_keep = max_to_keep
         self._keep_best = keep_best
@@ -88,12 +83,10 @@ class CheckpointManager:
         self._log = log or _warn
         self._writer = checkpoint_format.DataWriter()
         if not read_only:
-            try:
+            with _writing(self._directory):
                 self._directory.mkdir(parents=True, exist_ok=True)
                 files.recover_replaced(self._directory)
                 files.remove_temporaries(self._directory)
-            except OSError as error:
-                raise _unwritable(self._directory, error) from error
 
     @property
     def directory(self) -> pathlib.Path:
@@ -158,17 +151,10 @@ class CheckpointManager:
         if metric is not None:
             metric = float(metric) if math.isfinite(metric) else None
         final = self._directory / f"ckpt-{step}"
-        temporary = files.temporary_name(self._directory)
-        try:
-            checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
-            files.replace_directory(temporary, final)
+        with _writing(final):
+            with checkpoint_format.replacing(final) as temporary:
+                checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
             self._prune(step)
-        except (OSError, tf.errors.OpError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise _unwritable(final, error) from error
-        except Exception:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return final
 
     def restore(self, which: str | int = "latest") -> Restored | None:
@@ -310,69 +296,6 @@ def _read(folder: pathlib.Path) -> Restored:
     )
 
 
-def _unwritable(path: pathlib.Path, error: Exception) -> UserError:
-    reason = files.reason(error)
-    return UserError(
-        f"checkpoint {path}",
-        expected="a folder that can be written, with room on the disk",
-        got=reason.splitlines()[0],
-        remedy="Make room or choose another --root_dir; earlier checkpoints are untouched.",
-    )
-
-
-def restore_into(target: struct.Nest, values: Mapping[str, Any]) -> struct.Nest:
-    """Puts restored values into a nest, by path.
-
-    Nothing is changed unless everything fits.
-
-    Args:
-      target: A nest whose leaves are tf.Variables (assigned in place) or tensors and arrays (which
-        stand for shape and dtype), or a flat dict `{path: leaf}`.
-      values: `{path: array}` as restored.
-
-    Returns:
-      The nest, its variables the same objects, its other leaves as tensors of the values.
-
-    Raises:
-      UserError: Naming every path that is missing, extra, mis-shaped or mis-typed.
-    """
-    leaves = struct.paths(target)
-    _check_fit(leaves, values)
-    new = []
-    for path, leaf in leaves.items():
-        if isinstance(leaf, tf.Variable):
-            leaf.assign(values[path])
-            new.append(leaf)
-        else:
-            new.append(tf.convert_to_tensor(values[path]))
-    rest = iter(new)
-    # tf.nest counts a None inside a dict or list as a leaf, struct.paths does not.
-    flat = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(target)]
-    return tf.nest.pack_sequence_as(target, flat)
-
-
-def _check_fit(leaves: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Compares paths, shapes and dtypes of a target with those of restored values."""
-    problems = []
-    missing = sorted(set(leaves) - set(values))
-    extra = sorted(set(values) - set(leaves))
-    if missing:
-        problems.append(f"missing {', '.join(missing)}")
-    if extra:
-        problems.append(f"unknown {', '.join(extra)}")
-    for path in (p for p in leaves if p in values):
-        want_shape = tf.TensorShape(leaves[path].shape)
-        want_type = tf.as_dtype(leaves[path].dtype)
-        got_shape = tf.TensorShape(values[path].shape)
-        got_type = tf.as_dtype(values[path].dtype)
-        if not want_shape.is_compatible_with(got_shape):
-            problems.append(f"{path} of shape {got_shape} instead of {want_shape}")
-        if want_type != got_type:
-            problems.append(f"{path} of dtype {got_type.name} instead of {want_type.name}")
-    if problems:
-        raise UserError(
-            "checkpoint",
-            expected="the paths, shapes and dtypes of this configuration",
-            got="; ".join(problems),
-            remedy="Restore it with the configuration that it was saved with.",
-        )
+def _writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    remedy = "Make room or choose another --root_dir; earlier checkpoints are untouched."
+    return checkpoint_format.writing(f"checkpoint {path}", remedy)

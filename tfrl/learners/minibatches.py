@@ -1,6 +1,6 @@
 """Which rows of a batch make which minibatch: permutation, epochs, remainder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -160,37 +160,6 @@ def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
         # A minibatch larger than the batch goes round more than once.
         order = tf.tile(order, [-(-used // plan.rows)])[:used]
     return tf.reshape(order, [plan.steps_per_epoch, plan.size])
-
-
-def host_minibatch_indices(plan: MinibatchPlan, seed_words: Sequence[int]) -> np.ndarray:
-    """As `minibatch_indices` in NumPy, for batches whose number of rows changes between calls.
-
-    A trace is made for a number of rows; indices that come from the host as a tensor need none.
-    The orders are others than those of `minibatch_indices`, and as independent.
-
-    Args:
-      plan: The cut.
-      seed_words: Whole numbers of which the low 32 bits count, such as those of a key, as many in
-        every call; epoch e adds e to them.
-
-    Returns:
-      int32 `[plan.steps, plan.size]` as there.
-    """
-    words = [int(w) % 2**32 for w in seed_words]
-    epochs = [_host_epoch_indices(plan, [*words, epoch]) for epoch in range(plan.epochs)]
-    return np.concatenate(epochs)
-
-
-def _host_epoch_indices(plan: MinibatchPlan, words: list[int]) -> np.ndarray:
-    used = plan.steps_per_epoch * plan.size
-    order = np.arange(plan.rows, dtype=np.int32)
-    if plan.shuffle:
-        # Raw bits, because NumPy promises them for ever, and its permutations not.
-        bits = np.random.Philox(np.random.SeedSequence(words)).random_raw(plan.rows)
-        order = np.argsort(bits, kind="stable").astype(np.int32)
-    if used > plan.rows and plan.remainder == "pad":
-        order = np.pad(order, (0, used - plan.rows), constant_values=-1)
-    return np.resize(order, used).reshape(plan.steps_per_epoch, plan.size)
 
 
 @struct.logic_dataclass

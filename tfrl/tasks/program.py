@@ -159,7 +159,7 @@ class TaskProgram:
                 remedy="Lower the learning rate, or check rewards and observations; the steps were "
                 "left out.",
             )
-        return mean_of([{"": row} for row in rows])[""], len(rows)
+        return mean_of([{"task": row} for row in rows])["task"], len(rows)
 
     @property
     def replay_size(self) -> int:

@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces
 from tfrl.workflows import stages
-from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.stages import Phase, Stages
 from tfrl.xla import never_in_xla
 
