@@ -95,7 +95,7 @@ def test_eager_graph_and_xla_agree():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": 0}, "the batch: expected at least one row, got 0"),
+        ({"rows": 0}, "the rows of the batch: expected a whole number of at least 1, got 0"),
         ({"size": 0}, "minibatch_size: expected a whole number of at least 1, got 0"),
         ({"size": 2.0}, "minibatch_size: expected a whole number of at least 1, got 2.0"),
         ({"epochs": -1}, "num_epochs: expected a whole number of at least 1, got -1"),
@@ -208,8 +208,8 @@ def test_one_module_is_cut_as_ever():
     ("rows", "options", "expected"),
     [
         ({}, {}, "the batch: expected rows of at least one module, got none"),
-        ({"a": 0}, {}, "the batch: expected at least one row, got 0"),
-        ({"a": 8, "b": 0}, {}, "the batch of module 'b': expected at least one row, got 0"),
+        ({"a": 0}, {}, "the rows of the batch: expected a whole number of at least 1, got 0"),
+        ({"a": 8, "b": 0}, {}, "the rows of the batch of module 'b': expected a whole number"),
         ({"a": 8}, {"minibatch_size": 3}, "minibatch_size: expected a divisor of the 8 rows"),
         (
             {"a": 8, "b": 4},
@@ -239,7 +239,7 @@ def test_one_module_is_cut_as_ever():
         (
             {"a": 8},
             {"num_total_minibatches": 0},
-            "num_total_minibatches: expected a whole number of at least 1, or None, got 0",
+            "num_total_minibatches: expected a whole number of at least 1, got 0",
         ),
     ],
 )
@@ -263,10 +263,7 @@ def test_shuffle_is_a_bool(value):
     for fn in (lambda: plan_minibatches({"a": 8}, shuffle=value), lambda: _plan(value)):
         with pytest.raises(UserError) as error:
             fn()
-        assert str(error.value) == (
-            f"shuffle: expected True or False, got {value!r}. True takes the rows in a fresh order "
-            "in every epoch."
-        )
+        assert str(error.value).startswith(f"shuffle: expected True or False, got {value!r}. ")
     assert _plan(np.bool_(True)) == _plan(True)
 
 
