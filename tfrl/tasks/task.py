@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.learning import optimizers
 from tfrl.tasks import clip_recording
@@ -50,13 +51,9 @@ class RLTask(abc.ABC):
         Raises:
           UserError: For anything else than an `RLTaskConfig`.
         """
-        if not isinstance(config, RLTaskConfig):
-            raise UserError(
-                f"config of {type(self).__name__}",
-                expected="an RLTaskConfig",
-                got=f"{config!r} of type {type(config).__name__}",
-                remedy="Give RLTaskConfig(num_update_steps=...); num_update_steps is required.",
-            )
+        remedy = "Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+        thing = f"config of {type(self).__name__}"
+        checks.instance(thing, config, RLTaskConfig, "an RLTaskConfig", remedy=remedy)
         self.config = config
 
     # What a task defines: the first one always, the others for what needs them.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.envs.workers import episode_seed
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video
 from tfrl.evaluation.video_summary import Preview
@@ -21,7 +21,6 @@ from tfrl.tasks.program import TaskProgram, TaskState
 from tfrl.tasks.sampler import SamplingCounts
 from tfrl.tasks.task import RLTask
 from tfrl.types import AgentState
-from tfrl.workflows.checks import check_whole
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.runner import COUNTERS
 
@@ -70,7 +69,7 @@ class TaskWorkflow(Workflow):
                 got=f"{task!r} of type {type(task).__name__}",
                 remedy="Derive it from tfrl.tasks.RLTask and give an object of the class.",
             )
-        check_whole(eval_episodes=eval_episodes)
+        checks.at_least("eval_episodes", eval_episodes, 1)
         self.task = task
         self.eval_episodes = eval_episodes
         self.use_compile(compile)
@@ -163,7 +162,7 @@ class TaskWorkflow(Workflow):
         self, state: TaskState, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
         """Plays `num_episodes` episodes with `optimal=True`."""
-        check_whole(num_episodes=num_episodes)
+        checks.at_least("num_episodes", num_episodes, 1)
         if seed is None:
             seed = self._episodes_seed(state, _FINAL, int(state.metrics.iterations))
         return self._evaluated(state, num_episodes, seed)
@@ -241,14 +240,7 @@ class TaskWorkflow(Workflow):
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the mode of the update for runs that are set up from now on."""
         mode = choices if isinstance(choices, str) else choices.get("update", "graph")
-        if mode not in MODES:
-            raise UserError(
-                "compile of TaskWorkflow",
-                expected=f"one of {', '.join(MODES)}",
-                got=repr(mode),
-                remedy=did_you_mean(str(mode), MODES),
-            )
-        self.compile = mode
+        self.compile = checks.one_of("compile of TaskWorkflow", mode, MODES)
 
     def compile_choices(self, state: TaskState) -> dict[str, str]:
         """The mode of the update."""
