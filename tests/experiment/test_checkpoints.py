@@ -185,7 +185,9 @@ class TestPruning:
         assert (manager.steps, said) == ([60, 100], [])
 
     def test_max_to_keep_zero(self, tmp_path):
-        with pytest.raises(UserError, match="max_to_keep: .* of at least 1, or None"):
+        with pytest.raises(
+            UserError, match="max_to_keep: expected a whole number of at least 1, got 0"
+        ):
             CheckpointManager(tmp_path, max_to_keep=0)
 
 
@@ -529,3 +531,26 @@ class TestCost:
         assert len(gc.get_objects()) < objects + 900  # not one object a save
         assert grown < 20e6  # one copy of the values a save would be 440 MB
         assert per_save < 0.2
+
+
+class TestMisfits:
+    def test_all_are_named(self):
+        variables = {name: tf.Variable([1.0]) for name in "abcdefg"}
+        values = {
+            "a": np.float32([2]),
+            "b": np.float32([2, 3]),
+            "c": np.int64([2]),
+            "e": [1],
+            "f": "text",
+            "g": [[1], [2, 3]],
+            "x": np.float32([2]),
+        }
+        assert checkpoint_format.misfits(variables, values) == [
+            "missing d",
+            "unknown x",
+            "b of shape (2,) for (1,)",
+            "c of dtype int64 for float32",
+            "f that is no number for float32",
+            "g of rows of different lengths",
+        ]
+        assert checkpoint_format.misfits(variables, dict.fromkeys(variables, np.float32([3]))) == []

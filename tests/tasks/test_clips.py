@@ -190,11 +190,11 @@ def test_a_batch_is_its_clips_one_after_the_other():
     [
         (
             lambda r: r.sample(0),
-            "clip_size: expected an integer of at least 1, got 0. It counts samples.",
+            "clip_size: expected a whole number of at least 1, got 0. It counts samples.",
         ),
         (
             lambda r: r.sample(2, 1.5),
-            "stride: expected an integer of at least 1, got 1.5. It counts steps.",
+            "stride: expected a whole number of at least 1, got 1.5. It counts steps.",
         ),
         (
             lambda r: r.sample(4, 2),
@@ -216,16 +216,16 @@ def test_a_batch_is_its_clips_one_after_the_other():
         ),
         (
             lambda r: r.sample_batch(0, 1),
-            "batch_size: expected an integer of at least 1, got 0. It counts clips.",
+            "batch_size: expected a whole number of at least 1, got 0. It counts clips.",
         ),
         (
             lambda r: ReplaySamples(rng=3),
             "rng of the clips: expected a numpy.random.Generator, "
-            "got 3. Give numpy.random.default_rng(seed).",
+            "got int. Give numpy.random.default_rng(seed).",
         ),
         (
             lambda r: MultiReplaySamples(rng=rng(), max_samples=0),
-            "max_samples: expected an integer "
+            "max_samples: expected a whole number "
             "of at least 1, got 0. It counts samples that are kept.",
         ),
         (

@@ -51,33 +51,37 @@ def test_the_span_of_a_clip():
     [
         (
             {"num_update_steps": 0},
-            "num_update_steps of RLTaskConfig: expected an integer of at least 1, got 0. It counts "
+            "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got 0. It "
+            "counts "
             "updates between two collections.",
         ),
         (
             {"num_samples": True},
-            "num_samples of RLTaskConfig: expected an integer of at least 1, got True. It counts "
+            "num_samples of RLTaskConfig: expected a whole number of at least 1, got True. It "
+            "counts "
             "the samples of a clip.",
         ),
         (
             {"max_episode_steps": 2.0},
-            "max_episode_steps of RLTaskConfig: expected an integer of at least 1, got 2.0. It "
+            "max_episode_steps of RLTaskConfig: expected a whole number of at least 1, got 2.0. It "
             "counts env steps; None for the environment's own limit alone.",
         ),
         (
             {"num_env_workers": -1},
-            "num_env_workers of RLTaskConfig: expected an integer of at least 0, got -1. With 0 "
+            "num_env_workers of RLTaskConfig: expected a whole number of at least 0, got -1. With "
+            "0 "
             "one runs in turn.",
         ),
         (
             {"env_seed": -1},
-            "env_seed of RLTaskConfig: expected an integer of at least 0, got -1. The seeds of all "
+            "env_seed of RLTaskConfig: expected a whole number of at least 0, got -1. The seeds of "
+            "all "
             "episodes follow from it.",
         ),
         (
             {"env_cleanup_time": float("inf")},
-            "env_cleanup_time of RLTaskConfig: expected a finite number of seconds of at least 0, "
-            "got inf. It bounds a wait.",
+            "env_cleanup_time of RLTaskConfig: expected a number of at least 0, "
+            "got inf. It bounds a wait, in seconds.",
         ),
         (
             {"env_worker_mode": "proces"},
@@ -121,8 +125,8 @@ def test_a_task_wants_a_config():
     with pytest.raises(UserError) as error:
         ScriptedTask({"num_update_steps": 3})
     assert str(error.value) == (
-        "config of ScriptedTask: expected an RLTaskConfig, got {'num_update_steps': 3} of type "
-        "dict. Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+        "config of ScriptedTask: expected an RLTaskConfig, got dict. Give "
+        "RLTaskConfig(num_update_steps=...); num_update_steps is required."
     )
 
 

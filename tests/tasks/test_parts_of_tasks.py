@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.tasks.test_clips import rng, trajectory
 from tfrl.tasks import MultiReplaySamples, ReplayDataset
 from tfrl.tasks.clips import from_bytes, to_bytes
-from tfrl.tasks.episode_returns import EpisodeReturns
+from tfrl.tasks.environments import EpisodeReturns
 
 
 def part(start, length, episode=0, worker_id=0, cut=True):

@@ -10,9 +10,8 @@ from tfrl.envs.workers import WorkerError
 from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.tasks import collect_samples
-from tfrl.tasks.frames import FrameStandard
-from tfrl.tasks.task_evaluation import make_pool
-from tfrl.tasks.workflow import record_video
+from tfrl.tasks.clip_recording import FrameStandard, record_video
+from tfrl.tasks.environments import make_pool
 
 
 def play(env=Drawn, numbers=None, **options):
@@ -263,7 +262,7 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
         ),
         (
             {"return_states": True, "max_steps": 0},
-            "max_steps: expected an integer of at least 1, got 0. It counts the env steps of a "
+            "max_steps: expected a whole number of at least 1, got 0. It counts the env steps of a "
             "clip.",
         ),
         (

@@ -462,11 +462,11 @@ def test_progress_makes_its_own_bar(capsys):
     [
         (
             {"total_samples": 0},
-            "total_samples: expected an integer of at least 1, got 0. It counts samples.",
+            "total_samples: expected a whole number of at least 1, got 0. It counts samples.",
         ),
         (
             {"total_samples": 2.5},
-            "total_samples: expected an integer of at least 1, got 2.5. It counts samples.",
+            "total_samples: expected a whole number of at least 1, got 2.5. It counts samples.",
         ),
         (
             {"min_trajectory_length": 3, "clip_length": 4},
@@ -506,21 +506,22 @@ def test_progress_makes_its_own_bar(capsys):
         ),
         (
             {"max_batch_size": 0},
-            "max_batch_size: expected an integer of at least 1, got 0. It counts states.",
+            "max_batch_size: expected a whole number of at least 1, got 0. It counts states.",
         ),
         (
             {"max_discarded_in_a_row": 0},
-            "max_discarded_in_a_row: expected an integer of at least 1, got 0. It counts samples.",
+            "max_discarded_in_a_row: expected a whole number of at least 1, got 0. It counts "
+            "samples.",
         ),
         (
             {"max_wait_time": -1.0},
-            "max_wait_time: expected a finite number of seconds of at least "
-            "0, got -1.0. With 0 no state waits for others.",
+            "max_wait_time: expected a number of at least "
+            "0, got -1.0. It counts seconds; with 0 no state waits for others.",
         ),
         (
             {"max_wait_time": float("nan")},
-            "max_wait_time: expected a finite number of seconds of at "
-            "least 0, got nan. With 0 no state waits for others.",
+            "max_wait_time: expected a number of at "
+            "least 0, got nan. It counts seconds; with 0 no state waits for others.",
         ),
         (
             {"total_samples": None, "progress": True},
@@ -541,6 +542,7 @@ def test_collecting_needs_an_end():
     with make_pool(lambda: Scripted([3]), 2) as pool, pytest.raises(UserError) as error:
         collect_samples(pool, Policy(), total_samples=None)
     assert str(error.value) == (
-        "total_samples: expected an integer of at least 1, got None. A stream without an end is "
+        "total_samples: expected a whole number of at least 1, got None. A stream without an end "
+        "is "
         "only for iter_samples."
     )

@@ -1,4 +1,5 @@
 import logging
+import pathlib
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def test_the_update_is_traced_once():
 
     run(Traced(config(num_samples=2)), 3)
     assert traces == [[4, 2]]
+
+
+class Branching(ScriptedTask):
+    def compute_loss(self, outputs, batch):
+        if outputs > 1.0:  # a condition of the graph, by AutoGraph
+            loss = 0.0 * outputs
+        else:
+            loss = tf.square(outputs - 3.0)
+        return loss
+
+
+@pytest.mark.parametrize("compile", ["graph", "eager"])
+def test_losses_may_branch_on_tensors(compile):
+    _, state, (row,) = run(Branching(config()), compile=compile)
+    assert weight(state) == 1.5 and row["loss"] == 4.5
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
@@ -202,7 +218,7 @@ def test_a_resumed_run_begins_the_episodes_that_follow(tmp_path):
     # 10 steps: an episode of 6, and 4 of the next; its number is not begun again.
     task = ScriptedTask(config(on_policy=True, batch_size=64), lengths=[6])
     workflow, state, _ = run(task)
-    assert state.progress.next_episodes.tolist() == [2]
+    assert state.env_state.numpy().tolist() == [2]
     workflow.save(state, tmp_path)
     other = ScriptedTask(config(on_policy=True, batch_size=64), lengths=[6])
     resumed = TaskWorkflow(task=other)
@@ -227,7 +243,8 @@ def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
         other.restore(tmp_path)
     assert str(error.value) == (
         "the checkpoint: expected the values of this model and of 2 workers, got "
-        "progress/next_episodes of shape [1] for [2]. Go on with the task and the num_env_workers "
+        "progress/next_episodes of shape (1,) for (2,). Go on with the task and the "
+        "num_env_workers "
         "that it was saved with."
     )
 
@@ -237,7 +254,7 @@ def test_a_snapshot_stays_as_it_is():
     copy = workflow.snapshot(state)
     _, later = workflow.step(state)
     assert (weight(copy), weight(later)) == (2.25, 3 - 3 / 16)
-    with pytest.raises(UserError, match="got version 1, which a later step has consumed"):
+    with pytest.raises(UserError, match="got that of iteration 1, which a later step has consumed"):
         workflow.step(state)
     row, copy = workflow.step(copy)
     assert row["env_steps"] == 20 and weight(copy) == weight(later)
@@ -487,4 +504,17 @@ def test_one_replica_only():
 def test_any_module_is_a_model():
     assert [v.name for v in Weight().trainable_variables] == ["w:0"]
     _, state, _ = run(ScriptedTask(config()))
-    assert list(state.program.training.variables())[0] == "model/000_w"
+    assert list(state.program.training.saved_variables())[0] == "model/000_w"
+
+
+def test_a_checkpoint_of_the_release_before_goes_on():
+    """Written when counters were NumPy's, evaluations were not counted, and no Learner trained."""
+    numbers = config(num_collect_steps=5, replay_buffer_sample_size=10)
+    workflow = TaskWorkflow(task=KerasTask(numbers))
+    state = workflow.restore(pathlib.Path(__file__).parent / "data")
+    values = workflow.state_values(state)
+    assert values["progress/seed"] == 4 and int(values["progress/learner_steps"]) == 4
+    kernel = [0.18026838, 0.1040013, 0.22439674, -0.29708868]
+    np.testing.assert_allclose(values["model/000_kernel"].ravel()[:4], kernel, rtol=1e-6)
+    row, _ = workflow.step(state)
+    assert (row["env_steps"], row["learner_steps"], row["replay_samples"]) == (15, 6, 10)

@@ -1,16 +1,15 @@
 """Checkpoints that survive a kill at any moment: saved whole, verified, pruned, restored."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl import checks
 from tfrl.errors import UserError
@@ -73,7 +72,9 @@ class CheckpointManager:
             folder of a living run.
           log: Takes one-line messages about damaged checkpoints; by default `warnings.warn`.
         """
-        checks.at_least("max_to_keep", max_to_keep, 1, optional=True)
+        if max_to_keep is not None:
+            remedy = "None keeps all; without a checkpoint a run cannot go on after a kill."
+            checks.at_least("max_to_keep", max_to_keep, 1, remedy=remedy)
         self._directory = pathlib.Path(directory)
         self._max_to_keep = max_to_keep
         self._keep_best = keep_best
@@ -82,12 +83,10 @@ class CheckpointManager:
         self._log = log or _warn
         self._writer = checkpoint_format.DataWriter()
         if not read_only:
-            try:
+            with _writing(self._directory):
                 self._directory.mkdir(parents=True, exist_ok=True)
                 files.recover_replaced(self._directory)
                 files.remove_temporaries(self._directory)
-            except OSError as error:
-                raise _unwritable(self._directory, error) from error
 
     @property
     def directory(self) -> pathlib.Path:
@@ -152,17 +151,10 @@ class CheckpointManager:
         if metric is not None:
             metric = float(metric) if math.isfinite(metric) else None
         final = self._directory / f"ckpt-{step}"
-        temporary = files.temporary_name(self._directory)
-        try:
-            checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
-            files.replace_directory(temporary, final)
+        with _writing(final):
+            with checkpoint_format.replacing(final) as temporary:
+                checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
             self._prune(step)
-        except (OSError, tf.errors.OpError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise _unwritable(final, error) from error
-        except Exception:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return final
 
     def restore(self, which: str | int = "latest") -> Restored | None:
@@ -304,6 +296,6 @@ def _read(folder: pathlib.Path) -> Restored:
     )
 
 
-def _unwritable(path: pathlib.Path, error: Exception) -> UserError:
+def _writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     remedy = "Make room or choose another --root_dir; earlier checkpoints are untouched."
-    return files.unwritable(f"checkpoint {path}", error, remedy=remedy)
+    return checkpoint_format.writing(f"checkpoint {path}", remedy)

@@ -127,11 +127,11 @@ def _write(
                 got=f"the task {type(workflow.task).__name__}, which has a model and no agent",
                 remedy="Export it as saved_model, tflite or onnx.",
             )
-        from tfrl.compat.tf_agents import export_policy
+        from tfrl.compat.tf_agents.as_tf_policy import write_policies
 
         agent_state = workflow.agent_state(state)
         steps = _learner_steps(restored)
-        return export_policy.write_policies(workflow.agent, agent_state, written, steps)
+        return write_policies(workflow.agent, agent_state, written, steps)
     written.mkdir()
     if form == "tflite":
         return write_tflite(policy, written, quantize=quantize)

@@ -7,7 +7,6 @@ from tfrl.learners.learner import CheckNumerics, Learner
 from tfrl.learners.minibatches import (
     MinibatchPlan,
     MultiPlan,
-    host_minibatch_indices,
     minibatch_indices,
     plan_minibatches,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "as_sequences",
     "clip_gradients",
     "compute_update",
-    "host_minibatch_indices",
     "minibatch_indices",
     "missing_apis",
     "plan_minibatches",

@@ -15,7 +15,6 @@ checkpoint or none; one process writes it at a time.
 import json
 import os
 import pathlib
-import shutil
 import urllib.parse
 import weakref
 from collections.abc import Mapping
@@ -267,38 +266,26 @@ def save_to_path(learner: Any, path: Any) -> pathlib.Path:
       The folder.
 
     Raises:
-      UserError: The learner is not built; the path holds something that is no learner checkpoint;
-        the folder cannot be written.
+      UserError: The path holds something that is no learner checkpoint; the folder cannot be
+        written.
     """
-    _check_built(learner, "save_to_path")
     final = absolute(path)
-    try:
+    remedy = "Make room or choose another path; an earlier save there is untouched."
+    with checkpoint_format.writing(f"learner checkpoint {final}", remedy):
         final.parent.mkdir(parents=True, exist_ok=True)
         files.recover(final)
         check_replaceable(final)
         files.remove_temporaries(final.parent, owner=final.name)
-        temporary = files.temporary_name(final.parent, owner=final.name)
-        try:
-            described = {
-                "modules": _described("module", learner.modules),
-                "configs": _described("config", learner.configs),
-                "options": _options(learner),
-                # In this order, after `build`.
-                "added": list(getattr(learner, "_added", ())),
-            }
-            writers = _WRITERS.setdefault(learner, {})
+        described = {
+            "modules": _described("module", learner.modules),
+            "configs": _described("config", learner.configs),
+            "options": _options(learner),
+            # In this order, after `build`.
+            "added": list(getattr(learner, "_added", ())),
+        }
+        writers = _WRITERS.setdefault(learner, {})
+        with checkpoint_format.replacing(final, owner=final.name) as temporary:
             write(temporary, learner.get_state(), described, writers)
-            files.replace_directory(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, tf.errors.OpError) as error:
-        reason = files.reason(error)
-        raise UserError(
-            f"learner checkpoint {final}",
-            expected="a folder that can be written, with room on the disk",
-            got=reason.splitlines()[0],
-            remedy="Make room or choose another path; an earlier save there is untouched.",
-        ) from error
     return final
 
 
@@ -353,7 +340,6 @@ def restore_from_path(learner: Any, path: Any, component: str | None = None) -> 
       UserError: No checkpoint, a damaged one (the file is named), an unknown component; or naming
         every variable that is missing, extra, mis-shaped or mis-typed.
     """
-    _check_built(learner, "restore_from_path")
     if component is not None and not isinstance(component, str):
         raise UserError(
             "component",
@@ -451,16 +437,6 @@ def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> 
     return learner
 
 
-def _check_built(learner: Any, what: str) -> None:
-    if not learner.is_built:
-        raise UserError(
-            f"Learner.{what}",
-            expected="a built learner",
-            got="one without variables",
-            remedy="Call learner.build(key) first.",
-        )
-
-
 def _described(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """A description of each object, or why there is none: saving never fails for that."""
     found: dict[str, Any] = {}
@@ -545,7 +521,11 @@ def _check_fit(
     problems += [f"unknown {'/'.join(k)}" for k in stored if k not in expected]
     problems += [f"unknown {name}" for name in stored_values if name not in present]
     for keys in (k for k in stored if k in expected):
-        problems += _differences("/".join(keys), expected[keys], stored[keys])
+        want, have = (
+            {f"{'/'.join(keys)}/{path}": x for path, x in variables[keys].items()}
+            for variables in (expected, stored)
+        )
+        problems += checkpoint_format.misfits(want, have)
     if problems:
         raise UserError(
             f"learner checkpoint {folder}",
@@ -554,17 +534,3 @@ def _check_fit(
             remedy="Restore into a learner of the same modules and optimizers (add_module and "
             "remove_module change them), or only the components that fit.",
         )
-
-
-def _differences(
-    prefix: str, expected: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray]
-) -> list[str]:
-    missing = [f"missing {prefix}/{p}" for p in expected if p not in stored]
-    found = missing + [f"extra {prefix}/{p}" for p in stored if p not in expected]
-    for path in (p for p in expected if p in stored):
-        want, got = expected[path], stored[path]
-        if want.shape != got.shape:
-            found.append(f"{prefix}/{path} of shape {got.shape} instead of {want.shape}")
-        if want.dtype != got.dtype:
-            found.append(f"{prefix}/{path} of dtype {got.dtype} instead of {want.dtype}")
-    return found

@@ -27,7 +27,7 @@ from tfrl.learners import learner_state, planning, registration, state_changes
 from tfrl.learners.episode_updates import batches_of, observe_episodes
 from tfrl.learners.external_update import check_no_optimizer, trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
-from tfrl.learners.minibatches import Remainder, host_minibatch_indices
+from tfrl.learners.minibatches import Remainder
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import SelfSupervisedLossAPI, as_module, check_module_id, missing_apis
 from tfrl.learners.optimizers import (
@@ -841,11 +841,9 @@ class Learner:
         if plan is None:
             return self._nothing(steps)
         key = self._default_key() if key is None else seeding.as_key(key)
-        indices = {}
-        for i, (m, one) in enumerate(plan.modules.items()):
-            words = [*np.asarray(key).astype(np.uint32).tolist(), i]
-            cut = host_minibatch_indices(one, words)[: plan.steps]
-            indices[m] = tf.constant(cut, tf.int32)
+        # A trace is made for a number of rows; indices of that many that come from outside need
+        # none.
+        indices = planning.indices_of(plan, seeding.stream(key, "minibatches"))
         padded = {m: p.padded for m, p in plan.modules.items()}
 
         def run(

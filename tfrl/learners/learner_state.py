@@ -13,6 +13,7 @@ from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.parameters import make_counter, make_variables
 from tfrl.learning import leaves
 from tfrl.metrics import MetricsLogger
+from tfrl.storage.checkpoint_format import misfits
 from tfrl.types import AgentState
 
 if TYPE_CHECKING:
@@ -226,13 +227,7 @@ def assign_all(
       UserError: Naming every missing, unknown, mis-shaped or mis-typed value.
     """
     wrong = list(problems)
-    wrong += [f"missing {p}" for p in sorted(set(variables) - set(values))]
-    wrong += [f"unknown {p}" for p in sorted(set(values) - set(variables), key=str)]
-    wrong += [
-        f"{path} {difference}"
-        for path in sorted(set(values) & set(variables))
-        if (difference := _difference(values[path], variables[path]))
-    ]
+    wrong += misfits(variables, values)
     if wrong:
         raise UserError(
             thing,
@@ -244,25 +239,6 @@ def assign_all(
         value = values[path]
         plain = not hasattr(value, "dtype")
         variable.assign(np.asarray(value, variable.dtype.as_numpy_dtype) if plain else value)
-
-
-def _difference(have: Any, want: tf.Variable) -> str:
-    """Why a value cannot become that of a variable; nothing if it can."""
-    plain = not hasattr(have, "dtype")  # numbers and lists of them
-    try:
-        have = np.asarray(have) if plain else have
-    except ValueError:
-        return "of rows of different lengths"
-    shape, wanted = tuple(have.shape), tuple(want.shape)
-    if plain and have.dtype.kind not in "biuf":
-        return f"that is no number for {want.dtype.name}"
-    if shape != wanted:
-        return f"of shape {shape} for {wanted}"
-    if plain:
-        fits = np.can_cast(have.dtype, want.dtype.as_numpy_dtype, "same_kind")
-    else:
-        fits = tf.as_dtype(have.dtype) == want.dtype
-    return "" if fits else f"of dtype {tf.as_dtype(have.dtype).name} for {want.dtype.name}"
 
 
 def copy_values(learner: Learner, source: str, target: str) -> None:

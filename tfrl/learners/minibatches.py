@@ -1,21 +1,22 @@
 """Which rows of a batch make which minibatch: permutation, epochs, remainder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.ops.permutation import permutation
 
 Remainder = Literal["error", "pad", "drop", "wrap"]
 _REMAINDERS = ("error", "pad", "drop", "wrap")
-_REMEDIES = {
-    "rows": "Collect experience before the update.",
-    "size": "Leave it out for a minibatch of all rows.",
-    "epochs": "It is the number of passes over the batch; leave it out for one.",
+# {field: (what messages call it, what to do)}
+_COUNTS = {
+    "rows": ("the rows of the batch", "Collect experience before the update."),
+    "size": ("minibatch_size", "Leave it out for a minibatch of all rows."),
+    "epochs": ("num_epochs", "It is the number of passes over the batch; leave it out for one."),
 }
 
 
@@ -45,26 +46,13 @@ class MinibatchPlan(struct.Struct):
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
-        for name in ("rows", "size", "epochs"):
-            value = whole_number(getattr(self, name))
-            if value is None or value < 1:
-                raise UserError(
-                    {"rows": "the batch", "size": "minibatch_size", "epochs": "num_epochs"}[name],
-                    expected="at least one row"
-                    if name == "rows"
-                    else "a whole number of at least 1",
-                    got=repr(getattr(self, name)),
-                    remedy=_REMEDIES[name],
-                )
-            object.__setattr__(self, name, value)  # one kind of number: plans are compared
-        object.__setattr__(self, "shuffle", _checked_shuffle(self.shuffle))
-        if self.remainder not in _REMAINDERS:
-            raise UserError(
-                "remainder",
-                expected=f"one of {', '.join(_REMAINDERS)}",
-                got=repr(self.remainder),
-                remedy="Choose what happens to rows that do not fill a minibatch.",
-            )
+        for field, (thing, remedy) in _COUNTS.items():
+            count = checks.at_least(thing, getattr(self, field), 1, remedy=remedy)
+            object.__setattr__(self, field, count)  # one kind of number: plans are compared
+        shuffle = checks.boolean("shuffle", self.shuffle)
+        object.__setattr__(self, "shuffle", bool(shuffle))
+        remedy = "Choose what happens to rows that do not fill a minibatch."
+        checks.one_of("remainder", self.remainder, _REMAINDERS, remedy=remedy)
         left = self.rows % self.size
         if left and self.remainder == "error":
             raise UserError(
@@ -98,17 +86,6 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return int(value)
     return None
-
-
-def _checked_shuffle(value: Any) -> bool:
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise UserError(
-        "shuffle",
-        expected="True or False",
-        got=repr(value),
-        remedy="True takes the rows in a fresh order in every epoch.",
-    )
 
 
 def _nearest_divisors(rows: int, size: int) -> str:
@@ -160,37 +137,6 @@ def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
         # A minibatch larger than the batch goes round more than once.
         order = tf.tile(order, [-(-used // plan.rows)])[:used]
     return tf.reshape(order, [plan.steps_per_epoch, plan.size])
-
-
-def host_minibatch_indices(plan: MinibatchPlan, seed_words: Sequence[int]) -> np.ndarray:
-    """As `minibatch_indices` in NumPy, for batches whose number of rows changes between calls.
-
-    A trace is made for a number of rows; indices that come from the host as a tensor need none.
-    The orders are others than those of `minibatch_indices`, and as independent.
-
-    Args:
-      plan: The cut.
-      seed_words: Whole numbers of which the low 32 bits count, such as those of a key, as many in
-        every call; epoch e adds e to them.
-
-    Returns:
-      int32 `[plan.steps, plan.size]` as there.
-    """
-    words = [int(w) % 2**32 for w in seed_words]
-    epochs = [_host_epoch_indices(plan, [*words, epoch]) for epoch in range(plan.epochs)]
-    return np.concatenate(epochs)
-
-
-def _host_epoch_indices(plan: MinibatchPlan, words: list[int]) -> np.ndarray:
-    used = plan.steps_per_epoch * plan.size
-    order = np.arange(plan.rows, dtype=np.int32)
-    if plan.shuffle:
-        # Raw bits, because NumPy promises them for ever, and its permutations not.
-        bits = np.random.Philox(np.random.SeedSequence(words)).random_raw(plan.rows)
-        order = np.argsort(bits, kind="stable").astype(np.int32)
-    if used > plan.rows and plan.remainder == "pad":
-        order = np.pad(order, (0, used - plan.rows), constant_values=-1)
-    return np.resize(order, used).reshape(plan.steps_per_epoch, plan.size)
 
 
 @struct.logic_dataclass
@@ -257,9 +203,11 @@ def plan_minibatches(
             got="none",
             remedy="Collect experience before the update.",
         )
-    shuffle = _checked_shuffle(shuffle)
+    shuffle = bool(checks.boolean("shuffle", shuffle))
     if num_total_minibatches is not None:
-        num_total_minibatches = _checked_total(num_total_minibatches)
+        total = num_total_minibatches
+        remedy = "None takes those of the epochs."
+        num_total_minibatches = checks.at_least("num_total_minibatches", total, 1, remedy=remedy)
     sizes = _sizes(rows, minibatch_size)
     most = max(rows.values())
     plans: dict[str, MinibatchPlan] = {}
@@ -283,18 +231,6 @@ def plan_minibatches(
         raise _all_wrong(wrong, several=len(rows) > 1)
     steps = num_total_minibatches or max(plan.steps for plan in plans.values())
     return MultiPlan(modules=plans, steps=steps).with_steps(steps)
-
-
-def _checked_total(total: Any) -> int:
-    number = whole_number(total)
-    if number is None or number < 1:
-        raise UserError(
-            "num_total_minibatches",
-            expected="a whole number of at least 1, or None",
-            got=repr(total),
-            remedy="None takes those of the epochs.",
-        )
-    return number
 
 
 def _sizes(rows: Mapping[str, int], size: int | Mapping[str, int | None] | None) -> dict[str, Any]:

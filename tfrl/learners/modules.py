@@ -26,6 +26,10 @@ class Module(abc.ABC):
     other state, and the hooks to change it.
     """
 
+    # Whether the loss reads tf.Variables by itself, those of the learner, and not the values in
+    # `params`: code of others, such as the models of tasks.
+    over_variables = False
+
     @abc.abstractmethod
     def init_params(self, key: tf.Tensor) -> dict[str, Any]:
         """Makes fresh parameters.

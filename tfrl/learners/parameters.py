@@ -26,9 +26,15 @@ class ParameterTable:
     sum of their losses.
     """
 
-    def __init__(self, states: Mapping[str, AgentState]):
-        """Lists the variables of `{module_id: AgentState of tf.Variables}`."""
+    def __init__(self, states: Mapping[str, AgentState], unread: Collection[str] = ()):
+        """Lists the variables.
+
+        Args:
+          states: `{module_id: AgentState of tf.Variables}`.
+          unread: Modules whose losses read the variables by themselves: they stay variables.
+        """
         self._states = dict(states)
+        self._unread = frozenset(unread)
         self.variables: list[tf.Variable] = []
         self._index: dict[Any, int] = {}
         self._places: dict[str, list[int]] = {}
@@ -48,7 +54,8 @@ class ParameterTable:
         for module_id, places in self._places.items():
             for place, leaf in zip(places, tf.nest.flatten(states[module_id]), strict=True):
                 if place not in found:
-                    found[place] = tf.convert_to_tensor(leaf)
+                    read = module_id not in self._unread
+                    found[place] = tf.convert_to_tensor(leaf) if read else leaf
         return [found[i] for i in range(len(self.variables))]
 
     def states(self, values: Sequence[tf.Tensor]) -> dict[str, AgentState]:

@@ -146,7 +146,7 @@ def check_divides(size: int, parts: int, module_id: str) -> None:
 
 
 def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
-    """`{module_id: int32 [steps, size]}`; traced."""
+    """`{module_id: int32 [steps, size]}`, the same bits traced and eagerly."""
     several = len(plan.modules) > 1
     found = {}
     for m, one in plan.modules.items():

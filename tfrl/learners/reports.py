@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES
+from tfrl.metrics import MetricsLogger
+from tfrl.metrics.accumulator import reduction
 
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
@@ -48,7 +48,7 @@ def raise_if_nonfinite(
 
 def logged_as(module_id: str, name: str) -> dict[str, Any]:
     """How a metric of an update is logged: steps as sums, counters as they are last, else means."""
-    if name in ("gradient_steps", "skipped_steps") or name.startswith("nonfinite/"):
+    if reduction(name) == "sum":
         return {"reduce": "sum"}
     if module_id == ALL_MODULES or name.startswith("num_") or name.endswith("learning_rate"):
         return {"window": 1}
@@ -57,21 +57,17 @@ def logged_as(module_id: str, name: str) -> dict[str, Any]:
 
 def mean_of(results: list[Results]) -> Results:
     """Metrics of several updates: steps as sums, counters as they are last, else means."""
-    merged: Results = {}
-    for m in dict.fromkeys(m for r in results for m in r):
-        rows = [r[m] for r in results if m in r]
-        names = dict.fromkeys(k for row in rows for k in row)
-        merged[m] = {}
-        for k in names:
-            values = [row[k] for row in rows if k in row]
-            how = logged_as(m, k)
-            if how.get("reduce") == "sum":
-                merged[m][k] = sum(values)
-            elif how:
-                merged[m][k] = values[-1]
-            else:
-                merged[m][k] = float(np.mean(values))
-    return merged
+    summer = MetricsLogger()
+    for rows in results:
+        log_rows(summer, rows)
+    return summer.reduce()
+
+
+def log_rows(metrics: MetricsLogger, rows: Results) -> None:
+    """Logs `{module_id: {name: value}}`, each as `logged_as` says."""
+    for module_id, row in rows.items():
+        for name, value in row.items():
+            metrics.log((module_id, name), value, **logged_as(module_id, name))
 
 
 def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
@@ -96,9 +92,7 @@ def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
         "weights_seq_no": int(learner.weights_seq_no.numpy()),
         **counts[ALL_MODULES],
     }
-    for module_id, row in report.items():
-        for name, value in row.items():
-            learner.metrics.log((module_id, name), value, **logged_as(module_id, name))
+    log_rows(learner.metrics, report)
     return report
 
 

@@ -93,7 +93,8 @@ class TrainStep:
         self._learner = learner
         self._replicas = learner.replicas
         self._modules = {m: learner.modules[m] for m in module_ids}
-        self._table = ParameterTable({m: learner.module_state(m) for m in module_ids})
+        unread = [m for m, x in self._modules.items() if getattr(x, "over_variables", False)]
+        self._table = ParameterTable({m: learner.module_state(m) for m in module_ids}, unread)
         self._jit = jit
         self._cores: dict[int, Callable[..., Any]] = {}
 

@@ -8,6 +8,7 @@ the network to be visibly not uniform are sorted instead.
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
@@ -18,6 +19,8 @@ _SORT_UP_TO = 256
 _ROUNDS = 8
 # Halves of the network are at most this much apart, so that each round still mixes.
 _LARGEST_ASPECT = 8
+# Shifts and factors of the mix of 32 bits.
+_MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
 
 
 def permutation(key: tf.Tensor, n: int) -> tf.Tensor:
@@ -44,6 +47,8 @@ def permutation(key: tf.Tensor, n: int) -> tf.Tensor:
     if n <= _SORT_UP_TO:
         bits = seeding.uniform_bits(key, [n], tf.int32)
         return tf.argsort(bits, direction="DESCENDING")  # Ascending would negate the least int32.
+    if tf.executing_eagerly():  # a hundred small operations would take milliseconds
+        return tf.constant(_feistel_on_host(key, n), tf.int32)
     return tf.cast(_feistel_permutation(key, n), tf.int32)
 
 
@@ -77,6 +82,31 @@ def _feistel_permutation(key: tf.Tensor, n: int) -> tf.Tensor:
     return walked[:n]
 
 
+def _feistel_on_host(key: tf.Tensor, n: int) -> np.ndarray:
+    """`_feistel_permutation` in NumPy."""
+    a, b = (np.uint32(size) for size in _domain(n))
+    round_keys = seeding.uniform_bits(key, [_ROUNDS], tf.uint32).numpy()
+
+    def mixed(x: np.ndarray) -> np.ndarray:
+        for shift, factor in _MIX:
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+        return x ^ (x >> np.uint32(16))
+
+    def encrypted(x: np.ndarray) -> np.ndarray:
+        left, right = x // b, x % b
+        for i, k in enumerate(round_keys):
+            if i % 2 == 0:
+                left = (left + mixed(right ^ k) % a) % a
+            else:
+                right = (right + mixed(left ^ k) % b) % b
+        return left * b + right
+
+    images = encrypted(np.arange(n, dtype=np.uint32))
+    while len(beyond := np.flatnonzero(images >= n)):
+        images[beyond] = encrypted(images[beyond])
+    return images
+
+
 def _domain(n: int) -> tuple[int, int]:
     """The factors (a, b) with the least product >= n among nearly square ones."""
     root = math.isqrt(n - 1) + 1
@@ -90,7 +120,7 @@ def _uint_range(start: int, stop: int) -> tf.Tensor:
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
     """A bijection of 32 bits in which every input bit moves about half of the output bits."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+    for shift, factor in _MIX:
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
         x = x * tf.constant(factor, tf.uint32)
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(16, tf.uint32)))

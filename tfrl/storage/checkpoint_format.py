@@ -9,9 +9,11 @@ The data is an ordinary TensorFlow checkpoint: `tf.train.Checkpoint(values={path
 `.read("<folder>/data")` restores it without tfrl. Nothing is pickled.
 """
 
+import contextlib
 import hashlib
 import pathlib
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,68 @@ def _tensor(path: str, value: Any) -> tf.Tensor:
             f"got {type(value).__name__}"
         )
     return tf.convert_to_tensor(value)
+
+
+@contextlib.contextmanager
+def writing(thing: str, remedy: str) -> Iterator[None]:
+    """Tells a user, in a UserError about `thing`, why the system refused to write."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(
+            thing,
+            expected="a folder that can be written, with room on the disk",
+            got=files.reason(error).splitlines()[0],
+            remedy=remedy,
+        ) from error
+
+
+@contextlib.contextmanager
+def replacing(final: pathlib.Path, owner: str = "") -> Iterator[pathlib.Path]:
+    """Gives a temporary path to write a folder to, which then takes the place of `final`.
+
+    A kill at any moment leaves the folder before it, or the new one, whole.
+    """
+    temporary = files.temporary_name(final.parent, owner)
+    try:
+        yield temporary
+        files.replace_directory(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
+    """Returns why values cannot take the place of others: paths, shapes and dtypes that differ.
+
+    Args:
+      want: `{path: tensor, variable, spec or array}`.
+      have: `{path: value}`; one without a dtype, a number or a list, fits what can hold it.
+    """
+    found = [f"missing {path}" for path in sorted(set(want) - set(have))]
+    found += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]
+    for path in sorted(set(want) & set(have)):
+        reason = _misfit(want[path], have[path])
+        found += [f"{path} {reason}"] if reason else []
+    return found
+
+
+def _misfit(want: Any, have: Any) -> str:
+    plain = not hasattr(have, "dtype")
+    try:
+        have = np.asarray(have) if plain else have
+    except ValueError:
+        return "of rows of different lengths"
+    dtype = tf.as_dtype(want.dtype)
+    if plain and have.dtype.kind not in "biuf":
+        return f"that is no number for {dtype.name}"
+    shape, wanted = tf.TensorShape(have.shape), tf.TensorShape(want.shape)
+    if not wanted.is_compatible_with(shape):
+        return f"of shape {shape} for {wanted}"
+    if plain:
+        fits = np.can_cast(have.dtype, dtype.as_numpy_dtype, "same_kind")
+    else:
+        fits = tf.as_dtype(have.dtype) == dtype
+    return "" if fits else f"of dtype {tf.as_dtype(have.dtype).name} for {dtype.name}"
 
 
 def _sha256(path: pathlib.Path) -> str:

@@ -2,12 +2,12 @@
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
 from tfrl.tasks.config import RLTaskConfig
+from tfrl.tasks.program import TaskState
 from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
 from tfrl.tasks.task import RLTask
-from tfrl.tasks.task_state import TaskState
 from tfrl.tasks.workflow import TaskWorkflow
 
 __all__ = [

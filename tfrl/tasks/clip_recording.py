@@ -1,22 +1,94 @@
-"""Plays an episode frame by frame, and hands the frames to files, TensorBoard and the caller."""
+"""Clips of a task: an episode frame by frame, to a file, to TensorBoard and to the caller."""
 
+import dataclasses
+import os
+import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 
+from tfrl import checks, extras
 from tfrl.envs.workers import WorkerPool, WorkerState
 from tfrl.envs.workers.runner import checked_env
+from tfrl.envs.workers.seeds import check_seed
 from tfrl.episodes import nests
 from tfrl.errors import UserError
 from tfrl.evaluation import video_file, video_summary
-from tfrl.tasks.bounds import GetActions, batched_actions
-from tfrl.tasks.clips import ClipOptions
-from tfrl.tasks.frames import FrameStandard
-from tfrl.tasks.samples import SampledTrajectory, Track
+from tfrl.evaluation.video import Video
+from tfrl.tasks.samples import GetActions, SampledTrajectory, Track, batched_actions
+
+if TYPE_CHECKING:
+    from tfrl.tasks.task import RLTask
 
 DEFAULT_FPS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipOptions:
+    """Checked arguments of `RLTask.sample_clip`, see there."""
+
+    save_path: pathlib.Path | None
+    keeps_images: bool
+    writer: Any
+    standardize_images: bool
+    max_steps: int
+    seed: int
+
+    @property
+    def renders(self) -> bool:
+        """Whether frames are drawn at all."""
+        return self.keeps_images or self.save_path is not None or self.writer is not None
+
+
+def clip_options(
+    *,
+    save_path: str | os.PathLike | None,
+    return_images: bool,
+    return_states: bool,
+    writer: Any,
+    standardize_images: bool,
+    max_steps: Any,
+    seed: Any,
+) -> ClipOptions:
+    """Returns the options of a clip.
+
+    Raises:
+      UserError: Nothing is to become of it, or arguments contradict each other.
+    """
+    if save_path is None and not return_images and not return_states and writer is None:
+        raise UserError(
+            "sample_clip",
+            expected="one or more of save_path, return_images, return_states and writer",
+            got="none of them",
+            remedy="Give save_path='clip.mp4' for a file.",
+        )
+    if not standardize_images and not return_images:
+        raise UserError(
+            "standardize_images",
+            expected="True, unless return_images asks for frames",
+            got="False without return_images",
+            remedy="Files and TensorBoard take standardised frames only: leave it out, or give "
+            "return_images=True.",
+        )
+    if writer is not None and not hasattr(writer, "as_default"):
+        raise UserError(
+            "writer of sample_clip",
+            expected="a tf.summary writer",
+            got=f"{writer!r} of type {type(writer).__name__}",
+            remedy="Make it with tf.summary.create_file_writer(folder).",
+        )
+    remedy = "It counts the env steps of a clip."
+    checks.at_least("max_steps", max_steps, 1, remedy=remedy)
+    return ClipOptions(
+        save_path=None if save_path is None else video_file.check_path(save_path),
+        keeps_images=return_images,
+        writer=writer,
+        standardize_images=standardize_images,
+        max_steps=int(max_steps),
+        seed=check_seed(seed),
+    )
 
 
 class ClipPlayer:
@@ -205,3 +277,130 @@ def _check_start(state: WorkerState) -> None:
                 got=f"info[{flag!r}] is true at reset: the episode is over before its first step",
                 remedy="Let reset begin where the episode goes on, or choose another seed.",
             )
+
+
+def check_video(task: "RLTask") -> None:
+    """Checks that the task's environment can be drawn and its video encoded, by drawing once.
+
+    Raises:
+      UserError: It cannot.
+    """
+    for module in ("imageio_ffmpeg", "PIL.Image"):
+        extras.require(module, "video")
+    env = task.get_environment()
+    try:
+        check_drawable(env)
+        env.reset(seed=0)
+        as_rgb(env.render())
+    except UserError:
+        raise
+    except Exception as error:  # whatever a renderer raises without a screen or a package
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        raise UserError(
+            "video_interval",
+            expected="an environment that can be drawn",
+            got=f"one that cannot ({type(error).__name__}: {lines[0]})",
+            remedy="Leave video_interval out.",
+        ) from error
+    finally:
+        env.close()
+
+
+def record_video(
+    task: "RLTask",
+    model: Any,
+    path: str | pathlib.Path,
+    seed: int,
+    preview: video_summary.Preview | None,
+) -> Video:
+    """Records one episode with `optimal=True`.
+
+    Args:
+      task: The task.
+      model: Of `get_model`.
+      path: A file name ending in .mp4 or .gif.
+      seed: Of the episode.
+      preview: Takes the frames too.
+
+    Raises:
+      UserError: As `RLTask.sample_clip`.
+    """
+    wanted = clip_options(
+        save_path=path,
+        return_images=False,
+        return_states=True,
+        writer=None,
+        standardize_images=True,
+        max_steps=task.config.max_steps,
+        seed=seed,
+    )
+    clip = ClipPlayer(
+        task.get_environment,
+        lambda states, optimal: task.get_actions(model, states, optimal),
+        optimal=True,
+        max_steps=wanted.max_steps,
+        max_episode_steps=task.config.max_episode_steps,
+        seed=wanted.seed,
+        renders=True,
+    )
+    record(clip, wanted, step=0, tag="clip", preview=preview)
+    trajectory = clip.trajectory
+    if trajectory is None:
+        raise RuntimeError("the clip was not played to its end")
+    return Video(
+        path=pathlib.Path(path),
+        frames=len(trajectory) + 1,
+        episode_returns=(float(np.sum(trajectory.reward)),),
+        episode_lengths=(len(trajectory),),
+        fps=clip.fps,
+    )
+
+
+class FrameStandard:
+    """Turns frames into uint8 RGB of the first one's size, made even.
+
+    Grey frames are repeated in three channels and an alpha channel is dropped. An odd height or
+    width gets its last row or column twice, as H.264 asks for even ones. A later frame of another
+    size loses what is too much at its lower right, and is filled up in black.
+    """
+
+    def __init__(self) -> None:
+        """The first frame decides the size."""
+        self._size: tuple[int, int] | None = None
+
+    def __call__(self, frame: Any) -> np.ndarray:
+        """Returns a frame as uint8 `[H, W, 3]`.
+
+        Args:
+          frame: uint8 `[h, w]`, `[h, w, 1]`, `[h, w, 3]` or `[h, w, 4]`.
+
+        Raises:
+          UserError: For anything else.
+        """
+        picture = as_rgb(frame)
+        if self._size is None:
+            self._size = (picture.shape[0], picture.shape[1])
+        height, width = self._size
+        if picture.shape[:2] != self._size:
+            picture = picture[:height, :width]
+            lacking = (height - picture.shape[0], width - picture.shape[1])
+            picture = np.pad(picture, ((0, lacking[0]), (0, lacking[1]), (0, 0)))
+        return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def as_rgb(frame: Any) -> np.ndarray:
+    """Returns a grey, RGB or RGBA frame as uint8 `[H, W, 3]`, copied; else a UserError."""
+    picture = np.array(frame) if frame is not None else np.array(None)
+    if picture.dtype == np.uint8 and picture.ndim == 2:
+        picture = picture[..., None]
+    shape = picture.shape
+    if picture.dtype != np.uint8 or picture.ndim != 3 or shape[-1] not in (1, 3, 4) or 0 in shape:
+        raise UserError(
+            "env.render() for a clip",
+            expected="a picture, uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]",
+            got=type(frame).__name__
+            if picture.dtype == object
+            else f"{picture.dtype} {list(picture.shape)}",
+            remedy="Correct the render method of the environment.",
+        )
+    return np.repeat(picture, 3, axis=-1) if shape[-1] == 1 else picture[..., :3]

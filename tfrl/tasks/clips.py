@@ -1,22 +1,16 @@
 """Stored trajectories of which clips are sampled: of one worker, and of several in one bound."""
 
-import dataclasses
 import io
-import numbers
-import os
-import pathlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.envs.workers.seeds import check_seed
+from tfrl import checks
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.evaluation.video_file import check_path
-from tfrl.tasks.gathering import Place, Stored, gather
 from tfrl.tasks.samples import TIMED, SampledTrajectory, Samples, signature
 
 _STATIC = ("worker_id", "episode", "start", "cut")
@@ -32,17 +26,9 @@ def clip_span(clip_size: int, stride: int = 1) -> int:
     Raises:
       UserError: For one that is no positive integer.
     """
-    for name, value in (("clip_size", clip_size), ("stride", stride)):
-        check_positive(
-            name, value, "It counts samples." if name == "clip_size" else "It counts steps."
-        )
+    checks.at_least("clip_size", clip_size, 1, remedy="It counts samples.")
+    checks.at_least("stride", stride, 1, remedy="It counts steps.")
     return (clip_size - 1) * stride + 1
-
-
-def check_positive(name: str, value: Any, remedy: str) -> None:
-    """Raises a UserError for what is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise UserError(name, expected="an integer of at least 1", got=repr(value), remedy=remedy)
 
 
 def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
@@ -62,79 +48,9 @@ def check_generator(rng: Any) -> np.random.Generator:
     """Returns the generator, a fresh one for None; a UserError for anything else, as a seed."""
     if rng is None:
         return np.random.default_rng()
-    if isinstance(rng, np.random.Generator):
-        return rng
-    raise UserError(
-        "rng of the clips",
-        expected="a numpy.random.Generator",
-        got=repr(rng),
-        remedy="Give numpy.random.default_rng(seed).",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ClipOptions:
-    """Checked arguments of `RLTask.sample_clip`, see there."""
-
-    save_path: pathlib.Path | None
-    keeps_images: bool
-    writer: Any
-    standardize_images: bool
-    max_steps: int
-    seed: int
-
-    @property
-    def renders(self) -> bool:
-        """Whether frames are drawn at all."""
-        return self.keeps_images or self.save_path is not None or self.writer is not None
-
-
-def checked(
-    *,
-    save_path: str | os.PathLike | None,
-    return_images: bool,
-    return_states: bool,
-    writer: Any,
-    standardize_images: bool,
-    max_steps: Any,
-    seed: Any,
-) -> ClipOptions:
-    """Returns the options of a clip.
-
-    Raises:
-      UserError: Nothing is to become of it, or arguments contradict each other.
-    """
-    if save_path is None and not return_images and not return_states and writer is None:
-        raise UserError(
-            "sample_clip",
-            expected="one or more of save_path, return_images, return_states and writer",
-            got="none of them",
-            remedy="Give save_path='clip.mp4' for a file.",
-        )
-    if not standardize_images and not return_images:
-        raise UserError(
-            "standardize_images",
-            expected="True, unless return_images asks for frames",
-            got="False without return_images",
-            remedy="Files and TensorBoard take standardised frames only: leave it out, or give "
-            "return_images=True.",
-        )
-    if writer is not None and not hasattr(writer, "as_default"):
-        raise UserError(
-            "writer of sample_clip",
-            expected="a tf.summary writer",
-            got=f"{writer!r} of type {type(writer).__name__}",
-            remedy="Make it with tf.summary.create_file_writer(folder).",
-        )
-    check_positive("max_steps", max_steps, "It counts the env steps of a clip.")
-    return ClipOptions(
-        save_path=None if save_path is None else check_path(save_path),
-        keeps_images=return_images,
-        writer=writer,
-        standardize_images=standardize_images,
-        max_steps=int(max_steps),
-        seed=check_seed(seed),
-    )
+    kind = np.random.Generator
+    remedy = "Give numpy.random.default_rng(seed)."
+    return checks.instance("rng of the clips", rng, kind, "a numpy.random.Generator", remedy=remedy)
 
 
 def to_bytes(trajectories: Sequence[SampledTrajectory]) -> np.ndarray:
@@ -183,9 +99,69 @@ def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTraject
     return found
 
 
-def _nest(trajectory: SampledTrajectory) -> dict[str, Any]:
+def _nest(trajectory: Samples) -> dict[str, Any]:
     """The leaves with a time axis."""
     return {name: getattr(trajectory, name) for name in (*TIMED, "extras")}
+
+
+class Stored(NamedTuple):
+    """A trajectory with its leaves at hand: to flatten it for every clip would take longer."""
+
+    trajectory: SampledTrajectory
+    timed: list[np.ndarray]
+    obs: list[np.ndarray]
+    last_obs: list[np.ndarray]
+
+    @classmethod
+    def of(cls, trajectory: SampledTrajectory) -> "Stored":
+        """Flattens a trajectory."""
+        return cls(
+            trajectory,
+            tf.nest.flatten(_nest(trajectory)),
+            tf.nest.flatten(trajectory.obs),
+            tf.nest.flatten(trajectory.last_obs),
+        )
+
+
+class Place(NamedTuple):
+    """Where a clip begins."""
+
+    stored: Stored
+    start: int
+
+
+def gather(places: Sequence[Place], size: int, stride: int) -> Samples:
+    """Returns the clips at some places, stacked.
+
+    Args:
+      places: N of them, in trajectories with the same leaves.
+      size: Samples of a clip, n.
+      stride: Steps from one sample to the next.
+
+    Returns:
+      Samples `[N, n, ...]`; `last_obs` `[N, ...]` is one step after the last sample of each clip.
+    """
+    span = (size - 1) * stride + 1
+    first = places[0].stored
+    timed = [
+        np.stack([p.stored.timed[leaf][p.start : p.start + span : stride] for p in places])
+        for leaf in range(len(first.timed))
+    ]
+    last_obs = [
+        np.stack([_observation_at(p.stored, leaf, p.start + span) for p in places])
+        for leaf in range(len(first.last_obs))
+    ]
+    trajectory = first.trajectory
+    return Samples(
+        **tf.nest.pack_sequence_as(_nest(trajectory), timed),
+        last_obs=tf.nest.pack_sequence_as(trajectory.last_obs, last_obs),
+    )
+
+
+def _observation_at(stored: Stored, leaf: int, step: int) -> np.ndarray:
+    if step == len(stored.trajectory):
+        return stored.last_obs[leaf]
+    return stored.obs[leaf][step]
 
 
 class ReplaySamples:
@@ -320,7 +296,9 @@ class MultiReplaySamples:
           UserError: For a `max_samples` that is no positive integer, or as `add`.
         """
         if max_samples is not None:
-            check_positive("max_samples", max_samples, "It counts samples that are kept.")
+            checks.at_least(
+                "max_samples", max_samples, 1, remedy="It counts samples that are kept."
+            )
         self._rng = check_generator(rng)
         self._max_samples = max_samples
         self._workers: dict[int, ReplaySamples] = {}
@@ -402,7 +380,7 @@ class MultiReplaySamples:
         Raises:
           UserError: As `sample`, or for a `batch_size` that is no positive integer.
         """
-        check_positive("batch_size", batch_size, "It counts clips.")
+        checks.at_least("batch_size", batch_size, 1, remedy="It counts clips.")
         span = clip_span(clip_size, stride)
         workers = list(self.workers.values())
         ends = np.cumsum([worker.usable(span) for worker in workers], dtype=np.int64)

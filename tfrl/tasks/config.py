@@ -1,28 +1,26 @@
 """`RLTaskConfig`: the numbers of an `RLTask`."""
 
-import math
-import numbers
-from typing import Any
-
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
 from tfrl.tasks.clips import clip_span
 
+# {name: (the least, what it counts)}
 _COUNTS = {
-    "max_steps": "It counts the env steps of a clip.",
-    "num_samples": "It counts the samples of a clip.",
-    "num_update_steps": "It counts updates between two collections.",
-    "stride": "It counts env steps from one sample of a clip to the next.",
-    "replay_buffer_sample_size": "It counts env steps that are kept.",
-    "batch_size": "It counts the clips of an update.",
-    "num_collect_steps": "It counts the env steps of a collection.",
-    "min_action_batch_size": "It counts workers that are waited for.",
+    "max_steps": (1, "It counts the env steps of a clip."),
+    "num_samples": (1, "It counts the samples of a clip."),
+    "num_update_steps": (1, "It counts updates between two collections."),
+    "stride": (1, "It counts env steps from one sample of a clip to the next."),
+    "replay_buffer_sample_size": (1, "It counts env steps that are kept."),
+    "batch_size": (1, "It counts the clips of an update."),
+    "num_collect_steps": (1, "It counts the env steps of a collection."),
+    "min_action_batch_size": (1, "It counts workers that are waited for."),
+    "max_trajectory_length": (1, "It counts samples; None for no bound."),
+    "max_episode_steps": (1, "It counts env steps; None for the environment's own limit alone."),
+    "num_env_workers": (0, "With 0 one runs in turn."),
+    "env_seed": (0, "The seeds of all episodes follow from it."),
 }
-_COUNTS_OR_NONE = {
-    "max_trajectory_length": "It counts samples; None for no bound.",
-    "max_episode_steps": "It counts env steps; None for the environment's own limit alone.",
-}
+_OPTIONAL = ("max_trajectory_length", "max_episode_steps")
 
 
 @struct.logic_dataclass
@@ -81,15 +79,13 @@ class RLTaskConfig(struct.Struct):
         Raises:
           UserError: For one that does not fit.
         """
-        for name, remedy in _COUNTS.items():
-            _check_count(name, getattr(self, name), remedy)
-        for name, remedy in _COUNTS_OR_NONE.items():
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), remedy)
-        _check_count("num_env_workers", self.num_env_workers, "With 0 one runs in turn.", 0)
-        _check_count("env_seed", self.env_seed, "The seeds of all episodes follow from it.", 0)
-        _check_seconds("env_cleanup_time", self.env_cleanup_time)
-        _check_seconds("max_wait_time", self.max_wait_time)
+        for name, (least, remedy) in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                checks.at_least(f"{name} of RLTaskConfig", value, least, remedy=remedy)
+        for name in ("env_cleanup_time", "max_wait_time"):
+            remedy = "It bounds a wait, in seconds."
+            checks.number(f"{name} of RLTaskConfig", getattr(self, name), 0, remedy=remedy)
         WorkerMode.of(self.env_worker_mode)
         self._check_clips()
         if self.min_action_batch_size > self.num_pool_workers:
@@ -114,7 +110,7 @@ class RLTaskConfig(struct.Struct):
         """Checks that a training clip fits into all that bounds it."""
         span = f"the {self.clip_span} env steps that a clip spans"
         clip = f"(num_samples {self.num_samples}, stride {self.stride})"
-        for name in (*_COUNTS_OR_NONE, "num_collect_steps", "replay_buffer_sample_size"):
+        for name in (*_OPTIONAL, "num_collect_steps", "replay_buffer_sample_size"):
             value = getattr(self, name)
             if value is not None and value < self.clip_span:
                 raise UserError(
@@ -130,24 +126,3 @@ class RLTaskConfig(struct.Struct):
                 got=str(self.replay_buffer_sample_size),
                 remedy="Raise it: samples would go before any update sees them.",
             )
-
-
-def _check_count(name: str, value: Any, remedy: str, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise UserError(
-            f"{name} of RLTaskConfig",
-            expected=f"an integer of at least {least}",
-            got=repr(value),
-            remedy=remedy,
-        )
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise UserError(
-            f"{name} of RLTaskConfig",
-            expected="a finite number of seconds of at least 0",
-            got=repr(value),
-            remedy="It bounds a wait.",
-        )

@@ -1,30 +1,50 @@
-"""What the states of one run of a task share: workers, replay buffer, model, optimizer."""
+"""What the states of one run of a task share: workers, replay buffer, learner."""
 
-import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from tfrl import struct
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
+from tfrl.learners.reports import mean_of
+from tfrl.storage.checkpoint_format import misfits
 from tfrl.tasks import clips
+from tfrl.tasks.environments import EpisodeReturns, make_pool
+from tfrl.tasks.learner import TaskLearner
 from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
 from tfrl.tasks.sampling import collect_samples
 from tfrl.tasks.task import RLTask
-from tfrl.tasks.task_evaluation import make_pool
-from tfrl.tasks.training_step import TrainingStep, means
+from tfrl.workflows.run_state import RunMetrics, State
+
+_PROGRAM = "_tfrl_program"
+
+
+@struct.dataclass
+class TaskState(State):
+    """A run of a `TaskWorkflow`; `env_state` is each worker's next episode, int64 `[workers]`.
+
+    Workers and replay buffer are Python's: `env_state` refers to them.
+    """
+
+    @property
+    def program(self) -> "TaskProgram":
+        """The model in its learner (`program.training.model`), workers and replay buffer."""
+        return getattr(self.env_state, _PROGRAM, None)  # type: ignore[return-value]
 
 
 class TaskProgram:
     """Collects and updates. Workers are started by the first collection.
 
     Attributes:
-      training: Model and optimizer.
-      version: Of the newest state of the run.
+      training: The learner, over the variables of the model.
+      iterations: Those of the newest state of the run.
+      returns: Episodes that are under way.
     """
 
     def __init__(self, task: RLTask, compile: str):
@@ -32,12 +52,17 @@ class TaskProgram:
 
         Args:
           task: The task.
-          compile: Mode of the update.
+          compile: Mode of the update: "graph", "xla" or "eager".
         """
         config = task.config
         self._task = task
-        self.training = TrainingStep(task, compile)
-        self.version = 0
+        self.training = TaskLearner(task)
+        self._train: Any = self.training.train
+        if compile != "eager":
+            jit = compile == "xla" or None
+            self._train = tf.function(self._train, jit_compile=jit, autograph=False)
+        self.iterations = 0
+        self.returns = EpisodeReturns()
         self._rng = np.random.Generator(np.random.PCG64(0))
         self._replay = ReplayDataset(
             batch_size=config.batch_size,
@@ -50,6 +75,21 @@ class TaskProgram:
         self._restored_replay = np.zeros([0], np.uint8)
         self._sampler: Sampler | None = None
         self._close_pool: Any = None
+
+    def begin(self, key: tf.Tensor) -> "TaskState":
+        """Returns the state of a run that begins, over the variables of the learner."""
+        own = self.training.learner_state
+        (agent_state,) = own.agent_state.values()
+        episodes = tf.Variable(tf.zeros([self._task.config.num_pool_workers], tf.int64))
+        setattr(episodes, _PROGRAM, self)
+        return TaskState(
+            key=key,
+            metrics=RunMetrics.start().replace(learner=own.counters),
+            agent_state=agent_state,
+            opt_state=next(iter(own.opt_state.values()), {}),
+            env_state=episodes,
+            replay_buffer_state={},
+        )
 
     def collect(
         self, first_episodes: Iterable[int], counts: SamplingCounts
@@ -102,24 +142,24 @@ class TaskProgram:
         """
         sequence = np.random.SeedSequence(seed, spawn_key=(iteration,))
         self._rng.bit_generator.state = np.random.PCG64(sequence).state
-        self.training.set_learning_rate(env_steps)
+        timesteps = tf.constant(env_steps, tf.int64)
         rows: list[dict[str, Any]] = []
         for batch in self._replay.as_dataset():
-            rows.append(self.training.update(batch))
+            rows.append(self._train(batch, timesteps))
             if self._task.epoch_is_over(len(rows), rows[-1]):
                 break
-        metrics = means(rows)
-        if metrics.pop("finite") < 1.0:
-            wrong = [i for i, row in enumerate(rows) if not bool(row["finite"])]
+        rows = [{n: float(x) for n, x in row.items()} for row in rows]
+        wrong = [i for i, row in enumerate(rows) if not row.pop("finite")]
+        if wrong:
             raise UserError(
                 f"the loss of {type(self._task).__name__} at iteration {iteration}",
                 expected="finite values and gradients",
                 got=f"others in {len(wrong)} of {len(rows)} updates, the first in update "
-                f"{wrong[0]} (loss {float(rows[wrong[0]]['loss'])})",
+                f"{wrong[0]} (loss {rows[wrong[0]]['loss']})",
                 remedy="Lower the learning rate, or check rewards and observations; the steps were "
                 "left out.",
             )
-        return metrics, len(rows)
+        return mean_of([{"task": row} for row in rows])["task"], len(rows)
 
     @property
     def replay_size(self) -> int:
@@ -131,18 +171,46 @@ class TaskProgram:
         """How often workers were restarted since they were started."""
         return self._sampler.pool.restarts if self._sampler is not None else 0
 
-    def replay_bytes(self) -> np.ndarray:
-        """The replay buffer for a checkpoint, uint8 `[N]`; empty where it is not to be saved."""
+    def saved_values(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds of model, optimizer and replay buffer, by path."""
+        values = {name: v.numpy() for name, v in self.training.saved_variables().items()}
+        return {**values, "replay": self._replay_bytes()}
+
+    def load(self, values: Mapping[str, Any], num_workers: int) -> None:
+        """Puts the values of a checkpoint in place, and ends the workers, to begin anew.
+
+        Args:
+          values: What `saved_values` returned, and the counters of the run under `progress/`.
+          num_workers: Of this run.
+
+        Raises:
+          UserError: They are those of another model or another number of workers.
+        """
+        variables = self.training.saved_variables()
+        episodes = "progress/next_episodes"
+        want = {**variables, episodes: np.zeros([num_workers], np.int64)}
+        wrong = misfits(want, {path: values[path] for path in want})
+        if wrong:
+            raise UserError(
+                "the checkpoint",
+                expected=f"the values of this model and of {num_workers} workers",
+                got="; ".join(wrong[:3]),
+                remedy="Go on with the task and the num_env_workers that it was saved with.",
+            )
+        for path, variable in variables.items():
+            variable.assign(values[path])
+        self._replay.clear()
+        self._restored_replay = np.array(values["replay"], np.uint8)
+        self.close()
+        self.iterations, self.returns = int(values["progress/iterations"]), EpisodeReturns()
+
+    def _replay_bytes(self) -> np.ndarray:
+        """The replay buffer, uint8 `[N]`; empty where it is not to be saved."""
         if self._task.config.on_policy or not self._task.config.save_replay_buffer:
             return np.zeros([0], np.uint8)
         if self._restored_replay.size:
             return self._restored_replay
         return clips.to_bytes(self._replay.samples.in_order())
-
-    def load_replay(self, data: np.ndarray) -> None:
-        """Puts what `replay_bytes` gave in place of the replay buffer."""
-        self._replay.clear()
-        self._restored_replay = np.array(data, np.uint8)
 
     def close(self) -> None:
         """Ends the workers; the next collection would start others."""
@@ -178,22 +246,3 @@ class TaskProgram:
             self._replay.add(clips.from_bytes(self._restored_replay, trajectories[0]))
             self._restored_replay = np.zeros([0], np.uint8)
         self._replay.add(trajectories)
-
-
-class Stopwatch:
-    """Adds up the seconds of parts that follow each other."""
-
-    def __init__(self) -> None:
-        """Starts."""
-        self.seconds: dict[str, float] = {}
-        self._started = self._lap = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Adds the time since the last lap."""
-        now = time.monotonic()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._lap
-        self._lap = now
-
-    def total(self) -> float:
-        """Returns the seconds since the start."""
-        return time.monotonic() - self._started

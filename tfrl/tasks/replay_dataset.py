@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.clips import MultiReplaySamples, check_positive, clip_span
+from tfrl.tasks.clips import MultiReplaySamples, clip_span
 from tfrl.tasks.samples import SampledTrajectory, Samples
 
 
@@ -51,9 +52,10 @@ class ReplayDataset:
           UserError: For a number that is no positive integer, or a clip that spans more than is
             kept.
         """
-        check_positive("batch_size", batch_size, "It counts clips.")
+        checks.at_least("batch_size", batch_size, 1, remedy="It counts clips.")
         span = clip_span(clip_size, stride)
-        check_positive("replay_buffer_sample_size", replay_buffer_sample_size, "It counts steps.")
+        size = replay_buffer_sample_size
+        checks.at_least("replay_buffer_sample_size", size, 1, remedy="It counts steps.")
         if replay_buffer_sample_size < span:
             raise UserError(
                 "replay_buffer_sample_size",

@@ -10,11 +10,34 @@ from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.workers import NoState, WorkerError, WorkerPool, WorkerState
 from tfrl.episodes import nests
 from tfrl.errors import UserError
-from tfrl.tasks.bounds import GetActions, SamplingBounds, batched_actions, next_splittable
-from tfrl.tasks.samples import SampledTrajectory, Track
+from tfrl.tasks.samples import GetActions, SampledTrajectory, Track, batched_actions
 
 _LOG = logging.getLogger(__name__)
 _WAITING = RunningCall("an environment of the worker pool")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingBounds:
+    """Checked bounds of one call of `iter_samples`.
+
+    Attributes:
+      total_samples: How many samples; `sys.maxsize` for a stream without an end.
+      min_trajectory_length: Samples of the shortest trajectory that is given out.
+      max_trajectory_length: Samples of the longest one; None for no bound.
+      min_batch_size: States that a batch is waited for.
+      max_batch_size: States of the largest batch; at most the workers.
+      max_wait_time: Seconds that a state is kept waiting for others at most.
+      max_discarded_in_a_row: Samples that may be discarded without a trajectory that can be used;
+        None for no bound.
+    """
+
+    total_samples: int
+    min_trajectory_length: int
+    max_trajectory_length: int | None
+    min_batch_size: int
+    max_batch_size: int
+    max_wait_time: float
+    max_discarded_in_a_row: int | None
 
 
 @dataclasses.dataclass
@@ -241,6 +264,26 @@ class Budget:
 
 def _num_samples(trajectories: list[SampledTrajectory]) -> int:
     return sum(map(len, trajectories))
+
+
+def splittable(samples: int, shortest: int, longest: int) -> bool:
+    """Whether so many samples are a sum of trajectories of `shortest` to `longest` samples."""
+    # As many as possible leave the most room: k of them make every number from k shortest up.
+    return shortest * (samples // shortest) <= samples <= longest * (samples // shortest)
+
+
+def next_splittable(samples: int, shortest: int, longest: int | None) -> int:
+    """Returns the least number from `samples` up that such trajectories, or none, add up to.
+
+    It is at most `shortest - 1` more.
+    """
+    if samples <= 0:
+        return 0
+    if longest is None:
+        return max(samples, shortest)
+    if splittable(samples, shortest, longest):
+        return samples
+    return shortest * (samples // shortest + 1)
 
 
 class Sampler:

@@ -1,17 +1,19 @@
 """`iter_samples` and `collect_samples`: trajectories of a model in a pool of environments."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.envs.workers import WorkerPool
 from tfrl.errors import UserError
 from tfrl.experiment.progress import Progress
-from tfrl.tasks.bounds import GetActions, SamplingBounds, checked_bounds
-from tfrl.tasks.sampler import Sampler, Sampling, SamplingCounts
-from tfrl.tasks.samples import SampledTrajectory
+from tfrl.tasks.sampler import Sampler, Sampling, SamplingBounds, SamplingCounts, splittable
+from tfrl.tasks.samples import GetActions, SampledTrajectory
 
 PostprocessTrajectory = Callable[[SampledTrajectory], SampledTrajectory]
 PostprocessTrajectories = Callable[[list[SampledTrajectory]], Sequence[SampledTrajectory]]
@@ -150,7 +152,7 @@ def collect_samples(
     if total_samples is None:
         raise UserError(
             "total_samples",
-            expected="an integer of at least 1",
+            expected="a whole number of at least 1",
             got="None",
             remedy="A stream without an end is only for iter_samples.",
         )
@@ -175,6 +177,100 @@ def collect_samples(
     if postprocess_trajectories is None:
         return trajectories
     return [_checked(t) for t in _sequence(postprocess_trajectories(trajectories))]
+
+
+def checked_bounds(
+    num_workers: int,
+    *,
+    total_samples: int | None,
+    clip_length: int,
+    min_trajectory_length: int | None,
+    max_trajectory_length: int | None,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    max_wait_time: float,
+    max_discarded_in_a_row: int | None,
+) -> SamplingBounds:
+    """Returns the bounds with what was left open filled in; see `iter_samples`.
+
+    Raises:
+      UserError: For a bound that is no positive integer, or bounds that contradict each other.
+    """
+
+    def count(name: str, value: Any) -> int:
+        counted = "states" if "batch" in name else "samples"
+        return checks.at_least(name, value, 1, remedy=f"It counts {counted}.")  # type: ignore[no-any-return]
+
+    def optional(name: str, value: Any, otherwise: Any) -> Any:
+        return otherwise if value is None else count(name, value)
+
+    total = optional("total_samples", total_samples, sys.maxsize)
+    clip = count("clip_length", clip_length)
+    shortest = optional("min_trajectory_length", min_trajectory_length, clip)
+    longest = optional("max_trajectory_length", max_trajectory_length, None)
+    _check_lengths(total, clip, shortest, longest)
+    at_least = count("min_batch_size", min_batch_size)
+    at_most = optional("max_batch_size", max_batch_size, num_workers)
+    _check_batches(at_least, at_most, num_workers)
+    wait = checks.number(
+        "max_wait_time",
+        max_wait_time,
+        0,
+        remedy="It counts seconds; with 0 no state waits for others.",
+    )
+    discards = optional("max_discarded_in_a_row", max_discarded_in_a_row, None)
+    at_most = min(at_most, num_workers)
+    return SamplingBounds(total, shortest, longest, at_least, at_most, float(wait), discards)
+
+
+def _check_lengths(total: int, clip: int, shortest: int, longest: int | None) -> None:
+    if shortest < clip:
+        raise UserError(
+            "min_trajectory_length",
+            expected=f"at least the clip length, {clip}",
+            got=str(shortest),
+            remedy="No clip fits into a shorter trajectory. Leave it out for the clip length.",
+        )
+    if longest is not None and longest < shortest:
+        raise UserError(
+            "max_trajectory_length",
+            expected=f"at least min_trajectory_length, {shortest}",
+            got=str(longest),
+            remedy="Raise it, or lower min_trajectory_length.",
+        )
+    if total < shortest:
+        raise UserError(
+            "total_samples",
+            expected=f"at least min_trajectory_length, {shortest}",
+            got=str(total),
+            remedy="Not one trajectory would fit: raise it.",
+        )
+    endless = total == sys.maxsize
+    if not endless and longest is not None and not splittable(total, shortest, longest):
+        count = total // shortest
+        raise UserError(
+            "total_samples",
+            expected=f"a sum of trajectories of {shortest} to {longest} samples",
+            got=str(total),
+            remedy=f"The nearest are {count * longest} and {(count + 1) * shortest}.",
+        )
+
+
+def _check_batches(at_least: int, at_most: int, num_workers: int) -> None:
+    if at_least > at_most:
+        raise UserError(
+            "min_batch_size",
+            expected=f"at most max_batch_size, {at_most}",
+            got=str(at_least),
+            remedy="Lower it, or raise max_batch_size.",
+        )
+    if at_least > num_workers:
+        raise UserError(
+            "min_batch_size",
+            expected=f"at most the number of workers, {num_workers}",
+            got=str(at_least),
+            remedy="A worker waits with one state: lower it, or make a larger pool.",
+        )
 
 
 def _postprocessed(

@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 
-from tfrl import keras
+from tfrl import checks, keras
 from tfrl.errors import UserError
 from tfrl.learning import optimizers
-from tfrl.tasks import clip_recording, clips
+from tfrl.tasks import clip_recording
 from tfrl.tasks.config import RLTaskConfig
 from tfrl.tasks.samples import SampledTrajectory, Samples
 
@@ -51,13 +51,9 @@ class RLTask(abc.ABC):
         Raises:
           UserError: For anything else than an `RLTaskConfig`.
         """
-        if not isinstance(config, RLTaskConfig):
-            raise UserError(
-                f"config of {type(self).__name__}",
-                expected="an RLTaskConfig",
-                got=f"{config!r} of type {type(config).__name__}",
-                remedy="Give RLTaskConfig(num_update_steps=...); num_update_steps is required.",
-            )
+        remedy = "Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+        thing = f"config of {type(self).__name__}"
+        checks.instance(thing, config, RLTaskConfig, "an RLTaskConfig", remedy=remedy)
         self.config = config
 
     # What a task defines: the first one always, the others for what needs them.
@@ -238,7 +234,7 @@ class RLTask(abc.ABC):
             without render_mode "rgb_array" or whose initial state is terminal already, and frames
             that are no pictures.
         """
-        wanted = clips.checked(
+        wanted = clip_recording.clip_options(
             save_path=save_path,
             return_images=return_images,
             return_states=return_states,

@@ -21,12 +21,12 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.nest_packing import HostPacker
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall
-from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.runner import Iterating, Runner
 from tfrl.workflows.stages import Phase, Stages
 

@@ -33,6 +33,12 @@ from tfrl.learners import (
 from tfrl.learners.external_update import trains_itself
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import (
+    EPISODE_METRICS,
+    OBS_OUTLIERS,
+    OUTLIERS,
+    REWARD_OUTLIERS,
+)
 from tfrl.rollout import rollout
 from tfrl.rollout.acting import policy_for
 from tfrl.rollout.step import ActionFn
@@ -53,12 +59,6 @@ from tfrl.workflows.checks import (
 )
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.host_runner import HostRunner
-from tfrl.workflows.metric_accumulator import (
-    EPISODE_METRICS,
-    OBS_OUTLIERS,
-    OUTLIERS,
-    REWARD_OUTLIERS,
-)
 from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
 from tfrl.workflows.run_values import (
     learner_values,

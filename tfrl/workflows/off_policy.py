@@ -21,6 +21,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
@@ -47,7 +48,6 @@ from tfrl.workflows.checks import (
 from tfrl.workflows.experience import InGraphExperience
 from tfrl.workflows.host_runner import HostRunner, keys_of
 from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.reverb_experience import ReverbExperience
 from tfrl.workflows.run_state import RolloutResult, RunMetrics, State

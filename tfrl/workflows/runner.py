@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces
 from tfrl.workflows import stages
-from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.stages import Phase, Stages
 from tfrl.xla import never_in_xla
 
@@ -159,7 +159,7 @@ class Runner:
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
 
-            fn: Callable[..., Any] = run if fused else never_in_xla(run)
+            fn: Any = run if fused else never_in_xla(run)
             return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
 
         if tf.config.functions_run_eagerly():

@@ -22,7 +22,7 @@ from tests.experiment.export_in_process import in_process
 from tfrl import seeding, specs
 from tfrl.agents import DQN, PPO, TD3
 from tfrl.compat.tf_agents import from_tf_agent
-from tfrl.compat.tf_agents.export_policy import write_policies
+from tfrl.compat.tf_agents.as_tf_policy import write_policies
 from tfrl.errors import UserError
 from tfrl.experiment import export
 from tfrl.experiment.export import save_functions

@@ -22,7 +22,7 @@ from tests.compat.tf_agents.from_tf_agent_cases import (
 )
 from tfrl import seeding, specs, struct
 from tfrl.compat.tf_agents import from_tf_agent
-from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
+from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.errors import UserError
 from tfrl.rollout.numpy_program import NumpyProgram
 

@@ -26,8 +26,8 @@ from tests.compat.tf_agents.test_from_tf_agent_learns import assert_same, values
 from tfrl import seeding
 from tfrl.agents import RandomAgent
 from tfrl.compat.tf_agents import from_tf_agent
-from tfrl.compat.tf_agents.from_tf_agent_draws import unchecked
-from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of, weights_of
+from tfrl.compat.tf_agents.from_tf_agent_calls import experience_of, weights_of
+from tfrl.compat.tf_agents.from_tf_agent_variables import unchecked
 from tfrl.errors import UserError
 from tfrl.experiment.metadata import params_digest
 from tfrl.launch.training import params_of

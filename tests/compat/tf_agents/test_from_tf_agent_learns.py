@@ -28,9 +28,9 @@ from tests.learners.test_own_update import Slope
 from tfrl import seeding, struct
 from tfrl.agents.core import ExternalUpdate
 from tfrl.compat.tf_agents import from_tf_agent
-from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
-from tfrl.compat.tf_agents.from_tf_agent_experience import experience_of
+from tfrl.compat.tf_agents.from_tf_agent_calls import experience_of
 from tfrl.compat.tf_agents.from_tf_agent_logic import undecorated
+from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.errors import UserError
 from tfrl.learners import Learner, Module
 from tfrl.types import AgentState, Sequences, Trajectory

@@ -14,7 +14,7 @@ from tf_agents.trajectories import trajectory as trajectory_lib
 sys.path.insert(0, str(Path(__file__).parents[2] / "replay"))
 import oracle
 
-from tfrl.compat.tf_agents import replay, replay_writer
+from tfrl.compat.tf_agents import replay
 from tfrl.errors import UserError
 
 OBS, ACTION = tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.int64)
@@ -75,7 +75,7 @@ class Served(parameterized.TestCase):
 class ReadByTFAgentsTest(Served):
     def write(self, length, mode, num_envs=1, chunk=7, **options):
         server, client = self.serve(length)
-        writer = replay_writer.TrajectoryWriter(
+        writer = replay.TrajectoryWriter(
             client, "windows", OBS, ACTION, num_envs, length=length, **options
         )
         rows = [oracle.script(EPISODES, mode, 42, 1000 * b) for b in range(num_envs)]
@@ -136,7 +136,7 @@ class ReadByTFAgentsTest(Served):
 
     def test_a_server_that_is_gone(self):
         server, client = self.serve(2)
-        writer = replay_writer.TrajectoryWriter(client, "windows", OBS, ACTION, 1, timeout=0.5)
+        writer = replay.TrajectoryWriter(client, "windows", OBS, ACTION, 1, timeout=0.5)
         server.stop()
         writer.add(oracle.trajectory([stream()], 0, 20))
         with pytest.raises(

@@ -19,8 +19,8 @@ from tfrl.compat.tf_agents import TFAgentTask, from_tf_agent
 from tfrl.errors import UserError
 from tfrl.experiment.export_verify import draw_observations
 from tfrl.tasks import RLTaskConfig, Samples, TaskWorkflow
+from tfrl.tasks.learner import TaskLearner
 from tfrl.tasks.policy_export import task_functions
-from tfrl.tasks.training_step import TrainingStep
 from tfrl.types import Transition
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -106,8 +106,10 @@ def test_others(factory, env, options, numbers):
 def test_an_update_is_the_agents_train():
     """The same step as of the module itself, on the transitions that the clips are."""
     task = Task(config(num_samples=2), n_step=2, discount=0.9, target_every=1)
-    training = TrainingStep(task, "graph")
+    training = TaskLearner(task)
     model, agent = training.model, task.agent
+    train = tf.function(training.train, autograph=False)
+    steps = tf.constant(0, tf.int64)
     rng = np.random.default_rng(0)
     obs = rng.normal(size=[6, 3, 4]).astype(np.float32)
     action, reward = rng.integers(0, 2, [6, 2]), rng.normal(size=[6, 2]).astype(np.float32)
@@ -126,13 +128,13 @@ def test_an_update_is_the_agents_train():
     )  # fmt: skip
     step = tf.function(lambda: agent.train(variables, items, key), autograph=False)
     expected = float(step()["loss"])
-    found = training.update(tf.nest.map_structure(tf.constant, clips))
+    found = train(tf.nest.map_structure(tf.constant, clips), steps)
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
     for mine, wanted in zip(model.values, tf.nest.flatten(variables), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-6, err_msg=mine.name)
     before = [v.numpy() for v in model.values]
     clips = clips.replace(reward=np.full_like(reward, np.nan))
-    assert not bool(training.update(tf.nest.map_structure(tf.constant, clips))["finite"])
+    assert not bool(train(tf.nest.map_structure(tf.constant, clips), steps)["finite"])
     for mine, x in zip(model.values, before, strict=True):
         np.testing.assert_array_equal(mine, x)
 
@@ -158,7 +160,7 @@ def test_its_greedy_policy_is_exported():
 )  # fmt: skip
 def test_mistakes(numbers, factory, env, message):
     with pytest.raises(UserError, match=message):
-        TrainingStep(Task(config(**numbers), factory, env), "graph")
+        TaskLearner(Task(config(**numbers), factory, env))
 
 
 def test_a_compiled_keras_model_keeps_variables_to_itself():
@@ -170,7 +172,7 @@ def test_a_compiled_keras_model_keeps_variables_to_itself():
             return model
 
     with pytest.raises(UserError, match="get_model of Compiled: .*all that train_model changes"):
-        TrainingStep(Compiled(config()), "graph")
+        TaskLearner(Compiled(config()))
 
 
 @pytest.mark.slow

@@ -9,8 +9,13 @@ from tfrl.compat.tf_agents.as_tf_policy import as_tf_policy
 from tfrl.compat.tf_agents.environments import as_py_environment, as_tf_environment
 from tfrl.compat.tf_agents.from_tf_agent import TFAgentModule, from_tf_agent
 from tfrl.compat.tf_agents.networks import from_tf_agents_network
-from tfrl.compat.tf_agents.replay import sequences, trajectory_spec, transitions, window_dataset
-from tfrl.compat.tf_agents.replay_writer import TrajectoryWriter
+from tfrl.compat.tf_agents.replay import (
+    TrajectoryWriter,
+    sequences,
+    trajectory_spec,
+    transitions,
+    window_dataset,
+)
 from tfrl.compat.tf_agents.specs import array_spec, from_tf_agents_spec, tensor_spec
 from tfrl.compat.tf_agents.task import TFAgentTask
 from tfrl.compat.tf_agents.trajectories import (

@@ -1,29 +1,27 @@
 """An agent of this library as TF-Agents' `TFAgent`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents.tf_agent import LossInfo, TFAgent
 
-from tfrl import seeding
+from tfrl import checks, seeding
 from tfrl.agents.core import Agent
 from tfrl.agents.off_policy import OffPolicy
-from tfrl.agents.off_policy.checks import MaskedTransition
-from tfrl.compat.tf_agents.as_tf_agent_on_policy import OnPolicyTraining, RowTraining
 from tfrl.compat.tf_agents.as_tf_agent_training import (
+    OffPolicyTraining,
+    OnPolicyTraining,
+    RowTraining,
     Training,
-    check_weights,
     refuse_dynamic,
     total_loss,
 )
 from tfrl.compat.tf_agents.as_tf_policy import ActingPolicy, as_tf_policy
-from tfrl.compat.tf_agents.replay import sequences, transitions
-from tfrl.compat.tf_agents.trajectories import LAST
 from tfrl.errors import UserError
 from tfrl.learners import CheckNumerics, Learner, ModuleConfig
 from tfrl.learners.minibatches import Remainder
-from tfrl.types import AgentState, Nest
+from tfrl.types import Nest
 
 
 def check_agent(agent: Any) -> bool:
@@ -42,118 +40,6 @@ def check_agent(agent: Any) -> bool:
             remedy="as_tf_policy takes agents that only act.",
         )
     return isinstance(agent, OffPolicy)
-
-
-def check_settings(
-    agent: Any,
-    counts: Mapping[str, Any],
-    remainder: Any,
-    off_policy: bool,
-    by_row: bool,
-    check_numerics: Any,
-    compile: Any,
-) -> None:
-    """Refuses arguments that would have no effect, or none that is meant.
-
-    Args:
-      agent: The agent.
-      counts: Whole numbers or None, by their names.
-      remainder: As of `as_tf_agent`.
-      off_policy: Whether the agent learns from replayed windows.
-      by_row: Whether `compute_value_and_advantage_in_train` is False.
-      check_numerics: As of `as_tf_agent`.
-      compile: As of `as_tf_agent`.
-
-    Raises:
-      UserError: Naming the first argument that does not fit.
-    """
-    name = type(agent).__name__
-    given = [n for n, x in counts.items() if x is not None]
-    given += ["remainder"] if remainder != "pad" else []
-    given += ["compute_value_and_advantage_in_train"] if by_row else []
-    if off_policy and given:
-        raise UserError(
-            given[0],
-            expected=f"its default for {name}, whose train is one step on one batch",
-            got="another value",
-            remedy="Leave it out; it is for on-policy agents.",
-        )
-    for argument, count in counts.items():
-        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-        if count is not None and not whole:
-            raise UserError(
-                argument,
-                expected="a whole number of at least 1, or None",
-                got=repr(count),
-                remedy="Leave it out for the usual.",
-            )
-    unused = [n for n in given if n in ("num_epochs", "num_minibatches", "remainder")]
-    if by_row and unused:
-        raise UserError(
-            unused[0],
-            expected="its default without compute_value_and_advantage_in_train",
-            got="another value",
-            remedy="PPOLearner has num_epochs and minibatch_size.",
-        )
-    if check_numerics not in ("skip", "off"):
-        raise UserError(
-            "check_numerics",
-            expected="skip or off: nothing can be raised where TF-Agents trains",
-            got=repr(check_numerics),
-            remedy="skip counts steps that were left out in the extra of LossInfo.",
-        )
-    if compile not in ("graph", "xla"):
-        raise UserError(
-            "compile",
-            expected="graph or xla",
-            got=repr(compile),
-            remedy="graph is the faster on CPUs for all but small networks.",
-        )
-
-
-class OffPolicyTraining(Training):
-    """One learner step on windows `[B, n_step + 1]` of frames."""
-
-    def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
-        """Returns transitions, and the steps that they were made of."""
-        experience = self.packed(experience)
-        self._check_length(experience.step_type.shape)
-        items = transitions(experience, self.agent.discount)
-        fields = {name: getattr(items, name) for name in _FIELDS}
-        if weights is not None:
-            fields["weight"] = check_weights(weights, items.reward.shape[0])
-        mask = tf.not_equal(experience.step_type[:, 0], LAST)
-        counts = self.observes and self.learner.state.normalizer is not None
-        seen = sequences(experience).steps if counts else ()
-        return MaskedTransition(**fields, mask=mask), seen
-
-    def _check_length(self, shape: tf.TensorShape) -> None:
-        """Raises a UserError for windows that would be items of another number of steps."""
-        wanted = self.agent.n_step + 1
-        if shape.rank != 2 or shape[1] != wanted:
-            raise UserError(
-                f"the experience of {type(self.agent).__name__}",
-                expected=f"windows [B, {wanted}] of frames, n_step + 1",
-                got=f"step_type of shape {shape}",
-                remedy="Sample with num_steps=agent.train_sequence_length.",
-            )
-
-    def options(self, rows: Nest) -> dict[str, Any]:
-        """All rows at once, in their order."""
-        return {"shuffle": False}
-
-    def steps_in(self, rows: Nest) -> tf.Tensor:
-        """One env step a train step, of all replicas together."""
-        replicas = self.learner.replicas
-        return tf.cast(replicas.index() == 0, tf.int64)
-
-    def observe(self, state: AgentState, seen: Nest) -> AgentState:
-        """Merges the first step of every window, `[1, B, ...]`."""
-        first = tf.nest.map_structure(lambda x: x[tf.newaxis, :, 0], seen)
-        return self.agent.observe(state, first)
-
-
-_FIELDS = ("obs", "action", "reward", "next_obs", "discount", "extras", "weight", "index")
 
 
 def as_tf_agent(
@@ -209,7 +95,7 @@ def as_tf_agent(
       metrics, means over the gradient steps.
 
     Raises:
-      UserError: For an agent that does not learn, and arguments that do not fit it.
+      UserError: For an agent that does not learn, and arguments that are none of their choices.
     """
     off_policy = check_agent(agent)
     settings: dict[str, Any] = {
@@ -217,8 +103,14 @@ def as_tf_agent(
         "num_minibatches": num_minibatches,
         "max_sequence_length": max_sequence_length,
     }
-    by_row = not compute_value_and_advantage_in_train
-    check_settings(agent, settings, remainder, off_policy, by_row, check_numerics, compile)
+    for argument, count in settings.items():
+        if count is not None:
+            checks.at_least(argument, count, 1, remedy="Leave it out for the usual.")
+    # Nothing can be raised where TF-Agents trains.
+    remedy = "skip counts steps that were left out in the extra of LossInfo."
+    checks.one_of("check_numerics", check_numerics, ("skip", "off"), remedy=remedy)
+    remedy = "graph is the faster on CPUs for all but small networks."
+    checks.one_of("compile", compile, ("graph", "xla"), remedy=remedy)
     if learner_config is None:
         usual: dict[str, Any] = {"grad_clip": 0.5}
         learner_config = ModuleConfig(**({"adam_epsilon": 1e-8} if off_policy else usual))
@@ -247,7 +139,7 @@ def as_tf_agent(
         "max_sequence_length": max_sequence_length,
     }
     training = OnPolicyTraining(*parts, **common)
-    if by_row:
+    if not compute_value_and_advantage_in_train:
         training = RowTraining(*parts, collect_spec=collect_policy.trajectory_spec, **common)
     return LearnerAgent(training, policy, collect_policy)
 

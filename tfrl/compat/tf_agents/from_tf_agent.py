@@ -14,18 +14,20 @@ from tfrl import struct
 from tfrl.agents.core import Agent, ExternalUpdate
 from tfrl.agents.off_policy.checks import check_count
 from tfrl.agents.random import RandomAgent
-from tfrl.compat.tf_agents.from_tf_agent_acting import act, initial_carry, no_info
-from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from, unchecked
-from tfrl.compat.tf_agents.from_tf_agent_experience import (
+from tfrl.compat.tf_agents.from_tf_agent_calls import (
     EXPERIENCE,
+    act,
     batch_spec,
     experience_of,
+    initial_carry,
     needs_boundaries,
+    no_info,
     rollout_batch,
     scalars,
     weights_of,
 )
 from tfrl.compat.tf_agents.from_tf_agent_logic import Logic, tell_limits, undecorated
+from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from, unchecked
 from tfrl.envs.core import Autoreset, Env
 from tfrl.errors import UserError
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory

@@ -27,8 +27,7 @@ from tf_agents.specs import tensor_spec as tensor_spec_lib
 
 from tfrl import keras, seeding, struct
 from tfrl.compat.tf_agents import specs
-from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
-from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, recorded
+from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, drawn_from, recorded
 from tfrl.compat.tf_agents.trajectories import time_step_spec
 from tfrl.errors import UserError
 from tfrl.types import AgentState, Nest

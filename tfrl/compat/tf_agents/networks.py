@@ -6,11 +6,11 @@ from tfrl import distributions, networks, specs, struct
 from tfrl.agents.network_checks import num_actions
 from tfrl.compat.tf_agents import distributions as their_distributions
 from tfrl.compat.tf_agents.network_base import (
+    MakeNetwork,
     Params,
     TFAgentsNetwork,
     output_spec,
 )
-from tfrl.compat.tf_agents.network_making import MakeNetwork
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.types import Nest

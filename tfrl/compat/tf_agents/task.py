@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfrl import seeding, specs, struct
 from tfrl.compat.tf_agents.from_tf_agent import TFAgentModule
-from tfrl.compat.tf_agents.from_tf_agent_acting import INFO
-from tfrl.compat.tf_agents.from_tf_agent_experience import rollout_batch
+from tfrl.compat.tf_agents.from_tf_agent_calls import INFO, rollout_batch
 from tfrl.errors import UserError
 from tfrl.tasks import RLTask, Samples
 from tfrl.types import Nest, Trajectory, Transition

@@ -30,7 +30,7 @@ class MetricAccumulator:
           names: The names.
           size: Numbers of a row, if there are more than names.
         """
-        kinds = [_kind(name) for name in names]
+        kinds = [reduction(name) for name in names]
         kinds += ["mean"] * ((size or len(kinds)) - len(kinds))
         self._last = np.array([kind == "last" for kind in kinds], bool)
         self._sum = np.array([kind == "sum" for kind in kinds], bool)
@@ -53,7 +53,8 @@ class MetricAccumulator:
         return tf.where(self._sum, total, total / count)
 
 
-def _kind(name: str) -> str:
+def reduction(name: str) -> str:
+    """Returns how values of a metric become one: "sum", "last" or "mean"."""
     if name in EPISODE_METRICS:
         return "last"
     parts = name.split("/")

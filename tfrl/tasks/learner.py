@@ -1,0 +1,259 @@
+"""The model of a task in a `Learner`: a module over the model's own variables."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import keras, struct
+from tfrl.agents.core import ExternalUpdate, Update
+from tfrl.errors import UserError
+from tfrl.learners import Learner
+from tfrl.learners.external_update import trains_itself as updates_itself
+from tfrl.learners.modules import Module
+from tfrl.learners.optimizers import DEFAULT_OPTIMIZER, check_optimizer
+from tfrl.learners.parameters import ParamDict, group_variables
+from tfrl.tasks.samples import Samples
+from tfrl.tasks.task import RLTask, check_trainable, trains_itself
+from tfrl.types import AgentState, Nest
+
+# What an update reports beside the metrics of `compute_loss`.
+OWN_METRICS = ("loss", "gradient_norm", "finite")
+_GROUP = "model"
+# Keeps the names of a task's metrics apart from those that the Learner reports.
+_TASKS = "task/"
+
+
+@struct.logic_dataclass
+class TaskModule(Module):
+    """A task's model as a module whose loss reads the variables of the model itself.
+
+    Attributes:
+      task: The task.
+      model: Of `get_model`.
+    """
+
+    task: RLTask
+    model: Any
+
+    over_variables = True
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns the model's variables by position and role: `000_kernel`, `001_bias`, ...
+
+        Keras' own names count the layers that a process has made before.
+        """
+        return {
+            f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": v
+            for i, v in enumerate(self.model.variables)
+        }
+
+    def init_params(self, key: tf.Tensor) -> dict[str, Any]:
+        """Returns the model's variables; a gradient trains those under "params"."""
+        trained = {v.ref() for v in self.model.trainable_variables}
+        parts: dict[str, dict[str, Any]] = {"params": {}, "state": {}}
+        for name, v in self.variables().items():
+            parts["params" if v.ref() in trained else "state"][name] = v
+        return {_GROUP: parts}
+
+    def init(self, key: tf.Tensor) -> AgentState:
+        """Returns the model's variables as they are."""
+        return AgentState(params=self.init_params(key))
+
+    def forward(self, params: dict[str, Any], batch: Nest, key: tf.Tensor) -> Any:
+        """Runs the model."""
+        return self.task.run_model(self.model, batch)
+
+    @property
+    def updates(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """One update: by `compute_loss` and a gradient, or by `train_model`."""
+        if trains_itself(self.task):
+            return (ExternalUpdate(name="train_model", step=self._train_model),)
+        return (Update(name=DEFAULT_OPTIMIZER, groups=(_GROUP,), loss=self.update_loss),)
+
+    def update_loss(
+        self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The loss of `compute_loss`, with the regularisers of layers, and its metrics."""
+        found = _called(_compute_loss, self.task, self.model, batch)
+        loss, metrics = _checked_loss(self.task, found)
+        loss = tf.add_n([loss, *getattr(self.model, "losses", ())])
+        return loss, {f"{_TASKS}{name}": x for name, x in metrics.items()}
+
+    def _train_model(self, state: AgentState, batch: Samples, key: tf.Tensor) -> dict[str, Any]:
+        return _called(_train_model, self.task, self.model, batch)  # type: ignore[no-any-return]
+
+
+class TaskLearner(Learner):
+    """A `Learner` of the one model of a task, in place: its variables are the model's."""
+
+    def __init__(self, task: RLTask):
+        """Makes the model and the optimizer.
+
+        Args:
+          task: The task.
+
+        Raises:
+          UserError: For a task without a model, actions or a loss, for a model that is not built,
+            or no fresh optimizer.
+        """
+        check_trainable(task)
+        self._task = task
+        self._module_id = type(task).__name__
+        super().__init__({self._module_id: TaskModule(task=task, model=_checked_model(task))})
+        self.build()
+
+    @property
+    def module(self) -> TaskModule:
+        """The module over the model."""
+        return self.modules[self._module_id]  # type: ignore[no-any-return]
+
+    @property
+    def model(self) -> Any:
+        """What `get_model` returned."""
+        return self.module.model
+
+    def train(self, batch: Samples, timesteps: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes one step on a batch of clips; traced.
+
+        Args:
+          batch: Clips.
+          timesteps: int64 scalar, env steps so far, for the learning rate.
+
+        Returns:
+          Scalars: `loss`, `gradient_norm`, `finite`, and those of `compute_loss`; of a task that
+          trains its model by itself `loss`, `finite` and those of `train_model`.
+        """
+        key = tf.constant([0, 0])  # a task draws from the global seeds
+        found = self.update(batch, key=key, timesteps=timesteps, shuffle=False)[self._module_id]
+        row = {"loss": found["loss"], "finite": tf.equal(found["skipped_steps"], 0.0)}
+        if updates_itself(self.module):
+            taken = ("loss", "skipped_steps", "gradient_steps")
+            own = {n: x for n, x in found.items() if n not in taken and "nonfinite/" not in n}
+            return {**own, **row}
+        own = {n.removeprefix(_TASKS): x for n, x in found.items() if n.startswith(_TASKS)}
+        return {**own, **row, "gradient_norm": found["grad_norm"]}
+
+    def saved_variables(self) -> dict[str, tf.Variable]:
+        """Returns what a checkpoint holds of the model and the optimizer, by path."""
+        names = {v.ref(): name for name, v in self.module.variables().items()}
+        found = {f"model/{name}": v for name, v in self.module.variables().items()}
+        for _, _, entry in self.optimizer_entries():
+            found.update({f"optimizer/{n}": v for n, v in entry.own_variables().items()})
+            for slot in entry.slots().values():
+                found[f"optimizer/{slot.name}/{names[slot.param.ref()]}"] = slot.variable
+        return found
+
+    # What is other than in a Learner.
+
+    def _make_state(self, module_id: str) -> None:
+        self.module_states[module_id] = self.modules[module_id].init(self.key)
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """Registers the task's optimizer, with the task's learning rate."""
+        if updates_itself(self.module):
+            return
+        optimizer = self._task.get_optimizer()
+        check_optimizer(f"get_optimizer of {module_id}", optimizer)
+        params = group_variables(module_id, self.module_states[module_id], (_GROUP,))
+        rate = self._task.get_learning_rate()
+        self.register_optimizer(module_id, DEFAULT_OPTIMIZER, optimizer, params, rate)
+
+    def compute_gradients(
+        self, loss_per_module: Any, gradient_tape: tf.GradientTape, params: ParamDict
+    ) -> ParamDict:
+        """Refuses a loss that no variable of the model has a gradient of."""
+        (loss,) = loss_per_module.values()
+        found = gradient_tape.gradient(loss, list(params.values()))
+        if all(g is None for g in found):
+            raise UserError(
+                f"compute_loss of {self._module_id}",
+                expected="a loss that depends on the model's trainable variables",
+                got="one without a gradient for any of them",
+                remedy="Compute it from what run_model returns, with TensorFlow.",
+            )
+        return {
+            ref: tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
+            for (ref, v), g in zip(params.items(), found, strict=True)
+        }
+
+
+def _compute_loss(task: Any, model: Any, batch: Samples) -> Any:
+    return task.compute_loss(task.run_model(model, batch), batch)
+
+
+def _train_model(task: Any, model: Any, batch: Samples) -> Any:
+    return task.train_model(model, batch)
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function of this file; in a graph by AutoGraph, as a tf.function of a user's has."""
+    return (function if tf.executing_eagerly() else _converted(function))(*args)
+
+
+@functools.cache
+def _converted(function: Callable[..., Any]) -> Any:
+    return tf.autograph.to_graph(function)
+
+
+def _checked_model(task: RLTask) -> Any:
+    model = task.get_model()
+    thing = f"get_model of {type(task).__name__}"
+    if not isinstance(model, tf.Module):
+        raise UserError(
+            thing,
+            expected="a tf.keras.Model, or another tf.Module",
+            got=type(model).__name__,
+            remedy="Return the model, built.",
+        )
+    built = getattr(model, "built", True)
+    if not built or not model.trainable_variables:
+        raise UserError(
+            thing,
+            expected="a model with trainable variables",
+            got="one that is not built yet" if not built else "one without any",
+            remedy="Give it an Input, or call it once on a batch of observations.",
+        )
+    compiled = keras.is_model(model) and getattr(model, "optimizer", None) is not None
+    if trains_itself(task) and compiled:
+        # The slots of its optimizer would be neither saved nor undone.
+        raise UserError(
+            thing,
+            expected="a model whose `variables` are all that train_model changes",
+            got="a compiled Keras model, whose optimizer has variables of its own",
+            remedy="Define compute_loss and get_optimizer instead of train_model, or return a "
+            "tf.Module whose `variables` are those of both.",
+        )
+    return model
+
+
+def _checked_loss(task: RLTask, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    thing = f"compute_loss of {type(task).__name__}"
+    if loss is None:
+        raise UserError(
+            thing,
+            expected="the loss, a number",
+            got="None",
+            remedy="Return it, or a pair of it and a dict of metrics.",
+        )
+    values = {"the loss": tf.convert_to_tensor(loss)}
+    values.update({f"metric {n!r}": tf.convert_to_tensor(x) for n, x in metrics.items()})
+    for name, value in values.items():
+        if value.shape.rank != 0 or value.dtype == tf.string:
+            raise UserError(
+                thing,
+                expected=f"a number for {name}",
+                got=f"{value.dtype.name} {value.shape}",
+                remedy="Take the mean over the batch: tf.reduce_mean(...).",
+            )
+    taken = [name for name in metrics if name in OWN_METRICS]
+    if taken:
+        raise UserError(
+            thing,
+            expected="names for metrics that are free",
+            got=f"{taken[0]!r}, which every update has",
+            remedy=f"Choose others than {', '.join(OWN_METRICS)}.",
+        )
+    return values["the loss"], {n: values[f"metric {n!r}"] for n in metrics}
