@@ -99,13 +99,18 @@ def _check_limits(want: Any, got: Any) -> None:
             )
 
 
-def _limits(info: Any) -> dict[str, str]:
-    limiter = info.rate_limiter_info
+def _limits(table: Any) -> dict[str, str]:
+    """The limits of a `TableInfo`, or of a table in a checkpoint."""
+    if hasattr(table, "rate_limiter_info"):
+        selectors, limiter = (table.sampler_options, table.remover_options), table.rate_limiter_info
+    else:
+        selectors, limiter = (table.sampler, table.remover), table.rate_limiter
+    sampler, remover = map(_selector, selectors)
     return {
-        "capacity": str(info.max_size),
-        "samples of an item": str(max(info.max_times_sampled, 0)),
-        "sampler": _selector(info.sampler_options),
-        "remover": _selector(info.remover_options),
+        "capacity": str(table.max_size),
+        "samples of an item": str(max(table.max_times_sampled, 0)),
+        "sampler": sampler,
+        "remover": remover,
         "min_size": str(limiter.min_size_to_sample),
         "samples_per_insert": f"{limiter.samples_per_insert:g}",
         "tolerance": f"a difference from {limiter.min_diff:g} to {limiter.max_diff:g}",
@@ -122,7 +127,6 @@ def _selector(options: Any) -> str:
     return " ".join(found)
 
 
-_RATE_LIMITER = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
 _TABLES_FILE = "tables.tfrecord"
 
 
@@ -172,47 +176,23 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
 
 def _differences(saved: Any, table: Any) -> Iterator[str]:
     """Yields `limit = saved value (asked: value)`."""
-    asked = table.info
-    pairs = [
-        ("max_size", saved.max_size, asked.max_size),
-        ("max_times_sampled", saved.max_times_sampled, asked.max_times_sampled),
-        ("sampler", _words(saved.sampler), _words(asked.sampler_options)),
-        ("remover", _words(saved.remover), _words(asked.remover_options)),
-    ]
-    for name in _RATE_LIMITER:
-        pairs.append(
-            (name, getattr(saved.rate_limiter, name), getattr(asked.rate_limiter_info, name))
-        )
-    for name, old, new in pairs:
-        if old != new:
-            yield f"{name} = {old} (asked: {new})"
-    decode = nested_structure_coder.decode_proto
-    old_signature = decode(saved.signature) if saved.HasField("signature") else None
-    yield from _signature_differences(old_signature, asked.signature)
-
-
-def _words(options: Any) -> str:
-    """A selector in words, `prioritized (priority_exponent 0.6)` for example."""
-    kind = options.WhichOneof("distribution")
-    value = getattr(options, kind)
-    details = "" if isinstance(value, bool) else " ".join(str(value).replace(":", "").split())
-    return f"{kind} ({details})" if details else str(kind)
-
-
-def _signature_differences(saved: Any, asked: Any) -> Iterator[str]:
-    old, new = _leaves(saved), _leaves(asked)
-    for path in sorted(old.keys() | new.keys()):
-        before, after = old.get(path, "nothing"), new.get(path, "nothing")
+    signature = None
+    if saved.HasField("signature"):
+        signature = nested_structure_coder.decode_proto(saved.signature)
+    old = _limits(saved) | _leaves(signature)
+    new = _limits(table.info) | _leaves(table.info.signature)
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name, "nothing"), new.get(name, "nothing")
         if before != after:
-            yield f"signature {path} = {before} (asked: {after})"
+            yield f"{name} = {before} (asked: {after})"
 
 
 def _leaves(signature: Any) -> dict[str, str]:
-    """Returns `{path: "float32 [3]"}`."""
+    """Returns `{"signature <path>": "float32 [3]"}`."""
     listed, packed = leaves_of(signature) if isinstance(signature, dict) else ({}, False)
-    leaves = {"packed": "True"} if packed else {}
+    leaves = {"signature packed": "True"} if packed else {}
     for path, spec in tree.flatten_with_path(listed if packed else signature):
-        name = "/".join(map(str, path)) or "(the whole)"
+        name = f"signature {'/'.join(map(str, path)) or '(the whole)'}"
         known = spec is not None and spec.shape.rank is not None
         shape = spec.shape.as_list() if known else "of any shape"
         leaves[name] = "nothing" if spec is None else f"{spec.dtype.name} {shape}"
