@@ -584,7 +584,7 @@ class StateTest(parameterized.TestCase):
             buffer.load_values({**values, "other": tf.zeros([])})
         self.assertEqual(
             str(caught.exception),
-            "the values of a replay buffer: expected those of a buffer of the same maker, got an "
+            "the values of a replay buffer: expected those of a buffer of the same factory, got an "
             "unknown other; frames of float32 [83, 2] for float32 [83, 1]; no counts. Make the "
             "buffer with the specs, the capacity and the num_envs of the one that was saved.",
         )

@@ -21,7 +21,7 @@ FLAGS = ("termination", "truncation", "valid")
 class ReplayBuffer(abc.ABC):
     """Experience that is added as trajectories and sampled as items.
 
-    What changes lives in the buffer (variables, or a server), never in a carried value. A maker
+    What changes lives in the buffer (variables, or a server), never in a carried value. A factory
     (`InGraphReplay`) holds the logic and makes buffers by `init()`.
     """
 

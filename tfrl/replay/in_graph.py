@@ -24,7 +24,7 @@ from tfrl.replay.core import (
 )
 from tfrl.replay.items import ConsecutiveItems, Items, Make, TreeItems
 from tfrl.replay.ring import Counts, columns
-from tfrl.replay.ring_reader import Frames, Reader
+from tfrl.replay.ring_reader import FrameStacker, Reader
 from tfrl.storage import checkpoint_format
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
@@ -47,7 +47,7 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
     if wrong:
         raise UserError(
             "the values of a replay buffer",
-            expected="those of a buffer of the same maker",
+            expected="those of a buffer of the same factory",
             got="; ".join(sorted(wrong)[:3]),
             remedy="Make the buffer with the specs, the capacity and the num_envs of the one that "
             "was saved.",
@@ -73,7 +73,7 @@ _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 
 
 def _made_with(replay: InGraphReplay) -> dict[str, Any]:
-    """The arguments of a maker as a manifest has them; of specs `{path: "dtype shape"}`."""
+    """The arguments of a factory as a manifest has them; of specs `{path: "dtype shape"}`."""
     found = {name: getattr(replay, name) for name in _MADE_WITH}
     if replay.kind == "prioritized":
         found["alpha"] = replay.alpha  # priorities are stored as powers
@@ -144,14 +144,14 @@ class InGraphBuffer(ReplayBuffer):
     """The buffer that `InGraphReplay.init` makes.
 
     Attributes:
-      replay: Its maker.
+      replay: Its factory.
     """
 
     def __init__(self, replay: InGraphReplay, make: Make | None = None):
         """Makes the variables, empty.
 
         Args:
-          replay: The maker.
+          replay: The factory.
           make: Makes a variable of zeros of a name, a shape and a dtype; by default a plain one.
         """
         make = make or _zeros
@@ -262,7 +262,7 @@ class InGraphBuffer(ReplayBuffer):
             has no weights.
 
         Returns:
-          A `Transition`, or `Sequences` if the maker has a `sequence_length`.
+          A `Transition`, or `Sequences` if the factory has a `sequence_length`.
 
         Raises:
           UserError: For a batch size below 1, and, outside of compiled code, for one above the
@@ -409,7 +409,7 @@ class InGraphReplay(struct.Struct):
         check_specs(self)
         _check_numbers(self)
         _check_capacity(self)
-        self.frames = Frames(
+        self.frames = FrameStacker(
             self.obs_spec, self.frame_stack, self.frame_stack_axis, self.frame_stack_paths
         )
         self.frame_packer = RowPacker(self.frames.spec)

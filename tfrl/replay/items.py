@@ -153,7 +153,7 @@ class Items(abc.ABC):
     """The items of a buffer; an item is known by the number of its first step and environment."""
 
     def __init__(self, replay: InGraphReplay):
-        """Takes the buffer's maker."""
+        """Takes the buffer's factory."""
         self.replay = replay
         self.num_slots = replay.steps_per_env * replay.num_envs
 
@@ -248,7 +248,7 @@ class TreeItems(Items):
     """
 
     def __init__(self, replay: InGraphReplay, make: Make):
-        """Takes the buffer's maker, and what makes variables."""
+        """Takes the buffer's factory, and what makes variables."""
         super().__init__(replay)
         self._tree = PriorityTree(self.num_slots, make)
         self._num_items = make("num_items", [], tf.int64)

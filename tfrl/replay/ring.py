@@ -40,7 +40,7 @@ def oldest_step(
     """Returns the oldest step of which an addition has overwritten nothing, int64 [B].
 
     Args:
-      replay: The buffer's maker.
+      replay: The buffer's factory.
       frame_of: Frames of the steps, those added too.
       after: The counts after the addition, but for `first`.
       length: Rows that were added (T).

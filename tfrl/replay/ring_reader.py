@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfrl.replay.in_graph import InGraphReplay
 
 
-class Frames:
+class FrameStacker:
     """Takes observations apart into frames and stacks them again.
 
     Attributes:

@@ -80,7 +80,7 @@ class ReverbBuffer(SampledTables):
     a table limits inserts: then they do not wait for items that the limiter holds back.
 
     Attributes:
-      replay: Its maker, which says here whether items are packed.
+      replay: Its factory, which says here whether items are packed.
       address: "host:port" of the server.
       possible_duplicates: Items of "fifo" and "lifo" tables, at most, that may have been inserted
         twice because the server was away: all that may be unconfirmed, for each time that the
@@ -308,7 +308,7 @@ class ReverbBuffer(SampledTables):
 
 
 def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
-    """Returns a maker that says whether items are packed, and a connection to its server."""
+    """Returns a factory that says whether items are packed, and a connection to its server."""
     reverb()
     if replay.address is None:
         if replay.packed is None:

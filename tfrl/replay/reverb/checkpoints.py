@@ -41,7 +41,7 @@ def save(
 
     Args:
       folder: Its path.
-      replay: The maker.
+      replay: The factory.
       values: Numbers of our side.
       write_tables: Writes Reverb's checkpoint into the path that it is given.
     """
@@ -62,7 +62,7 @@ def restore(
 
     Args:
       folder: Its path.
-      replay: The maker.
+      replay: The factory.
       packed: Whether items must be packed there; None for either.
 
     Returns:

@@ -60,7 +60,7 @@ class Layout:
 
 
 def make_layout(replay: "ReverbReplay") -> Layout:
-    """Returns the columns that the tables of a maker need."""
+    """Returns the columns that the tables of a factory need."""
     obs = tuple(leaves("obs", replay.obs_spec))
     step = list(leaves("action", replay.action_spec))
     for name in EXTRAS:
@@ -132,7 +132,7 @@ class Columns:
     """
 
     def __init__(self, replay: "ReverbReplay"):
-        """Takes the specs of a maker."""
+        """Takes the specs of a factory."""
         self._replay = replay
         specs = trajectory_specs(replay)
         # Most fields are one leaf: those need not be taken apart.
@@ -190,7 +190,7 @@ def _refuse_leaves(wanted: Any, got: Any) -> None:
     missing, unknown = sorted(wanted - got), sorted(got - wanted)
     raise UserError(
         f"trajectory.{(missing or unknown)[0]}",
-        expected="the leaves of the maker's specs",
+        expected="the leaves of the factory's specs",
         got="no such leaf in the trajectory" if missing else "a leaf that no spec has",
         remedy="Make ReverbReplay with the specs of the environment and the agent.",
     )
@@ -315,7 +315,7 @@ def _refuse_long(table: str, length: int) -> None:
 def make_items(
     replay: "ReverbReplay", layout: Layout
 ) -> tuple[list[TransitionItems], list[SequenceItems]]:
-    """Returns what makes the items of the tables of a maker."""
+    """Returns what makes the items of the tables of a factory."""
     steps: dict[int, list[TableConfig]] = {}
     sequences: dict[Any, list[TableConfig]] = {}
     for config in replay.table_configs:

@@ -128,7 +128,7 @@ _LATE = ("reward", "discount", "next_obs")
 
 
 class PackedItems:
-    """Where the leaves of a maker's n-step items lie among their bytes.
+    """Where the leaves of a factory's n-step items lie among their bytes.
 
     Attributes:
       name: The path of the column: "packed " and its leaves as JSON, [[path, dtype, shape], ...].
@@ -138,7 +138,7 @@ class PackedItems:
     """
 
     def __init__(self, replay: "ReverbReplay"):
-        """Takes a maker whose tables hold n-step items alone."""
+        """Takes a factory whose tables hold n-step items alone."""
         found = item_signature(replay, replay.table_configs[0])
         late = {p: _LATE.index(p.partition("/")[0]) for p in found if p.partition("/")[0] in _LATE}
         paths = [p for p in found if p not in late] + sorted(late, key=lambda p: late[p])
@@ -215,10 +215,10 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
 
 
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
-    """Returns a maker that says whether items are packed, as those of a server are if it does not.
+    """Returns a factory that says whether items are packed: if it does not, as a server has them.
 
     Args:
-      replay: The maker.
+      replay: The factory.
       server_info: `{table: reverb TableInfo}`.
     """
     if replay.packed is not None:
@@ -232,7 +232,7 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
     """Compares how a server's table stores items with how they are to be stored.
 
     Args:
-      replay: The maker, of the same leaves.
+      replay: The factory, of the same leaves.
       table: The `TableConfig`.
       signature: Of the server's table.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_tables(replay: "ReverbReplay") -> list[Any]:
-    """Returns a `reverb.Table` for each table of a maker, empty."""
+    """Returns a `reverb.Table` for each table of a factory, empty."""
     return [_table(config, stored_signature(replay, config)) for config in replay.table_configs]
 
 
@@ -58,11 +58,11 @@ def _limiter(config: TableConfig) -> Any:
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
-    """Compares a server's tables with those of a maker: signatures first, then limits.
+    """Compares a server's tables with those of a factory: signatures first, then limits.
 
     Args:
       server_info: `{name: TableInfo}`, as `reverb.Client.server_info` gives it.
-      replay: The maker.
+      replay: The factory.
 
     Raises:
       UserError: For a table that is missing; for a leaf of a signature that differs; and for a
