@@ -19,6 +19,7 @@ from tfrl.replay.core import (
     ReplayBuffer,
     check_given,
     check_items,
+    check_made_with,
     check_specs,
     replace_folder,
 )
@@ -85,15 +86,6 @@ def _made_with(replay: InGraphReplay) -> dict[str, Any]:
     return found
 
 
-def _flat_arguments(made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, each leaf of a spec as one of its own."""
-    found: dict[str, Any] = {}
-    for name, value in made_with.items():
-        leaves = value.items() if isinstance(value, dict) else [("", value)]
-        found.update({f"{name} {path}".strip(): leaf for path, leaf in leaves})
-    return found
-
-
 def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
     """Writes the values of a buffer; a folder that is there is replaced when all is written."""
     content = {"replay": _made_with(replay)}
@@ -121,17 +113,8 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
     saved_with, given = content["manifest"].get("replay", {}), _made_with(replay)
     # What another version did not write down cannot be compared, nor need be what it did besides.
     both = saved_with.keys() & given.keys()
-    saved, own = (
-        _flat_arguments({name: x[name] for name in x if name in both}) for x in (saved_with, given)
-    )
-    for name in [*own, *saved]:
-        if own.get(name, "nothing") != saved.get(name, "nothing"):
-            raise UserError(
-                f"InGraphReplay.{name}",
-                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
-                got=repr(own.get(name, "nothing")),
-                remedy="Make the buffer as it was when it was saved.",
-            )
+    saved, own = ({name: x[name] for name in x if name in both} for x in (saved_with, given))
+    check_made_with("InGraphReplay.", folder, saved, own)
     return values
 
 

@@ -171,7 +171,6 @@ class Items(abc.ABC):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns the first steps and environments of items, int64 [N], and their weights."""
 
-    @abc.abstractmethod
     def added(
         self,
         counts: Counts,
@@ -180,11 +179,12 @@ class Items(abc.ABC):
         valid: tf.Tensor,
         ends: tf.Tensor,
     ) -> None:
-        """Learns of steps [T, B] that were written."""
+        """Learns of steps [T, B] that were written; nothing if the counts say all."""
+        return None  # autograph wants a body
 
-    @abc.abstractmethod
     def cut(self, counts: Counts, after: Counts) -> None:
-        """Learns that the episodes that go on do so no more."""
+        """Learns that the episodes that go on do so no more; likewise."""
+        return None
 
     def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
         """Sets priorities of items that are still there.
@@ -224,21 +224,6 @@ class ConsecutiveItems(Items):
         env = tf.searchsorted(through, number, side="right", out_type=tf.int64)
         env = tf.minimum(env, self.replay.num_envs - 1)
         return tf.gather(counts.first - through + sizes, env) + number, env, None
-
-    def added(
-        self,
-        counts: Counts,
-        after: Counts,
-        places: Placement,
-        valid: tf.Tensor,
-        ends: tf.Tensor,
-    ) -> None:
-        """Does nothing: the counts say which items there are."""
-        return None  # autograph wants a body
-
-    def cut(self, counts: Counts, after: Counts) -> None:
-        """Does nothing either."""
-        return None
 
 
 class TreeItems(Items):

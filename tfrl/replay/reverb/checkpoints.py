@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
-from tfrl.replay.core import replace_folder
+from tfrl.replay.core import check_made_with, replace_folder
 from tfrl.replay.reverb.signature import packs
 from tfrl.storage import files
 from tfrl.storage.files import from_json
@@ -88,7 +88,8 @@ def restore(
     found = any(stored["packed"] for stored in tables.values())
     either = packed is None and (packs(replay) or not found)
     form = replay.replace(packed=found) if either else replay
-    _compare(folder, tables, made_with(form))
+    saved, own = ({f"table {n!r},": x[n] for n in x} for x in (tables, made_with(form)))
+    check_made_with("ReverbReplay ", folder, saved, own)
     return values, root / _TABLES, found
 
 
@@ -103,25 +104,6 @@ def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
         }
         for config in replay.table_configs
     }
-
-
-def _compare(folder: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if stored.keys() != wanted.keys():
-        raise UserError(
-            "ReverbReplay.tables",
-            expected=f"{', '.join(stored)}, as the buffer in {folder} was made with",
-            got=", ".join(wanted),
-            remedy="Make the buffer as it was when it was saved.",
-        )
-    for table, arguments in wanted.items():
-        for name, value in arguments.items():
-            if stored[table].get(name) != value:
-                raise UserError(
-                    f"ReverbReplay table {table!r}, {name}",
-                    expected=f"{stored[table].get(name)!r}, as in the buffer in {folder}",
-                    got=repr(value),
-                    remedy="Make the buffer as it was when it was saved.",
-                )
 
 
 class ReverbCheckpoints:
