@@ -101,10 +101,10 @@ class _Sendable:
 
 def _importable(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """What a wrapper's module has under its name; gin's own form cannot go to a process."""
-    found: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
+    result: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
     for name in getattr(wrapper, "__qualname__", "<lambda>").split("."):
-        found = getattr(found, name, None)
-    return found if callable(found) else wrapper
+        result = getattr(result, name, None)
+    return result if callable(result) else wrapper
 
 
 def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:

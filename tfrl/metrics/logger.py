@@ -247,9 +247,9 @@ class MetricsLogger:
           UserError: For a name that was never logged; the nearest are suggested.
         """
         path = as_path(name) if name else ()
-        found: Any = self._results(path, with_empty=True)
+        result: Any = self._results(path, with_empty=True)
         for part in path:
-            if part not in found:
+            if part not in result:
                 known = [join(p) for p in self._metrics]
                 raise UserError(
                     f"metric {join(path)}",
@@ -257,8 +257,8 @@ class MetricsLogger:
                     got=f"none of the {len(known)} that there are",
                     remedy=did_you_mean(join(path), known) if known else "Log it first.",
                 )
-            found = found[part]
-        return found
+            result = result[part]
+        return result
 
     def reduce(self) -> dict[str, Any]:
         """Returns all reduced values, and begins a new period.
@@ -302,12 +302,12 @@ class MetricsLogger:
         Returns:
           A dict out of plain JSON types.
         """
-        found = []
+        result = []
         for path, metric in self._metrics.items():
             block = metric.hand_over()
             if block.logged:
-                found.append({**metric_header(path, metric), "fresh": block.to_json()})
-        return {"schema": SCHEMA, "metrics": found}
+                result.append({**metric_header(path, metric), "fresh": block.to_json()})
+        return {"schema": SCHEMA, "metrics": result}
 
     def merge(self, others: "Iterable[MetricsLogger | Mapping[str, Any]]") -> None:
         """Takes over what other loggers have logged and not handed over yet.
@@ -331,13 +331,13 @@ class MetricsLogger:
                 got="this logger itself, or one twice",
                 remedy="Its values would count twice; leave it out.",
             )
-        found: list[Entry] = []
+        result: list[Entry] = []
         for other in others:
-            found += other._pending() if isinstance(other, MetricsLogger) else taken_entries(other)
+            result += other._pending() if isinstance(other, MetricsLogger) else taken_entries(other)
         before = dict(self._metrics)
         grouped: dict[Path, list[Block]] = {}
         problems: list[str] = []
-        for path, settings, shape, block in found:
+        for path, settings, shape, block in result:
             try:
                 if self._metric(path, settings, shape).shape != shape:
                     problems.append(f"{join(path)} of shape {shape}")

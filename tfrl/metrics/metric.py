@@ -153,5 +153,5 @@ class Metric:
 
     def hand_over(self) -> Block:
         """Returns the fresh block and starts another."""
-        found, self.fresh = self.settle().fresh, self.settings.empty_block()
-        return found
+        result, self.fresh = self.settle().fresh, self.settings.empty_block()
+        return result

@@ -196,11 +196,11 @@ def check_made_with(
 
 
 def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in arguments.items():
         items = value.items() if isinstance(value, Mapping) else [("", value)]
-        found.update({f"{name} {path}".strip(): item for path, item in items})
-    return found
+        result.update({f"{name} {path}".strip(): item for path, item in items})
+    return result
 
 
 def replace_folder(folder: str, write: Callable[[pathlib.Path], None]) -> None:

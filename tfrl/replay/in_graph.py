@@ -75,15 +75,15 @@ _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 
 def _made_with(replay: InGraphReplay) -> dict[str, Any]:
     """The arguments of a factory as a manifest has them; of specs `{path: "dtype shape"}`."""
-    found = {name: getattr(replay, name) for name in _MADE_WITH}
+    result = {name: getattr(replay, name) for name in _MADE_WITH}
     if replay.kind == "prioritized":
-        found["alpha"] = replay.alpha  # priorities are stored as powers
+        result["alpha"] = replay.alpha  # priorities are stored as powers
     if replay.frame_stack_paths is not None:
-        found["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
+        result["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
     for name in _SPECS:
         leaves = struct.paths(getattr(replay, name)).items()
-        found[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
-    return found
+        result[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
+    return result
 
 
 def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
@@ -438,14 +438,14 @@ class InGraphReplay(struct.Struct):
         steps, frames = (
             rows * self.num_envs + 1 for rows in (self.steps_per_env, self.frames_per_env)
         )
-        found = {
+        result = {
             "steps": steps * self.step_packer.row_bytes,
             "frame_of": steps * 8,
             "frames": frames * self.frame_packer.row_bytes,
         }
         if self.has_tree:
-            found["priorities"] = math.ceil(steps * 8 * 16 / 15)
-        return found
+            result["priorities"] = math.ceil(steps * 8 * 16 / 15)
+        return result
 
     @property
     def has_tree(self) -> bool:

@@ -243,8 +243,8 @@ class TreeItems(Items):
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns what changes, beside the steps themselves."""
-        found = {f"priorities/{name}": v for name, v in self._tree.variables.items()}
-        return {**found, "num_items": self._num_items, "highest_priority": self._highest}
+        result = {f"priorities/{name}": v for name, v in self._tree.variables.items()}
+        return {**result, "num_items": self._num_items, "highest_priority": self._highest}
 
     def size(self, counts: Counts) -> tf.Tensor:
         """Returns how many there are; an int64 scalar."""

@@ -143,9 +143,9 @@ class ReverbBuffer(SampledTables):
     def _look_at_sizes(self) -> None:
         """Raises if somebody else has taken items out of a table that by itself never shrinks."""
         self._looked = time.monotonic()
-        found = self._connection.server_info()
+        result = self._connection.server_info()
         for config in self.replay.table_configs:
-            size, before = found[config.name].current_size, self._sizes.get(config.name, 0)
+            size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
             if config.kind not in ONCE and size < before:
                 raise UserError(
                     f"table {config.name!r} of the Reverb server at {self.address}",
@@ -200,12 +200,12 @@ class ReverbBuffer(SampledTables):
 
         The items are the server's; `save` keeps both.
         """
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"highest_priority/{name}": np.float64(value) for name, value in self._highest.items()
         }
-        found["items_created"] = np.int64(self.items_created)
-        found["possible_duplicates"] = np.int64(self.possible_duplicates)
-        return found
+        result["items_created"] = np.int64(self.items_created)
+        result["possible_duplicates"] = np.int64(self.possible_duplicates)
+        return result
 
     @property
     def items_created(self) -> int:

@@ -85,12 +85,12 @@ def restore(
         ) from error
     for stored in tables.values():
         stored.setdefault("packed", False)  # before there were packed items
-    found = any(stored["packed"] for stored in tables.values())
-    either = packed is None and (packs(replay) or not found)
-    form = replay.replace(packed=found) if either else replay
+    result = any(stored["packed"] for stored in tables.values())
+    either = packed is None and (packs(replay) or not result)
+    form = replay.replace(packed=result) if either else replay
     saved, own = ({f"table {n!r},": x[n] for n in x} for x in (tables, made_with(form)))
     check_made_with("ReverbReplay ", folder, saved, own)
-    return values, root / _TABLES, found
+    return values, root / _TABLES, result
 
 
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
@@ -150,8 +150,8 @@ class ReverbCheckpoints:
 
     def newest_first(self) -> list[pathlib.Path]:
         """Returns the checkpoints."""
-        found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, key=_number, reverse=True)
+        result = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(result, key=_number, reverse=True)
 
     def adopt(self, written: pathlib.Path) -> pathlib.Path:
         """Moves what Reverb wrote to its place, and removes the oldest.

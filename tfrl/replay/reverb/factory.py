@@ -61,9 +61,9 @@ class TableConfig(struct.Struct):
             own = (own_items and name in _ITEMS) or (self.kind in ONCE and name in _LIMITS)
             taken[name] = getattr(replay, name) if value is None and not own else value
         taken.update(n_step=taken["n_step"] or 1, min_size=taken["min_size"] or 1)
-        found = TableConfig(name=self.name, **taken)
-        _check(found)
-        return found
+        result = TableConfig(name=self.name, **taken)
+        _check(result)
+        return result
 
     @property
     def period(self) -> int:

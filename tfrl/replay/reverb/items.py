@@ -154,21 +154,21 @@ class Columns:
         if trajectory.valid is None:  # all are
             rows = np.shape(trajectory.reward)
             trajectory = trajectory.replace(valid=np.ones(rows, np.bool_))
-        found = {name: _array(name, getattr(trajectory, name)) for name in self._single}
+        result = {name: _array(name, getattr(trajectory, name)) for name in self._single}
         for name in self._nested:
             nest = getattr(trajectory, name)
             if name in EXTRAS:
                 nest = stored_extras(self._replay, name, nest)
-            found.update((path, _array(path, x)) for path, x in struct.paths(nest, name).items())
-        if found.keys() != self._specs.keys():
-            _refuse_leaves(self._specs.keys(), found.keys())
-        rows = found["valid"].shape[:1] + (self._replay.num_envs,)
+            result.update((path, _array(path, x)) for path, x in struct.paths(nest, name).items())
+        if result.keys() != self._specs.keys():
+            _refuse_leaves(self._specs.keys(), result.keys())
+        rows = result["valid"].shape[:1] + (self._replay.num_envs,)
         for path, (shape, dtype, spec) in self._specs.items():
-            x = found[path]
+            x = result[path]
             if x.dtype != dtype or x.shape != rows + shape:
                 checks.matches_spec(f"trajectory.{path}", x, spec, (None, self._replay.num_envs))
                 checks.leading_shape(f"trajectory.{path}", x, rows, "valid")
-        return found
+        return result
 
 
 def _array(path: str, x: Any) -> np.ndarray:
@@ -296,9 +296,9 @@ class SequenceItems:
 
     def _make(self, stream: "Stream", k: int, flagged: list[list[Any]]) -> None:
         rows = stream.rows
-        found = {"obs": rows[-1 - k :], "steps": rows[-k:], "first": [rows[-k]]}
-        found["flags"] = flagged[-k:]
-        refs = [[row[column] for row in found[which]] for which, column in self._plan]
+        result = {"obs": rows[-1 - k :], "steps": rows[-k:], "first": [rows[-k]]}
+        result["flags"] = flagged[-k:]
+        refs = [[row[column] for row in result[which]] for which, column in self._plan]
         stream.create(self.tables, refs, self._squeezed)
 
 

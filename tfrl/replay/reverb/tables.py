@@ -88,12 +88,12 @@ def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None
 
 def _check_limits(want: Any, got: Any) -> None:
     for what, wanted in _limits(want).items():
-        found = _limits(got)[what]
-        if wanted != found:
+        result = _limits(got)[what]
+        if wanted != result:
             raise UserError(
                 f"Reverb table {want.name!r}, {what}",
                 expected=wanted,
-                got=found,
+                got=result,
                 remedy="A restored table keeps the limits of its checkpoint: ask for those, or "
                 "start the server without the checkpoint.",
             )
@@ -119,12 +119,12 @@ def _limits(table: Any) -> dict[str, str]:
 
 def _selector(options: Any) -> str:
     """Such as "uniform", or "prioritized (priority_exponent: 0.6)"."""
-    found = []
+    result = []
     for field, value in options.ListFields():
         if field.name != "is_deterministic":
             inner = " ".join(str(value).split())
-            found.append(field.name if value is True else f"{field.name} ({inner})")
-    return " ".join(found)
+            result.append(field.name if value is True else f"{field.name} ({inner})")
+    return " ".join(result)
 
 
 _TABLES_FILE = "tables.tfrecord"
@@ -158,17 +158,17 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
     """
     by_name = {table.table_name: table for table in saved}
     wanted = {table.name: table for table in asked}
-    found = [f"table '{name}', which nobody asks for" for name in by_name.keys() - wanted.keys()]
-    found += [f"no table '{name}'" for name in wanted.keys() - by_name.keys()]
+    result = [f"table '{name}', which nobody asks for" for name in by_name.keys() - wanted.keys()]
+    result += [f"no table '{name}'" for name in wanted.keys() - by_name.keys()]
     for name in sorted(by_name.keys() & wanted.keys()):
-        found += [
+        result += [
             f"table '{name}' with {text}" for text in _differences(by_name[name], wanted[name])
         ]
-    if found:
+    if result:
         raise UserError(
             f"replay checkpoint {folder}",
             expected="the tables and limits that the configuration asks for",
-            got="; ".join(sorted(found)),
+            got="; ".join(sorted(result)),
             remedy="A restored table keeps its checkpoint's limits: go back to that configuration, "
             "or serve from another folder, whose tables begin empty.",
         )
