@@ -1,37 +1,251 @@
-"""Static checks of rank, shape, dtype and specs whose messages name path, expected, got.
+"""Checks in one line: each raises the UserError of its kind, with thing, expected, got and remedy.
 
-They look at static shapes and dtypes only, so they add no operation to a graph and run once a
-trace. A dimension that is unknown while tracing matches every size.
+Those of plain values return what they were given. Those of tensors look at static shapes and dtypes
+only, so they add no operation to a graph and run once a trace; a dimension that is unknown while
+tracing matches every size.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any
+import math
+import numbers
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tensorflow as tf
+from tfrl.errors import UserError, did_you_mean
 
-from tfrl import struct
-from tfrl.errors import UserError
+if TYPE_CHECKING:  # processes of environment workers check arguments without TensorFlow
+    import tensorflow as tf
 
 Nest = Any
 
 
-def _shape(x: Any) -> tf.TensorShape:
+# Plain values.
+
+
+def at_least(
+    name: str,
+    value: Any,
+    minimum: int,
+    *,
+    maximum: int | None = None,
+    optional: bool = False,
+    remedy: str = "",
+) -> Any:
+    """Returns a whole number, Python's or NumPy's, as an int; a bool is none.
+
+    Args:
+      name: What the message calls it.
+      value: What was given.
+      minimum: The smallest that is allowed.
+      maximum: The largest, or None.
+      optional: Whether it may be None.
+      remedy: What the message advises.
+
+    Raises:
+      UserError: For anything else.
+    """
+    if optional and value is None:
+        return None
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if whole and value >= minimum and (maximum is None or value <= maximum):
+        return int(value)
+    most = "" if maximum is None else f" and at most {maximum}"
+    usual = f"Give {minimum} or more." if maximum is None else f"Give {minimum} to {maximum}."
+    raise UserError(
+        name,
+        expected=f"a whole number of at least {minimum}{most}{' or None' if optional else ''}",
+        got=repr(value),
+        remedy=remedy or usual,
+    )
+
+
+class Bound(NamedTuple):
+    """The values that a number may have, for tables: `number(name, value, *bound)`.
+
+    Attributes:
+      low: The least.
+      high: The greatest.
+      closed: Whether it may be the least itself.
+      optional: Whether it may be None.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    closed: bool = True
+    optional: bool = False
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    closed: bool = True,
+    optional: bool = False,
+    *,
+    remedy: str = "",
+) -> Any:
+    """Returns a finite number from `low` (without it, unless `closed`) to `high`.
+
+    Args:
+      name: What the message calls it.
+      value: What was given; a bool is no number.
+      low: The least.
+      high: The greatest.
+      closed: Whether it may be the least itself.
+      optional: Whether it may be None.
+      remedy: What the message advises.
+
+    Raises:
+      UserError: For anything else.
+    """
+    if optional and value is None:
+        return None
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if real and math.isfinite(value) and low <= value <= high and (closed or value > low):
+        return value
+    above = "a number of at least" if closed else "a number above"
+    limits = [f"{above} {low:g}"] if math.isfinite(low) else ["a finite number"]
+    limits += [f"at most {high:g}"] if math.isfinite(high) else []
+    raise UserError(
+        name,
+        expected=" and ".join(limits) + (" or None" if optional else ""),
+        got=repr(value),
+        remedy=remedy or "Give one finite number.",
+    )
+
+
+def positive(name: str, value: Any, *, remedy: str = "") -> Any:
+    """Returns a finite number above 0; see `number`."""
+    return number(name, value, 0, closed=False, remedy=remedy)
+
+
+def probability(name: str, value: Any, *, remedy: str = "") -> Any:
+    """Returns a number from 0 to 1; see `number`."""
+    return number(name, value, 0, 1, remedy=remedy)
+
+
+def boolean(name: str, value: Any, *, remedy: str = "") -> Any:
+    """Returns a bool, Python's or NumPy's."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return value
+    remedy = remedy or "Give one of the two, without quotes."
+    raise UserError(name, expected="True or False", got=repr(value), remedy=remedy)
+
+
+def one_of(name: str, value: Any, choices: Iterable[Any], *, remedy: str = "") -> Any:
+    """Returns one of several choices; the message suggests the nearest."""
+    choices = list(choices)
+    if value in choices:
+        return value
+    names = [str(c) for c in choices]
+    raise UserError(
+        name,
+        expected=f"one of {', '.join(names)}",
+        got=repr(value),
+        remedy=remedy or did_you_mean(str(value), names),
+    )
+
+
+def instance(name: str, value: Any, kinds: Any, expected: str, *, remedy: str = "") -> Any:
+    """Returns an instance of a class, or of one of a tuple or union of them.
+
+    Args:
+      name: What the message calls it.
+      value: What was given.
+      kinds: As of `isinstance`.
+      expected: What the message calls the classes.
+      remedy: What the message advises.
+
+    Raises:
+      UserError: For anything else.
+    """
+    if isinstance(value, kinds):
+        return value
+    raise UserError(name, expected=expected, got=type(value).__name__, remedy=remedy)
+
+
+def function(name: str, value: Any, expected: str, *, remedy: str = "") -> Any:
+    """Returns what can be called; `expected` is what the message calls it."""
+    if callable(value):
+        return value
+    raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
+
+
+def strings(name: str, value: Any, *, remedy: str = "") -> tuple[str, ...]:
+    """Returns a tuple of strings; a single string is none."""
+    if not isinstance(value, str) and all(isinstance(x, str) for x in value):
+        return tuple(value)
+    remedy = remedy or "Give a tuple, also for one name: ('lives',)."
+    raise UserError(name, expected="a sequence of names", got=repr(value), remedy=remedy)
+
+
+def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") -> Any:
+    """Returns a tuple of whole numbers of at least 1, such as the units of layers."""
+    if optional and value is None:
+        return None
+    whole = isinstance(value, tuple | list) and all(type(x) is int and x >= 1 for x in value)
+    if whole:
+        return tuple(value)
+    raise UserError(
+        name,
+        expected=f"{'None or ' if optional else ''}a tuple of sizes, each an int of at least 1",
+        got=repr(value),
+        remedy=remedy or "(64, 64) makes two layers, (64,) one.",
+    )
+
+
+def known(name: str, given: Iterable[str], names: Iterable[str], *, remedy: str = "") -> None:
+    """Raises a UserError for names that are not among the known ones, with the nearest."""
+    names = sorted(names)
+    unknown = [n for n in given if n not in names]
+    if unknown:
+        raise UserError(
+            name,
+            expected=f"some of {', '.join(names) or 'none'}",
+            got=", ".join(unknown),
+            remedy=remedy or did_you_mean(unknown[0], names),
+        )
+
+
+def same_keys(name: str, given: Any, wanted: Iterable[Any], *, more: bool = False) -> None:
+    """Raises a UserError unless a value is a dict with the wanted keys, and `more` at most."""
+    keys = list(wanted)
+    if isinstance(given, Mapping):
+        missing = [str(k) for k in keys if k not in given]
+        extra = [] if more else [str(k) for k in given if k not in keys]
+        got = [f"no {', '.join(missing)}"] * bool(missing)
+        got += [f"the unknown {', '.join(extra)}"] * bool(extra)
+    else:
+        got = [type(given).__name__]
+    if got:
+        expected = f"a dict with the keys {', '.join(map(str, keys))}"
+        raise UserError(name, expected=expected, got=" and ".join(got))
+
+
+# Tensors.
+
+
+def _shape(x: Any) -> "tf.TensorShape":
     """The static shape of a tensor, an array, a spec, or anything that converts to a tensor."""
+    import tensorflow as tf
+
     if hasattr(x, "shape"):
         return tf.TensorShape(x.shape)
     return tf.convert_to_tensor(x).shape
 
 
-def _dtype(x: Any) -> tf.DType:
+def _dtype(x: Any) -> "tf.DType":
     """The dtype of a tensor, an array, a spec, or anything that converts to a tensor."""
+    import tensorflow as tf
+
     if hasattr(x, "dtype"):
         return tf.as_dtype(x.dtype)
     return tf.convert_to_tensor(x).dtype
 
 
-def _text(shape: tf.TensorShape) -> str:
+def _text(shape: Any) -> str:
     """A shape as `[128, ?, 4]`."""
-    if shape.rank is None:
+    if getattr(shape, "rank", 0) is None:
         return "[...]"
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
@@ -55,7 +269,6 @@ def rank(name: str, x: Any, ranks: int | Collection[int]) -> None:
         name,
         expected=f"rank {' or '.join(map(str, sorted(allowed)))}",
         got=f"rank {shape.rank} (shape {_text(shape)})",
-        remedy="Add or remove axes.",
     )
 
 
@@ -74,10 +287,7 @@ def same_shape(names: Sequence[str], tensors: Sequence[Any]) -> None:
         shape = _shape(x)
         if not shape.is_compatible_with(first):
             raise UserError(
-                name,
-                expected=f"the shape {_text(first)} of {names[0]}",
-                got=_text(shape),
-                remedy="Give tensors of one shape.",
+                name, expected=f"the shape {_text(first)} of {names[0]}", got=_text(shape)
             )
 
 
@@ -93,17 +303,14 @@ def leading_shape(name: str, x: Any, shape: Sequence[int | None], like: str) -> 
     Raises:
       UserError: When `x` has fewer axes, or other sizes.
     """
+    import tensorflow as tf
+
     got, wanted = _shape(x), tf.TensorShape(shape)
     if got.rank is None or wanted.rank is None:
         return
     if got.rank >= wanted.rank and got[: wanted.rank].is_compatible_with(wanted):
         return
-    raise UserError(
-        name,
-        expected=f"the leading axes {_text(wanted)} of {like}",
-        got=_text(got),
-        remedy="Give time-major tensors with the same rows.",
-    )
+    raise UserError(name, expected=f"the leading axes {_text(wanted)} of {like}", got=_text(got))
 
 
 def dtype(name: str, x: Any, dtype: Any) -> None:
@@ -117,11 +324,11 @@ def dtype(name: str, x: Any, dtype: Any) -> None:
     Raises:
       UserError: When the dtype is another one.
     """
+    import tensorflow as tf
+
     wanted, got = tf.as_dtype(dtype), _dtype(x)
     if got != wanted:
-        raise UserError(
-            name, expected=f"dtype {wanted.name}", got=got.name, remedy=f"Cast it to {wanted.name}."
-        )
+        raise UserError(name, expected=f"dtype {wanted.name}", got=got.name)
 
 
 def matches_spec(
@@ -138,6 +345,8 @@ def matches_spec(
     Raises:
       UserError: About the first leaf that is missing, unexpected, of another shape or dtype.
     """
+    from tfrl import struct
+
     values, specs = struct.paths(value), struct.paths(spec)
     for path in [*specs, *values]:
         leaf = name if path == "." else f"{name}/{path}"
@@ -145,55 +354,25 @@ def matches_spec(
             raise UserError(
                 leaf,
                 expected=f"a tensor {specs[path].dtype.name} "
-                f"{_text(tf.TensorShape([*batch_shape, *specs[path].shape]))}",
+                f"{_text([*batch_shape, *specs[path].shape])}",
                 got=f"nothing there (the leaves are {', '.join(values) or 'none'})",
-                remedy="Give every leaf of the spec.",
             )
         if path not in specs:
             raise UserError(
                 leaf,
                 expected=f"only the leaves of the spec ({', '.join(specs) or 'none'})",
                 got="a leaf that the spec does not have",
-                remedy="Remove the leaf or add it to the spec.",
             )
         _leaf_matches(leaf, values[path], specs[path], batch_shape)
 
 
 def _leaf_matches(name: str, x: Any, spec: Any, batch_shape: Sequence[int | None]) -> None:
     dtype(name, x, spec.dtype)
-    wanted, got = tf.TensorShape([*batch_shape, *spec.shape]), _shape(x)
+    wanted, got = [*batch_shape, *spec.shape], _shape(x)
     if not got.is_compatible_with(wanted):
         raise UserError(
             name,
-            expected=f"shape {_text(wanted)} (batch axes {_text(tf.TensorShape(batch_shape))}, "
-            f"then {_text(tf.TensorShape(spec.shape))} of the spec)",
+            expected=f"shape {_text(wanted)} (batch axes {_text(batch_shape)}, "
+            f"then {_text(spec.shape)} of the spec)",
             got=_text(got),
-            remedy="Give the leaf with the batch axes in front.",
         )
-
-
-def at_least(
-    name: str, value: Any, minimum: int, *, maximum: int | None = None, remedy: str = ""
-) -> int:
-    """Returns a whole number; a bool and a NumPy integer are none.
-
-    Args:
-      name: What the message calls it.
-      value: What was given.
-      minimum: The smallest that is allowed.
-      maximum: The largest, or None.
-      remedy: What the message advises.
-
-    Raises:
-      UserError: For anything else.
-    """
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and value >= minimum and (maximum is None or value <= maximum):
-        return int(value)
-    most = "" if maximum is None else f" and at most {maximum}"
-    raise UserError(
-        name,
-        expected=f"a whole number of at least {minimum}{most}",
-        got=repr(value),
-        remedy=remedy or f"Give {minimum} or more.",
-    )

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfrl.errors import UserError
-from tfrl.evaluation.video_summary import video_summary
+from tfrl.evaluation.video_file import video_summary
 from tfrl.experiment.recorder_base import Recorder, cell
 from tfrl.storage import files
 
