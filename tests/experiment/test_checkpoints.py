@@ -185,7 +185,7 @@ class TestPruning:
         assert (manager.steps, said) == ([60, 100], [])
 
     def test_max_to_keep_zero(self, tmp_path):
-        with pytest.raises(UserError, match="max_to_keep: .* of at least 1, or None"):
+        with pytest.raises(UserError, match="max_to_keep: .* of at least 1 or None"):
             CheckpointManager(tmp_path, max_to_keep=0)
 
 

@@ -23,7 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfrl import extras
 from tfrl.errors import UserError
-from tfrl.evaluation.video_summary import video_summary
+from tfrl.evaluation.video_file import video_summary
 from tfrl.storage import files
 
 STEP = "env_steps"

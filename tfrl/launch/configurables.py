@@ -13,8 +13,7 @@ import gin
 import gymnasium.wrappers
 
 from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
-from tfrl.agents.core import Agent
-from tfrl.agents.registry import on_algorithm
+from tfrl.agents.core import Agent, on_algorithm
 from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrl import checks, struct
 from tfrl.errors import UserError
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 from tfrl.replay.core import EXTRAS, stored_extras, trajectory_specs
 from tfrl.types import Nest, Trajectory
 from tfrl.xla import may_be_xla

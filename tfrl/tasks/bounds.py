@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfrl.envs.workers import WorkerState
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 
 Nest = Any
@@ -33,7 +33,7 @@ def batched_actions(
     Raises:
       UserError: For something without the leading axis N.
     """
-    result = get_actions(nests.stack([state.obs for state in states]), optimal)
+    result = get_actions(lookback_buffer.stack([state.obs for state in states]), optimal)
     extras: dict[str, Any] = {}
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
         result, extras = result
@@ -44,8 +44,8 @@ def batched_actions(
 
 def _checked(value: Nest, name: str, count: int) -> Nest:
     thing = f"{name} of get_actions"
-    value = nests.as_arrays(value, thing)
-    found = nests.num_items(value, thing)
+    value = lookback_buffer.as_arrays(value, thing)
+    found = lookback_buffer.num_items(value, thing)
     if found != count:
         raise UserError(
             thing,

@@ -8,9 +8,9 @@ import numpy as np
 
 from tfrl.envs.workers import WorkerPool, WorkerState
 from tfrl.envs.workers.runner import checked_env
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
-from tfrl.evaluation import video_file, video_summary
+from tfrl.evaluation import video_file
 from tfrl.tasks.bounds import GetActions, batched_actions
 from tfrl.tasks.clips import ClipOptions
 from tfrl.tasks.frames import FrameStandard
@@ -101,8 +101,11 @@ class ClipPlayer:
         yield self._frame()
         for _ in range(self._max_steps):
             actions, extras = batched_actions(self._get_actions, [state], self._optimal)
-            track.act(nests.take(actions, (0, ...)), nests.take(extras, (0, ...)) if extras else {})
-            pool.send_action(0, nests.take(actions, 0), state.generation)
+            track.act(
+                lookback_buffer.take(actions, (0, ...)),
+                lookback_buffer.take(extras, (0, ...)) if extras else {},
+            )
+            pool.send_action(0, lookback_buffer.take(actions, 0), state.generation)
             state = _next(pool)
             track.receive(state, 0.0)
             yield self._frame()
@@ -114,8 +117,8 @@ class ClipPlayer:
         return self._env.render() if self._renders else None
 
     def _random(self, states: Any, optimal: bool) -> Any:
-        action = nests.as_arrays(self._env.action_space.sample(), "action_space.sample()")
-        return nests.stack([action])
+        action = lookback_buffer.as_arrays(self._env.action_space.sample(), "action_space.sample()")
+        return lookback_buffer.stack([action])
 
 
 class _KeptOpen(gymnasium.Wrapper):
@@ -144,7 +147,7 @@ def record(
     *,
     step: int,
     tag: str,
-    preview: video_summary.Preview | None = None,
+    preview: video_file.Preview | None = None,
 ) -> list[Any]:
     """Plays a clip to wherever the options say, and closes its environment.
 
@@ -160,7 +163,7 @@ def record(
     """
     kept: list[Any] = []
     if options.writer is not None:
-        preview = video_summary.Preview()
+        preview = video_file.Preview()
 
     def shown() -> Iterator[np.ndarray]:
         standard = FrameStandard()
@@ -184,7 +187,7 @@ def record(
         clip.close()
     if options.writer is not None and preview is not None:
         fps = clip.fps / preview.every
-        video_summary.write_video(options.writer, tag, preview.frames, step, fps)
+        video_file.write_summary(options.writer, tag, preview.frames, step, fps)
     return kept
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.envs.workers.seeds import check_seed
-from tfrl.episodes import nests
+from tfrl.envs.workers.runner import check_seed
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import check_path
 from tfrl.tasks.gathering import Place, Stored, gather
@@ -268,7 +268,7 @@ class ReplaySamples:
             enough.
         """
         place = self.place(clip_size, stride, only_last)
-        return nests.take(gather([place], clip_size, stride), 0)
+        return lookback_buffer.take(gather([place], clip_size, stride), 0)
 
     def place(self, clip_size: int, stride: int, only_last: bool) -> Place:
         """Draws where the clip that `sample` returns begins; see there."""
@@ -383,7 +383,7 @@ class MultiReplaySamples:
         Raises:
           UserError: As `ReplaySamples.sample`.
         """
-        return nests.take(self.sample_batch(1, clip_size, stride, only_last), 0)
+        return lookback_buffer.take(self.sample_batch(1, clip_size, stride, only_last), 0)
 
     def sample_batch(
         self, batch_size: int, clip_size: int, stride: int = 1, only_last: bool = False

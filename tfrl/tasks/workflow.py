@@ -14,7 +14,7 @@ from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError, did_you_mean
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video
-from tfrl.evaluation.video_summary import Preview
+from tfrl.evaluation.video_file import Preview
 from tfrl.tasks import clip_recording, clips, policy_export
 from tfrl.tasks.episode_returns import EpisodeReturns
 from tfrl.tasks.frames import as_rgb

@@ -9,7 +9,7 @@ from tf_agents.agents.tf_agent import LossInfo, TFAgent
 from tfrl import seeding
 from tfrl.agents.core import Agent
 from tfrl.agents.off_policy import OffPolicy
-from tfrl.agents.off_policy.checks import MaskedTransition
+from tfrl.agents.off_policy.agent import MaskedTransition
 from tfrl.compat.tf_agents.as_tf_agent_on_policy import OnPolicyTraining, RowTraining
 from tfrl.compat.tf_agents.as_tf_agent_training import (
     Training,

@@ -31,7 +31,7 @@ from tfrl.compat.tf_agents.from_tf_agent_draws import drawn_from
 from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, recorded
 from tfrl.compat.tf_agents.trajectories import time_step_spec
 from tfrl.errors import UserError
-from tfrl.networks import keras_swap
+from tfrl.networks import keras
 from tfrl.types import AgentState, Nest
 
 _LOG = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Logic:
             raise _no_maker(_a(self._make))
         words = np.asarray(key).view(np.uint32)
         seed = int(words[0]) << 32 | int(words[1])
-        with keras_swap.seeded(seed), drawn_from(key), recorded() as made:
+        with keras.seeded(seed), drawn_from(key), recorded() as made:
             try:
                 agent = self._make(*self._specs)
             except TypeError as error:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.networks import keras_swap
+from tfrl.networks import keras
 from tfrl.types import AgentState
 
 _LOCK = threading.RLock()
@@ -80,7 +80,7 @@ class AgentVariables:
           UserError: Where the code assigns to a variable.
         """
         values = [tf.convert_to_tensor(x) for x in tf.nest.flatten(state)]
-        with _LOCK, keras_swap.read_as(self._leaves, values) as now:
+        with _LOCK, keras.read_as(self._leaves, values) as now:
             yield
             changed = [
                 path for path, x, y in zip(self._paths, values, now(), strict=True) if x is not y
@@ -158,7 +158,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     known: set[int] = set()
 
     def add(path: str, variable: Any) -> None:
-        variable = keras_swap.plain(variable)
+        variable = keras.plain(variable)
         if id(variable) not in known:
             known.add(id(variable))
             names[path] = variable
@@ -182,7 +182,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
         if hasattr(optimizer, "apply_gradients"):
             for path, variable in _of_optimizer(optimizer, primaries):
                 add(f"extra/{name}/{path}", variable)
-    rest = [v for v in map(keras_swap.plain, [*made, *agent.variables]) if id(v) not in known]
+    rest = [v for v in map(keras.plain, [*made, *agent.variables]) if id(v) not in known]
     for i, variable in enumerate({id(v): v for v in rest}.values()):
         add(f"extra/others/{i:03d}_{_base(variable)}", variable)
     return names
