@@ -113,7 +113,6 @@ def _wait_for(address: str, source: str, seconds: float) -> None:
                 f"The TPU in {source}",
                 expected="grpc://host:port",
                 got=f"'{part}'",
-                remedy="Correct the address.",
             )
         target = f"{match['host']}:{match['port'] or _DEFAULT_PORT}"
         reason = multi_worker.refusal(target, timeout=5.0)

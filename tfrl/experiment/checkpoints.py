@@ -219,7 +219,6 @@ class CheckpointManager:
                 f"checkpoint {which} of {self._directory}",
                 expected=f"latest, best, or one of the steps {there}",
                 got=text,
-                remedy="Choose one of these.",
             )
         try:
             return _read(folders[step])

@@ -339,7 +339,6 @@ def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
             "Gin configuration",
             expected="files and bindings that gin accepts",
             got=str(error),
-            remedy="Change the line that it names.",
         ) from error
     finally:
         logging.disable(before)
@@ -370,7 +369,6 @@ def _check_duplicates(found: Sequence[Binding]) -> None:
                 f"Gin binding {binding.key} ({binding.where})",
                 expected="one value",
                 got=f"a second one; the first is {first.value!r} ({first.where})",
-                remedy="Take one of them out.",
             )
 
 

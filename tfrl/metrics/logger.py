@@ -229,7 +229,6 @@ class MetricsLogger:
                         f"metric {join(path)}",
                         expected="a name that no other metric takes, holds or lies in",
                         got=f"the metric {join(owner)} beside it",
-                        remedy="Rename one of them.",
                     )
 
     # Looking.

@@ -108,7 +108,6 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             f"replay buffer {folder}",
             expected="a folder that ReplayBuffer.save wrote",
             got=str(error),
-            remedy="Restore another one.",
         ) from error
     saved_with, given = content["manifest"].get("replay", {}), _made_with(replay)
     # What another version did not write down cannot be compared, nor need be what it did besides.

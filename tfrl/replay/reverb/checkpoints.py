@@ -81,7 +81,6 @@ def restore(
             f"replay buffer {folder}",
             expected="a folder that ReverbBuffer.save wrote",
             got=f"{type(error).__name__}: {error}",
-            remedy="Restore another one.",
         ) from error
     for stored in tables.values():
         stored.setdefault("packed", False)  # before there were packed items

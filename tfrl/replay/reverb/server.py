@@ -284,7 +284,6 @@ class ReverbServer:
                 "ReverbServer",
                 expected="a server that runs",
                 got="one that was stopped",
-                remedy="Make a new one.",
             )
         return self._server
 
