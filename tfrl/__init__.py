@@ -105,7 +105,7 @@ def __getattr__(name: str) -> Any:
 
 def _algorithm_names() -> set[str]:
     """The registered names; before `tfrl.agents` is imported, those in its sources."""
-    registry = sys.modules.get(f"{__name__}.agents.registry")
+    registry = sys.modules.get(f"{__name__}.agents.core")
     return _names_in_sources() if registry is None else set(registry.ALGORITHMS)
 
 

@@ -8,7 +8,7 @@ tracing matches every size.
 import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfrl.errors import UserError, did_you_mean
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # processes of environment workers check arguments without Te
     import tensorflow as tf
 
 Nest = Any
-T = TypeVar("T")
 
 
 # Plain values.
@@ -50,11 +49,12 @@ def at_least(
     if whole and value >= minimum and (maximum is None or value <= maximum):
         return int(value)
     most = "" if maximum is None else f" and at most {maximum}"
+    usual = f"Give {minimum} or more." if maximum is None else f"Give {minimum} to {maximum}."
     raise UserError(
         name,
-        expected=f"a whole number of at least {minimum}{most}{', or None' if optional else ''}",
+        expected=f"a whole number of at least {minimum}{most}{' or None' if optional else ''}",
         got=repr(value),
-        remedy=remedy or f"Give {minimum} or more.",
+        remedy=remedy or usual,
     )
 
 
@@ -108,7 +108,7 @@ def number(
     limits += [f"at most {high:g}"] if math.isfinite(high) else []
     raise UserError(
         name,
-        expected=" and ".join(limits) + (", or None" if optional else ""),
+        expected=" and ".join(limits) + (" or None" if optional else ""),
         got=repr(value),
         remedy=remedy or "Give one finite number.",
     )
@@ -146,7 +146,7 @@ def one_of(name: str, value: Any, choices: Iterable[Any], *, remedy: str = "") -
     )
 
 
-def instance(name: str, value: T, kinds: Any, expected: str, *, remedy: str = "") -> T:
+def instance(name: str, value: Any, kinds: Any, expected: str, *, remedy: str = "") -> Any:
     """Returns an instance of a class, or of one of a tuple or union of them.
 
     Args:
@@ -164,7 +164,7 @@ def instance(name: str, value: T, kinds: Any, expected: str, *, remedy: str = ""
     raise UserError(name, expected=expected, got=type(value).__name__, remedy=remedy)
 
 
-def function(name: str, value: T, expected: str, *, remedy: str = "") -> T:
+def function(name: str, value: Any, expected: str, *, remedy: str = "") -> Any:
     """Returns what can be called; `expected` is what the message calls it."""
     if callable(value):
         return value  # type: ignore[return-value]
@@ -194,28 +194,32 @@ def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") ->
     )
 
 
-def known(name: str, given: Iterable[str], names: Collection[str], *, remedy: str = "") -> None:
+def known(name: str, given: Iterable[str], names: Iterable[str], *, remedy: str = "") -> None:
     """Raises a UserError for names that are not among the known ones, with the nearest."""
+    names = sorted(names)
     unknown = [n for n in given if n not in names]
     if unknown:
         raise UserError(
             name,
-            expected=f"some of {', '.join(map(str, names)) or 'none'}",
-            got=", ".join(map(str, unknown)),
+            expected=f"some of {', '.join(names) or 'none'}",
+            got=", ".join(unknown),
             remedy=remedy or did_you_mean(unknown[0], names),
         )
 
 
-def same_keys(
-    name: str, given: Mapping[Any, Any], wanted: Collection[Any], *, remedy: str = ""
-) -> None:
-    """Raises a UserError for keys that are missing, or that are not wanted."""
-    missing = [str(k) for k in wanted if k not in given]
-    extra = [str(k) for k in given if k not in wanted]
-    got = [f"no {', '.join(missing)}"] * bool(missing) + [f"{', '.join(extra)}"] * bool(extra)
+def same_keys(name: str, given: Any, wanted: Iterable[Any], *, more: bool = False) -> None:
+    """Raises a UserError unless a value is a dict with the wanted keys, and `more` at most."""
+    keys = list(wanted)
+    if isinstance(given, Mapping):
+        missing = [str(k) for k in keys if k not in given]
+        extra = [] if more else [str(k) for k in given if k not in keys]
+        got = [f"no {', '.join(missing)}"] * bool(missing)
+        got += [f"the unknown {', '.join(extra)}"] * bool(extra)
+    else:
+        got = [type(given).__name__]
     if got:
-        expected = f"the keys {', '.join(map(str, wanted)) or 'none'}"
-        raise UserError(name, expected=expected, got=" and ".join(got), remedy=remedy)
+        expected = f"a dict with the keys {', '.join(map(str, keys))}"
+        raise UserError(name, expected=expected, got=" and ".join(got))
 
 
 # Tensors.
@@ -265,7 +269,6 @@ def rank(name: str, x: Any, ranks: int | Collection[int]) -> None:
         name,
         expected=f"rank {' or '.join(map(str, sorted(allowed)))}",
         got=f"rank {shape.rank} (shape {_text(shape)})",
-        remedy="Add or remove axes.",
     )
 
 
@@ -284,10 +287,7 @@ def same_shape(names: Sequence[str], tensors: Sequence[Any]) -> None:
         shape = _shape(x)
         if not shape.is_compatible_with(first):
             raise UserError(
-                name,
-                expected=f"the shape {_text(first)} of {names[0]}",
-                got=_text(shape),
-                remedy="Give tensors of one shape.",
+                name, expected=f"the shape {_text(first)} of {names[0]}", got=_text(shape)
             )
 
 
@@ -310,12 +310,7 @@ def leading_shape(name: str, x: Any, shape: Sequence[int | None], like: str) -> 
         return
     if got.rank >= wanted.rank and got[: wanted.rank].is_compatible_with(wanted):
         return
-    raise UserError(
-        name,
-        expected=f"the leading axes {_text(wanted)} of {like}",
-        got=_text(got),
-        remedy="Give time-major tensors with the same rows.",
-    )
+    raise UserError(name, expected=f"the leading axes {_text(wanted)} of {like}", got=_text(got))
 
 
 def dtype(name: str, x: Any, dtype: Any) -> None:
@@ -333,9 +328,7 @@ def dtype(name: str, x: Any, dtype: Any) -> None:
 
     wanted, got = tf.as_dtype(dtype), _dtype(x)
     if got != wanted:
-        raise UserError(
-            name, expected=f"dtype {wanted.name}", got=got.name, remedy=f"Cast it to {wanted.name}."
-        )
+        raise UserError(name, expected=f"dtype {wanted.name}", got=got.name)
 
 
 def matches_spec(
@@ -363,14 +356,12 @@ def matches_spec(
                 expected=f"a tensor {specs[path].dtype.name} "
                 f"{_text([*batch_shape, *specs[path].shape])}",
                 got=f"nothing there (the leaves are {', '.join(values) or 'none'})",
-                remedy="Give every leaf of the spec.",
             )
         if path not in specs:
             raise UserError(
                 leaf,
                 expected=f"only the leaves of the spec ({', '.join(specs) or 'none'})",
                 got="a leaf that the spec does not have",
-                remedy="Remove the leaf or add it to the spec.",
             )
         _leaf_matches(leaf, values[path], specs[path], batch_shape)
 
@@ -384,5 +375,4 @@ def _leaf_matches(name: str, x: Any, spec: Any, batch_shape: Sequence[int | None
             expected=f"shape {_text(wanted)} (batch axes {_text(batch_shape)}, "
             f"then {_text(spec.shape)} of the spec)",
             got=_text(got),
-            remedy="Give the leaf with the batch axes in front.",
         )

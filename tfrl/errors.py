@@ -15,14 +15,14 @@ class UserError(ValueError):
     # Autograph would otherwise replace an exception whose constructor it does not know.
     ag_pass_through = True
 
-    def __init__(self, thing: str, *, expected: str, got: Any, remedy: str):
+    def __init__(self, thing: str, *, expected: str, got: Any, remedy: str = ""):
         """Builds the paragraph.
 
         Args:
           thing: What the error is about, by the name that the user wrote.
           expected: What would have been right.
           got: What was found instead; strings are shown as they are.
-          remedy: What to do now, as a sentence.
+          remedy: What to do now, as a sentence, where that is not obvious.
         """
         self.thing = thing
         self.expected = expected

@@ -19,6 +19,16 @@ T = TypeVar("T")
 
 _loadable: dict[str, Any] = {}
 
+# Modules whose classes stand in another one since files have named them.
+_MOVED = {
+    "tfrl.distributions.heads": "tfrl.distributions.factory",
+    "tfrl.networks.critics": "tfrl.networks.heads",
+    "tfrl.networks.impala": "tfrl.networks.conv",
+    "tfrl.networks.keras_adapter": "tfrl.networks.keras",
+    "tfrl.networks.observations": "tfrl.networks.factory",
+    "tfrl.networks.state_action": "tfrl.networks.factory",
+}
+
 # The file whose names are not trusted, and the modules that the caller has named.
 _distrusted: str | None = None
 _trusted: set[str] = set()
@@ -81,7 +91,8 @@ def resolve(name: Any) -> Any:
     Raises:
       UnknownNameError: Nothing of that name is registered.
     """
-    found = _loadable.get(name) if isinstance(name, str) else None
+    module, _, qualname = str(name).partition(":")
+    found = _loadable.get(f"{_MOVED.get(module, module)}:{qualname}")
     if found is None:
         raise UnknownNameError(
             f"the name {name!r}, which is not loadable here; if that is code of yours, import it "

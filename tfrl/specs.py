@@ -353,7 +353,6 @@ def _to_spec(space: Any, path: str) -> Nest:
         f"space {path or '.'}",
         expected="a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space",
         got=repr(space),
-        remedy="Wrap the environment so that it has one of these spaces.",
     )
 
 
@@ -387,7 +386,6 @@ def _to_space(spec: Nest, path: str) -> Any:
             f"spec {path or '.'}",
             expected="a TensorSpec of a float, integer or bool dtype",
             got=repr(spec),
-            remedy="Give every leaf such a spec.",
         )
     dtype = spec.dtype.as_numpy_dtype
     if isinstance(spec, DiscreteSpec):

@@ -160,54 +160,18 @@ class SquashTest(parameterized.TestCase):
 class MessagesTest(parameterized.TestCase):
     @parameterized.parameters(
         (
-            {"policy": POLICY, "value": VALUE, "torso": TORSO},
-            "PPO.torso: expected its default where policy and value is given, got ",
-        ),
-        (
             {"policy": POLICY, "memory": "gru"},
-            "PPO.memory: expected its default where policy is given, got 'gru'. Put the torso into "
-            "the given networks (with memory: RecurrentTorso), or leave these out.",
-        ),
-        (
-            {"policy": POLICY, "value": VALUE, "memory": "gru"},
-            "PPO.memory: expected its default where policy and value is given, got 'gru'. Put the "
-            "torso into the given networks (with memory: RecurrentTorso), or leave these out.",
-        ),
-        (
-            {"policy": POLICY, "shared_torso": True},
-            "PPO.shared_torso: expected its default where policy is given, got True.",
+            "PPO.memory: expected None where policy is given, got 'gru'. Put a RecurrentTorso into "
+            "the given policy, or leave one of the two out.",
         ),
         (
             {"torso": networks.PolicyNetwork(torso=TORSO, distribution=make_distribution(ACTION))},
-            "PPO.torso: expected a tfrl.networks torso, got PolicyNetwork. Give for example torso=",
-        ),
-        ({"torso": tf.keras.Sequential()}, "PPO.torso: expected a tfrl.networks torso, got Seq"),
-        (
-            {"obs_key": "own", "torso": TORSO},
-            "PPO.obs_key: expected its default where a torso is given, got 'own'. It would have no "
-            "effect; put it into what is given, as in make_torso(spec, obs_key=...) and "
-            "make_distribution(spec, squash=True).",
+            "PPO.torso: expected a tfrl.networks torso, or None, got PolicyNetwork. Give for "
+            "example torso=",
         ),
         (
-            {"obs_key": "own", "policy": POLICY, "value": VALUE},
-            "PPO.obs_key: expected its default where policy and value are given, got 'own'.",
-        ),
-        (
-            {"squash": True, "policy": POLICY},
-            "PPO.squash: expected its default where a policy is given, got True.",
-        ),
-        *(
-            (
-                {"value_obs_key": "state", **other},
-                "PPO.value_obs_key: expected None where a value network or a torso is given, or "
-                "one is shared, got 'state'.",
-            )
-            for other in ({"torso": TORSO}, {"shared_torso": True}, {"value": VALUE})
-        ),
-        (
-            {"sequence_length": 8},
-            "PPO.sequence_length: expected None for an agent without memory, which learns steps "
-            "one by one, got 8. Give memory='lstm' or 'gru', or leave it out.",
+            {"torso": tf.keras.Sequential()},
+            "PPO.torso: expected a tfrl.networks torso, or None, got Seq",
         ),
         ({"value_obs_key": "stat", "obs_spec": BOTH}, "obs_key: expected the name of an item"),
     )

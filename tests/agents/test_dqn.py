@@ -329,17 +329,9 @@ class MessagesTest(parameterized.TestCase):
         ({"discount": 1.5}, "DQN.discount: expected a number of at least 0 and at most 1, got 1.5"),
         ({"n_step": 0}, "DQN.n_step: expected a whole number of at least 1, got 0."),
         (
-            {"torso": cases.TABLE},
-            "DQN.hidden: expected its default where a torso is given, got (8,). It would have no "
-            "effect",
-        ),
-        (
-            {"q": networks.QNetwork(torso=cases.TABLE, num_actions=3), "dueling": True},
-            "DQN.dueling: expected its default where a Q-network is given, got True.",
-        ),
-        (
             {"q": networks.QNetwork(torso=cases.TABLE, num_actions=4)},
-            "DQN.q: expected a tfrl.networks network with 3 outputs, one an action, got 4 outputs.",
+            "DQN.q: expected a network that gives one value for each of 3 actions, float32 "
+            "[..., 3], got QNetwork, which gives float32 [..., 4].",
         ),
         ({"q": cases.TABLE}, "one an action, got MLP. Give QNetwork(torso=..., num_actions=...)"),
         ({"torso": 3}, "DQN.torso: expected a tfrl.networks torso, or None, got int."),

@@ -281,13 +281,6 @@ class AgentTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"clip_rho": 0.0}, "Impala.clip_rho: expected a number above 0, got 0.0"),
         ({"clip_pg_rho": -1}, "Impala.clip_pg_rho: expected a number above 0, got -1"),
-        (
-            {"normalize_advantage": True},
-            "Impala: expected normalize_advantage False and gae_horizon None: advantages are "
-            "V-trace's, got normalize_advantage True and gae_horizon None. Leave them out; "
-            "sequence_length cuts the trajectories.",
-        ),
-        ({"gae_horizon": 4}, "got normalize_advantage False and gae_horizon 4."),
     )
     def test_messages(self, changes, message):
         with pytest.raises(UserError) as error:

@@ -104,8 +104,7 @@ class MappingTest(parameterized.TestCase):
         (
             "no_agent",
             {"policies": {"x": SMALL, "y": SMALL}, "policy_mapping_fn": lambda a: "x"},
-            "MultiAgent.policies: expected policies that act for some agent, got none for y. Map "
-            "an agent to them, or leave them out.",
+            "MultiAgent.policies: expected policies that act for some agent, got none for y.",
         ),
         (
             "no_mapping",

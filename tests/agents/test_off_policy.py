@@ -10,8 +10,7 @@ from tests.agents import off_policy_cases as cases
 from tests.agents import registered
 from tfrl import networks, seeding, specs, struct
 from tfrl.agents.off_policy import UnitActions
-from tfrl.agents.off_policy.agent import copy_params, polyak_update
-from tfrl.agents.off_policy.checks import COLUMNS
+from tfrl.agents.off_policy.agent import COLUMNS, copy_params, polyak_update
 from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.ops import statistics
@@ -44,12 +43,6 @@ class FlagsTest(parameterized.TestCase):
             self.assertIn(message, str(error.exception))
         for good in (True, False, np.bool_(True), np.bool_(False)):
             self.assertEqual(getattr(made(name, **{flag: good}), flag), good)
-
-    def test_a_flag_of_numpys_that_is_off_is_unused(self):
-        q = networks.QNetwork(torso=cases.TABLE, num_actions=3)
-        self.assertIs(made("DQN_discrete", q=q, hidden=None, dueling=np.bool_(False)).network, q)
-        with self.assertRaisesRegex(UserError, "DQN.dueling: expected its default where a Q-netw"):
-            made("DQN_discrete", q=q, hidden=None, dueling=np.bool_(True))
 
 
 class UnitActionsTest(parameterized.TestCase):

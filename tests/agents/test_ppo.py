@@ -320,8 +320,6 @@ class AgentTest(parameterized.TestCase):
             agent.evaluate_actions(state, obs, KEY).action,
             agent.evaluate_actions(state, changed, KEY).action,
         )
-        with pytest.raises(UserError, match="PPO.value_obs_key: expected None where a value"):
-            make(value_obs_key="state", value=agent.value_network)
 
     def test_values_have_the_leading_axes_of_the_observations(self):
         env, agent = made(normalize_obs=True)

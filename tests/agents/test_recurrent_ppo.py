@@ -10,7 +10,7 @@ from absl.testing import parameterized
 import tfrl
 from tests.envs.multi_agent_fakes import Two
 from tfrl import networks, ops, seeding, struct
-from tfrl.agents import A2C, PPO, MultiAgent
+from tfrl.agents import PPO, MultiAgent
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.envs.core import Autoreset
 from tfrl.envs.registry import finish
@@ -445,20 +445,6 @@ class MessagesTest(parameterized.TestCase):
                 **{"memory": "gru", **changes},
             )
         self.assertIn(message, str(error.value))
-
-    @parameterized.parameters(PPO, A2C)
-    def test_a_size_without_memory_is_refused(self, cls):
-        env = tfrl.make_env("tf:CartPole-v1")
-        given = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
-        with pytest.raises(UserError) as error:
-            cls(**given, memory_size=32)
-        self.assertEqual(
-            str(error.value),
-            f"{cls.__name__}.memory_size: expected its default, 128, where memory is None, got "
-            "32. It would have no effect; give memory='lstm' or memory='gru', or leave it out.",
-        )
-        cls(**given, memory_size=128)  # as configurations of runs without memory have it
-        self.assertEqual(cls(**given, memory="gru", memory_size=32).memory_size, 32)
 
     def test_acting_needs_the_carry(self):
         env, agent, state = made()

@@ -7,7 +7,7 @@ import pytest
 import tfrl
 from tests.agents.registered import ON_POLICY, OWN, cases, folder
 from tfrl.agents import ALGORITHMS, Agent, algorithm
-from tfrl.agents.registry import algorithm_names
+from tfrl.agents.core import algorithm_names
 from tfrl.launch import gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

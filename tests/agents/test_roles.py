@@ -80,7 +80,7 @@ class WholeNetworksTest(parameterized.TestCase):
             torso=TORSO,
             distribution=distributions.make_distribution(BOX, squash=True),
         )
-        with pytest.raises(UserError, match="Masks are for discrete actions"):
+        with pytest.raises(UserError, match="expected None for a continuous action"):
             SAC(obs_spec=spec, action_spec=BOX, actor_network=squashed)
 
     @parameterized.parameters(
@@ -89,7 +89,7 @@ class WholeNetworksTest(parameterized.TestCase):
     )
     def test_none_has_a_memory(self, kind, given, spec):
         (name,) = given
-        wanted = f"{kind.__name__}.{name}: expected a network without memory, got "
+        wanted = f"{kind.__name__}.{name}: expected a network without memory, since the agent"
         with pytest.raises(UserError, match=wanted):
             kind(obs_spec=OBS, action_spec=spec, **given)
 
@@ -115,9 +115,24 @@ class RolesTest(parameterized.TestCase):
     @parameterized.parameters(
         (PPO, {"policy": Q}, CHOICE, "PPO.policy: expected a network that gives a distribution"),
         (PPO, {"policy": VALUE}, CHOICE, "PPO.policy: .*ValueNetwork, which gives float32"),
-        (A2C, {"policy": policy(BOX)}, CHOICE, "A2C.policy: .*the same environment"),
-        (PPO, {"policy": policy(CHOICE)}, WHOLE, "PPO.policy: expected a policy of the actions"),
-        (PPO, {"policy": policy(specs.DiscreteSpec(4))}, CHOICE, "PolicyNetwork of one of 4 act"),
+        (
+            A2C,
+            {"policy": policy(BOX)},
+            CHOICE,
+            "A2C.policy: expected a network that gives a distribution",
+        ),
+        (
+            PPO,
+            {"policy": policy(CHOICE)},
+            WHOLE,
+            "PPO.policy: .*a distribution, Categorical of 3 actions",
+        ),
+        (
+            PPO,
+            {"policy": policy(specs.DiscreteSpec(4))},
+            CHOICE,
+            "PolicyNetwork, which gives a distribution, Categorical of 4 act",
+        ),
         (PPO, {"value": Q}, CHOICE, r"PPO.value: .*one number.*float32 \[..., 3\]"),
         (PPO, {"value": policy(CHOICE)}, CHOICE, "PPO.value: .*a distribution, Categorical"),
         (DQN, {"q": VALUE}, CHOICE, r"DQN.q: expected a network that gives one value for each of"),
@@ -126,7 +141,7 @@ class RolesTest(parameterized.TestCase):
             DQN,
             {"q": networks.QNetwork(torso=MEMORY, num_actions=3)},
             CHOICE,
-            "DQN.q: expected a network without memory.*QNetwork, which is recurrent",
+            "DQN.q: expected a network without memory.*QNetwork, which has one",
         ),
         (DQN, {"q": Own(2), "normalize_obs": True}, CHOICE, r"which gives float32 \[..., 2\]"),
     )

@@ -47,7 +47,7 @@ def test_choice(name, tpu, cpus, environ, expected):
         ),
         (
             "mirrored", "x", 1, {},
-            "--tpu: expected no TPU with --strategy=mirrored, got 'x'. Leave one of the two out.",
+            "--tpu: expected no TPU with --strategy=mirrored, got 'x'.",
         ),
         (
             "auto", "", 1, {},

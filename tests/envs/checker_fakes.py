@@ -65,9 +65,6 @@ SPACES = {
 }
 
 
-MASKS = "Give 1 for every valid value of the action, and 0 for the others."
-
-
 def message(env, **kwargs):
     with pytest.raises(UserError) as error:
         check_env(env, **kwargs)

@@ -186,7 +186,7 @@ class ActionMaskTest(parameterized.TestCase):
         self.assertEqual(
             str(error.value),
             "the observation of OneValid: expected no item 'action_mask' beside the one of info, "
-            "got items ['action_mask', 'observation']. Leave one of the two out.",
+            "got items ['action_mask', 'observation'].",
         )
 
     def test_several_agents_have_their_masks_in_their_observations(self):

@@ -171,7 +171,7 @@ def test_squares_shrink_in_large_grids_and_stay_even():
         ),
         (
             {"columns": 0},
-            "Catch.columns: expected an int of at least 1, got 0. Give such a number.",
+            "Catch.columns: expected a whole number of at least 1, got 0. Give such a number.",
         ),
     ],
 )

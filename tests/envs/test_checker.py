@@ -115,7 +115,7 @@ BARE = {
     ),
     "num_envs": (
         lambda: struct.logic_dataclass(type("Broken", (Good,), {}))(num_envs=0),
-        "num_envs: expected an int of at least 1, got 0.",
+        "num_envs: expected a whole number of at least 1, got 0.",
     ),
     "no_state": (
         lambda: broken(reset=lambda self, key: {}),
@@ -177,12 +177,15 @@ BARE = {
     ),
     "ignores_the_key": (
         lambda: broken(start=lambda self, key: tf.constant([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])),
-        "reset: expected another start from another key, got the same state.",
+        "reset: expected other starts from another seed, got the same from 33 seeds. Draw each "
+        "row's start from the key, with shape [num_envs, ...]; for a task with one start only, "
+        "call check_env(env, stochastic=False).",
     ),
     "same_rows": (
         lambda: broken(start=lambda self, key: tf.tile(seeding.uniform(key, [1, 2]), [B, 1])),
         "reset: expected different starts in the environments of a batch, got the same row 3 "
-        "times.",
+        "times, from 33 seeds. Give each environment its own seed, or draw rows from one "
+        "generator.",
     ),
     "reads_obs": (
         lambda: broken(step=reads_obs),
@@ -206,7 +209,7 @@ BARE = {
     ),
     "bounds": (
         lambda: broken(show=grows_without_bound),
-        "reset: obs: expected values in [-1.0, 5.0], the bounds of obs_spec, got ",
+        "reset: obs: expected values within the bounds of the space, [-1.0, 5.0], got ",
     ),
 }
 
@@ -255,7 +258,7 @@ def test_the_lists_of_exceptions():
         with pytest.raises(UserError, match="the arguments that the task requires"):
             tfrl.make_env(env_id)
     for env_id in ONE_START:
-        with pytest.raises(UserError, match="reset: expected another start from another key"):
+        with pytest.raises(UserError, match="reset: expected other starts from another seed"):
             check_env(tfrl.make_env(env_id), steps=1)
 
 

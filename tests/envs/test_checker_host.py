@@ -69,17 +69,16 @@ def again(self):
     return self.one
 
 
-MEND = "Mend the backend: see tfrl.envs.backend.Backend."
 HOST = {
     "spec": (
         lambda: _spec(host()),
-        f"obs_spec .: expected a TensorSpec with a static shape (of one environment), got "
-        f"{tf.TensorSpec([None], tf.float32)!r}. {MEND}",
+        "obs_spec .: expected a TensorSpec with a static shape (of one environment), got "
+        f"{tf.TensorSpec([None], tf.float32)!r}. Describe every leaf by "
+        "tfrl.specs.BoundedTensorSpec or tf.TensorSpec.",
     ),
     "shape": (
         receiving(obs=lambda step: step.obs[:, :2]),
-        "step 1: obs: expected a NumPy array float32 [2, 3], got float32 [2, 2]. Reshape it, or "
-        "give the space its shape.",
+        "step 1: obs: expected a NumPy array float32 [2, 3], got float32 [2, 2].",
     ),
     "dtype": (
         receiving(obs=lambda step: step.obs.astype(np.float16)),
@@ -98,12 +97,12 @@ HOST = {
     "reward_shape": (
         receiving(reward=lambda step: np.zeros(1)),
         "step 1 of testing:ScriptedHost under SAME_STEP: reward: expected an array [2], got "
-        f"float64 [1]. {MEND}",
+        "float64 [1].",
     ),
     "no_final_obs": (
         receiving(final_obs=lambda step: None),
         "step 2 of testing:ScriptedHost under SAME_STEP: final_obs: expected the last "
-        "observations, in the step that ends an episode, got None, with rows [1] ended. " + MEND,
+        "observations, in the step that ends an episode, got None, with rows [1] ended.",
     ),
     "final_obs_is_the_next_start": (
         receiving(final_obs=lambda step: step.obs),
@@ -114,30 +113,28 @@ HOST = {
     "pays_for_a_reset": (
         receiving("NEXT_STEP", reward=lambda step: np.full(2, 2.0)),
         "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False in "
-        f"the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1]. "
-        f"{MEND}",
+        "the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1].",
     ),
     "pays_for_a_reset_unseen": (
         receiving("NEXT_STEP", "DISABLED", reward=lambda step: np.full(2, 2.0)),
         "step 3 of testing:ScriptedHost under NEXT_STEP: expected reward 0 and both flags False in "
-        f"the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1]. "
-        f"{MEND}",
+        "the rows that the step before has ended, got reward [2.0] and ends [False] in rows [1].",
     ),
     "info": (
         receiving(info=lambda step: {}),
         "step 1: info: expected the items autoreset, episode_length, episode_return, final_obs, "
-        f"twice, got no twice. {MEND}",
+        "twice, got no twice.",
     ),
     "array_again": (
         lambda: host(lengths=(9, 9), _obs=again),
         "reset: obs: expected arrays that no later call changes, got 1.0 at [0, 2], 1.0 at [1, 2] "
-        "instead of 0.0 at [0, 2], 0.0 at [1, 2] after step 1. Let the backend return copies.",
+        "instead of 0.0 at [0, 2], 0.0 at [1, 2] after step 1.",
     ),
     "limit": (
         lambda: _limit(host()),
-        "step 1 under SAME_STEP: truncation: expected True at max_episode_steps = 1, got otherwise "
-        "in rows [0, 1]. Leave time limit, statistics and autoreset to tfrl.make_env, or follow "
-        "the mode's contract.",
+        "step 1 under SAME_STEP: truncation: expected True at max_episode_steps = 1, got "
+        "otherwise in rows [0, 1]. Leave time limit, statistics and autoreset to tfrl.make_env, "
+        "or follow the mode's contract; ends of agents are as tfrl.envs.MultiAgentEnv says.",
     ),
     "seed": (
         receiving(reward=lambda step: step.reward + np.random.random()),
@@ -152,13 +149,15 @@ HOST = {
     "one_row": (
         lambda: host(reset=lambda self, seeds: Drift.reset(self, np.full(2, seeds[0]))),
         "reset: expected different starts in the environments of a batch, got the same row 2 "
-        "times, from 33 seeds. Give each environment its own seed: reset is given distinct ones.",
+        "times, from 33 seeds. Give each environment its own seed, or draw rows from one "
+        "generator.",
     ),
     "return": (
         lambda: Miscounting(Drift((3, 2)), "SAME_STEP"),
         "step 1 under SAME_STEP: info/episode_length: expected the steps of the episode so far, "
-        "[1, 1], got otherwise in rows [0, 1] ([2, 2]). Leave time limit, statistics and autoreset "
-        "to tfrl.make_env, or follow the mode's contract.",
+        "[1, 1], got otherwise in rows [0, 1] ([2, 2]). Leave time limit, statistics and "
+        "autoreset to tfrl.make_env, or follow the mode's contract; ends of agents are as "
+        "tfrl.envs.MultiAgentEnv says.",
     ),
 }
 

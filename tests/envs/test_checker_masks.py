@@ -211,8 +211,7 @@ BROKEN = {
     ),
     "logits": (
         lambda: masked(lambda t: tf.constant([[0, -9, 1]] * B)),
-        "reset: info/action_mask: expected 0 or 1 where the mask is of integers, got -9. Give 1 "
-        "for every valid value of the action, and 0 for the others.",
+        "reset: info/action_mask: expected 0 or 1 where the mask is of integers, got -9.",
     ),
     "none_valid_at_reset": (
         lambda: masked(lambda t: tf.constant([[True] * 3, [False] * 3, [False] * 3])),

@@ -7,8 +7,7 @@ from gymnasium import spaces
 
 import tfrl
 from tests.envs.checker_fakes import SPACES
-from tfrl.envs.checker_actions import sample_actions
-from tfrl.envs.checker_values import MAX_LISTED, difference, listed
+from tfrl.envs.checker_values import MAX_LISTED, difference, listed, sample_actions
 
 
 def test_pictures_are_not_listed_to_the_end():

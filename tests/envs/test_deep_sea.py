@@ -216,7 +216,7 @@ def test_the_picture():
         (
             {"mapping_seed": True},
             "DeepSea.mapping_seed: expected an int from 0 to 2^32 - 1, or None for action 1 to go "
-            "right in every cell, got True. Give a number such as 0.",
+            "right in every cell, got True.",
         ),
     ],
 )

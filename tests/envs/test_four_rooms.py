@@ -212,8 +212,7 @@ def test_the_picture():
         ),
         (
             {"start": (8, 9)},
-            "FourRooms.start: expected another cell than the goal, got (8, 9), the goal. Move one "
-            "of them.",
+            "FourRooms.start: expected another cell than the goal, got (8, 9), the goal.",
         ),
     ],
 )

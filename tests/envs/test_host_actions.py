@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfrl
 from tfrl import specs
-from tfrl.envs.host_actions import check_action
+from tfrl.envs.backend import check_action
 from tfrl.errors import UserError
 
 TWO = specs.DiscreteSpec(2, start=1)

@@ -10,7 +10,7 @@ from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.agents import RandomAgent
 from tfrl.envs.core import carrying, initial_state
-from tfrl.envs.tf.mountain_car_continuous import MountainCarContinuous
+from tfrl.envs.tf.mountain_car import MountainCarContinuous
 from tfrl.envs.wrappers import ActionClip
 from tfrl.rollout import rollout
 from tfrl.types import ActionOutput

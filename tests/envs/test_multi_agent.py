@@ -162,12 +162,12 @@ class ProtocolTest(parameterized.TestCase):
         (
             "obs_keys",
             {"obs_spec": property(lambda self: {"a": Two().obs_spec["a"]})},
-            "obs_spec: expected a dict with the items a, b, got no b.",
+            "obs_spec: expected a dict with the keys a, b, got no b.",
         ),
         (
             "action_no_dict",
             {"action_spec": property(lambda self: specs.DiscreteSpec(2))},
-            "action_spec: expected a dict with the items a, b, got DiscreteSpec.",
+            "action_spec: expected a dict with the keys a, b, got DiscreteSpec.",
         ),
         (
             "ids",
@@ -177,13 +177,13 @@ class ProtocolTest(parameterized.TestCase):
         (
             "reward",
             {"reset": lambda self, key: Two.reset(self, key).replace(reward=tf.zeros([3]))},
-            "reset: reward: expected a dict with the items a, b, got EagerTensor.",
+            "reset: reward: expected a dict with the keys a, b, got EagerTensor.",
         ),
         (
             "flag_names",
             {"reset": lambda self, key: with_agents(Two.reset(self, key), a={"active": NO})},
-            "reset: info/agents/a: expected a dict with the items active, termination, truncation, "
-            "got no termination, truncation.",
+            "reset: info/agents/a: expected a dict with the keys active, termination, "
+            "truncation, got no termination, truncation.",
         ),
         (
             "flag_dtype",
@@ -213,7 +213,7 @@ class ProtocolTest(parameterized.TestCase):
         (
             "no_state",
             {"state_spec": property(lambda self: tf.TensorSpec([2]))},
-            "reset: info: expected a dict with the items state, got no state.",
+            "reset: info: expected a dict with the keys state, got no state.",
         ),
         (
             "ends_too_early",
@@ -352,7 +352,7 @@ class WrappersTest(parameterized.TestCase):
         (
             lambda: AgentId(env=tfrl.make_env("tf:CartPole-v1")),
             "AgentId: expected an environment with several agents (tfrl.envs.MultiAgentEnv), got "
-            "CartPole, which has one. Leave the wrapper out.",
+            "CartPole, which has one.",
         ),
         (
             lambda: CentralState(env=tfrl.make_env("tf:Relay-v0")),
@@ -361,7 +361,7 @@ class WrappersTest(parameterized.TestCase):
         ),
         (
             lambda: check_env(ObservationFlatten(env=Two())),
-            "obs_spec: expected a dict with the items a, b, got BoundedTensorSpec.",
+            "obs_spec: expected a dict with the keys a, b, got BoundedTensorSpec.",
         ),
     )
     def test_messages(self, make, message):

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 import tfrl
 from tfrl import seeding
 from tfrl.agents import MultiAgent, RandomAgent
-from tfrl.envs.adapters.pettingzoo_copies import ParallelCopies
+from tfrl.envs.adapters.pettingzoo import ParallelCopies
 from tfrl.envs.env_calls import HostErrors
 from tfrl.envs.wrappers import ActionRepeat, AgentId, CentralState
 from tfrl.errors import UserError
@@ -251,7 +251,7 @@ class ScriptedTest(parameterized.TestCase):
             "missing",
             "pettingzoo:no_such_module_at_all",
             {},
-            "pettingzoo:no_such_module_at_all: expected the path of a module that is installed, "
+            "environment pettingzoo:no_such_module_at_all: expected a module that is installed, "
             "got no module named no_such_module_at_all. PettingZoo's own begin with pettingzoo.",
         ),
         (

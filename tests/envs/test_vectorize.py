@@ -124,7 +124,7 @@ def test_registered_with_make_env(monkeypatch):
 def test_mistakes():
     with pytest.raises(UserError, match="vectorize: expected a bare environment with num_envs 1"):
         vectorize(Chain(num_envs=3), 2)
-    with pytest.raises(UserError, match="num_envs: expected an int of at least 1, got 0"):
+    with pytest.raises(UserError, match="num_envs: expected a whole number of at least 1, got 0"):
         vectorize(Walk(), 0)
     with pytest.raises(UserError) as error:
         vectorize(Chain(num_envs=1), 2).reset(seeding.key(0))

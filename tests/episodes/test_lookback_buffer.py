@@ -103,10 +103,7 @@ def test_an_item_of_another_kind_is_named():
     buffer.append({"a": np.zeros([2], np.float32), "b": np.zeros([], np.int32)})
     with pytest.raises(UserError) as error:
         buffer.append({"a": np.zeros([3], np.float32), "b": np.zeros([], np.int32)})
-    assert str(error.value) == (
-        "obs: expected a: float32 [2], got a: float32 [3]. "
-        "Give every step the same structure, shapes and dtypes."
-    )
+    assert str(error.value) == ("obs: expected a: float32 [2], got a: float32 [3].")
     with pytest.raises(UserError, match="expected b: int32 \\[\\], got no b"):
         buffer.append({"a": np.zeros([2], np.float32)})
     assert buffer.size == 1
@@ -138,8 +135,3 @@ def test_an_empty_part_keeps_its_shape():
     with pytest.raises(UserError, match="at least one item"):
         LookbackBuffer("x").get(0, fill=0)
     assert LookbackBuffer("x").get().shape == (0,)
-
-
-def test_resolve_refuses_a_step_of_zero():
-    with pytest.raises(UserError, match="a step other than 0"):
-        build(3, 0, 0).get(slice(0, 3, 0))

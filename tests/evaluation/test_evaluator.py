@@ -179,17 +179,16 @@ class EvaluatorTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"num_episodes": 0},
-            "num_episodes: expected an int of at least 1, got 0. Give the number of episodes to "
-            "play.",
+            "num_episodes: expected a whole number of at least 1, got 0. Give 1 or more.",
         ),
         (
             {"num_episodes": 1.5},
-            "num_episodes: expected an int of at least 1, got 1.5. Give the number of episodes "
-            "to play.",
+            "num_episodes: expected a whole number of at least 1, got 1.5. Give 1 or more.",
         ),
         (
             {"discount": 1.01},
-            "discount: expected a number from 0 to 1, got 1.01. Give 1 for plain returns.",
+            "discount: expected a number of at least 0 and at most 1, got 1.01. Give one finite "
+            "number.",
         ),
         (
             {"compile": "jit"},
@@ -204,8 +203,7 @@ class EvaluatorTest(parameterized.TestCase):
         ),
         (
             {"max_steps": 0},
-            "max_steps: expected a Python int of at least 1 (the number of steps is static), got "
-            "0. Give the number of steps as a positive integer.",
+            "max_steps: expected a whole number of at least 1, got 0. Give 1 or more.",
         ),
     )
     def test_errors(self, change, message):

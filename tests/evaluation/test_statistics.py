@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfrl.evaluation import EvaluationResult, bootstrap_interval, statistics
+from tfrl.evaluation import EvaluationResult, bootstrap_interval, result
 
 
 def test_interval_near_the_normal_one():
@@ -41,7 +41,7 @@ def test_seeded(monkeypatch):
     assert first == bootstrap_interval(values, seed=4)
     assert first != bootstrap_interval(values, seed=5)
     # Chunks bound the memory: fewer rows at a time draw the same numbers.
-    monkeypatch.setattr(statistics, "_CHUNK", 50 * 7)
+    monkeypatch.setattr(result, "_CHUNK", 50 * 7)
     np.testing.assert_allclose(bootstrap_interval(values, seed=4), first)
 
 

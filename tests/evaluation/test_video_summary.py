@@ -9,7 +9,7 @@ from PIL import Image
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.image import metadata as image_metadata
 
-from tfrl.evaluation.video_summary import Preview, encode_gif, video_summary, write_video
+from tfrl.evaluation.video_file import Preview, encode_gif, video_summary, write_summary
 
 
 def clip(frames, height=8, width=6):
@@ -38,8 +38,8 @@ def test_gif_keeps_frames_and_time():
 
 def test_a_tf_summary_writer_writes_what_tensorboard_plays(tmp_path):
     writer = tf.summary.create_file_writer(str(tmp_path))
-    write_video(writer, "clip", clip(3), step=70, fps=20.0)
-    write_video(writer, "clip", list(clip(5)), step=90, fps=20.0)
+    write_summary(writer, "clip", clip(3), step=70, fps=20.0)
+    write_summary(writer, "clip", list(clip(5)), step=90, fps=20.0)
     writer.close()
     events = event_accumulator.EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
     events.Reload()

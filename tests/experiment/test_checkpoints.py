@@ -136,7 +136,7 @@ class TestWhich:
             manager.restore(which)
         assert str(error.value) == (
             f"checkpoint {which} of {manager.directory}: expected latest, best, or one of the "
-            f"steps 10, 20, 30, 40, 50, got {which}. Choose one of these."
+            f"steps 10, 20, 30, 40, 50, got {which}."
         )
 
     def test_best_without_metrics(self, tmp_path):

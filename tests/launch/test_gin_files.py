@@ -250,7 +250,7 @@ def test_diamond_include_is_no_duplicate():
         (
             ["trainer.rate=1.0", "tests.gin_files.trainer.rate=2.0"],
             "Gin binding tests.gin_files.trainer.rate (--gin_bindings): expected one value, got a "
-            "second one; the first is 1.0 (--gin_bindings). Take one of them out.",
+            "second one; the first is 1.0 (--gin_bindings).",
         ),
         (
             ["include 'ppo/base.gin' = 3"],

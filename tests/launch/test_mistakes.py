@@ -131,7 +131,7 @@ BINDINGS = {
     ),
     "negative environments": (
         "make_env.num_envs=-4",
-        "num_envs: expected an int of at least 1, got -4.",
+        "num_envs: expected a whole number of at least 1, got -4.",
     ),
     "no steps": ("train.total_env_steps=0", "total_env_steps: expected a positive whole number"),
     "negative checkpoints": ("train.max_to_keep=-1", "max_to_keep: expected a positive whole"),

@@ -226,7 +226,7 @@ def test_other_limits_and_damage(call, experiment):
     tables = reverb_server.served_tables(settings.assemble(["tiny.gin"], []))
     ReverbServer(tables, checkpoint_dir="r/replay_checkpoints").stop()
     text = paragraph(call("--gin_file=tiny.gin", "--gin_bindings=tiny_replay.capacity = 7"))
-    assert "got table 'replay' with max_size = 50 (asked: 7)." in text
+    assert "got table 'replay' with capacity = 50 (asked: 7)." in text
     (checkpoint,) = pathlib.Path("r/replay_checkpoints").glob("ckpt-*")
     (checkpoint / "items.tfrecord").unlink()
     code, out, err = call("--gin_file=tiny.gin")

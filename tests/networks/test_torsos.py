@@ -220,7 +220,7 @@ class MLPTest(parameterized.TestCase, tf.test.TestCase):
             networks.MLP(activation="tan")
         with pytest.raises(UserError, match="kernel_init: expected one of .*orthogonal"):
             networks.MLP(kernel_init="ortogonal")
-        with pytest.raises(UserError, match="MLP.hidden: expected a tuple of positive sizes"):
+        with pytest.raises(UserError, match="MLP.hidden: expected a tuple of sizes"):
             networks.MLP(hidden=(3, 0))
         with pytest.raises(
             UserError, match=r"spec a of an MLP's input: expected rank 1, got shape"
@@ -385,7 +385,7 @@ class ObservationTest(parameterized.TestCase, tf.test.TestCase):
         )
         with pytest.raises(UserError, match="obs_key: expected .* got 'imag'. Did you mean image?"):
             networks.make_torso(both, obs_key="imag")
-        with pytest.raises(UserError, match="kind of torso: expected auto or one of mlp"):
+        with pytest.raises(UserError, match="kind of torso: expected one of auto, mlp"):
             networks.make_torso(both, kind="cnn")
         with pytest.raises(UserError, match="observation: expected one image of rank 3 for a CNN"):
             networks.make_torso(both, kind="impala_cnn")

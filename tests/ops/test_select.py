@@ -3,7 +3,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 
 
 def _kinds(fn, *args):

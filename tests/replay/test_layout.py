@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests.test_nest_packing import random
-from tfrl.replay.ring_reader import Frames
+from tfrl.replay.ring_reader import FrameStacker
 
 
 class FramesTest(parameterized.TestCase):
@@ -14,7 +14,7 @@ class FramesTest(parameterized.TestCase):
     )
     def test_join_is_the_inverse_of_split(self, shape, stack, axis):
         spec = tf.TensorSpec(shape, tf.uint8)
-        frames = Frames(spec, stack, axis, None)
+        frames = FrameStacker(spec, stack, axis, None)
         obs = random(spec, [3])
         parts = frames.split(obs)
         self.assertEqual(parts.shape[:2], [3, stack])
@@ -28,7 +28,7 @@ class FramesTest(parameterized.TestCase):
             "image": tf.TensorSpec([4, 4, 2], tf.uint8),
             "speed": tf.TensorSpec([3], tf.float32),
         }
-        frames = Frames(spec, 2, -1, ("image",))
+        frames = FrameStacker(spec, 2, -1, ("image",))
         self.assertEqual(frames.spec["image"].shape, [4, 4, 1])
         self.assertEqual(frames.spec["speed"].shape, [3])
         obs = random(spec, [5])

@@ -359,6 +359,13 @@ class TestLoadable:
         loadable(tf.nn.relu)
         assert codec.build(description) is tf.nn.relu
 
+    def test_a_file_may_name_the_module_of_before(self):
+        from tfrl import loading, networks
+
+        assert resolve("tfrl.networks.impala:ImpalaCNN") is networks.ImpalaCNN
+        for module in set(loading._MOVED.values()):
+            assert any(name.startswith(f"{module}:") for name in loading._loadable)
+
     def test_what_the_library_itself_can_have_built_has_no_way_out(self):
         """Its records and logic are registered; nothing that opens files, runs or imports is."""
         from tfrl import loading

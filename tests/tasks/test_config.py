@@ -85,7 +85,7 @@ def test_the_span_of_a_clip():
         ),
         (
             {"env_worker_mode": "proces"},
-            "mode of the environment workers: expected 'process' or 'thread', got 'proces'. Did "
+            "mode of the environment workers: expected one of process, thread, got 'proces'. Did "
             "you mean process?",
         ),
         (

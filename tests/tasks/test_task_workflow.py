@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.tasks.scripted import check_total, tag
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, Weight, config
 from tfrl.errors import UserError
-from tfrl.evaluation.video_summary import Preview
+from tfrl.evaluation.video_file import Preview
 from tfrl.launch import api
 from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import RunOptions

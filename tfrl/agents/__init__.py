@@ -8,11 +8,10 @@ import pkgutil
 from typing import Any
 
 from tfrl.agents.actor_critic import ActorCritic
-from tfrl.agents.core import Agent, ExternalUpdate, OwnUpdate, Update
+from tfrl.agents.core import ALGORITHMS, Agent, ExternalUpdate, OwnUpdate, Update, algorithm
 from tfrl.agents.multi_agent import MultiAgent
 from tfrl.agents.off_policy import OffPolicy, OffPolicyActorCritic
 from tfrl.agents.random import RandomAgent
-from tfrl.agents.registry import ALGORITHMS, algorithm
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

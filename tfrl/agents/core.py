@@ -2,12 +2,15 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.errors import UserError
+from tfrl.loading import loadable
+from tfrl.ops import statistics
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 # loss(params, state, batch, key) -> (scalar loss, dict of scalar metrics)
@@ -215,3 +218,72 @@ class Agent(abc.ABC):
           A bool scalar tensor, or None when the agent never stops early.
         """
         return None
+
+
+class NormalizingAgent(Agent):
+    """An agent whose networks see observations normalised by running statistics, where it is asked.
+
+    Attributes:
+      normalize_obs: Whether observations are normalised.
+      obs_clip: Bound of a normalised observation.
+    """
+
+    normalize_obs: bool
+    obs_clip: float
+
+    def normalized(self, state: AgentState, obs: Nest) -> Nest:
+        """Returns observations as the networks see them, action masks still among them."""
+        if not self.normalize_obs:
+            return obs
+        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+        # A mask of floats must stay what it is.
+        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
+
+    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+        """Merges the observations of new experience into the statistics, used from then on."""
+        if not self.normalize_obs:
+            return state
+        merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
+        return state.replace(normalizer=merged)
+
+    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
+        """Returns how many values `observe` takes as others than they are."""
+        if not self.normalize_obs:
+            return None
+        return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
+
+
+A = TypeVar("A", bound=type)
+
+# `{class name: agent class}` in the order of registration.
+ALGORITHMS: dict[str, Any] = {}
+_listeners: list[Callable[[Any], None]] = []
+
+
+def algorithm(cls: A) -> A:
+    """Registers an agent class under its name, a decorator above `struct.logic_dataclass`.
+
+    Gin files may then name it (`OnPolicyWorkflow.agent = @MyAgent`), `tfrl.MyAgent` is the class,
+    messages list it, and checkpoints may name it (see `tfrl.loadable`).
+
+    Args:
+      cls: A subclass of `Agent` whose constructor takes `obs_spec` and `action_spec`.
+    """
+    ALGORITHMS[cls.__name__] = cls
+    if "<locals>" not in cls.__qualname__:
+        loadable(cls)
+    for listener in _listeners:
+        listener(cls)
+    return cls
+
+
+def on_algorithm(listener: Callable[[Any], None]) -> None:
+    """Calls a function with every algorithm, those that are registered later too."""
+    _listeners.append(listener)
+    for cls in list(ALGORITHMS.values()):
+        listener(cls)
+
+
+def algorithm_names(*, from_replay: bool) -> str:
+    """Returns the names of the algorithms that learn from replay, or of those that do not."""
+    return ", ".join(n for n, cls in ALGORITHMS.items() if cls.learns_from_replay == from_replay)

@@ -71,7 +71,6 @@ def _check_specs(obs_spec: Nest, action_spec: Nest) -> None:
             "MultiAgent.action_spec",
             expected=f"the agents of obs_spec, {', '.join(sorted(obs_spec))}",
             got=", ".join(sorted(action_spec)),
-            remedy="Give both specs of the same environment.",
         )
 
 
@@ -104,7 +103,6 @@ def _members(
             "MultiAgent.policies",
             expected="policies that act for some agent",
             got=f"none for {', '.join(idle)}",
-            remedy="Map an agent to them, or leave them out.",
         )
     return members
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import networks, seeding, specs
+from tfrl import checks, networks, seeding, specs
 from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.types import Nest
@@ -26,117 +26,124 @@ _REMEDIES = {
 _ASKED_OF_POLICIES = ("sample", "log_prob", "mode", "entropy")
 
 
+def check_torso(name: str, torso: Any, example: str) -> None:
+    """Raises a UserError unless a field is None or a torso; `example` is one, as code."""
+    remedy = origin_remedy(torso, name) or f"Give for example {example}."
+    expected = "a tfrl.networks torso, or None"
+    checks.instance(name, torso, networks.Torso | None, expected, remedy=remedy)
+
+
+def check_network(
+    name: str,
+    network: Any,
+    expected: str,
+    remedy: str,
+    *,
+    torso: bool = False,
+    memory: bool = True,
+    discrete: bool = False,
+) -> None:
+    """Checks that a network given to an agent is one of `tfrl.networks`.
+
+    Args:
+      name: The agent's field.
+      network: What was given.
+      expected: What the message calls it.
+      remedy: How to make one, for what is no network.
+      torso: Whether it may be a torso.
+      memory: Whether it may be recurrent.
+      discrete: Whether the agent's action is a Discrete one.
+
+    Raises:
+      UserError: For a Keras model, or anything else that is no such network.
+    """
+    bare = isinstance(network, networks.Torso) and not torso
+    if bare or not isinstance(network, networks.Network):
+        remedy = origin_remedy(network, name, discrete) or remedy
+        raise UserError(name, expected=expected, got=type(network).__name__, remedy=remedy)
+    if network.recurrent and not memory:
+        raise UserError(
+            name,
+            expected="a network without memory, since the agent learns from single steps",
+            got=f"{type(network).__name__}, which has one",
+            remedy="Leave the recurrent layer out, or let PPO learn with memory='lstm'.",
+        )
+
+
 def check_policy(
-    owner: str,
-    network: networks.Network,
-    spec: Nest,
-    action_spec: Nest,
-    normalize_obs: bool,
-    name: str = "policy",
+    name: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
 ) -> None:
     """Checks that a network gives distributions over the actions of a spec.
 
     Args:
-      owner: The name of the agent's class.
+      name: The agent's field.
       network: The network.
       spec: The nest of specs of its input.
       action_spec: The nest of specs of one action.
       normalize_obs: Whether it sees observations that are normalised.
-      name: The agent's field.
 
     Raises:
       UserError: For another output, and for a distribution over other actions.
     """
 
-    def check(found: Any) -> None:
+    def fits(found: Any) -> bool:
         if not all(hasattr(found, name) for name in _ASKED_OF_POLICIES):
-            wanted = "a distribution of actions for each observation"
-            raise _refused(owner, name, wanted, network, found)
+            return False
         number, logits = num_actions(action_spec), getattr(found, "logits", None)
-        drawn = found.sample(seeding.key(0))
-        if not _same_shapes(drawn, action_spec):
-            got = repr(tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), drawn))
-        elif number and logits is not None and logits.shape[-1] not in (number, None):
-            got = f"one of {logits.shape[-1]} actions"
-        else:
-            return
-        raise UserError(
-            f"{owner}.{name}",
-            expected=f"a policy of the actions {action_spec!r}",
-            got=f"{type(network).__name__} of {got}",
-            remedy="Make the policy with the action_spec of the same environment.",
-        )
+        if number and logits is not None and logits.shape[-1] not in (number, None):
+            return False
+        return _is_like(found.sample(seeding.key(0)), action_spec)
 
-    _trace(network, spec, normalize_obs, check)
+    wanted = f"a distribution of actions for each observation, of {action_spec!r}"
+    _check_output(name, network, spec, normalize_obs, wanted, fits)
 
 
 def check_value(
-    owner: str,
+    name: str,
     network: networks.Network,
     spec: Nest,
     normalize_obs: bool,
-    name: str = "value",
+    num_actions: int | None = None,
     action_spec: Nest = None,
 ) -> None:
-    """Checks that a network gives one number; arguments and errors as of `check_policy`.
+    """Checks that a network gives one number, or one for each of a number of actions.
 
-    With an `action_spec` it is one of the tuple (observation, action), of which the observation is
-    normalised.
+    With an `action_spec` it sees the tuple (observation, action), of which the observation is
+    normalised. Other arguments and errors are as of `check_policy`.
     """
+    wanted, shape = "one number for each observation", [1]
+    if num_actions is not None:
+        wanted = f"one value for each of {num_actions} actions, float32 [..., {num_actions}]"
+        shape = [1, num_actions]
 
-    def check(found: Any) -> None:
-        if not _is_float(found, [1]):
-            wanted = "one number for each observation"
-            raise _refused(owner, name, wanted, network, found)
+    def fits(found: Any) -> bool:
+        return _is_float(found) and found.shape.is_compatible_with(shape)
 
-    _trace(network, spec, normalize_obs, check, action_spec)
-
-
-def check_action_values(
-    owner: str,
-    network: networks.Network,
-    spec: Nest,
-    num_actions: int,
-    normalize_obs: bool,
-    name: str = "q",
-) -> None:
-    """Checks that a network gives one value for each action; see `check_policy`."""
-
-    def check(found: Any) -> None:
-        if not _is_float(found, [1, num_actions]):
-            wanted = f"one value for each of {num_actions} actions, float32 [..., {num_actions}]"
-            raise _refused(owner, name, wanted, network, found)
-
-    _trace(network, spec, normalize_obs, check)
+    _check_output(name, network, spec, normalize_obs, wanted, fits, action_spec)
 
 
 def check_actions(
-    owner: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
+    name: str, network: networks.Network, spec: Nest, action_spec: Nest, normalize_obs: bool
 ) -> None:
     """Checks that an actor network gives actions of the spec; see `check_policy`."""
 
-    def check(found: Any) -> None:
-        try:
-            tf.nest.assert_same_structure(found, action_spec, check_types=False)
-            pairs = zip(tf.nest.flatten(found), tf.nest.flatten(action_spec), strict=True)
-            alike = all(_is_float(x, [1, *s.shape]) for x, s in pairs)
-        except (TypeError, ValueError):
-            alike = False
-        if not alike:
-            wanted = f"an action of {action_spec!r} for each observation"
-            raise _refused(owner, "actor_network", wanted, network, found)
+    def fits(found: Any) -> bool:
+        return all(map(_is_float, tf.nest.flatten(found))) and _is_like(found, action_spec)
 
-    _trace(network, spec, normalize_obs, check)
+    wanted = f"an action of {action_spec!r} for each observation"
+    _check_output(name, network, spec, normalize_obs, wanted, fits)
 
 
-def _trace(
+def _check_output(
+    name: str,
     network: networks.Network,
     spec: Nest,
     normalize_obs: bool,
-    check: Callable[[Any], None],
+    wanted: str,
+    fits: Callable[[Any], bool],
     action_spec: Nest = None,
 ) -> None:
-    """Calls `check` with a network's output for one observation, `[1, ...]`, while tracing."""
+    """Looks at what a network gives for one observation, `[1, ...]`, while tracing."""
     with tf.init_scope():
         whole = spec if action_spec is None else (spec, action_spec)
         params = network.init(seeding.key(0), whole)
@@ -147,14 +154,41 @@ def _trace(
                 x = statistics.normalize(statistics.init(spec), x)
             if action_spec is not None:
                 x = (x, specs.zeros(action_spec, (1,)))
-            check(network.step(params, x, network.initial_carry(1))[0])
+            found = network.step(params, x, network.initial_carry(1))[0]
+            if not fits(found):
+                raise UserError(
+                    name,
+                    expected=f"a network that gives {wanted}",
+                    got=f"{type(network).__name__}, which gives {_described(found)}",
+                    remedy=_REMEDIES.get(name.rpartition(".")[2], _REMEDY),
+                )
 
         tf.function(run, autograph=False).get_concrete_function()
 
 
-def _is_float(found: Any, shape: list[int]) -> bool:
-    floats = tf.is_tensor(found) and found.dtype.is_floating
-    return floats and found.shape.is_compatible_with(shape)
+def _is_float(found: Any) -> bool:
+    return tf.is_tensor(found) and found.dtype.is_floating
+
+
+def _is_like(found: Nest, spec: Nest) -> bool:
+    """Whether a nest has the structure of a spec, and its shapes behind a batch axis of 1."""
+    try:
+        tf.nest.assert_same_structure(found, spec, check_types=False)
+    except (TypeError, ValueError):
+        return False
+    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(spec), strict=True)
+    return all(x.shape.is_compatible_with([1, *s.shape]) for x, s in pairs)
+
+
+def _described(found: Any) -> str:
+    if tf.is_tensor(found):
+        shape = ["...", *(found.shape[1:] if found.shape.rank else ())]
+        return f"{found.dtype.name} [{', '.join(map(str, shape))}]"
+    if not all(hasattr(found, n) for n in _ASKED_OF_POLICIES):
+        return f"a {type(found).__name__}"
+    logits = getattr(found, "logits", None)
+    of = "" if logits is None else f" of {logits.shape[-1]} actions"
+    return f"a distribution, {type(found).__name__}{of}"
 
 
 def num_actions(spec: Nest) -> int | None:
@@ -162,15 +196,6 @@ def num_actions(spec: Nest) -> int | None:
     if specs.is_spec(spec) and specs.is_discrete(spec) and not spec.shape.rank:
         return specs.num_actions(spec)
     return None
-
-
-def _same_shapes(drawn: Nest, spec: Nest) -> bool:
-    try:
-        tf.nest.assert_same_structure(drawn, spec, check_types=False)
-    except (TypeError, ValueError):
-        return False
-    pairs = zip(tf.nest.flatten(drawn), tf.nest.flatten(spec), strict=True)
-    return all(x.shape.is_compatible_with([1, *s.shape]) for x, s in pairs)
 
 
 def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None:
@@ -185,10 +210,10 @@ def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None
     classes = made.__mro__ if isinstance(made, type) else type(made).__mro__
     if not any(c.__module__.split(".")[0] == "tf_agents" for c in classes):
         return None
-    given = "env.obs_spec" if name == "value" else "env.obs_spec, env.action_spec"
-    if "torso" in name:
+    given = "env.obs_spec, env.action_spec"
+    if name.endswith(("torso", "value")):
         given = "env.obs_spec"
-    if name == "critic_network":
+    if name.endswith("critic_network"):
         given = "(env.obs_spec, env.action_spec)"
         if discrete:
             given = given.strip("()")
@@ -196,22 +221,4 @@ def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None
         "A network of TF-Agents becomes one of tfrl as tfrl.compat.tf_agents."
         f"from_tf_agents_network(make_network, {given}), where make_network makes it: the class, "
         "or functools.partial of the class and its settings."
-    )
-
-
-def _refused(
-    owner: str, name: str, wanted: str, network: networks.Network, found: Any
-) -> UserError:
-    if tf.is_tensor(found):
-        shape = ["...", *(found.shape[1:] if found.shape.rank else ())]
-        given = f"{found.dtype.name} [{', '.join(map(str, shape))}]"
-    elif all(hasattr(found, n) for n in _ASKED_OF_POLICIES):
-        given = f"a distribution, {type(found).__name__}"
-    else:
-        given = f"a {type(found).__name__}"
-    return UserError(
-        f"{owner}.{name}",
-        expected=f"a network that gives {wanted}",
-        got=f"{type(network).__name__}, which gives {given}",
-        remedy=_REMEDIES.get(name, _REMEDY),
     )

@@ -90,7 +90,6 @@ def _check_tpu(name: str, tpu: str | None) -> None:
             "--tpu",
             expected=f"no TPU with --strategy={name}",
             got=f"'{tpu}'",
-            remedy="Leave one of the two out.",
         )
     if not tpu.strip():
         raise UserError(

@@ -113,7 +113,6 @@ def _wait_for(address: str, source: str, seconds: float) -> None:
                 f"The TPU in {source}",
                 expected="grpc://host:port",
                 got=f"'{part}'",
-                remedy="Correct the address.",
             )
         target = f"{match['host']}:{match['port'] or _DEFAULT_PORT}"
         reason = multi_worker.refusal(target, timeout=5.0)
@@ -182,8 +181,8 @@ def make_strategy(
         return tpu_strategy(tpu, startup_seconds)
     if chosen == "multi_worker":
         # choose() has refused an environment without them.
-        found = cast(workers.Workers, workers.from_tf_config(os.environ))
-        return multi_worker.multi_worker_strategy(found, startup_seconds, log)
+        result = cast(workers.Workers, workers.from_tf_config(os.environ))
+        return multi_worker.multi_worker_strategy(result, startup_seconds, log)
     make_logical_cpus(num_logical_cpus)
     if chosen == "mirrored" or (chosen == "auto" and _several()):
         return tf.distribute.MirroredStrategy(_mirrored_devices())

@@ -94,7 +94,7 @@ class WorkerGroup:
         if self.num_workers == 1:
             return [given]
         lengths = [int(n) for n in self.all_gather(int(given.size))]
-        found = [np.empty(n, np.uint8) for n in lengths] if self.is_chief else []
+        result = [np.empty(n, np.uint8) for n in lengths] if self.is_chief else []
         # Powers of two, so that few sizes are traced.
         piece = min(_PIECE_BYTES, max(4, 1 << (max(lengths, default=0) - 1).bit_length()))
         for start in range(0, max(lengths), piece):
@@ -105,10 +105,10 @@ class WorkerGroup:
             with lost_workers(self._strategy), self._bounded("a piece of bytes"):
                 total = self._sum_of_bytes(tf.constant(row.view(np.int32)))
                 table = total.numpy().view(np.uint8)
-            for each, values in zip(found, table, strict=False):
+            for each, values in zip(result, table, strict=False):
                 part = each[start : start + piece]
                 part[:] = values[: part.size]
-        return found
+        return result
 
     def barrier(self, name: str) -> None:
         """Waits until every worker has come to the barrier of this name.

@@ -74,10 +74,10 @@ def walk(graph: Any) -> list[Problem]:
     """
     problems: list[Problem] = []
     for path, op in operations(graph):
-        found = _problem(op, inner="/" in path)
-        if found is None:
+        result = _problem(op, inner="/" in path)
+        if result is None:
             continue
-        kind, detail = found
+        kind, detail = result
         # An op that calls a function has the unknown shapes that begin in there.
         if kind == "dynamic shape" and any(p.op_name.startswith(f"{path}/") for p in problems):
             continue
@@ -130,9 +130,9 @@ def _problem(op: Any, inner: bool) -> tuple[str, str] | None:
 
 def without_echoes(problems: list[Problem]) -> list[Problem]:
     """Leaves out the texts of messages: the op that prints or asserts them tells enough."""
-    told = {p.where for p in problems if p.kind in ("host callback", "assert") and p.where}
+    explained = {p.where for p in problems if p.kind in ("host callback", "assert") and p.where}
     echoes = ("string", "unsupported op")
-    return [p for p in problems if not (p.kind in echoes and p.where in told)]
+    return [p for p in problems if not (p.kind in echoes and p.where in explained)]
 
 
 def _is_unknown(tensor: Any) -> bool:
@@ -151,8 +151,8 @@ def _called(op: Any) -> Iterator[tuple[str, Any]]:
         for function in value if isinstance(value, list) else [value]:
             name = function.name if hasattr(function, "name") else str(function)
             name = name.decode() if isinstance(name, bytes) else name
-            found = op.graph._get_function(name)
-            body = getattr(found, "graph", None)
+            result = op.graph._get_function(name)
+            body = getattr(result, "graph", None)
             if body is not None:
                 yield name, body
 
@@ -218,8 +218,8 @@ def assert_compilable(
     Raises:
       UserError: Lists every problem.
     """
-    found = check_compilable(fn, *example_args, compile=compile)
-    problems = [p for p in found if p.kind not in allow]
+    result = check_compilable(fn, *example_args, compile=compile)
+    problems = [p for p in result if p.kind not in allow]
     if problems:
         raise UserError(
             f"Function {getattr(fn, '__qualname__', None) or getattr(fn, '__name__', repr(fn))}",
@@ -239,13 +239,13 @@ def _lowered(
     except (tf.errors.OpError, ValueError) as error:
         text = " ".join(str(getattr(error, "message", None) or error).split())
         lacking = set(_LACKING.findall(text)) - {p.op_type for p in known}
-        found = [
+        result = [
             Problem("unsupported op", op.type, path, where(op), "XLA has no kernel of it")
             for path, op in operations(graph)
             if op.type in lacking
         ]
-        if found or known:  # else XLA repeats what was found already
-            return found
+        if result or known:  # else XLA repeats what was found already
+            return result
         return [Problem("compilation", "", "", "", text[:600])]
     return []
 

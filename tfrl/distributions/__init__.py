@@ -1,13 +1,9 @@
 """Action distributions as nests, and the factory that makes them from an action spec."""
 
-from tfrl.distributions.bernoulli import Bernoulli
-from tfrl.distributions.categorical import Categorical
-from tfrl.distributions.core import Distribution
+from tfrl.distributions.continuous import DiagonalGaussian, SquashedGaussian
+from tfrl.distributions.core import Distribution, Joint
+from tfrl.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from tfrl.distributions.factory import ActionDistribution, make_distribution
-from tfrl.distributions.gaussian import DiagonalGaussian
-from tfrl.distributions.joint import Joint
-from tfrl.distributions.multi_categorical import MultiCategorical
-from tfrl.distributions.squashed_gaussian import SquashedGaussian
 
 __all__ = [
     "ActionDistribution",

@@ -5,8 +5,11 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from tfrl import specs, struct
 from tfrl.envs.core import Autoreset
+from tfrl.errors import UserError
 from tfrl.types import Nest
 
 
@@ -99,3 +102,119 @@ class Backend(abc.ABC):
           NotImplementedError: If it cannot be drawn.
         """
         raise NotImplementedError(f"{self.name} has no renderer")
+
+
+def check_action(name: str, action_spec: Nest, action: Nest, num_envs: int) -> None:
+    """Raises a UserError for actions that the spec does not have.
+
+    Continuous actions may leave their bounds, which environments or wrappers clip.
+
+    Args:
+      name: The environment's id.
+      action_spec: The nest of specs of one action.
+      action: What was given, a nest `[B, ...]`.
+      num_envs: B.
+    """
+    wanted, given = struct.paths(action_spec), struct.paths(action)
+    if wanted.keys() != given.keys():
+        raise _wrong(
+            name, f"the items {', '.join(wanted)}", ", ".join(given) or "nothing", "action_spec"
+        )
+    for path, spec in wanted.items():
+        _check_leaf(f"{name}/{path}" if path != "." else name, spec, given[path], num_envs)
+
+
+def _check_leaf(name: str, spec: Any, value: Any, num_envs: int) -> None:
+    array = np.asarray(value)
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    shape = (num_envs, *spec.shape.as_list())
+    whole = "biu" if isinstance(spec, specs.BinarySpec) else "iu"
+    kinds = {"f": "iuf", "b": "biu"}.get(dtype.kind, whole)
+    if array.shape != shape or array.dtype.kind not in kinds + dtype.kind:
+        raise _wrong(
+            name, f"{dtype.name} {list(shape)}", f"{array.dtype.name} {list(array.shape)}", "it"
+        )
+    if dtype.kind == "f":
+        bad = ~np.isfinite(array)
+        text = "finite numbers"
+    elif specs.is_discrete(spec):
+        low, high = specs.bounds(spec)
+        bad = (array < low) | (array > high)
+        text = f"whole numbers from {_shown(low)} to {_shown(high)}"
+    else:
+        return
+    if bad.any():
+        first = tuple(np.argwhere(bad)[0].tolist())
+        raise _wrong(name, text, f"{array[first]} at {list(first)}", "it")
+
+
+def _shown(bound: np.ndarray) -> str:
+    return str(np.unique(bound)[0]) if np.unique(bound).size == 1 else str(bound.tolist())
+
+
+def _wrong(name: str, expected: str, got: str, what: str) -> UserError:
+    return UserError(
+        f"action for {name}",
+        expected=expected,
+        got=got,
+        remedy=f"Act within env.action_spec{'' if what == 'it' else ', with its nest'}.",
+    )
+
+
+_REMEDY = (
+    "Find the division or the diverging simulation that it comes from. A value above 3.4e38 "
+    "becomes inf in float32; clip it in the environment or a wrapper."
+)
+
+
+def check_finite(
+    name: str, step: Step, unpaid: np.ndarray, unseen: np.ndarray, steps: np.ndarray
+) -> None:
+    """Raises a UserError unless rewards and observations that somebody sees are finite.
+
+    Args:
+      name: The environment's id.
+      step: What the environments answered.
+      unpaid: bool `[B]`, rows whose rewards do not count.
+      unseen: bool `[B]`, rows that nobody sees.
+      steps: int `[B]`, the steps of the running episodes; 0 for a reset.
+    """
+    _refuse(name, "reward", np.asarray(step.reward), unpaid, steps)
+    _check_nest(name, "observation", step.obs, unseen, steps)
+    if step.final_obs is not None:
+        _check_nest(name, "final observation", step.final_obs, unseen, steps)
+
+
+def is_finite(step: Step) -> bool:
+    """Whether all rewards and observations of a step are finite."""
+    if not np.isfinite(step.reward).all():
+        return False
+    leaves = [step.obs] if isinstance(step.obs, np.ndarray) else tf.nest.flatten(step.obs)
+    if step.final_obs is not None:
+        leaves = [*leaves, *tf.nest.flatten(step.final_obs)]
+    return all(x.dtype.kind != "f" or np.isfinite(x).all() for x in leaves)
+
+
+def _check_nest(name: str, field: str, nest: Nest, unseen: np.ndarray, steps: np.ndarray) -> None:
+    for path, leaf in struct.paths(nest).items():
+        if leaf.dtype.kind == "f":
+            _refuse(name, field if path == "." else f"{field}/{path}", leaf, unseen, steps)
+
+
+def _refuse(
+    name: str, field: str, values: np.ndarray, skipped: np.ndarray, steps: np.ndarray
+) -> None:
+    bad = ~np.isfinite(values)
+    rows = np.flatnonzero(bad.reshape(len(values), -1).any(1) & ~skipped)
+    if not rows.size:
+        return
+    row = rows[0]
+    at = tuple(int(i) for i in np.argwhere(bad[row])[0])
+    place = f" at index {list(at)}" if at else ""
+    more = f", and such in {len(rows) - 1} more environments" if len(rows) > 1 else ""
+    raise UserError(
+        f"{field} of {name}, environment {row}, step {steps[row]}",
+        expected="finite numbers",
+        got=f"{values[(row, *at)]}{place}{more}",
+        remedy=_REMEDY,
+    )

@@ -1,5 +1,6 @@
 """`check_env`: finds what is wrong with an environment, and says what to do about it."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,21 +8,226 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, specs, struct
-from tfrl.envs.checker_masks import MaskContract, check_static
-from tfrl.envs.contract import Contract
-from tfrl.envs.core import Env, Wrapper, carrying
-from tfrl.envs.host_env import HostEnv
-from tfrl.envs.multi_agent_contract import (
-    MultiAgentContract,
-    check_agent_specs,
-    check_agents,
+from tfrl.distributions.factory import make_distribution, masks_by_path
+from tfrl.envs.action_masks import MASK, split_mask
+from tfrl.envs.checker_values import (
+    check_bounds,
+    check_finite,
+    check_mask,
+    check_starts,
+    difference,
+    sample_actions,
 )
+from tfrl.envs.contract import Contract, MultiAgentContract, check_agent_specs, check_agents
+from tfrl.envs.core import Autoreset, Env, Wrapper, carrying
+from tfrl.envs.host_env import HostEnv
+from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
+# Rows whose action is ignored need no valid one.
+_IGNORES = (Autoreset.NEXT_STEP, Autoreset.DISABLED, None)
+
+
+@dataclasses.dataclass
+class _Mask:
+    """A mask in a state.
+
+    Attributes:
+      name: Where it stands, for messages.
+      agent: Whose it is; None where there is one.
+      spec: The nest of specs of one action.
+      leaves: `{path in the action: mask [B, ...]}`.
+    """
+
+    name: str
+    agent: str | None
+    spec: Nest
+    leaves: dict[str, Any]
+
+    def named(self) -> dict[str, str]:
+        """`{path in the action: name}`."""
+        return {p: self.name if p == "." else f"{self.name}/{p}" for p in self.leaves}
+
+
+def _masks(env: Env, state: EnvState) -> list[_Mask]:
+    """All masks of a state: of the observation (of each agent's), and of info."""
+    if agent_ids(env) is not None:
+        return [
+            _Mask(f"obs/{a}/{MASK}", a, env.action_spec[a], masks_by_path(mask))
+            for a, mask in ((a, split_mask(state.obs[a])[1]) for a in env.action_spec)
+            if mask is not None
+        ]
+    given = {"obs": split_mask(state.obs)[1], "info": (state.info or {}).get(MASK)}
+    return [
+        _Mask(f"{where}/{MASK}", None, env.action_spec, masks_by_path(mask))
+        for where, mask in given.items()
+        if mask is not None
+    ]
+
+
+class MaskContract:
+    """Follows the masks of an environment and raises a UserError where one is not as it must be.
+
+    `check` takes the states in order. `sample` draws actions that the masks allow: what another
+    action does is the environment's own affair.
+    """
+
+    def __init__(self, env: Env):
+        """Takes the environment."""
+        self._env = env
+        self._last: dict[str, np.ndarray] = {}
+        self._ended = np.zeros(env.num_envs, bool)
+
+    def check(self, state: EnvState, where: str) -> None:
+        """Checks shapes, dtypes and values; `where` is for messages."""
+        masks = _masks(self._env, state)
+        if not masks:
+            return
+        now: dict[str, np.ndarray] = {}
+        for mask in masks:
+            _check_form(self._env, mask, where, static=False)
+            rows = self._acting(state, mask)
+            for path, name in mask.named().items():
+                value = mask.leaves[path].numpy()
+                check_mask(f"{where}: {name}", _spec_of(mask, path), value.astype(bool), rows)
+                now[name] = value
+        self._check_agree(now, where)
+        self._check_frozen(now, where)
+        self._last, self._ended = now, _ended(state)
+
+    def _acting(self, state: EnvState, mask: _Mask) -> np.ndarray:
+        """Rows bool [B] whose next action counts, as far as the state tells."""
+        acting = np.ones(self._env.num_envs, bool)
+        if self._env.autoreset in _IGNORES:
+            acting = ~_ended(state)
+        flags = (state.info or {}).get("agents")
+        if mask.agent is None or flags is None or not self._last:
+            return acting
+        own = {name: flag.numpy() for name, flag in flags[mask.agent].items()}
+        return acting & own["active"] & ~own["termination"] & ~own["truncation"]
+
+    def _check_agree(self, now: dict[str, np.ndarray], where: str) -> None:
+        """Checks that info tells the same as the observation, where both have the mask."""
+        for name, value in now.items():
+            other = now.get(name.replace(f"info/{MASK}", f"obs/{MASK}", 1), value)
+            if not np.array_equal(value, other):
+                raise UserError(
+                    f"{where}: {name}",
+                    expected=f"the mask of the observation, obs/{MASK}",
+                    got=f"another one in rows {_rows(value != other)}",
+                    remedy="Both say what may be done at obs; leave one of them out.",
+                )
+
+    def _check_frozen(self, now: dict[str, np.ndarray], where: str) -> None:
+        """Checks that rows which are over keep the mask of their end, under DISABLED."""
+        if self._env.autoreset is not Autoreset.DISABLED:
+            return
+        for name, value in now.items():
+            before = self._last.get(name, value)
+            over = self._ended.reshape(-1, *[1] * (value.ndim - 1))
+            if np.any(over & (value != before)):
+                raise UserError(
+                    f"{where} under DISABLED: {name}",
+                    expected="the mask of the end in rows that are over",
+                    got=f"another one in rows {_rows(over & (value != before))}",
+                    remedy="Freeze the mask with the observation; tfrl.make_env does.",
+                )
+
+    def sample(self, state: EnvState, key: tf.Tensor) -> Nest:
+        """Draws actions that the masks of a state allow.
+
+        Args:
+          state: A state that was checked.
+          key: int32 [2].
+
+        Returns:
+          The nest of a batch of actions, tensors.
+        """
+        env = self._env
+        masks = {mask.agent: mask for mask in _masks(env, state)}
+        drawn = specs.sample(env.action_spec, key, [env.num_envs])
+        rng = np.random.default_rng(np.asarray(key).view(np.uint32))
+        for agent, mask in masks.items():
+            acting = self._acting(state, mask)
+            leaves = struct.paths(drawn if agent is None else drawn[agent])
+            for path, value in mask.leaves.items():
+                spec = _spec_of(mask, path)
+                free = ~acting.reshape(-1, *[1] * (value.shape.rank - 1))
+                given = sample_actions(spec, rng, env.num_envs, value.numpy().astype(bool) | free)
+                leaves[path] = tf.constant(given, spec.dtype)
+            packed = tf.nest.pack_sequence_as(mask.spec, list(leaves.values()))
+            drawn = packed if agent is None else {**drawn, agent: packed}
+        return drawn
+
+
+def check_static(env: Env, first: EnvState, step: Any, action: Nest) -> None:
+    """Checks that the shapes of masks are known when reset and step are traced.
+
+    Args:
+      env: The environment.
+      first: The state of a reset.
+      step: `env.step` as a tf.function.
+      action: A batch of actions.
+    """
+    if not _masks(env, first):
+        return
+    reset = tf.function(env.reset, autograph=False)
+    traced = {
+        "reset": reset.get_concrete_function(tf.TensorSpec([2], tf.int32)),
+        "step": step.get_concrete_function(first, action),
+    }
+    for name, graph in traced.items():
+        for mask in _masks(env, graph.structured_outputs):
+            _check_form(env, mask, f"{name} in tf.function", static=True)
+
+
+def _check_form(env: Env, mask: _Mask, where: str, static: bool) -> None:
+    """Checks that each mask fits a part of the action, its shape and dtype."""
+    heads = {h.path: h for h in make_distribution(mask.spec).heads}
+    unknown = sorted(set(mask.leaves) - {p for p, h in heads.items() if h.mask_shape is not None})
+    for path in unknown:
+        raise UserError(
+            f"{where}: {mask.named()[path]}",
+            expected="masks of discrete actions only",
+            got=f"one for {heads[path].spec!r}" if path in heads else f"one for no action {path}",
+            remedy="Give a nest like the action's, with None for what cannot be masked.",
+        )
+    for path, name in mask.named().items():
+        value, shape = mask.leaves[path], [env.num_envs, *(heads[path].mask_shape or ())]
+        fits = value.shape.as_list() == shape and (value.dtype.is_bool or value.dtype.is_integer)
+        if not fits:
+            remedy = "Give True for every valid value of the action, and False for the others."
+            if static:
+                remedy = "Tell the shape by tf.ensure_shape, so that steps can be looped over."
+            raise UserError(
+                f"{where}: {name}",
+                expected=f"a tensor bool {shape}",
+                got=f"{value.dtype.name} {value.shape.as_list()}",
+                remedy=remedy,
+            )
+        if value.dtype.is_integer and not static and not np.isin(value.numpy(), (0, 1)).all():
+            raise UserError(
+                f"{where}: {name}",
+                expected="0 or 1 where the mask is of integers",
+                got=", ".join(map(str, np.setdiff1d(value.numpy(), (0, 1)).tolist())),
+            )
+
+
+def _spec_of(mask: _Mask, path: str) -> Any:
+    return struct.paths(mask.spec)[path]
+
+
+def _ended(state: EnvState) -> np.ndarray:
+    return state.termination.numpy() | state.truncation.numpy()
+
+
+def _rows(different: np.ndarray) -> list[int]:
+    return np.flatnonzero(different.reshape(len(different), -1).any(axis=1)).tolist()
+
+
 INFO = {"autoreset": tf.bool, "episode_length": tf.int32}
-MAX_STARTS = 32  # among two starts alone, a correct task fails once in 2^32
 
 
 def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True) -> None:
@@ -62,10 +268,10 @@ def check_env(env: Any, steps: int = 200, seed: int = 0, stochastic: bool = True
             "and a gymnasium.vector.VectorEnv can be checked too.",
         )
     key = seeding.key(seed)
-    _check_specs(env)
+    check_specs(env)
     first = env.reset(seeding.stream(key, "reset"))
     _check_state(env, first, "reset")
-    _check_fresh(first)
+    check_fresh(first)
     masks = MaskContract(env)
     masks.check(first, "reset")
     action = masks.sample(first, seeding.stream(key, "action"))
@@ -94,13 +300,14 @@ def _check_on_host(env: Any) -> Callable[..., None] | None:
 
         return check_gymnasium
     if isinstance(env, gymnasium.vector.VectorEnv):
-        from tfrl.envs.checker_vector import check_vector
+        from tfrl.envs.checker_gymnasium import check_vector
 
         return check_vector
     return None
 
 
-def _check_specs(env: Env) -> None:
+def check_specs(env: Env) -> None:
+    """Checks the number of environments and the specs of one."""
     check_num_envs(env.num_envs)
     for name, spec in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
         leaves = struct.paths(spec)
@@ -122,12 +329,7 @@ def _check_specs(env: Env) -> None:
 def _check_state(env: Env, state: Any, where: str) -> None:
     """Checks structure, shapes and dtypes of a state."""
     if not isinstance(state, EnvState):
-        raise UserError(
-            f"what {where} returns",
-            expected="an EnvState",
-            got=type(state).__name__,
-            remedy="Return tfrl.types.EnvState(env_state=..., obs=..., ...).",
-        )
+        raise UserError(f"what {where} returns", expected="an EnvState", got=type(state).__name__)
     size = env.num_envs
     _check_nest(f"{where}: obs", state.obs, env.obs_spec, size)
     for path, reward in struct.paths({"reward": state.reward}).items():
@@ -159,7 +361,6 @@ def _check_nest(thing: str, values: Nest, spec: Nest, size: int) -> None:
             thing,
             expected=f"the leaves of the spec: {', '.join(expected)}",
             got=", ".join(got) or "none",
-            remedy="Make spec and values the same nest.",
         )
     for path, leaf in expected.items():
         name = thing if path == "." else f"{thing}/{path}"
@@ -194,15 +395,16 @@ def _check_rows(env: Env, state: EnvState, where: str) -> None:
             )
 
 
-def _check_fresh(state: EnvState) -> None:
+def check_fresh(state: EnvState) -> None:
+    """Checks that the state of a reset has no reward and no end."""
     flags = {"termination": state.termination, "truncation": state.truncation}
     for path, leaf in struct.paths({"reward": state.reward, **flags}).items():
-        if np.any(leaf.numpy()):
+        if np.any(leaf):
             raise UserError(
                 f"reset: {path}",
                 expected="0 or False in every environment, since no step was taken",
-                got=str(leaf.numpy().tolist()),
-                remedy="Use tfrl.envs.core.initial_state to make the state of a reset.",
+                got=str(np.asarray(leaf).tolist()),
+                remedy="A device environment makes it by tfrl.envs.core.initial_state.",
             )
 
 
@@ -227,70 +429,30 @@ def _describe(value: Any) -> str:
     return f"{value.dtype.name} {value.shape.as_list()}"
 
 
-def _difference(a: Nest, b: Nest) -> str | None:
-    """The path of the first leaf that differs, or None."""
-    others = struct.paths(b)
-    for path, x in struct.paths(a).items():
-        x, y = np.asarray(x), np.asarray(others[path])
-        nan = np.issubdtype(x.dtype, np.floating)
-        if not np.array_equal(x, y, equal_nan=nan):
-            return path
-    return None
-
-
 def _check_keys(
     env: Env, first: EnvState, second: EnvState, action: Nest, key: tf.Tensor, stochastic: bool
 ) -> None:
     again = env.reset(seeding.stream(key, "reset"))
     repeated = env.step(first, action)
     for name, a, b in (("reset", first, again), ("step", second, repeated)):
-        path = _difference(a, b)
-        if path is not None:
+        found = difference(a, b, exact=True)
+        if found is not None:
             raise UserError(
-                f"{name}: {path}",
+                f"{name}: {found[0]}",
                 expected="the same result from the same key, state and action",
                 got="another one at the second call",
                 remedy="Draw random numbers only from keys (tfrl.seeding), never from "
                 "tf.random.uniform or numpy.random.",
             )
     if stochastic:
-        _check_starts(env, first, seeding.stream(key, "other"))
-
-
-def _check_starts(env: Env, first: EnvState, key: tf.Tensor) -> None:
-    """Checks that starts differ between keys and rows.
-
-    With few different starts some are equal by chance, so that only many equal ones are a fault.
-    """
-    task = _of_task(env, first)
-    keys_differ, rows_differ = False, env.num_envs == 1 or _rows_differ(task, env.num_envs)
-    for i in range(MAX_STARTS):
-        if keys_differ and rows_differ:
-            return
-        other = _of_task(env, env.reset(seeding.fold_in(key, i)))
-        keys_differ = keys_differ or _difference(task, other) is not None
-        rows_differ = rows_differ or _rows_differ(other, env.num_envs)
-    if not keys_differ:
-        raise UserError(
+        other = seeding.stream(key, "other")
+        check_starts(
             "reset",
-            expected="another start from another key",
-            got="the same state",
-            remedy="Draw the start from the key; for a task with one start only, call "
-            "check_env(env, stochastic=False).",
+            env.num_envs,
+            _of_task(env, first),
+            lambda i: _of_task(env, env.reset(seeding.fold_in(other, i - 1))),
+            "Draw each row's start from the key, with shape [num_envs, ...]",
         )
-    if not rows_differ:
-        raise UserError(
-            "reset",
-            expected="different starts in the environments of a batch",
-            got=f"the same row {env.num_envs} times",
-            remedy="Draw with shape [num_envs, ...] from the key.",
-        )
-
-
-def _rows_differ(nest: Nest, size: int) -> bool:
-    """Whether a leaf with a row an environment has two different rows."""
-    leaves = [np.asarray(x) for x in tf.nest.flatten(nest)]
-    return any(np.any(x[:1] != x) for x in leaves if x.ndim and len(x) == size)
 
 
 def _of_task(env: Env, state: EnvState) -> tuple[Nest, Nest]:
@@ -304,7 +466,7 @@ def _of_task(env: Env, state: EnvState) -> tuple[Nest, Nest]:
 def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, action: Nest) -> None:
     remedy = "Keep in env_state all that a step needs; wrappers change the other fields."
     try:
-        path = _difference(second, env.step(carrying(first.env_state), action))
+        found = difference(second, env.step(carrying(first.env_state), action), exact=True)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise UserError(
             "step",
@@ -312,9 +474,9 @@ def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, act
             got=f"{type(error).__name__} without the other fields ({error})",
             remedy=remedy,
         ) from error
-    if path is not None:
+    if found is not None:
         raise UserError(
-            f"step: {path}",
+            f"step: {found[0]}",
             expected="to depend on state.env_state only",
             got="another value without the other fields of the state",
             remedy=remedy,
@@ -364,37 +526,7 @@ def _check_values(env: Env, state: EnvState, where: str) -> None:
         for path, spec in struct.paths(env.obs_spec).items():
             leaf = struct.paths(obs)[path]
             thing = f"{where}: {name}" + ("" if path == "." else f"/{path}")
-            _check_finite(thing, leaf.numpy())
-            _check_bounds(thing, leaf.numpy(), spec)
+            check_finite(thing, leaf.numpy())
+            check_bounds(thing, leaf.numpy(), spec)
     for path, reward in struct.paths({"reward": state.reward}).items():
-        _check_finite(f"{where}: {path}", reward.numpy())
-
-
-def _check_finite(thing: str, value: np.ndarray) -> None:
-    bad = ~np.isfinite(value) if np.issubdtype(value.dtype, np.floating) else np.zeros(1, bool)
-    if bad.any():
-        raise UserError(
-            thing,
-            expected="finite values",
-            got=_listed(value, bad),
-            remedy="Look for a division by 0, a logarithm of 0 or an overflow.",
-        )
-
-
-def _check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
-    if spec.dtype.is_bool or not spec.dtype.is_floating and not spec.dtype.is_integer:
-        return
-    low, high = specs.bounds(spec)
-    bad = (value < low) | (value > high)
-    if bad.any():
-        raise UserError(
-            thing,
-            expected=f"values in [{low.min()}, {high.max()}], the bounds of obs_spec",
-            got=_listed(value, bad),
-            remedy="Correct the value, or widen the bounds of the spec.",
-        )
-
-
-def _listed(value: np.ndarray, bad: np.ndarray) -> str:
-    """All bad indices with their values."""
-    return ", ".join(f"{value[tuple(i)]} at {i.tolist()}" for i in np.argwhere(bad))
+        check_finite(f"{where}: {path}", reward.numpy())

@@ -1,21 +1,257 @@
 """`check_env` for one `gymnasium.Env`: episodes, seeds, and what is after an end."""
 
+import inspect
 import itertools
 import logging
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 import tensorflow as tf
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from tfrl.envs.checker_actions import note_unbounded, sample_actions
-from tfrl.envs.checker_gymnasium_api import Single
-from tfrl.envs.checker_values import Answer, difference, note
+from tfrl import specs, struct
+from tfrl.envs.action_masks import MASK
+from tfrl.envs.adapters import host_spaces
+from tfrl.envs.adapters.gymnasium_env import stacked_mask
+from tfrl.envs.adapters.gymnasium_vector import declared_mode
+from tfrl.envs.checker_values import (
+    MAX_STARTS,
+    Answer,
+    LastObs,
+    check_finite,
+    check_mask,
+    check_same,
+    check_starts,
+    check_values,
+    copied,
+    described,
+    difference,
+    note,
+    note_unbounded,
+    sample_actions,
+)
+from tfrl.envs.gymnasium_values import RESET, STEP, check_end, check_layout, number
+from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-MAX_STARTS = 32  # among two starts alone, a correct task fails once in 2^32
+_SIGNATURE = "reset(self, *, seed=None, options=None)"
+
+
+def name_of(env: Any) -> str:
+    """The id of an environment of Gymnasium, or its class."""
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(env.unwrapped).__name__
+
+
+def space_of(name: str, kind: str, env: Any, attribute: str) -> Nest:
+    """Returns the nest of specs of a space that an environment has to declare.
+
+    Args:
+      name: The environment's, for messages.
+      kind: `observation` or `action`.
+      env: It.
+      attribute: Of the environment.
+    """
+    space = getattr(env, attribute, None)
+    if not isinstance(space, gymnasium.Space):
+        cls = type(space)
+        raise UserError(
+            f"{attribute} of {name}",
+            expected="a space of gymnasium.spaces",
+            got="none" if space is None else f"a {cls.__module__}.{cls.__qualname__}",
+            remedy=f"Set self.{attribute} in __init__, to a Box or Discrete for example.",
+        )
+    return host_spaces.space_spec(name, kind, space)
+
+
+class Single:
+    """Calls one environment, and checks whatever it answers.
+
+    Attributes:
+      env: The environment.
+      name: Its id or class.
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        """Checks what can be known before a reset.
+
+        Raises:
+          UserError: For spaces, signatures or metadata that are wrong.
+        """
+        self.env, self.name = env, name_of(env)
+        self.obs_spec = space_of(self.name, "observation", env, "observation_space")
+        self.action_spec = space_of(self.name, "action", env, "action_space")
+        check_metadata(env, self.name)
+        for layer in _layers(env):
+            _check_signature(layer)
+        self._masked = False
+        self._given: Nest = None  # the last observation itself
+        self._copy: Nest = None  # what was in it
+        self._from = ""
+
+    def reset(self, **kwargs: Any) -> Answer:
+        """Starts an episode; `kwargs` are those of the environment's reset."""
+        seeded = kwargs.get("seed") is not None
+        where = f"reset of {self.name}" + ("" if seeded else " without a seed")
+        given = self._called(where, self.env.reset, **kwargs)
+        check_layout(where, given, RESET)
+        obs, info = given
+        answer = Answer(self._seen(where, obs))
+        self._masked = self._masked or MASK in info
+        answer.mask = self._mask(where, info, ended=False)
+        return answer
+
+    def step(self, action: Nest, where: str) -> Answer:
+        """Takes a step; `where` says which, for messages."""
+        where = f"{where} of {self.name}"
+        given = self._called(where, self.env.step, action)
+        check_layout(where, given, STEP)
+        obs, reward, termination, truncation, info = given
+        seen = self._seen(where, obs)
+        paid = number(f"{where}: reward", reward)
+        check_finite(f"{where}: reward", np.asarray(paid))
+        check_end(where, termination, truncation)
+        answer = Answer(seen, paid, bool(termination), bool(truncation))
+        answer.mask = self._mask(where, info, answer.ended)
+        return answer
+
+    def _called(self, where: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            given = fn(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a user's code raises
+            raise UserError(
+                where, expected="no exception", got=f"{type(error).__name__}: {error}"
+            ) from error
+        self._check_kept(where)
+        return given
+
+    def _seen(self, where: str, obs: Any) -> Nest:
+        """Checks an observation, and keeps it to see whether it changes."""
+        check_values(f"{where}: obs", obs, self.obs_spec)
+        self._given, self._copy, self._from = obs, copied(obs), where
+        return self._copy
+
+    def _check_kept(self, where: str) -> None:
+        if self._copy is None:
+            return
+        found = difference(self._copy, self._given, exact=True)
+        if found is not None:
+            path, values = found
+            raise UserError(
+                f"{self._from}: obs" + ("" if path == "." else f"/{path}"),
+                expected="an array that stays as it was returned",
+                got=f"{values} after {where}",
+                remedy="Return a copy, as self._obs.copy(): whoever stores observations would "
+                "store the last one again and again.",
+            )
+
+    def _mask(self, where: str, info: Mapping[str, Any], ended: bool) -> Nest:
+        """The mask of the next action in the library's form, without its batch axis."""
+        if not self._masked or MASK not in info and ended:
+            return None
+        thing = f"{where}: info/{MASK}"
+        if MASK not in info:
+            raise UserError(
+                thing,
+                expected="a mask after every reset and step that goes on, as there was before",
+                got=f"the items {sorted(info)}",
+            )
+        host_spaces.mask_spec(self.name, self.action_spec)
+        try:
+            mask = stacked_mask(self.name, self.env.action_space, info[MASK])
+        except (KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                thing, expected=f"the form of {self.env.action_space}", got=described(info[MASK])
+            ) from error
+        mask = host_spaces.positional(self.action_spec, mask)
+        if not ended:
+            check_mask(thing, self.action_spec, mask)
+        return mask
+
+    def check_picture(self) -> None:
+        """Checks what `render` gives for videos, where the environment was made to be drawn."""
+        if self.env.render_mode != "rgb_array":
+            return
+        where = f"render of {self.name}"
+        picture = self._called(where, self.env.render)
+        good = isinstance(picture, np.ndarray) and picture.dtype == np.uint8
+        if not good or picture.ndim != 3 or picture.shape[2] != 3:
+            raise UserError(
+                where,
+                expected="a picture uint8 [H, W, 3] for render_mode='rgb_array'",
+                got=described(picture),
+            )
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """An environment, and what is below its wrappers."""
+    yield env
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        yield env
+
+
+def _check_signature(env: Any) -> None:
+    parameters = inspect.signature(env.reset).parameters
+    kinds = {p.kind for p in parameters.values()}
+    missing = [n for n in ("seed", "options") if n not in parameters]
+    if missing and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise UserError(
+            f"reset of {type(env).__name__}",
+            expected="the keyword arguments seed and options",
+            got=f"no {' and no '.join(missing)}",
+            remedy=f"Define {_SIGNATURE}, and call super().reset(seed=seed) first.",
+        )
+
+
+def check_metadata(env: Any, name: str) -> None:
+    """Checks `metadata`: how an environment can be drawn, and how many pictures a second has.
+
+    Raises:
+      UserError: If it is no dict, or says what cannot be.
+    """
+    metadata = env.metadata
+    if not isinstance(metadata, Mapping):
+        raise UserError(
+            f"metadata of {name}",
+            expected="a dict",
+            got=described(metadata),
+            remedy="Set metadata = {'render_modes': ['rgb_array'], 'render_fps': 30}.",
+        )
+    modes = metadata.get("render_modes", ())
+    if env.render_mode is not None and env.render_mode not in modes:
+        raise UserError(
+            f"render_mode of {name}",
+            expected=f"None or one of metadata['render_modes'], {list(modes)}",
+            got=repr(env.render_mode),
+            remedy="Add the mode to metadata['render_modes'], or make it without.",
+        )
+    fps = metadata.get("render_fps")
+    number = isinstance(fps, int | float | np.number) and not isinstance(fps, bool)
+    if fps is not None and not (number and 0 < fps < np.inf):
+        raise UserError(
+            f"metadata['render_fps'] of {name}",
+            expected="a number of pictures a second above 0",
+            got=repr(fps),
+            remedy="Give that at which the task runs in real time.",
+        )
+    if modes and fps is None:
+        note(
+            f"metadata['render_fps'] of {name}",
+            expected="pictures a second, since it can be drawn",
+            got="none",
+            remedy="Videos will have 30; give the number at which the task runs in real time.",
+        )
+
+
 OTHER_STEPS = 30  # that an episode of another seed may take to be another one
 
 # Each step: the action, what came of it, and the start that follows where it has ended an episode.
@@ -67,9 +303,9 @@ def _first(batch: np.ndarray) -> Any:
 def _check_again(single: Single, start: Answer, played: Played, seed: int) -> None:
     """Plays the same once more."""
     name = single.name
-    _same(f"reset of {name}", start, single.reset(seed=seed))
+    check_same(f"reset of {name}", start.parts(), single.reset(seed=seed).parts())
     for t, (action, answer, new) in enumerate(played, start=1):
-        _same(f"step {t} of {name}", answer, single.step(action, f"step {t}"))
+        check_same(f"step {t} of {name}", answer.parts(), single.step(action, f"step {t}").parts())
         if new is not None:
             found = difference(new.parts(), single.reset().parts())
             if found is not None:
@@ -80,18 +316,6 @@ def _check_again(single: Single, start: Answer, played: Played, seed: int) -> No
                     remedy="Call super().reset(seed=seed) and draw from self.np_random, which a "
                     "reset without a seed leaves as it is.",
                 )
-
-
-def _same(where: str, a: Answer, b: Answer) -> None:
-    found = difference(a.parts(), b.parts())
-    if found is not None:
-        raise UserError(
-            f"{where}: {found[0]}",
-            expected="the same from the same seed and actions",
-            got=found[1],
-            remedy="Call super().reset(seed=seed) and draw random numbers from self.np_random "
-            "only, never from numpy.random or random; keep nothing of earlier episodes.",
-        )
 
 
 def _check_others(single: Single, start: Answer, played: Played, seed: int) -> None:
@@ -178,3 +402,237 @@ def _one_more(env: gymnasium.Env, action: Nest) -> Any:
         except Exception as error:  # any is right
             logging.getLogger(__name__).debug("A step after the end: %r", error)
             return None
+
+
+def check_vector(env: VectorEnv, steps: int, seed: int, stochastic: bool) -> None:
+    """Checks a vector environment; arguments as of `check_env`. It is left open."""
+    batch = Batch(env)
+    note_unbounded(f"single_action_space of {batch.name}", batch.action_spec)
+    start = batch.reset(seed)
+    played = _play_batch(batch, start, steps, np.random.default_rng(seed))
+    batch.last_obs.check(f"infos['final_obs'] of {batch.name}")
+    again = batch.reset(seed)
+    check_same(f"reset of {batch.name}", start.parts(), again.parts())
+    for t, (action, answer) in enumerate(played, start=1):
+        check_same(f"step {t} of {batch.name}", answer.parts(), batch.step(action, t).parts())
+    if stochastic:
+        size = batch.num_envs
+        check_starts(
+            f"reset of {batch.name}",
+            size,
+            start.obs,
+            lambda i: batch.reset(seed + size * i).obs,
+            "Use the seed",
+        )
+
+
+def _play_batch(
+    batch: "Batch", start: Answer, steps: int, rng: np.random.Generator
+) -> list[tuple[Nest, Answer]]:
+    played = []
+    now = start
+    for t in range(1, steps + 1):
+        action = sample_actions(batch.action_spec, rng, batch.num_envs, now.mask)
+        now = batch.step(action, t)
+        played.append((action, now))
+    return played
+
+
+class Batch:
+    """Calls a vector environment, and checks whatever it answers.
+
+    Attributes:
+      env: The vector environment.
+      name: Its id or class.
+      num_envs: How many (B).
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+      mode: Its autoreset mode, as it says itself.
+    """
+
+    def __init__(self, env: VectorEnv):
+        """Checks what can be known before a reset."""
+        self.env, self.name = env, name_of(env)
+        self.num_envs = check_num_envs(getattr(env, "num_envs", None))
+        self.obs_spec = self._spaces("observation")
+        self.action_spec = self._spaces("action")
+        check_metadata(env, self.name)
+        mode = declared_mode(env)
+        if mode is None:
+            raise UserError(
+                f"metadata['autoreset_mode'] of {self.name}",
+                expected=", ".join(f"AutoresetMode.{m.name}" for m in AutoresetMode),
+                got=repr(env.metadata.get("autoreset_mode")),
+                remedy="Say what happens at an end: self.metadata = {'autoreset_mode': "
+                "gymnasium.vector.AutoresetMode.NEXT_STEP}.",
+            )
+        self.mode = mode
+        self._ended = np.zeros(self.num_envs, bool)
+        self.last_obs = LastObs()
+
+    def _spaces(self, kind: str) -> Nest:
+        """Compares the spaces of one and of all environments."""
+        one = space_of(self.name, kind, self.env, f"single_{kind}_space")
+        every = space_of(self.name, kind, self.env, f"{kind}_space")
+        wanted = {p: (s.dtype.name, [self.num_envs, *s.shape]) for p, s in _leaves(one)}
+        found = {p: (s.dtype.name, list(s.shape)) for p, s in _leaves(every)}
+        wrong = [p for p in {**wanted, **found} if wanted.get(p) != found.get(p)]
+        if wrong:
+            leaf = "" if wrong[0] == "." else f" {wrong[0]}"
+            raise UserError(
+                f"{kind}_space{leaf} of {self.name}",
+                expected=_form(wanted.get(wrong[0])),
+                got=_form(found.get(wrong[0])),
+                remedy="Make it by gymnasium.vector.utils.batch_space(single space, num_envs).",
+            )
+        return one
+
+    def reset(self, seed: int) -> Answer:
+        """Starts an episode in every environment."""
+        where = f"reset of {self.name}"
+        obs, infos = self._pair(where, self.env.reset(seed=seed))
+        self._ended = np.zeros(self.num_envs, bool)
+        check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
+        return Answer(copied(obs), mask=self._mask(where, infos, self._ended))
+
+    def _pair(self, where: str, given: Any) -> tuple[Any, Mapping[str, Any]]:
+        check_layout(where, given, RESET)
+        return given
+
+    def step(self, action: Nest, t: int) -> Answer:
+        """Takes step `t`, and resets the rows that it ends where nobody else does."""
+        where = f"step {t} of {self.name}"
+        given = self.env.step(action)
+        check_layout(where, given, STEP)
+        obs, reward, termination, truncation, infos = given
+        check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
+        self._check_rows(f"{where}: rewards", reward, "biuf", "numbers")
+        check_finite(f"{where}: rewards", reward)
+        self._check_rows(f"{where}: terminations", termination, "b", "bools")
+        self._check_rows(f"{where}: truncations", truncation, "b", "bools")
+        answer = Answer(copied(obs), reward.copy(), termination.copy(), truncation.copy())
+        before, self._ended = self._ended, answer.ended
+        _MODES[self.mode](self, where, answer, infos, before)
+        idle = answer.ended & (self.mode is not AutoresetMode.SAME_STEP)
+        answer.mask = self._mask(where, infos, idle)
+        if self.mode is AutoresetMode.DISABLED and answer.ended.any():
+            self._reset_rows(where, answer)
+        return answer
+
+    def _check_rows(self, thing: str, value: Any, kinds: str, what: str) -> None:
+        array = isinstance(value, np.ndarray)
+        if not array or value.shape != (self.num_envs,) or value.dtype.kind not in kinds:
+            raise UserError(
+                thing, expected=f"a NumPy array of {what} [{self.num_envs}]", got=described(value)
+            )
+
+    def _next_step(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
+        """The row after an end is a reset."""
+        bad = before & ((answer.reward != 0) | answer.ended)
+        if bad.any():
+            raise UserError(
+                f"{where} under NEXT_STEP",
+                expected="reward 0 and both flags False in the rows that the step before has ended",
+                got=f"reward {answer.reward[bad].tolist()}, termination "
+                f"{answer.termination[bad].tolist()}, truncation "
+                f"{answer.truncation[bad].tolist()} in rows {np.flatnonzero(bad).tolist()}",
+                remedy="Ignore their action and reset them in this step, or declare the mode that "
+                "it has in metadata['autoreset_mode'].",
+            )
+
+    def _same_step(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
+        """The last observations are in `infos`."""
+        rows = np.flatnonzero(answer.ended)
+        if not rows.size:
+            return
+        found = infos.get("final_obs")
+        there = np.asarray(infos.get("_final_obs", np.full(self.num_envs, found is not None)))
+        missing = rows if found is None else rows[~there[rows]]
+        if missing.size:
+            raise UserError(
+                f"{where} under SAME_STEP: infos['final_obs']",
+                expected="the last observation of every row that has ended",
+                got=f"none in rows {missing.tolist()}",
+                remedy="Put it there before the row is reset, or declare the mode that it has in "
+                "metadata['autoreset_mode'].",
+            )
+        objects = isinstance(found, np.ndarray) and found.dtype == object
+        for i in rows:
+            last = found[i] if objects else tf.nest.map_structure(lambda x, i=i: x[i], found)
+            check_values(f"{where}: infos['final_obs'] of row {i}", last, self.obs_spec)
+            first = tf.nest.map_structure(lambda x, i=i: x[i], answer.obs)
+            self.last_obs.add(tf.nest.map_structure(_like, last, first), first)
+
+    def _disabled(self, where: str, answer: Answer, infos: Any, before: np.ndarray) -> None:
+        """Rows that have ended wait for their reset."""
+        if answer.ended.any() and "final_obs" in infos:
+            raise UserError(
+                f"{where} under DISABLED: infos",
+                expected="no 'final_obs', since obs is the last observation",
+                got=f"one, with rows {np.flatnonzero(answer.ended).tolist()} ended",
+                remedy="If it resets rows in the step that ends them, declare SAME_STEP in "
+                "metadata['autoreset_mode'].",
+            )
+
+    def _reset_rows(self, where: str, answer: Answer) -> None:
+        """Resets the rows that have ended; the others must stay as they are."""
+        where = f"reset of {self.name} by reset_mask after {where}"
+        options = {"reset_mask": answer.ended.copy()}
+        obs, infos = self._pair(where, self.env.reset(options=options))
+        check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
+        others = ~answer.ended
+        kept, now = (tf.nest.map_structure(lambda x: x[others], o) for o in (answer.obs, obs))
+        found = difference(kept, now, exact=True)
+        if found is not None:
+            raise UserError(
+                f"{where}: obs" + ("" if found[0] == "." else f"/{found[0]}"),
+                expected=f"as it was in the other rows, {np.flatnonzero(others).tolist()}",
+                got=found[1],
+                remedy="Reset only the rows in which options['reset_mask'] is True.",
+            )
+        answer.obs = copied(obs)
+        mask = self._mask(where, infos, others)
+        if mask is not None:
+            kept = mask if answer.mask is None else answer.mask
+            answer.mask = np.where(answer.ended[:, None], mask, kept)
+
+    def _mask(self, where: str, infos: Mapping[str, Any], idle: np.ndarray) -> Nest:
+        """The masks of Discrete actions, full in rows `idle`.
+
+        Those of other actions have no form that batches share.
+        """
+        spec = self.action_spec
+        if MASK not in infos or not isinstance(spec, specs.DiscreteSpec):
+            return None
+        mask, shape = infos[MASK], (self.num_envs, spec.num_values)
+        array = isinstance(mask, np.ndarray) and mask.dtype.kind in "biu"
+        if not array or mask.shape != shape:
+            raise UserError(
+                f"{where}: infos['{MASK}']",
+                expected=f"a NumPy array of bools or integers {list(shape)}",
+                got=described(mask),
+            )
+        there = np.asarray(infos.get(f"_{MASK}", np.ones(self.num_envs, bool)))
+        goes_on = there & ~idle
+        check_mask(f"{where}: infos['{MASK}']", self.action_spec, mask != 0, goes_on)
+        return (mask != 0) | ~goes_on[:, None]
+
+
+def _like(value: Any, other: np.ndarray) -> np.ndarray:
+    """A value in the dtype of another."""
+    return np.asarray(value, other.dtype)
+
+
+def _leaves(spec: Nest) -> Any:
+    return struct.paths(spec).items()
+
+
+def _form(leaf: tuple[str, list[int]] | None) -> str:
+    return "no such space" if leaf is None else f"{leaf[0]} {leaf[1]}"
+
+
+_MODES: dict[AutoresetMode, Callable[[Batch, str, Answer, Any, np.ndarray], None]] = {
+    AutoresetMode.NEXT_STEP: Batch._next_step,
+    AutoresetMode.SAME_STEP: Batch._same_step,
+    AutoresetMode.DISABLED: Batch._disabled,
+}

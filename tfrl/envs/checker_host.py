@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs, struct
 from tfrl.envs import host
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.envs.backend import Backend, Step
-from tfrl.envs.checker import check_env
-from tfrl.envs.checker_actions import check_mask, note_unbounded, sample_actions
-from tfrl.envs.checker_values import LastObs, check_values, described, difference
+from tfrl.envs.checker import check_env, check_fresh, check_specs
+from tfrl.envs.checker_values import (
+    LastObs,
+    check_mask,
+    check_same,
+    check_starts,
+    check_values,
+    described,
+    first_difference,
+    note_unbounded,
+    sample_actions,
+)
 from tfrl.envs.contract import Contract
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host_env import HostEnv
-from tfrl.envs.registry import check_num_envs
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
-MAX_STARTS = 32
 INFO = {
     "autoreset": tf.TensorSpec([], tf.bool),
     "episode_return": tf.TensorSpec([], tf.float32),
@@ -76,84 +82,31 @@ def check_host(
         for half in env.halves:
             check_host(half, steps, seed, stochastic, seconds)
         return
-    size = check_num_envs(env.num_envs)
-    for name, spec in (("obs_spec", env.obs_spec), ("action_spec", env.action_spec)):
-        for path, leaf in struct.paths(spec).items():
-            if not specs.is_spec(leaf) or not leaf.shape.is_fully_defined():
-                raise UserError(
-                    f"{name} {path}",
-                    expected="a TensorSpec with a static shape (of one environment)",
-                    got=repr(leaf),
-                    remedy=BACKEND,
-                )
+    check_specs(env)
     if not env.backend.clips_actions:
         note_unbounded(f"action_spec of {env.backend.name}", env.action_spec)
     with _watched(env) as backend:
         player = _Player(env, backend)
         start = player.reset(seed)
         played = player.play(start, steps, np.random.default_rng(seed), seconds)
-    _same("reset", start, env.reset(seed))
+    check_same("reset", _seen(start), _seen(env.reset(seed)))
     state = env.reset(seed)
     for t, (action, wanted) in enumerate(played, start=1):
         state = env.step(state, action)
-        _same(f"step {t}", wanted, state)
+        check_same(f"step {t}", _seen(wanted), _seen(state))
     if stochastic:
-        _check_starts(env, start, seed, size)
-
-
-def _same(where: str, a: EnvState, b: EnvState) -> None:
-    found = _difference(_seen(a), _seen(b))
-    if found is not None:
-        raise UserError(
-            f"{where}: {found[0]}",
-            expected="the same from the same seed and actions",
-            got=found[1],
-            remedy="Draw random numbers from generators that the seed of reset seeds, and from no "
-            "others; keep nothing of earlier episodes.",
+        check_starts(
+            "reset",
+            env.num_envs,
+            start.obs,
+            lambda i: env.reset(seed + i).obs,
+            "Use the seeds that reset is given",
         )
 
 
 def _seen(state: EnvState) -> dict[str, Any]:
     """All but the token, which counts the steps of the process."""
     return {name: getattr(state, name) for name in SEEN}
-
-
-def _difference(
-    a: dict[str, Any], b: dict[str, Any], exact: bool = False
-) -> tuple[str, str] | None:
-    """As `difference`, in the order of `SEEN`: what the rest follows from goes first."""
-    found = (difference({name: a[name]}, {name: b[name]}, exact) for name in SEEN)
-    return next((f for f in found if f is not None), None)
-
-
-def _check_starts(env: HostEnv, start: EnvState, seed: int, size: int) -> None:
-    """Checks that starts differ between seeds and between rows."""
-    seeds_differ, rows_differ = False, size == 1 or _rows_differ(start.obs)
-    for i in range(1, MAX_STARTS + 1):
-        if seeds_differ and rows_differ:
-            return
-        other = env.reset(seed + i).obs
-        seeds_differ = seeds_differ or difference(start.obs, other, exact=True) is not None
-        rows_differ = rows_differ or _rows_differ(other)
-    if not seeds_differ:
-        raise UserError(
-            "reset",
-            expected="other starts from another seed",
-            got=f"the same from {MAX_STARTS + 1} seeds",
-            remedy="Use the seeds that reset is given; for a task with one start only, call "
-            "check_env(env, stochastic=False).",
-        )
-    if not rows_differ:
-        raise UserError(
-            "reset",
-            expected="different starts in the environments of a batch",
-            got=f"the same row {size} times, from {MAX_STARTS + 1} seeds",
-            remedy="Give each environment its own seed: reset is given distinct ones.",
-        )
-
-
-def _rows_differ(obs: Nest) -> bool:
-    return any(np.any(x != x[:1]) for x in tf.nest.flatten(obs))
 
 
 class _Watched:
@@ -198,15 +151,7 @@ class _Player:
         """Starts episodes, and checks how."""
         state = self.env.reset(seed)
         self._check(state, "reset")
-        fresh = {n: getattr(state, n) for n in ("reward", "termination", "truncation")}
-        for name, value in fresh.items():
-            if value.any():
-                raise UserError(
-                    f"reset: {name}",
-                    expected="0 or False in every environment, since no step was taken",
-                    got=str(value.tolist()),
-                    remedy=BACKEND,
-                )
+        check_fresh(state)
         return state
 
     def play(self, state: EnvState, steps: int, rng: np.random.Generator, seconds: float) -> Played:
@@ -261,20 +206,20 @@ class _Player:
                     f"{where}: info",
                     expected=f"the items {', '.join(sorted(info))}",
                     got=f"no {name}",
-                    remedy=BACKEND,
                 )
             check_values(f"{where}: info/{name}", state.info[name], spec, batch, exact=True)
         self._check_kept(state, where)
 
     def _check_kept(self, state: EnvState, where: str) -> None:
         """Checks that the arrays of the last state are as they were given out."""
-        found = None if self._copy is None else _difference(self._copy, self._given, exact=True)
+        found = (
+            None if self._copy is None else first_difference(self._copy, self._given, exact=True)
+        )
         if found is not None:
             raise UserError(
                 f"{self._from}: {found[0]}",
                 expected="arrays that no later call changes",
                 got=f"{found[1]} after {where}",
-                remedy="Let the backend return copies.",
             )
         self._given = _seen(state)
         self._copy = tf.nest.map_structure(np.array, self._given)
@@ -293,7 +238,6 @@ class _Player:
                     f"{where}: {name}",
                     expected=f"an array [{size}]",
                     got=described(getattr(last, name)),
-                    remedy=BACKEND,
                 )
         ended = np.asarray(last.termination, bool) | np.asarray(last.truncation, bool)
         if backend.autoreset is Autoreset.SAME_STEP:
@@ -302,7 +246,6 @@ class _Player:
                     f"{where}: final_obs",
                     expected="the last observations, in the step that ends an episode",
                     got=f"None, with rows {np.flatnonzero(ended).tolist()} ended",
-                    remedy=BACKEND,
                 )
             return
         bad = self._below & ((np.asarray(last.reward) != 0) | ended)
@@ -313,7 +256,6 @@ class _Player:
                 expected="reward 0 and both flags False in the rows that the step before has ended",
                 got=f"reward {np.asarray(last.reward)[bad].tolist()} and ends "
                 f"{ended[bad].tolist()} in rows {np.flatnonzero(bad).tolist()}",
-                remedy=BACKEND,
             )
 
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import checks, specs, struct
+from tfrl.envs.action_masks import real_choices
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
+MAX_STARTS = 32  # among two starts alone, a correct task fails once in 2^32
 MANY_STARTS = 3  # as many different coincidences are none
 MAX_LISTED = 100  # values that one message shows; a wrong picture has thousands
 
@@ -67,44 +69,20 @@ def check_values(
       UserError: For the first leaf that is wrong, with all of its wrong values.
     """
     if isinstance(spec, Mapping):
-        _check_keys(thing, values, spec)
+        checks.same_keys(thing, values, spec)
         for key, part in spec.items():
             check_values(f"{thing}/{key}", values[key], part, batch, exact)
     elif isinstance(spec, tuple):
         if not isinstance(values, tuple) or len(values) != len(spec):
             raise UserError(
-                thing,
-                expected=f"a tuple of {len(spec)}, as the space says",
-                got=described(values),
-                remedy="Give one value for each space of the Tuple.",
+                thing, expected=f"a tuple of {len(spec)}, as the space says", got=described(values)
             )
         for i, part in enumerate(spec):
             check_values(f"{thing}/{i}", values[i], part, batch, exact)
     else:
         _check_form(thing, values, spec, batch, exact)
         check_finite(thing, np.asarray(values))
-        _check_bounds(thing, np.asarray(values), spec)
-
-
-def _check_keys(thing: str, values: Any, spec: Mapping[Any, Any]) -> None:
-    names = ", ".join(map(str, spec))
-    if not isinstance(values, Mapping):
-        raise UserError(
-            thing,
-            expected=f"a dict with the keys {names}",
-            got=described(values),
-            remedy="Give a dict for a Dict space.",
-        )
-    missing = ", ".join(str(k) for k in spec if k not in values)
-    extra = ", ".join(str(k) for k in values if k not in spec)
-    if missing or extra:
-        found = [f"no {missing}"] * bool(missing) + [f"the unknown {extra}"] * bool(extra)
-        raise UserError(
-            thing,
-            expected=f"the keys {names}",
-            got=" and ".join(found),
-            remedy="Give the observation and its Dict space the same keys.",
-        )
+        check_bounds(thing, np.asarray(values), spec)
 
 
 def _check_form(
@@ -116,27 +94,14 @@ def _check_form(
         number = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not number and not (_is_array(value) and value.shape == () and value.dtype.kind in "iu"):
             raise UserError(
-                thing,
-                expected="an integer, for a Discrete space",
-                got=described(value),
-                remedy="Return int(value).",
+                thing, expected="an integer, for a Discrete space", got=described(value)
             )
         return
     wanted = f"a NumPy array {dtype.name} {shape}"
     if not _is_array(value):
-        raise UserError(
-            thing,
-            expected=wanted,
-            got=described(value),
-            remedy=f"Return np.asarray(value, np.{dtype.name}).",
-        )
+        raise UserError(thing, expected=wanted, got=described(value))
     if list(value.shape) != shape:
-        raise UserError(
-            thing,
-            expected=wanted,
-            got=described(value),
-            remedy="Reshape it, or give the space its shape.",
-        )
+        raise UserError(thing, expected=wanted, got=described(value))
     if value.dtype != dtype and (exact or not np.can_cast(value.dtype, dtype)):
         raise UserError(
             thing,
@@ -154,15 +119,11 @@ def check_finite(thing: str, value: np.ndarray) -> None:
     """Raises a UserError that lists all values which are NaN or infinite."""
     if value.dtype.kind != "f" or np.isfinite(value).all():
         return
-    raise UserError(
-        thing,
-        expected="finite values",
-        got=listed(value, ~np.isfinite(value)),
-        remedy="Look for a division by 0, a logarithm of 0 or an overflow.",
-    )
+    raise UserError(thing, expected="finite values", got=listed(value, ~np.isfinite(value)))
 
 
-def _check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
+def check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
+    """Raises a UserError that lists all values out of the bounds of a spec."""
     if spec.dtype.is_bool or not spec.dtype.is_floating and not spec.dtype.is_integer:
         return
     low, high = (np.broadcast_to(b, value.shape) for b in specs.bounds(spec))
@@ -175,12 +136,7 @@ def _check_bounds(thing: str, value: np.ndarray, spec: tf.TensorSpec) -> None:
         bounds += f", [{low[0]}, {high[0]}]"
     else:
         bounds += f": at least {low.tolist()} and at most {high.tolist()} there"
-    raise UserError(
-        thing,
-        expected=f"values within {bounds}",
-        got=listed(value, bad),
-        remedy="Correct the value, or widen the bounds of the space.",
-    )
+    raise UserError(thing, expected=f"values within {bounds}", got=listed(value, bad))
 
 
 def listed(value: np.ndarray, bad: np.ndarray) -> str:
@@ -236,6 +192,69 @@ def difference(a: Nest, b: Nest, exact: bool = False) -> tuple[str, str] | None:
     return None
 
 
+def first_difference(
+    a: Mapping[str, Any], b: Mapping[str, Any], exact: bool = False
+) -> tuple[str, str] | None:
+    """As `difference` of two records, in the order of the first one's fields."""
+    found = (difference({name: a[name]}, {name: b[name]}, exact) for name in a)
+    return next((f for f in found if f is not None), None)
+
+
+def check_same(where: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    """Raises a UserError where two plays of one seed and the same actions differ."""
+    found = first_difference(a, b)
+    if found is not None:
+        raise UserError(
+            f"{where}: {found[0]}",
+            expected="the same from the same seed and actions",
+            got=found[1],
+            remedy="Draw random numbers only from generators that reset(seed=seed) seeds, such as "
+            "self.np_random after super().reset(seed=seed); keep nothing of earlier episodes.",
+        )
+
+
+def check_starts(
+    thing: str, size: int, start: Nest, draw: Callable[[int], Nest], seed_remedy: str
+) -> None:
+    """Checks that starts differ between seeds and between the environments of a batch.
+
+    Args:
+      thing: The reset, for messages.
+      size: Environments in the batch (B).
+      start: The first observations `[B, ...]`.
+      draw: Returns those of the i-th other seed, i from 1.
+      seed_remedy: How to use the seed.
+    """
+    seeds_differ, rows_differ = False, size == 1 or _rows_differ(start, size)
+    for i in range(1, MAX_STARTS + 1):
+        if seeds_differ and rows_differ:
+            return
+        other = draw(i)
+        seeds_differ = seeds_differ or difference(start, other, exact=True) is not None
+        rows_differ = rows_differ or _rows_differ(other, size)
+    if not seeds_differ:
+        raise UserError(
+            thing,
+            expected="other starts from another seed",
+            got=f"the same from {MAX_STARTS + 1} seeds",
+            remedy=f"{seed_remedy}; for a task with one start only, call check_env(env, "
+            "stochastic=False).",
+        )
+    if not rows_differ:
+        raise UserError(
+            thing,
+            expected="different starts in the environments of a batch",
+            got=f"the same row {size} times, from {MAX_STARTS + 1} seeds",
+            remedy="Give each environment its own seed, or draw rows from one generator.",
+        )
+
+
+def _rows_differ(nest: Nest, size: int) -> bool:
+    """Whether a leaf with a row an environment has two different rows."""
+    leaves = [np.asarray(x) for x in tf.nest.flatten(nest)]
+    return any(np.any(x[:1] != x) for x in leaves if x.ndim and len(x) == size)
+
+
 class LastObs:
     """Finds observations said to be the last of an episode that are the first of the next.
 
@@ -263,4 +282,90 @@ class LastObs:
                 expected="the last observation of the episode that has ended",
                 got=f"the first one of the next episode, {len(self._starts)} different ones",
                 remedy="Keep it, as a copy, before the row is reset.",
+            )
+
+
+def sample_actions(spec: Nest, rng: np.random.Generator, size: int, mask: Nest = None) -> Nest:
+    """Draws valid actions; bounded elements are uniform, unbounded ones are near their bound or 0.
+
+    Args:
+      spec: The nest of specs of one action.
+      rng: What to draw with.
+      size: How many (B).
+      mask: A nest of masks like the action's, bool `[B, ...]`, or None.
+
+    Returns:
+      A nest of arrays `[B, ...]`.
+    """
+    if isinstance(spec, Mapping):
+        part = {} if mask is None else mask
+        return {k: sample_actions(s, rng, size, part.get(k)) for k, s in spec.items()}
+    if isinstance(spec, tuple):
+        each = [None] * len(spec) if mask is None else mask
+        return tuple(sample_actions(s, rng, size, m) for s, m in zip(spec, each, strict=True))
+    shape, dtype = (size, *spec.shape.as_list()), spec.dtype.as_numpy_dtype
+    low, high = specs.bounds(spec)
+    if mask is not None:
+        drawn = rng.random(np.shape(mask))
+        if isinstance(spec, specs.BinarySpec):
+            return ((drawn < 0.5) & mask).reshape(shape).astype(dtype)
+        mask = real_choices(spec, mask)
+        return np.argmax(np.where(mask, drawn, -1.0), -1).reshape(shape).astype(dtype) + low
+    if spec.dtype.is_bool:
+        return rng.random(shape) < 0.5
+    if spec.dtype.is_integer:
+        return rng.integers(low, high, shape, dtype, endpoint=True)
+    # Bounds of 1e30 stand for none, and their difference would overflow.
+    has_low, has_high = low > -1e30, high < 1e30
+    near, far = (np.where(has_low, low, 0.0), np.where(has_high, high, 0.0))
+    step, normal = rng.exponential(size=shape), rng.normal(size=shape)
+    value = np.where(has_low, near + step, np.where(has_high, far - step, normal))
+    value = np.where(has_low & has_high, near + (far - near) * rng.random(shape), value)
+    return np.clip(value.astype(dtype), low, high)
+
+
+def check_mask(thing: str, spec: Nest, mask: Nest, rows: Any = True) -> None:
+    """Raises a UserError where a mask leaves no action to take.
+
+    Args:
+      thing: What the mask is, for messages.
+      spec: The nest of specs of one action.
+      mask: A nest of masks like the action's, bool `[B, ...]`.
+      rows: Bool `[B]`: those that go on.
+    """
+    if isinstance(spec, Mapping):
+        for key, part in spec.items():
+            check_mask(f"{thing}/{key}", part, mask[key], rows)
+    elif isinstance(spec, tuple):
+        for i, part in enumerate(spec):
+            check_mask(f"{thing}/{i}", part, mask[i], rows)
+    elif not isinstance(spec, specs.BinarySpec):
+        none = ~np.any(real_choices(spec, mask), -1)
+        none &= np.reshape(rows, np.shape(rows) + (1,) * (none.ndim - np.ndim(rows)))
+        if none.any():
+            raise UserError(
+                thing,
+                expected="at least one valid action",
+                got="none" + (f" at {np.argwhere(none).tolist()}" if none.ndim else ""),
+                remedy="Allow an action that does nothing, or end the episode.",
+            )
+
+
+def note_unbounded(thing: str, spec: Nest) -> None:
+    """Logs which elements of float actions have no bound on one side or on both."""
+    for path, leaf in struct.paths(spec).items():
+        if not leaf.dtype.is_floating:
+            continue
+        low, high = specs.bounds(leaf)
+        bad = ~(np.isfinite(low) & np.isfinite(high))
+        if bad.any():
+            bounds = [f"[{a}, {b}]" for a, b in zip(low[bad], high[bad], strict=True)]
+            places = np.argwhere(bad)
+            shown = [f"{b} at {i.tolist()}" for b, i in zip(bounds, places, strict=True)]
+            note(
+                thing if path == "." else f"{thing} {path}",
+                expected="finite bounds",
+                got=", ".join(shown[:MAX_LISTED]),
+                remedy="Policies begin near 0 with a spread of about 1: give the Box the range "
+                "that the task can use, by gymnasium.wrappers.RescaleAction or ClipAction.",
             )

@@ -1,21 +1,22 @@
 """The contract of the autoreset modes, checked step by step against what an environment returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.envs.core import Autoreset, Env, Wrapper
+from tfrl.envs.multi_agent import AGENT_FLAGS, MultiAgentEnv, agent_ids
 from tfrl.envs.wrappers.base import RewardWrapper
-from tfrl.envs.wrappers.reward_normalize import RewardNormalize
-from tfrl.envs.wrappers.reward_sparse import RewardSparse
+from tfrl.envs.wrappers.rewards import RewardNormalize, RewardSparse
 from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 REMEDY = (
-    "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract."
+    "Leave time limit, statistics and autoreset to tfrl.make_env, or follow the mode's contract; "
+    "ends of agents are as tfrl.envs.MultiAgentEnv says."
 )
 NUM_STARTS = 64  # that the odds of a start are estimated from
 CHANCE = 1e-6  # repetitions less likely than this are no chance
@@ -47,8 +48,8 @@ class Contract:
         self.total = {p: np.zeros(env.num_envs) for p in _rewards(state)}
         self.ended = np.zeros(env.num_envs, bool)
         self.counts_reward = not _changes_reward(env)
-        self._expect("reset: info/autoreset", ~state.info["autoreset"].numpy(), "False")
-        self._expect("reset: info/episode_length", state.info["episode_length"] == 0, "0")
+        _expect("reset: info/autoreset", ~state.info["autoreset"].numpy(), "False")
+        _expect("reset: info/episode_length", state.info["episode_length"] == 0, "0")
         self._equal("reset: info/final_obs", state.info["final_obs"], state.obs, "obs")
 
     def check(self, state: EnvState, t: int) -> None:
@@ -58,10 +59,10 @@ class Contract:
         idle = self._idle()
         autoreset = state.info["autoreset"].numpy()
         expected = "True exactly in rows that are no steps"
-        self._expect(f"{where}: info/autoreset", autoreset == idle, expected)
+        _expect(f"{where}: info/autoreset", autoreset == idle, expected)
         for path, reward in struct.paths({"reward": state.reward}).items():
             ok = ~idle | (reward.numpy() == 0)
-            self._expect(f"{where}: {path}", ok, "0 in rows that are no steps")
+            _expect(f"{where}: {path}", ok, "0 in rows that are no steps")
         self._count(state, idle, where)
         self._check_limit(state, idle, where)
         _MODES[self.mode](self, state, where)
@@ -83,7 +84,7 @@ class Contract:
         self.length[~idle] += 1
         length = state.info["episode_length"].numpy()
         text = f"the steps of the episode so far, {self.length.tolist()}"
-        self._expect(f"{where}: info/episode_length", length == self.length, text, length)
+        _expect(f"{where}: info/episode_length", length == self.length, text, length)
         if self.counts_reward:
             told = struct.paths({"episode_return": state.info["episode_return"]})
             rewards = _rewards(state)
@@ -91,14 +92,14 @@ class Contract:
                 total[~idle] += rewards[agent].numpy()[~idle]
                 ok = np.isclose(told[path].numpy(), total, rtol=1e-4, atol=1e-4)
                 text = f"the sum of the episode's rewards, {total.tolist()}"
-                self._expect(f"{where}: info/{path}", ok, text, told[path].numpy())
+                _expect(f"{where}: info/{path}", ok, text, told[path].numpy())
 
     def _check_limit(self, state: EnvState, idle: np.ndarray, where: str) -> None:
         limit = self.env.max_episode_steps
         if limit is not None:
             ok = idle | (self.length < limit) | state.truncation.numpy()
             text = f"True at max_episode_steps = {limit}"
-            self._expect(f"{where}: truncation", ok, text)
+            _expect(f"{where}: truncation", ok, text)
 
     def _same_step(self, state: EnvState, where: str) -> None:
         ended = state.termination.numpy() | state.truncation.numpy()
@@ -107,12 +108,12 @@ class Contract:
             self._check_starts(state, ended, where)
         if self.mode is Autoreset.SAME_STEP_CACHED:
             again = (_flat(state.obs) == self.first).all(axis=1)
-            self._expect(f"{where}: obs", again | ~ended, "the first start again after an end")
+            _expect(f"{where}: obs", again | ~ended, "the first start again after an end")
 
     def _next_step(self, state: EnvState, where: str) -> None:
         self._equal(f"{where}: info/final_obs", state.info["final_obs"], state.obs, "obs")
         flags = state.termination.numpy() | state.truncation.numpy()
-        self._expect(f"{where}: end flags", ~(self.ended & flags), "False in a reset row")
+        _expect(f"{where}: end flags", ~(self.ended & flags), "False in a reset row")
         self._check_starts(state, self.ended, where)
 
     def _check_starts(self, state: EnvState, rows: np.ndarray, where: str) -> None:
@@ -136,7 +137,7 @@ class Contract:
         fault = suspect & (likely < np.log(CHANCE))
         if not self.renewed.any() and likely.sum() < np.log(CHANCE):
             fault = suspect
-        self._expect(f"{where}: obs", ~fault, "a new start after an end, not the first one again")
+        _expect(f"{where}: obs", ~fault, "a new start after an end, not the first one again")
 
     def _odds_of_first(self) -> np.ndarray:
         """An upper bound of the probability [B] of each row's first start, from further resets."""
@@ -153,20 +154,11 @@ class Contract:
         self._equal(f"{where}: obs", state.obs, self.last.obs, "the obs of the end", self.ended)
         for name in ("termination", "truncation"):
             same = getattr(state, name).numpy() == getattr(self.last, name).numpy()
-            self._expect(f"{where}: {name}", same | ~self.ended, "to stay as it was at the end")
+            _expect(f"{where}: {name}", same | ~self.ended, "to stay as it was at the end")
 
     def _equal(self, thing: str, a: Any, b: Any, what: str, rows: Any = None) -> None:
         same = (_flat(a) == _flat(b)).all(axis=1)
-        self._expect(thing, same if rows is None else same | ~rows, f"to equal {what}")
-
-    def _expect(self, thing: str, ok: Any, expected: str, got: Any = None) -> None:
-        ok = np.asarray(ok)
-        if not ok.all():
-            rows = np.flatnonzero(~ok).tolist()
-            shown = f" ({got.tolist()})" if got is not None else ""
-            raise UserError(
-                thing, expected=expected, got=f"otherwise in rows {rows}{shown}", remedy=REMEDY
-            )
+        _expect(thing, same if rows is None else same | ~rows, f"to equal {what}")
 
 
 _MODES: dict[Any, Callable[[Contract, EnvState, str], None]] = {
@@ -195,3 +187,130 @@ def _changes_reward(env: Env) -> bool:
             return True
         env = env.env
     return False
+
+
+def check_agent_specs(env: Env) -> None:
+    """Raises a UserError unless the specs of several agents are dicts keyed by their ids."""
+    ids = agent_ids(env)
+    if ids is None:
+        return
+    if not ids or len(set(ids)) != len(ids) or not all(isinstance(i, str) and i for i in ids):
+        raise UserError("agent_ids", expected="at least one name, all different", got=repr(ids))
+    for name in ("obs_spec", "action_spec"):
+        checks.same_keys(name, getattr(env, name), ids)
+
+
+def check_agents(env: Env, state: EnvState, where: str) -> Iterator[tuple[str, Any, tf.TensorSpec]]:
+    """Checks the dicts of several agents in a state; yields the leaves to check, with their specs.
+
+    Args:
+      env: Any environment; nothing is asked of one with a single agent.
+      state: What `where` returned.
+      where: "reset" or "step".
+    """
+    ids = agent_ids(env)
+    if ids is None:
+        return
+    checks.same_keys(f"{where}: reward", state.reward, ids)
+    batch = [env.num_envs]
+    if "agents" in state.info:
+        checks.same_keys(f"{where}: info/agents", state.info["agents"], ids)
+        for name in ids:
+            flags = state.info["agents"][name]
+            checks.same_keys(f"{where}: info/agents/{name}", flags, AGENT_FLAGS)
+            for flag in AGENT_FLAGS:
+                yield f"info/agents/{name}/{flag}", flags[flag], tf.TensorSpec(batch, tf.bool)
+    task = env.unwrapped
+    if isinstance(task, MultiAgentEnv) and task.state_spec is not None:
+        expected = struct.paths({"state": task.state_spec})
+        checks.same_keys(f"{where}: info", struct.paths({**state.info}), expected, more=True)
+        found = struct.paths({"state": state.info["state"]})
+        for path, spec in expected.items():
+            yield (
+                f"info/{path}",
+                found[path],
+                tf.TensorSpec(batch + spec.shape.as_list(), spec.dtype),
+            )
+
+
+class MultiAgentContract:
+    """Follows who of the agents has ended, and raises a UserError where a row is not as promised.
+
+    `check(state, where)` takes the states in order; a bare environment is taken to be reset after a
+    state in which an environment ended. Without `info["agents"]` there is nothing to follow.
+    """
+
+    def __init__(self, env: Env, state: EnvState):
+        """Begins with the state after a reset."""
+        self.env = env
+        self.ids = agent_ids(env) or ()
+        if "agents" not in state.info:
+            self.ids = ()
+        self.over = np.zeros(env.num_envs, bool)  # [B], whether the last row ended an environment
+        self.done = {name: np.zeros(env.num_envs, bool) for name in self.ids}
+        for name in self.ids:
+            for flag, values in state.info["agents"][name].items():
+                expected = "False, since no step was taken"
+                _expect(f"reset: info/agents/{name}/{flag}", ~values.numpy(), expected)
+
+    def check(self, state: EnvState, where: str) -> None:
+        """Checks the state after a step."""
+        if not self.ids:
+            return
+        steps = self._begin()
+        for name in self.ids:
+            self._check_agent(name, state, steps, where)
+        all_done = np.all(list(self.done.values()), axis=0)
+        termination, truncation = state.termination.numpy(), state.truncation.numpy()
+        self.over = termination | truncation
+        where = f"{where}: "
+        _expect(
+            f"{where}termination or truncation",
+            ~steps | ~all_done | self.over,
+            "True where the last agent has ended",
+        )
+        _expect(
+            f"{where}termination",
+            ~steps | ~termination | all_done,
+            "False while an agent has not ended",
+        )
+        if self.env.autoreset is None:
+            _expect(
+                f"{where}truncation",
+                ~truncation | all_done,
+                "False while an agent has not ended (the time limit is make_env's)",
+            )
+
+    def _begin(self) -> np.ndarray:
+        """Forgets the ends of episodes that are over; returns which rows are steps."""
+        mode = self.env.autoreset
+        again = np.full_like(self.over, self.over.any()) if mode is None else self.over
+        if mode is not Autoreset.DISABLED:
+            for done in self.done.values():
+                done[again] = False
+        frozen = mode in (Autoreset.NEXT_STEP, Autoreset.DISABLED)
+        return ~self.over if frozen else np.ones_like(self.over)
+
+    def _check_agent(self, name: str, state: EnvState, steps: np.ndarray, where: str) -> None:
+        flags = {n: x.numpy() for n, x in state.info["agents"][name].items()}
+        done = self.done[name]
+        thing = f"{where}: info/agents/{name}"
+        _expect(
+            f"{thing}/active",
+            ~steps | (flags["active"] == ~done),
+            "True until the agent has ended, then False",
+        )
+        for flag in ("termination", "truncation"):
+            _expect(f"{thing}/{flag}", ~(steps & done & flags[flag]), "False after its end")
+        paid = state.reward[name].numpy()
+        _expect(f"{where}: reward/{name}", ~(steps & done) | (paid == 0), "0 after its end", paid)
+        done |= steps & (flags["termination"] | flags["truncation"])
+
+
+def _expect(thing: str, ok: Any, expected: str, got: Any = None) -> None:
+    """Raises a UserError that lists the rows in which something is not as expected."""
+    rows = np.flatnonzero(~np.asarray(ok)).tolist()
+    if rows:
+        shown = "" if got is None else f" ({got.tolist()})"
+        got = f"otherwise in rows {rows}{shown}"
+        raise UserError(thing, expected=expected, got=got, remedy=REMEDY)

@@ -9,12 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.envs.action_masks import MASK, first_valid
-from tfrl.envs.backend import Backend, Step
+from tfrl.envs.backend import Backend, Step, check_action, check_finite, is_finite
 from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.env_calls import RunningCall
-from tfrl.envs.host_actions import check_action
 from tfrl.envs.host_rewards import HostReward, host_reward
-from tfrl.envs.host_values import check_finite, is_finite
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 

@@ -5,9 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.envs.wrappers.reward_clip import RewardClip
-from tfrl.envs.wrappers.reward_normalize import OUTLIER, USUAL_RETURN, RewardNormalize
-from tfrl.envs.wrappers.reward_scale import RewardScale
+from tfrl.envs.wrappers.rewards import (
+    OUTLIER,
+    USUAL_RETURN,
+    RewardClip,
+    RewardNormalize,
+    RewardScale,
+)
 from tfrl.errors import UserError
 from tfrl.ops.statistics import COUNTED_SCALES, OUTLIER_SCALES
 

@@ -1,13 +1,18 @@
-"""Tells the wrappers of device environments from those of other libraries."""
+"""Wrappers of host environments told apart, and environments without reward wrappers."""
 
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl.envs.backend import Backend, Step
-from tfrl.envs.core import Autoreset, Wrapper
+from tfrl.envs.core import Autoreset, Env, Wrapper
 from tfrl.envs.host_env import HostEnv, Wrapping
+from tfrl.envs.wrappers.base import RewardWrapper
+from tfrl.envs.wrappers.rewards import RewardNormalize, RewardSparse
+from tfrl.errors import UserError
 from tfrl.types import Nest
 
 
@@ -57,3 +62,53 @@ def split_wrappers(wrappers: Iterable[Wrapping]) -> tuple[list[Wrapping], list[W
             found = None
         (ours if isinstance(found, Wrapper) else others).append(wrapper)
     return ours, others
+
+
+def reward_wrappers(name: str, wrappers: Iterable[Wrapping], remedy: str) -> list[Wrapping]:
+    """Returns outer wrappers of an environment that takes those of device environments only."""
+    ours, others = split_wrappers(wrappers)
+    if others:
+        raise UserError(
+            f"outer_wrappers of {name}",
+            expected="RewardScale, RewardClip or RewardNormalize",
+            got=f"{len(others)} others",
+            remedy=remedy,
+        )
+    return ours
+
+
+def refuse_device_wrappers(name: str, wrappers: Iterable[Any], expected: str, library: str) -> None:
+    """Raises a UserError for a wrapper of device environments among those of a library."""
+    for wrapper in wrappers:
+        parts: list[Any] = [wrapper]
+        if isinstance(wrapper, functools.partial):
+            parts = [wrapper.func, *wrapper.args]
+        for part in parts:
+            if isinstance(part, type) and issubclass(part, Env):
+                raise UserError(
+                    f"wrappers of {name}",
+                    expected=expected,
+                    got=f"{part.__name__}, a wrapper of device environments",
+                    remedy=f"Take the one of {library} that does the same; RewardScale, "
+                    "RewardClip and RewardNormalize may be outer_wrappers.",
+                )
+
+
+def with_task_rewards(env: Env) -> Env:
+    """Returns the environment without the wrappers above its autoreset that change rewards.
+
+    What they pay is for learning: `info["episode_return"]` is the task's with them too, and so
+    should an evaluation be. A wrapper below the autoreset belongs to the task.
+
+    Args:
+      env: An environment with an autoreset mode.
+    """
+    if isinstance(env, HostEnv):
+        return env.with_task_rewards()
+    if not isinstance(env, Wrapper) or env.env.autoreset is None:
+        return env
+    inner = with_task_rewards(env.env)
+    if isinstance(env, RewardWrapper | RewardSparse | RewardNormalize):
+        return inner
+    outer: Any = env
+    return env if inner is env.env else outer.replace(env=inner)

@@ -6,20 +6,19 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl._version import __version__
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.wrappers.action_mask import ActionMask, gives_mask
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError, did_you_mean, nearest
+from tfrl.loading import import_code
 
 # maker(task, num_envs=, autoreset=, max_episode_steps=, wrappers=, outer_wrappers=, **kwargs)
 SuiteMaker = Callable[..., Any]
 WrapperFn = Callable[[Env], Env]
 
+_GENERAL = ("num_envs", "autoreset", "max_episode_steps", "wrappers", "outer_wrappers")
 NO_LIMIT = -1
 
 
@@ -106,18 +105,12 @@ def register_suite(suite: str, maker: SuiteMaker) -> None:
     """
     _shipped()
     if not suite or ":" in suite:
-        raise UserError(
-            "suite name",
-            expected="a name without a colon",
-            got=repr(suite),
-            remedy="The colon of an id separates suite and task.",
-        )
+        raise UserError("suite name", expected="a name without a colon", got=repr(suite))
     if suite in _SUITES:
         raise UserError(
             f"suite {suite}",
             expected="a name that is not registered yet",
             got="a second registration",
-            remedy="Choose another name.",
         )
     _SUITES[suite] = maker
 
@@ -145,7 +138,6 @@ def register(
             f"environment {env_id}",
             expected="an id that is not registered yet, in a suite of registered tasks",
             got="a second registration" if suite in _TASKS else f"suite {suite}",
-            remedy="Choose another name.",
         )
     _TASKS[suite][task] = Task(constructor=constructor, max_episode_steps=max_episode_steps)
 
@@ -169,31 +161,15 @@ def unknown_task(suite: str, task: str, known: Iterable[str]) -> UserError:
 
 def check_num_envs(num_envs: Any) -> int:
     """Returns `num_envs` as an int of at least 1; anything else is a UserError."""
-    is_int = isinstance(num_envs, int | np.integer) and not isinstance(num_envs, bool)
-    if not is_int or num_envs < 1:
-        raise UserError(
-            "num_envs",
-            expected="an int of at least 1",
-            got="a tensor" if tf.is_tensor(num_envs) else repr(num_envs),
-            remedy="Give the number of environments in the batch.",
-        )
-    return int(num_envs)
+    return checks.at_least("num_envs", num_envs, 1)
 
 
 def check_limit(max_episode_steps: Any) -> int | None:
     """Returns None, -1 or an int of at least 1; anything else is a UserError."""
-    if max_episode_steps is None:
-        return None
-    is_int = isinstance(max_episode_steps, int | np.integer)
-    is_int = is_int and not isinstance(max_episode_steps, bool)
-    if not is_int or (max_episode_steps < 1 and max_episode_steps != NO_LIMIT):
-        raise UserError(
-            "max_episode_steps",
-            expected="an int of at least 1, -1 for no limit, or None for the task's own",
-            got=repr(max_episode_steps),
-            remedy="Give the number of steps of the longest episode.",
-        )
-    return int(max_episode_steps)
+    if max_episode_steps == NO_LIMIT:
+        return NO_LIMIT
+    remedy = "Give the steps of the longest episode, -1 for no limit, None for the task's own."
+    return checks.at_least("max_episode_steps", max_episode_steps, 1, optional=True, remedy=remedy)
 
 
 def finish(
@@ -267,6 +243,42 @@ def _make_registered(
     )
 
 
+def import_task(name: str, module: str, remedy: str = "") -> Any:
+    """Imports the module that the id of an environment names; one that is missing is a UserError.
+
+    Args:
+      name: The environment's id.
+      module: The module's path.
+      remedy: Where to find it.
+    """
+    try:
+        return import_code(module, f"environment {name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module itself needs
+        raise UserError(
+            f"environment {name}",
+            expected="a module that is installed",
+            got=f"no module named {error.name}",
+            remedy=remedy or "Install it, or put its folder on PYTHONPATH.",
+        ) from error
+
+
+def unknown_argument(
+    env_id: str, unknown: str, own: Iterable[str], general: Iterable[str]
+) -> UserError:
+    """Returns the error for an argument that neither the task nor its suite has."""
+    own, general = sorted(own), sorted(general)
+    return UserError(
+        f"make_env({env_id!r})",
+        expected=f"arguments of the task ({', '.join(own) or 'none'}) or ({', '.join(general)})",
+        got=unknown,
+        remedy=did_you_mean(unknown, close)
+        if (close := nearest(unknown, [*own, *general]))
+        else "",
+    )
+
+
 def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raises a UserError for arguments that the constructor does not have, or has to be given."""
     parameters = inspect.signature(constructor).parameters
@@ -276,15 +288,7 @@ def check_kwargs(env_id: str, constructor: Callable[..., Any], kwargs: dict[str,
     unknown = sorted(set(kwargs) - set(known))
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if unknown and not takes_any:
-        own = ", ".join(known) or "none"
-        general = "num_envs, autoreset, max_episode_steps, wrappers, outer_wrappers"
-        close = nearest(unknown[0], [*known, *general.split(", ")])
-        raise UserError(
-            f"make_env({env_id!r})",
-            expected=f"the arguments of the task ({own}) or of make_env ({general})",
-            got=", ".join(unknown),
-            remedy=f"Did you mean {close[0]}?" if close else "Leave it out.",
-        )
+        raise unknown_argument(env_id, unknown[0], known, _GENERAL)
     required = [n for n, p in named.items() if p.default is inspect.Parameter.empty]
     missing = [n for n in required if n not in kwargs]
     if missing:

@@ -16,7 +16,6 @@ from tfrl.envs.tf import (
     memory,
     minatar,
     mountain_car,
-    mountain_car_continuous,
     pendulum,
     relay,
 )
@@ -52,8 +51,8 @@ register(
 )
 register(
     "tf:MountainCarContinuous-v0",
-    mountain_car_continuous.MountainCarContinuous,
-    max_episode_steps=mountain_car_continuous.MAX_EPISODE_STEPS,
+    mountain_car.MountainCarContinuous,
+    max_episode_steps=mountain_car.CONTINUOUS_MAX_EPISODE_STEPS,
 )
 register("tf:Pendulum-v1", pendulum.Pendulum, max_episode_steps=pendulum.MAX_EPISODE_STEPS)
 register("tf:Relay-v0", relay.Relay, max_episode_steps=relay.MAX_EPISODE_STEPS)

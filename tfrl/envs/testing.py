@@ -6,9 +6,8 @@ All are bare and natively batched; `tfrl.make_env("testing:Chain", ...)` adds th
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
-from tfrl.envs.wrappers.base import require_count, require_number
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
@@ -36,9 +35,9 @@ class ConstantReward(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        require_number("ConstantReward.reward", self.reward)
+        checks.number("ConstantReward.reward", self.reward)
         if self.length is not None:
-            require_count("ConstantReward.length", self.length)
+            checks.at_least("ConstantReward.length", self.length, 1)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
@@ -90,11 +89,7 @@ class Chain(Env):
 
     def __post_init__(self) -> None:
         """Checks the length."""
-        require_count("Chain.length", self.length)
-        if self.length < 2:
-            raise UserError(
-                "Chain.length", expected="at least 2", got="1", remedy="Make it longer."
-            )
+        checks.at_least("Chain.length", self.length, 2)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
@@ -145,8 +140,8 @@ class Identity(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        require_count("Identity.num_values", self.num_values)
-        require_count("Identity.length", self.length)
+        checks.at_least("Identity.num_values", self.num_values, 1)
+        checks.at_least("Identity.length", self.length, 1)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
@@ -206,8 +201,8 @@ class MemoryRecall(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        require_count("MemoryRecall.num_cues", self.num_cues)
-        require_number("MemoryRecall.delay", self.delay, above=-1)
+        checks.at_least("MemoryRecall.num_cues", self.num_cues, 1)
+        checks.at_least("MemoryRecall.delay", self.delay, 0)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
@@ -270,9 +265,7 @@ class ScriptedEnv(Env):
     def __post_init__(self) -> None:
         """Checks the shapes of the tables."""
         if not self.rewards:
-            raise UserError(
-                "ScriptedEnv.rewards", expected="at least one row", got="()", remedy="Give one."
-            )
+            raise UserError("ScriptedEnv.rewards", expected="at least one row", got="()")
         for name in ("rewards", "terminations", "truncations"):
             self._table(name, np.float32)
 
@@ -287,7 +280,6 @@ class ScriptedEnv(Env):
                 f"ScriptedEnv.{name}",
                 expected=f"{count} rows, each a number or {self.num_envs} of them",
                 got=f"{len(rows)} rows of shapes {', '.join(map(str, sorted(shapes)))}",
-                remedy="Give every table as many rows as rewards has, one column an environment.",
             )
         return np.stack([np.broadcast_to(np.asarray(r, dtype), [self.num_envs]) for r in rows])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.episodes.lookback_buffer import LookbackBuffer
 from tfrl.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -217,7 +217,9 @@ class AgentLog:
         """Makes a log of what `get_state` returned."""
         times = {n: [int(t) for t in state[n]] for n in ("obs_t", "action_t", "reward_t")}
         acted = len(times["action_t"])
-        extras = nests.as_arrays(state["policy_extras"], "policy_extras") if acted else None
+        extras = (
+            lookback_buffer.as_arrays(state["policy_extras"], "policy_extras") if acted else None
+        )
         return cls(
             obs=LookbackBuffer.of("obs", state.get("obs")),
             action=LookbackBuffer.of("action", state.get("action")),

@@ -1,14 +1,120 @@
 """Items along time of which the first few are lookback: known, but not part of the chunk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tfrl.episodes import nests
+from tfrl import struct
 from tfrl.errors import UserError
 
 Nest = Any
+
+
+def as_arrays(value: Nest, name: str) -> Nest:
+    """Copies one item (an observation, an action, ...) into a nest of arrays.
+
+    A copy, since environments write the next observation into the same memory. Mappings become
+    dicts, tuples stay; a list is an array. Python floats become float32, ints int32.
+
+    Args:
+      value: The item; a None inside it is an error.
+      name: What a message calls it.
+
+    Returns:
+      The nest of arrays.
+
+    Raises:
+      UserError: For a leaf that is no array of numbers, bools or strings.
+    """
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {k: as_arrays(v, f"{name}/{k}") for k, v in value.items()}
+    if isinstance(value, tuple):
+        items = [as_arrays(v, f"{name}/{i}") for i, v in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if hasattr(type(value), "__tf_flatten__"):
+        return tf.nest.map_structure(lambda x: as_arrays(x, name), value)
+    kind: Any = {float: np.float32, int: np.int32}.get(type(value))
+    if kind is np.int32 and not -(2**31) <= value < 2**31:
+        kind = np.int64
+    try:
+        array = np.array(value, kind)
+    except ValueError:  # a ragged list
+        array = np.array(None)
+    if array.dtype == object:
+        raise UserError(
+            name, expected="an array, or a dict or tuple of arrays", got=type(value).__name__
+        )
+    return array
+
+
+def as_reward(reward: Nest) -> Nest:
+    """A copy of a reward, of any number type, in float32."""
+    return map_leaves(lambda x: x.astype(np.float32), as_arrays(reward, "reward"))
+
+
+def signature(nest: Nest) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Returns `{path: (shape, dtype)}`, to compare items by."""
+    return {path: (x.shape, x.dtype) for path, x in struct.paths(nest).items()}
+
+
+def map_leaves(fn: Callable[..., Any], *nests: Nest) -> Nest:
+    """Applies `fn` to every leaf; as `tf.nest.map_structure`, quicker for a single array."""
+    if isinstance(nests[0], np.ndarray):
+        return fn(*nests)
+    return tf.nest.map_structure(fn, *nests)
+
+
+def stack(items: Sequence[Nest]) -> Nest:
+    """Stacks equal nests along a new leading axis."""
+    return map_leaves(lambda *xs: np.stack(xs), *items)
+
+
+def concat(nests: Sequence[Nest]) -> Nest:
+    """Concatenates equal nests along their leading axis; one nest is returned as it is."""
+    if len(nests) == 1:
+        return nests[0]
+    return map_leaves(lambda *xs: np.concatenate(xs), *nests)
+
+
+def take(nest: Nest, index: Any) -> Nest:
+    """Returns `leaf[index]` of every leaf; a slice gives views."""
+    return map_leaves(lambda x: x[index], nest)
+
+
+def num_items(stacked: Nest, name: str) -> int:
+    """Returns the leading axis that all leaves share.
+
+    Raises:
+      UserError: When they differ or a leaf has no axis.
+    """
+    sizes = {p: x.shape[0] if x.ndim else None for p, x in struct.paths(stacked).items()}
+    if len(set(sizes.values())) == 1 and None not in sizes.values():
+        return next(size for size in sizes.values() if size is not None)
+    raise UserError(
+        name,
+        expected="leaves with the same leading axis, time",
+        got=str(sizes),
+        remedy="Stack the items of all steps, or give a list of items.",
+    )
+
+
+def equal(a: Nest, b: Nest) -> bool:
+    """Whether two nests of arrays hold the same, NaN equal to NaN."""
+    ours, others = struct.paths(a), struct.paths(b)
+    if ours.keys() != others.keys():
+        return False
+    return all(_same(ours[path], others[path]) for path in ours)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    nan = a.dtype.kind in "fc" and b.dtype.kind in "fc"
+    return bool(np.array_equal(a, b, equal_nan=nan))
+
+
 Indices = int | slice | Sequence[int] | None
 
 
@@ -31,7 +137,7 @@ class LookbackBuffer:
         """
         self.name = name
         self.lookback = lookback
-        self._stacked = None if stacked is None else nests.map_leaves(_read_only, stacked)
+        self._stacked = None if stacked is None else map_leaves(_read_only, stacked)
         self._size = size if stacked is not None else 0  # items in _stacked
         self._tail: list[Nest] = []
         self._example: Nest = None  # an item, for the shapes of an empty buffer
@@ -48,10 +154,10 @@ class LookbackBuffer:
         if data is None or isinstance(data, list):
             buffer = cls(name, lookback=lookback)
             for item in data or []:
-                buffer.append(nests.as_arrays(item, name))
+                buffer.append(as_arrays(item, name))
             return buffer
-        stacked = nests.as_arrays(data, name)
-        size = nests.num_items(stacked, name)
+        stacked = as_arrays(data, name)
+        size = num_items(stacked, name)
         return cls(name, stacked=stacked, size=size, lookback=lookback)
 
     @property
@@ -81,14 +187,11 @@ class LookbackBuffer:
         """Raises a UserError when an item differs in kind from the items before."""
         if not self.size and self._example is None:
             return
-        got, expected = nests.signature(item), nests.signature(self._like())
+        got, expected = signature(item), signature(self._like())
         if got != expected:
             wrong = [p for p in {**expected, **got} if expected.get(p) != got.get(p)]
             raise UserError(
-                self.name,
-                expected=_described(expected, wrong),
-                got=_described(got, wrong),
-                remedy="Give every step the same structure, shapes and dtypes.",
+                self.name, expected=_described(expected, wrong), got=_described(got, wrong)
             )
 
     def replace_last(self, item: Nest) -> None:
@@ -98,7 +201,7 @@ class LookbackBuffer:
             self._tail[-1] = item
             return
         self._size -= 1
-        self._stacked = nests.take(self._stacked, slice(0, self._size))
+        self._stacked = take(self._stacked, slice(0, self._size))
         self._tail = [item]
 
     def to_numpy(self) -> None:
@@ -106,8 +209,8 @@ class LookbackBuffer:
         if not self._tail:
             return
         parts = [self._stacked] if self._size else []
-        stacked = nests.concat([*parts, nests.stack(self._tail)])
-        self._stacked = nests.map_leaves(_read_only, stacked)
+        stacked = concat([*parts, stack(self._tail)])
+        self._stacked = map_leaves(_read_only, stacked)
         self._size, self._tail = self.size, []
 
     def get(
@@ -144,15 +247,15 @@ class LookbackBuffer:
         if not len(positions):
             if not self.size and self._example is None:  # nothing is known of the items
                 return np.empty([0], np.float32)
-            return nests.map_leaves(lambda x: np.empty((0, *x.shape), x.dtype), self._like())
-        return nests.stack([self._item(p, fill) for p in positions])
+            return map_leaves(lambda x: np.empty((0, *x.shape), x.dtype), self._like())
+        return stack([self._item(p, fill) for p in positions])
 
     def cut(self, start: int, stop: int, lookback: int) -> "LookbackBuffer":
         """Returns items start to stop with `lookback` items before them; they share memory."""
         first, last = self.lookback + start - lookback, self.lookback + stop
         part = LookbackBuffer(self.name, lookback=lookback)
         if first < self._size:
-            part._stacked = nests.take(self._stacked, slice(first, min(last, self._size)))
+            part._stacked = take(self._stacked, slice(first, min(last, self._size)))
             part._size = min(last, self._size) - first
         part._tail = self._tail[max(first - self._size, 0) : max(last - self._size, 0)]
         part._example = self._at(0) if self.size else self._example
@@ -172,13 +275,13 @@ class LookbackBuffer:
     def _at(self, index: int) -> Nest:
         """The item at an index from the left end, the lookback included."""
         if index < self._size:
-            return nests.take(self._stacked, (index, ...))
+            return take(self._stacked, (index, ...))
         return self._tail[index - self._size]
 
     def _item(self, position: int, fill: Any) -> Nest:
         if -self.lookback <= position < len(self):
             return self._at(self.lookback + position)
-        return nests.map_leaves(lambda x: np.full_like(x, fill), self._like())
+        return map_leaves(lambda x: np.full_like(x, fill), self._like())
 
     def _like(self) -> Nest:
         """Any item, for its shapes."""
@@ -187,10 +290,7 @@ class LookbackBuffer:
         if self._example is not None:
             return self._example
         raise UserError(
-            self.name,
-            expected="at least one item, whose shape a filled result has",
-            got="none",
-            remedy="Add a step first.",
+            self.name, expected="at least one item, whose shape a filled result has", got="none"
         )
 
     def _view(self, positions: range) -> Nest:
@@ -199,7 +299,7 @@ class LookbackBuffer:
         inside = first >= 0 and (first + len(positions)) <= self._size
         if positions.step != 1 or not inside or not len(positions):
             return None
-        return nests.take(self._stacked, slice(first, first + len(positions)))
+        return take(self._stacked, slice(first, first + len(positions)))
 
 
 def resolve(
@@ -234,13 +334,6 @@ def resolve(
         return range(0, length)
     if isinstance(indices, slice):
         step = 1 if indices.step is None else indices.step
-        if step == 0:
-            raise UserError(
-                name,
-                expected="a slice with a step other than 0",
-                got=str(indices),
-                remedy="Leave the step out.",
-            )
         low, high = (0, length) if step > 0 else (length - 1, -1)
         start = low if indices.start is None else position(int(indices.start))
         stop = high if indices.stop is None else position(int(indices.stop))
@@ -257,7 +350,6 @@ def resolve(
             name,
             expected=f"indices of {length} items with a lookback of {lookback}",
             got=", ".join(map(str, outside)),
-            remedy="Ask for items that exist, or give fill= for the others.",
         )
     return positions[0] if single else positions
 

@@ -1,19 +1,70 @@
 """An episode, or a chunk of one, of several agents."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.episodes.agent_log import AgentLog
-from tfrl.episodes.multi_agent_checks import check_step
-from tfrl.episodes.multi_agent_reader import AgentID, MultiAgentReader
+from tfrl.episodes.episode import Episode
+from tfrl.episodes.lookback_buffer import Indices, resolve
 from tfrl.episodes.single_agent_episode import SingleAgentEpisode
 from tfrl.errors import UserError
 
+
+def check_step(
+    episode: Any,
+    logs: Mapping[Any, AgentLog],
+    obs: Mapping[Any, Any],
+    action: Mapping[Any, Any],
+    reward: Mapping[Any, Any],
+    extras: Mapping[Any, Any],
+    ends: Mapping[Any, Any],
+) -> None:
+    """Checks what is added to an episode.
+
+    Args:
+      episode: The `MultiAgentEpisode`.
+      logs: What its agents did so far.
+      obs: `{agent_id: observation}`, as all that follow by agent.
+      action: Actions.
+      reward: Rewards.
+      extras: What policies gave beside actions.
+      ends: The agents that end with this step.
+
+    Raises:
+      UserError: That names all that does not fit.
+    """
+    asked = {agent for agent, log in logs.items() if log.must_act}
+    gone = {agent for agent, log in logs.items() if log.end_t is not None}
+    waiting = {a for a in asked if a not in action and a not in ends}
+    found = {
+        "actions of agents that were not asked to act": set(action) - asked - gone,
+        "data of agents that have ended": gone & {*obs, *action, *reward},
+        "observations of agents that have not acted on their last": waiting & set(obs),
+        "policy extras without an action, of agents": set(extras) - set(action),
+    }
+    wrong = [f"{what} {_names(agents)}" for what, agents in found.items() if agents]
+    if wrong:
+        raise UserError(
+            f"step {episode.t} of episode {episode.id_}",
+            expected=f"actions of agents out of {_names(asked)}, and observations of agents that "
+            "act next",
+            got="; ".join(wrong),
+            remedy="An agent that is given an observation is asked to act, until it ends.",
+        )
+
+
+def _names(agents: set[Any]) -> str:
+    return str(sorted(map(str, agents)))
+
+
 Nest = Any
+AgentID = str | int
+
+
 AgentDict = Mapping[AgentID, Any]
 
 ALL_AGENTS = "__all__"
@@ -25,7 +76,7 @@ def default_mapping(agent_id: AgentID, episode: Any) -> str:
     return DEFAULT_MODULE_ID
 
 
-class MultiAgentEpisode(MultiAgentReader):
+class MultiAgentEpisode(Episode):
     """Steps of an environment in which agents act at different times and end at different times.
 
     An agent that is given an observation is asked to act on it, at the next step or later. A step
@@ -66,6 +117,153 @@ class MultiAgentEpisode(MultiAgentReader):
         self._modules: dict[AgentID, str] = {}
         self._agent_episodes: dict[AgentID, SingleAgentEpisode] | None = None
 
+    # Basic facts.
+
+    def agent_steps(self) -> int:
+        """Returns the number of steps of all agents together."""
+        return sum(len(episode) for episode in self.agent_episodes.values())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a reset."""
+        return self._begun
+
+    @property
+    def agent_ids(self) -> set[AgentID]:
+        """The agents that have been given an observation."""
+        return {agent for agent, log in self._logs.items() if log.obs_t}
+
+    @property
+    def agent_episodes(self) -> dict[AgentID, SingleAgentEpisode]:
+        """`{agent_id: SingleAgentEpisode}` of the agents' own steps, to be read only."""
+        if self._agent_episodes is None:
+            self._agent_episodes = {a: self._episode(a) for a in self._logs if a in self.agent_ids}
+        return self._agent_episodes
+
+    def module_for(self, agent_id: AgentID) -> str:
+        """Returns the module that acts for an agent, the same throughout the episode."""
+        if agent_id not in self._modules:
+            self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
+        return self._modules[agent_id]
+
+    def get_agents_to_act(self) -> set[AgentID]:
+        """Returns the agents with an observation that they have not acted on."""
+        if self.is_done:
+            return set()
+        return {agent for agent, log in self._logs.items() if log.must_act}
+
+    def get_agents_that_stepped(self) -> set[AgentID]:
+        """Returns the agents that acted in the last step."""
+        return set(self.get_actions(-1)) if len(self) + self.len_lookback_buffer else set()
+
+    def hanging_rewards(self) -> dict[AgentID, float]:
+        """Returns, by agent, the sum of the rewards that are in no step of the agent.
+
+        They came before its first observation, or since its last one.
+        """
+        return {agent: log.hanging_reward(self.t_started) for agent, log in self._logs.items()}
+
+    def get_return(self, include_hanging_rewards: bool = False) -> float:
+        """Returns the sum of all agents' rewards in their steps, or with those that hang."""
+        total = sum(episode.get_return() for episode in self.agent_episodes.values())
+        return total + (sum(self.hanging_rewards().values()) if include_hanging_rewards else 0.0)
+
+    # Reading data, by the environment's steps.
+
+    def get_observations(
+        self,
+        indices: Indices = -1,
+        agent_ids: Collection[AgentID] | None = None,
+        *,
+        neg_index_as_lookback: bool = False,
+    ) -> dict[AgentID, Nest]:
+        """Returns the observations that agents were given at some of the environment's steps.
+
+        Args:
+          indices: A position, 0 for the start of this chunk, gives `{agent_id: observation}`; a
+            slice, a list, or None for all without the lookback, those stacked in order of time.
+            Agents without any are left out.
+          agent_ids: Which agents; all if None.
+          neg_index_as_lookback: Whether -1 is the item before item 0; otherwise it is the last.
+
+        Raises:
+          UserError: For positions that do not exist.
+        """
+        return self._read("obs", indices, agent_ids, neg_index_as_lookback)
+
+    def get_actions(
+        self,
+        indices: Indices = -1,
+        agent_ids: Collection[AgentID] | None = None,
+        *,
+        neg_index_as_lookback: bool = False,
+    ) -> dict[AgentID, Nest]:
+        """Returns the actions that agents took at some steps; see `get_observations`."""
+        return self._read("action", indices, agent_ids, neg_index_as_lookback)
+
+    def get_extra_model_outputs(
+        self,
+        key: str | None = None,
+        indices: Indices = -1,
+        agent_ids: Collection[AgentID] | None = None,
+        *,
+        neg_index_as_lookback: bool = False,
+    ) -> dict[AgentID, Nest]:
+        """Returns what policies gave beside actions, all or under `key`; see `get_observations`."""
+        found = self._read("extras", indices, agent_ids, neg_index_as_lookback)
+        return found if key is None else {a: x[key] for a, x in found.items() if key in x}
+
+    def get_rewards(
+        self,
+        indices: Indices = -1,
+        agent_ids: Collection[AgentID] | None = None,
+        *,
+        neg_index_as_lookback: bool = False,
+    ) -> dict[AgentID, Any]:
+        """Returns the rewards that agents were given at some steps; see `get_observations`."""
+        return self._read("reward", indices, agent_ids, neg_index_as_lookback)
+
+    def get_infos(self, index: int = -1, *, neg_index_as_lookback: bool = False) -> dict[Any, Any]:
+        """Returns what the environment gave as infos at one position; see `get_observations`."""
+        size = len(self) + 1
+        position = resolve(
+            "infos", index, size, self.len_lookback_buffer, neg_index_as_lookback, False
+        )
+        return self._infos.get(self.t_started + int(position), {})  # type: ignore[arg-type]
+
+    def env_to_agent_step(self, agent_id: AgentID, env_step: int) -> int | None:
+        """Returns which of the agent's observations it was given at a position of this chunk.
+
+        Args:
+          agent_id: The agent.
+          env_step: 0 for the start of this chunk, negative for the lookback.
+
+        Returns:
+          The index into `agent_episodes[agent_id]`, negative for its lookback; None for none.
+        """
+        log, time = self._known(agent_id), self.t_started + env_step
+        if time not in log.obs_t:
+            return None
+        return log.obs_t.index(time) - self.agent_episodes[agent_id].len_lookback_buffer
+
+    def agent_to_env_step(self, agent_id: AgentID, agent_step: int) -> int:
+        """Returns at which position of this chunk the agent was given its observation.
+
+        Args:
+          agent_id: The agent.
+          agent_step: Index into `agent_episodes[agent_id]`, negative for its lookback.
+
+        Returns:
+          The position, negative before this chunk.
+
+        Raises:
+          UserError: When the agent has no such observation.
+        """
+        log, lookback = self._known(agent_id), self.agent_episodes[agent_id].len_lookback_buffer
+        size = len(log.obs_t) - lookback
+        position = resolve(f"obs of agent {agent_id}", agent_step, size, lookback, True, False)
+        return log.obs_t[lookback + int(position)] - self.t_started  # type: ignore[arg-type]
+
     # Adding data.
 
     def add_env_reset(self, obs: AgentDict, infos: AgentDict | None = None) -> None:
@@ -78,15 +276,9 @@ class MultiAgentEpisode(MultiAgentReader):
         Raises:
           UserError: When the episode has begun.
         """
-        if self._begun:
-            raise UserError(
-                f"episode {self.id_}",
-                expected="one reset, before the first step",
-                got=f"another after {len(self)} steps",
-                remedy="Make a new MultiAgentEpisode for the next episode.",
-            )
+        self._check_reset()
         for agent, o in obs.items():
-            self._log(agent).observe(self.t, nests.as_arrays(o, f"obs of agent {agent}"))
+            self._log(agent).observe(self.t, lookback_buffer.as_arrays(o, f"obs of agent {agent}"))
         self._infos[self.t] = dict(infos or {})
         self._begun = True
         self._agent_episodes = None
@@ -122,12 +314,13 @@ class MultiAgentEpisode(MultiAgentReader):
         terminated, truncated = _flags(terminated), _flags(truncated)
         extras = extra_model_outputs or {}
         ends = self._ends(obs, terminated, truncated)
+        self._check_goes_on()
         check_step(self, self._logs, obs, action, reward, extras, ends)
-        seen = {a: nests.as_arrays(o, f"obs of agent {a}") for a, o in obs.items()}
+        seen = {a: lookback_buffer.as_arrays(o, f"obs of agent {a}") for a, o in obs.items()}
         acts = {
             a: (
-                nests.as_arrays(x, f"action of agent {a}"),
-                nests.as_arrays(dict(extras.get(a, {})), f"policy_extras of agent {a}"),
+                lookback_buffer.as_arrays(x, f"action of agent {a}"),
+                lookback_buffer.as_arrays(dict(extras.get(a, {})), f"policy_extras of agent {a}"),
             )
             for a, x in action.items()
         }
@@ -162,83 +355,13 @@ class MultiAgentEpisode(MultiAgentReader):
 
     # Chunks.
 
-    def __getitem__(self, item: slice) -> "MultiAgentEpisode":
-        """Returns the steps of a slice as a chunk; see `slice`."""
-        return self.slice(item)
-
-    def slice(
-        self, slice_: slice, *, len_lookback_buffer: int | None = None
-    ) -> "MultiAgentEpisode":
-        """Returns some consecutive steps of the environment as a chunk of its own.
-
-        Args:
-          slice_: Which steps; negative numbers count from the end, as for a list.
-          len_lookback_buffer: How many steps before the slice it carries as lookback, if there are
-            as many; by default as many as this episode has.
-
-        Raises:
-          UserError: For something else than a slice of step 1.
-        """
-        if not isinstance(slice_, slice) or slice_.step not in (None, 1):
-            raise UserError(
-                f"episode {self.id_}",
-                expected="a slice of consecutive steps, such as episode[2:5]",
-                got=str(slice_),
-                remedy="Read single items with get_observations(i), get_actions(i), ...",
-            )
-        start, stop, _ = slice_.indices(len(self))
-        own = self.len_lookback_buffer
-        lookback = min(own if len_lookback_buffer is None else len_lookback_buffer, own + start)
-        return self._chunk(self.t_started + start, self.t_started + max(start, stop), lookback)
-
-    def cut(self, len_lookback_buffer: int = 0) -> "MultiAgentEpisode":
-        """Returns the chunk, of no steps yet, in which the episode goes on.
-
-        Args:
-          len_lookback_buffer: How many of the steps so far it carries as lookback.
-
-        Raises:
-          UserError: When the episode is done or has not begun.
-        """
-        if self.is_done or not self._begun:
-            raise UserError(
-                f"episode {self.id_}",
-                expected="an episode that goes on",
-                got="one that is done" if self.is_done else "one without a reset",
-                remedy="Cut only while `not episode.is_done`, after add_env_reset.",
-            )
-        return self._chunk(
-            self.t, self.t, min(len_lookback_buffer, len(self) + self.len_lookback_buffer)
-        )
-
     def concat_episode(self, other: "MultiAgentEpisode") -> None:
         """Appends the chunk in which this one goes on; its lookback is left out.
 
         Raises:
           UserError: Unless it is of the same episode and starts where this one stops.
         """
-        wrong = []
-        if other.id_ != self.id_:
-            wrong.append(f"id {other.id_} after {self.id_}")
-        if self.is_done:
-            wrong.append("an episode that is done already")
-        if other.t_started != self.t:
-            wrong.append(f"a chunk that starts at step {other.t_started} after step {self.t}")
-        if not wrong:
-            ours = self._chunk(self.t, self.t, 0)
-            theirs = other._chunk(other.t_started, other.t_started, 0)
-            differ = [
-                a for a, log in ours._logs.items() if not _same_state(log, theirs._logs.get(a))
-            ]
-            if differ:
-                wrong.append(f"another state of agents {differ} where the chunks meet")
-        if wrong:
-            raise UserError(
-                "concat_episode",
-                expected="the chunk in which this one goes on",
-                got="; ".join(wrong),
-                remedy="Concatenate chunks in order, as `cut` made them.",
-            )
+        self._check_meets(other)
         for agent, log in other._logs.items():
             self._log(agent).extend(log, self.t)
         self._infos |= {t: i for t, i in other._infos.items() if t > self.t}
@@ -246,6 +369,13 @@ class MultiAgentEpisode(MultiAgentReader):
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         self._agent_episodes = None
+
+    def _differences(self, other: Any) -> list[str]:
+        if self.is_done or other.t_started != self.t:
+            return []
+        ours, theirs = self._chunk(len(self), len(self), 0), other._chunk(0, 0, 0)
+        differ = [a for a, log in ours._logs.items() if not _same_state(log, theirs._logs.get(a))]
+        return [f"another state of agents {differ} where the chunks meet"] if differ else []
 
     def validate(self) -> None:
         """Checks every agent's columns.
@@ -271,7 +401,7 @@ class MultiAgentEpisode(MultiAgentReader):
                 for agent, log in self._logs.items()
             ],
             "infos": [
-                {"t": t, "infos": nests.as_arrays(infos, "infos")}
+                {"t": t, "infos": lookback_buffer.as_arrays(infos, "infos")}
                 for t, infos in self._infos.items()
             ],
         }
@@ -309,6 +439,64 @@ class MultiAgentEpisode(MultiAgentReader):
 
     # Within.
 
+    def _known(self, agent_id: AgentID) -> AgentLog:
+        if agent_id in self.agent_ids:
+            return self._logs[agent_id]
+        raise UserError(
+            f"agent {agent_id!r}",
+            expected=f"one of {sorted(map(str, self.agent_ids))}",
+            got="an agent that was given no observation",
+        )
+
+    def _episode(self, agent_id: AgentID) -> SingleAgentEpisode:
+        def infos(t: int) -> Mapping[str, Any]:
+            return self._infos.get(t, {}).get(agent_id, {})
+
+        return self._logs[agent_id].episode(
+            self.t_started,
+            infos,
+            id_=f"{self.id_}/{agent_id}",
+            agent_id=agent_id,
+            module_id=self.module_for(agent_id),
+            multi_agent_episode_id=self.id_,
+        )
+
+    def _read(
+        self,
+        column: str,
+        indices: Indices,
+        agent_ids: Collection[AgentID] | None,
+        neg_index_as_lookback: bool,
+    ) -> dict[AgentID, Any]:
+        """Items of a column by agent, at positions of the environment's steps."""
+        size = len(self) + (1 if column == "obs" and self._begun else 0)
+        positions = resolve(
+            column, indices, size, self.len_lookback_buffer, neg_index_as_lookback, False
+        )
+        single = isinstance(positions, int)
+        shift = self.t_started + (1 if column == "reward" else 0)
+        times = [p + shift for p in ([positions] if isinstance(positions, int) else positions)]
+        found: dict[AgentID, Any] = {}
+        for agent, log in self._logs.items():
+            if agent_ids is not None and agent not in agent_ids:
+                continue
+            have = getattr(log, "action_t" if column == "extras" else f"{column}_t")
+            at = {t: i for i, t in enumerate(have)}
+            rows = [at[t] for t in times if t in at]
+            late = column == "obs" and log.late_obs is not None and log.end_t in times
+            if late:
+                items = [log.obs.get(i) for i in rows] + [log.late_obs]
+                found[agent] = items[0] if single else lookback_buffer.stack(items)
+                continue
+            if not rows:
+                continue
+            if column == "reward":
+                numbers = np.array([log.reward[i] for i in rows], np.float32)
+                found[agent] = numbers[0] if single else numbers
+            else:
+                found[agent] = getattr(log, column).get(rows[0] if single else rows)
+        return found
+
     def _log(self, agent_id: AgentID) -> AgentLog:
         return self._logs.setdefault(agent_id, AgentLog())
 
@@ -339,7 +527,8 @@ class MultiAgentEpisode(MultiAgentReader):
             self.is_truncated = not self.is_terminated
 
     def _chunk(self, start: int, stop: int, lookback: int) -> "MultiAgentEpisode":
-        """The steps between two times, sharing memory."""
+        """Steps `start` to `stop` with a lookback, sharing memory."""
+        start, stop = self.t_started + start, self.t_started + stop
         part = MultiAgentEpisode(
             self.id_,
             agent_to_module_mapping_fn=self.agent_to_module_mapping_fn,
@@ -373,6 +562,6 @@ def _same_state(ours: AgentLog, theirs: AgentLog | None) -> bool:
     if not np.array_equal(ours.rewards(), theirs.rewards()):
         return False
     return all(
-        nests.equal(a.all(), b.all())
+        lookback_buffer.equal(a.all(), b.all())
         for a, b in ((ours.obs, theirs.obs), (ours.action, theirs.action))
     )

@@ -4,9 +4,11 @@ import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from tfrl.episodes import nests
-from tfrl.episodes.episode_reader import EpisodeReader, extras_buffer
-from tfrl.episodes.lookback_buffer import LookbackBuffer
+import numpy as np
+
+from tfrl.episodes import lookback_buffer
+from tfrl.episodes.episode import Episode
+from tfrl.episodes.lookback_buffer import Indices, LookbackBuffer, resolve
 from tfrl.episodes.trajectories import episodes_of, trajectory_of
 from tfrl.errors import UserError
 from tfrl.types import Trajectory
@@ -14,7 +16,30 @@ from tfrl.types import Trajectory
 Nest = Any
 
 
-class SingleAgentEpisode(EpisodeReader):
+def extras_buffer(columns: Mapping[str, Nest] | None, steps: int, lookback: int) -> LookbackBuffer:
+    """One buffer of dicts, made of columns that are lists of items or stacked."""
+    stacked, sizes = {}, {}
+    for name, column in (columns or {}).items():
+        buffer = LookbackBuffer.of(f"policy_extras/{name}", column)
+        sizes[name] = buffer.size
+        if buffer.size:
+            stacked[name] = buffer.all()
+    if any(size != steps for size in sizes.values()):
+        raise UserError(
+            "policy_extras", expected=f"{steps} items of each, as there are actions", got=str(sizes)
+        )
+    rows = stacked if steps else None
+    return LookbackBuffer("policy_extras", stacked=rows, size=steps, lookback=lookback)
+
+
+def _last(steps: int, flag: bool) -> np.ndarray:
+    column = np.zeros([steps], bool)
+    if steps:
+        column[-1] = flag
+    return column
+
+
+class SingleAgentEpisode(Episode):
     """Observations o_0 .. o_T and, between them, T actions, rewards and policy extras, in NumPy.
 
     Step t is (o_t, a_t, r_t, o_{t+1}); the last observation is the true successor of the last
@@ -74,14 +99,179 @@ class SingleAgentEpisode(EpisodeReader):
         self.is_truncated = bool(truncation)
         self._obs = LookbackBuffer.of("obs", obs, lookback)
         self._action = LookbackBuffer.of("action", action, lookback)
-        reward = [nests.as_reward(r) for r in reward] if isinstance(reward, list) else reward
+        reward = (
+            [lookback_buffer.as_reward(r) for r in reward] if isinstance(reward, list) else reward
+        )
         stacked = reward is not None and not isinstance(reward, list)
         self._reward = LookbackBuffer.of(
-            "reward", nests.as_reward(reward) if stacked else reward, lookback
+            "reward", lookback_buffer.as_reward(reward) if stacked else reward, lookback
         )
         self._extras = extras_buffer(policy_extras, self._action.size, lookback)
         self._infos = [{} for _ in range(self._obs.size)] if infos is None else list(infos)
         self.validate()
+
+    # Basic facts.
+
+    def __len__(self) -> int:
+        """The number of steps, the lookback not counted."""
+        return max(len(self._obs) - 1, 0)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was a reset."""
+        return bool(self._obs.size)
+
+    @property
+    def t(self) -> int:  # type: ignore[override]
+        """The number of the next step within the whole episode."""
+        return self.t_started + len(self)
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether everything is stacked."""
+        return all(buffer.is_numpy for buffer in self._buffers)
+
+    @property
+    def len_lookback_buffer(self) -> int:  # type: ignore[override]
+        """The number of steps of lookback."""
+        return self._obs.lookback
+
+    def get_return(self) -> Any:
+        """Returns the sum of the rewards, a float (a dict of them for a dict of rewards)."""
+        if not len(self):
+            return 0.0
+        return lookback_buffer.map_leaves(
+            lambda r: float(r.sum(dtype=np.float64)) if r.ndim == 1 else r.sum(axis=0),
+            self.get_rewards(),
+        )
+
+    # Reading data.
+
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Nest:
+        """Returns one observation, or several stacked along a leading axis.
+
+        There is one observation more than there are steps.
+
+        Args:
+          indices: A position, a slice, a list of positions, or None for all without the lookback.
+          neg_index_as_lookback: Whether -1 is the item just before o_0 of this chunk, the last of
+            the lookback; otherwise -1 is the last of all, and what lies further back than the
+            chunk reaches into the lookback.
+          fill: What every leaf holds at positions that do not exist; None refuses such a
+            position, and shortens such a slice.
+
+        Raises:
+          UserError: For positions that do not exist.
+        """
+        return self._obs.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Nest:
+        """Returns actions; see `get_observations`."""
+        return self._action.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+
+    def get_rewards(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Nest:
+        """Returns float32 rewards; see `get_observations`."""
+        return self._reward.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+
+    def get_extra_model_outputs(
+        self,
+        key: str | None = None,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Nest:
+        """Returns what the policy gave under `key`, or the dict of all; see `get_observations`.
+
+        Raises:
+          UserError: For a key that the steps do not have, and as `get_observations`.
+        """
+        rows = self._extras.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
+        if key is None:
+            return rows
+        if key not in rows:
+            raise UserError(
+                f"policy_extras[{key!r}]",
+                expected=f"one of {sorted(rows)}",
+                got="no such name in this episode",
+            )
+        return rows[key]
+
+    def get_infos(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Any:
+        """Returns the info dict of one observation, or a list of them; see `get_observations`."""
+        size, lookback = len(self._obs), self._obs.lookback
+        positions = resolve(
+            "infos", indices, size, lookback, neg_index_as_lookback, fill is not None
+        )
+        single = isinstance(positions, int)
+        found = [
+            self._infos[lookback + p] if -lookback <= p < size else fill
+            for p in ([positions] if isinstance(positions, int) else positions)
+        ]
+        return found[0] if single else found
+
+    @property
+    def obs(self) -> Nest:
+        """All observations, leaves `[T + 1, ...]`."""
+        return self.get_observations()
+
+    @property
+    def action(self) -> Nest:
+        """All actions, leaves `[T, ...]`."""
+        return self.get_actions()
+
+    @property
+    def reward(self) -> Nest:
+        """All rewards, float32 `[T]` (or a dict of them)."""
+        return self.get_rewards()
+
+    @property
+    def policy_extras(self) -> dict[str, Nest]:
+        """All that the policy gave beside the actions, leaves `[T, ...]`."""
+        return self.get_extra_model_outputs() if len(self) else {}
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """All info dicts, one for each observation."""
+        return self.get_infos()
+
+    @property
+    def termination(self) -> np.ndarray:
+        """Bool `[T]`; True at most in the last step."""
+        return _last(len(self), self.is_terminated)
+
+    @property
+    def truncation(self) -> np.ndarray:
+        """Bool `[T]`; True at most in the last step."""
+        return _last(len(self), self.is_truncated)
+
+    @property
+    def _buffers(self) -> tuple[LookbackBuffer, ...]:
+        return self._obs, self._action, self._reward, self._extras
 
     # Adding data.
 
@@ -91,14 +281,8 @@ class SingleAgentEpisode(EpisodeReader):
         Raises:
           UserError: When there is one already.
         """
-        if self._obs.size:
-            raise UserError(
-                f"episode {self.id_}",
-                expected="one reset, before the first step",
-                got=f"another after {len(self)} steps",
-                remedy="Make a new SingleAgentEpisode for the next episode.",
-            )
-        self._obs.append(nests.as_arrays(obs, "obs"))
+        self._check_reset()
+        self._obs.append(lookback_buffer.as_arrays(obs, "obs"))
         self._infos.append(dict(infos or {}))
 
     def add_env_step(
@@ -128,19 +312,14 @@ class SingleAgentEpisode(EpisodeReader):
           UserError: Before the reset, after the end, or for items that differ in kind from those
             of the steps before.
         """
-        if not self._obs.size or self.is_done:
-            ended = "is done" if self.is_done else "has no reset"
-            raise UserError(
-                f"episode {self.id_}",
-                expected="steps between the reset and the end",
-                got=f"a step while the episode {ended}",
-                remedy="Call add_env_reset first, on a new SingleAgentEpisode for each episode.",
-            )
+        self._check_goes_on()
         row = {
-            self._obs: nests.as_arrays(obs, "obs"),
-            self._action: nests.as_arrays(action, "action"),
-            self._reward: nests.as_reward(reward),
-            self._extras: nests.as_arrays(dict(extra_model_outputs or {}), "policy_extras"),
+            self._obs: lookback_buffer.as_arrays(obs, "obs"),
+            self._action: lookback_buffer.as_arrays(action, "action"),
+            self._reward: lookback_buffer.as_reward(reward),
+            self._extras: lookback_buffer.as_arrays(
+                dict(extra_model_outputs or {}), "policy_extras"
+            ),
         }
         for buffer, item in row.items():  # all before any, so that an error leaves no half step
             buffer.check(item)
@@ -157,88 +336,25 @@ class SingleAgentEpisode(EpisodeReader):
 
     # Chunks.
 
-    def __getitem__(self, item: slice) -> "SingleAgentEpisode":
-        """Returns the steps of a slice as a chunk; see `slice`."""
-        return self.slice(item)
-
-    def slice(
-        self, slice_: slice, *, len_lookback_buffer: int | None = None
-    ) -> "SingleAgentEpisode":
-        """Returns some consecutive steps as a chunk of its own.
-
-        Steps a to b have the observations o_a .. o_b. A slice that ends before the end is neither
-        terminated nor truncated.
-
-        Args:
-          slice_: Which steps; negative numbers count from the end, as for a list.
-          len_lookback_buffer: How many steps before the slice it carries as lookback, if there are
-            as many; by default as many as this episode has.
-
-        Raises:
-          UserError: For something else than a slice of step 1.
-        """
-        if not isinstance(slice_, slice) or slice_.step not in (None, 1):
-            raise UserError(
-                f"episode {self.id_}",
-                expected="a slice of consecutive steps, such as episode[2:5]",
-                got=str(slice_),
-                remedy="Read single items with get_observations(i), get_actions(i), ...",
-            )
-        start, stop, _ = slice_.indices(len(self))
-        stop = max(start, stop)
-        own = self.len_lookback_buffer
-        lookback = min(own if len_lookback_buffer is None else len_lookback_buffer, own + start)
-        complete = stop == len(self)
-        return self._chunk(start, stop, lookback, flags=complete)
-
-    def cut(self, len_lookback_buffer: int = 0) -> "SingleAgentEpisode":
-        """Returns the chunk, of no steps yet, in which the episode goes on.
-
-        Args:
-          len_lookback_buffer: How many of the steps so far it carries as lookback.
-
-        Raises:
-          UserError: When the episode is done or has not begun.
-        """
-        if self.is_done or not self._obs.size:
-            raise UserError(
-                f"episode {self.id_}",
-                expected="an episode that goes on",
-                got="one that is done" if self.is_done else "one without a reset",
-                remedy="Cut only while `not episode.is_done`, after add_env_reset.",
-            )
-        lookback = min(len_lookback_buffer, len(self) + self.len_lookback_buffer)
-        return self._chunk(len(self), len(self), lookback, flags=False)
-
     def concat_episode(self, other: "SingleAgentEpisode") -> None:
         """Appends the chunk in which this one goes on; its lookback is left out.
 
         Raises:
           UserError: Unless it is of the same episode and starts where this one stops.
         """
-        wrong = []
-        if other.id_ != self.id_:
-            wrong.append(f"id {other.id_} after {self.id_}")
-        if self.is_done:
-            wrong.append("an episode that is done already")
-        if other.t_started != self.t:
-            wrong.append(f"a chunk that starts at step {other.t_started} after step {self.t}")
-        if not self._obs.size or not other._obs.size:
-            wrong.append("a chunk without a reset")
-        elif not nests.equal(self.get_observations(-1), other.get_observations(0)):
-            wrong.append("another observation where the chunks meet")
-        if wrong:
-            raise UserError(
-                "concat_episode",
-                expected="the chunk in which this one goes on",
-                got="; ".join(wrong),
-                remedy="Concatenate chunks in order, as `cut` made them.",
-            )
+        self._check_meets(other)
         self._obs.extend(other._obs, start=1)
         for ours, others in zip(self._buffers[1:], other._buffers[1:], strict=True):
             ours.extend(others)
         self._infos += other.get_infos(slice(1, None))
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+
+    def _differences(self, other: Any) -> list[str]:
+        if not self.has_begun or not other.has_begun:
+            return ["a chunk without a reset"]
+        if not lookback_buffer.equal(self.get_observations(-1), other.get_observations(0)):
+            return ["another observation where the chunks meet"]
+        return []
 
     def validate(self) -> None:
         """Checks that all columns fit together.
@@ -262,7 +378,6 @@ class SingleAgentEpisode(EpisodeReader):
                 expected="one obs and one info more than actions, rewards and policy_extras, and "
                 "a lookback of no more steps than there are",
                 got=f"{got}, lookback {self._obs.lookback}",
-                remedy="Give o_0 .. o_T and T of the others, the lookback included.",
             )
 
     # Other forms.
@@ -309,7 +424,7 @@ class SingleAgentEpisode(EpisodeReader):
             "action": self._action.all(),
             "reward": self._reward.all(),
             "policy_extras": self._extras.all(),
-            "infos": [nests.as_arrays(info, "infos") for info in self._infos],
+            "infos": [lookback_buffer.as_arrays(info, "infos") for info in self._infos],
         }
         return {name: value for name, value in state.items() if value is not None}
 
@@ -349,8 +464,9 @@ class SingleAgentEpisode(EpisodeReader):
         episode._extras, episode._infos = policy_extras, infos
         return episode
 
-    def _chunk(self, start: int, stop: int, lookback: int, flags: bool) -> "SingleAgentEpisode":
-        """Steps start to stop with a lookback, sharing memory."""
+    def _chunk(self, start: int, stop: int, lookback: int) -> "SingleAgentEpisode":
+        """Steps `start` to `stop` with a lookback, sharing memory."""
+        flags = stop == len(self)
         end = stop + 1 if self._obs.size else 0
         first = self.len_lookback_buffer + start - lookback
         return self.of_buffers(

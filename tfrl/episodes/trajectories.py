@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.types import Trajectory
 
@@ -23,12 +23,7 @@ def trajectory_of(episode: Any, env_extra_fields: Sequence[str] = ()) -> Traject
       UserError: Without a step, or for an info that a step does not have.
     """
     if not len(episode):
-        raise UserError(
-            f"episode {episode.id_}",
-            expected="at least one step",
-            got="none",
-            remedy="Leave episodes without steps out.",
-        )
+        raise UserError(f"episode {episode.id_}", expected="at least one step", got="none")
     after = episode.get_infos(slice(1, None))
     extras = {}
     for name in env_extra_fields:
@@ -40,12 +35,14 @@ def trajectory_of(episode: Any, env_extra_fields: Sequence[str] = ()) -> Traject
                 got=f"none at steps {missing[:5]}{' ...' if len(missing) > 5 else ''}",
                 remedy=f"The first step's infos are {sorted(after[0])}.",
             )
-        extras[name] = nests.stack([nests.as_arrays(info[name], name) for info in after])
+        extras[name] = lookback_buffer.stack(
+            [lookback_buffer.as_arrays(info[name], name) for info in after]
+        )
     rows = Trajectory(
-        obs=nests.take(episode.obs, slice(0, -1)),
+        obs=lookback_buffer.take(episode.obs, slice(0, -1)),
         action=episode.action,
         reward=episode.reward,
-        next_obs=nests.take(episode.obs, slice(1, None)),
+        next_obs=lookback_buffer.take(episode.obs, slice(1, None)),
         termination=episode.termination,
         truncation=episode.truncation,
         valid=np.ones([len(episode)], bool),
@@ -76,7 +73,6 @@ def episodes_of(
             "t_started",
             expected=f"a number for each of {ends.shape[1]} columns",
             got=f"{len(t_started)} numbers",
-            remedy="Leave it out when every column starts with a reset.",
         )
     found = []
     for b in range(ends.shape[1]):
@@ -107,14 +103,16 @@ def _pieces(valid: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
 
 def _episode(make: Callable[..., Any], rows: Trajectory, t_started: int) -> Any:
     """The episode of consecutive rows, leaves `[n, ...]`."""
-    last = nests.take(rows.next_obs, slice(-1, None))
+    last = lookback_buffer.take(rows.next_obs, slice(-1, None))
     infos = None
     if rows.env_extras:
-        steps = [nests.take(rows.env_extras, (t, ...)) for t in range(len(rows.termination))]
+        steps = [
+            lookback_buffer.take(rows.env_extras, (t, ...)) for t in range(len(rows.termination))
+        ]
         infos = [{}, *steps]
     extras = rows.policy_extras
     return make(
-        obs=nests.concat([rows.obs, last]),
+        obs=lookback_buffer.concat([rows.obs, last]),
         action=rows.action,
         reward=rows.reward,
         infos=infos,

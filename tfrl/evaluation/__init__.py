@@ -1,9 +1,7 @@
 """Judging agents: exact numbers of episodes, their trajectories, statistics and videos."""
 
-from tfrl.evaluation.collector import CollectedEpisodes, EpisodeCollector
-from tfrl.evaluation.evaluator import Evaluator
-from tfrl.evaluation.result import EvaluationResult
-from tfrl.evaluation.statistics import bootstrap_interval
+from tfrl.evaluation.evaluator import CollectedEpisodes, EpisodeCollector, Evaluator
+from tfrl.evaluation.result import EvaluationResult, bootstrap_interval
 from tfrl.evaluation.video import Video, record_video
 
 __all__ = [

@@ -1,5 +1,6 @@
 """Plays an exact number of episodes and reports their returns."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -7,21 +8,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.multi_agent import agent_ids
-from tfrl.envs.wrappers.reward_active import RewardActive
-from tfrl.errors import UserError, did_you_mean
+from tfrl.envs.wrappers.rewards import RewardActive
+from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.rollout.acting import policy_for
-from tfrl.rollout.episode import episode_limit, fast_eval_rollout_episode
-from tfrl.rollout.scan import scan
-from tfrl.rollout.step import ActionFn, autoreset_mode
+from tfrl.rollout.episode import (
+    EpisodeTotals,
+    episode_limit,
+    episode_totals,
+    eval_rollout_episode,
+    fast_eval_rollout_episode,
+)
+from tfrl.rollout.step import ActionFn, autoreset_mode, scan
 from tfrl.traces import logic_key, traces_of
-from tfrl.types import Nest
+from tfrl.types import Nest, Trajectory
 
 COMPILE_MODES = ("auto", "xla", "graph", "eager")
 
@@ -58,22 +64,10 @@ class Evaluator(struct.Struct):
     compile: str = "auto"
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
-        _check_count("num_episodes", self.num_episodes)
-        if not 0.0 <= self.discount <= 1.0:
-            raise UserError(
-                "discount",
-                expected="a number from 0 to 1",
-                got=repr(self.discount),
-                remedy="Give 1 for plain returns.",
-            )
-        if self.compile not in COMPILE_MODES:
-            raise UserError(
-                "compile",
-                expected=f"one of {', '.join(COMPILE_MODES)}",
-                got=repr(self.compile),
-                remedy=did_you_mean(str(self.compile), COMPILE_MODES),
-            )
+        """Checks what the user chose."""
+        checks.at_least("num_episodes", self.num_episodes, 1)
+        checks.probability("discount", self.discount)
+        checks.one_of("compile", self.compile, COMPILE_MODES)
         episode_limit(self.env, self.max_steps, name="max_steps")
 
     @property
@@ -189,12 +183,84 @@ def compiled(fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return tf.function(counted_apart(fn), jit_compile=mode == "xla", autograph=False)
 
 
-def _check_count(name: str, count: Any) -> None:
-    is_int = isinstance(count, int | np.integer) and not isinstance(count, bool)
-    if not is_int or count < 1:
-        raise UserError(
-            name,
-            expected="an int of at least 1",
-            got=repr(count),
-            remedy="Give the number of episodes to play.",
+@dataclasses.dataclass(frozen=True)
+class CollectedEpisodes:
+    """Episodes with their statistics, all in numpy.
+
+    Attributes:
+      result: Returns, lengths and statistics; the same as `Evaluator.evaluate` gives.
+      episodes: One Trajectory per episode, leaves [length, ...], every row valid.
+      padded: All episodes as one Trajectory, leaves [T, N, ...], with `valid` False after the end.
+    """
+
+    result: EvaluationResult
+    episodes: list[Trajectory]
+    padded: Trajectory
+
+
+@struct.logic_dataclass
+class EpisodeCollector(Evaluator):
+    """An `Evaluator` that also returns the trajectories.
+
+    `collect` plays the very episodes that `evaluate` plays for the same key.
+
+    Attributes:
+      env_extra_fields: Names of `info` fields to be stored in `Trajectory.env_extras`.
+    """
+
+    env_extra_fields: tuple[str, ...] = ()
+
+    def collect(self, agent_state: Any, key: tf.Tensor) -> CollectedEpisodes:
+        """Plays `num_episodes` episodes and brings them to the host, round by round.
+
+        Args:
+          agent_state: The agent's state; leaves may be tensors or tf.Variables.
+          key: int32 [2].
+        """
+        agent_state = struct.values(agent_state)
+        rounds = []
+        for index in range(self.num_rounds):
+            played = self._compiled_round(agent_state, key, tf.constant(index))
+            rounds.append(tf.nest.map_structure(lambda x: x.numpy(), played))
+        count = self.num_episodes
+
+        def join(axis: int, nests: list[Any]) -> Any:
+            def one(*xs: np.ndarray) -> np.ndarray:
+                return np.take(np.concatenate(xs, axis=axis), range(count), axis=axis)
+
+            return tf.nest.map_structure(one, *nests)
+
+        padded = join(1, [trajectory for trajectory, _ in rounds])
+        totals = join(0, [totals for _, totals in rounds])
+        lengths = totals.episode_lengths
+        return CollectedEpisodes(
+            result=EvaluationResult.of(totals.discounted_returns, lengths),
+            episodes=[_episode(padded, i, int(n)) for i, n in enumerate(lengths)],
+            padded=padded,
         )
+
+    def run_round(
+        self, agent_state: Any, key: tf.Tensor, index: tf.Tensor
+    ) -> tuple[Trajectory, EpisodeTotals]:
+        """Plays round number `index`; a pure function for eager, graph and XLA."""
+        reset_key, step_key = self.round_keys(key, index)
+        trajectory = eval_rollout_episode(
+            self.played_env,
+            self.agent,
+            self.start(reset_key),
+            agent_state,
+            step_key,
+            self.episode_limit,
+            self.env_extra_fields,
+            self.action_fn,
+        )
+        return trajectory, episode_totals(trajectory, self.discount)
+
+    @functools.cached_property
+    def _compiled_round(self) -> Callable[..., Any]:
+        return self.compiled(lambda *args: self.run_round(*args))
+
+
+def _episode(padded: Trajectory, index: int, length: int) -> Trajectory:
+    """Episode number `index` of [T, N, ...], cut to its length."""
+    return tf.nest.map_structure(lambda x: x[:length, index].copy(), padded)

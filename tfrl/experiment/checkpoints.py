@@ -211,7 +211,6 @@ class CheckpointManager:
                 f"checkpoint {which} of {self._directory}",
                 expected=f"latest, best, or one of the steps {there}",
                 got=text,
-                remedy="Choose one of these.",
             )
         try:
             return _read(folders[step])
@@ -245,15 +244,15 @@ class CheckpointManager:
 
     def _folders(self) -> dict[int, pathlib.Path]:
         """`{step: folder}`; a folder caught in the middle of its replacement counts too."""
-        found: dict[int, pathlib.Path] = {}
+        result: dict[int, pathlib.Path] = {}
         if not self._directory.is_dir():
-            return found
+            return result
         for entry in self._directory.iterdir():
             aside = entry.name.startswith(files.REPLACED)
             match = _NAME.match(entry.name.removeprefix(files.REPLACED))
-            if match and entry.is_dir() and not (aside and int(match[1]) in found):
-                found[int(match[1])] = entry
-        return found
+            if match and entry.is_dir() and not (aside and int(match[1]) in result):
+                result[int(match[1])] = entry
+        return result
 
     def _ranked(self, folders: dict[int, pathlib.Path]) -> list[int]:
         """Steps that have a metric, highest first, the later of equal ones first."""

@@ -279,9 +279,9 @@ def _onnx_broadcast_args(ctx: Any, node: Any, name: str, args: Any) -> None:
     nothing = helper.make_tensor("nothing", TensorProto.BOOL, [1], [False])
     array = ctx.make_node("ConstantOfShape", given[:1], attr={"value": nothing}).output[0]
     whole = ctx.make_node("Expand", [array, given[1]]).output[0]
-    found = ctx.make_node("Shape", [whole]).output[0]
+    result = ctx.make_node("Shape", [whole]).output[0]
     ctx.make_node(
-        "Cast", [found], attr={"to": dtype}, name=name, outputs=outputs,
+        "Cast", [result], attr={"to": dtype}, name=name, outputs=outputs,
         shapes=[shape], dtypes=[dtype],
     )  # fmt: skip
 
@@ -302,8 +302,8 @@ def _to_onnx(name: str, function: Any, state: set[str]) -> bytes:
     begins = name == "initial_state"
 
     def renamed(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        found = function(*inputs)
-        return {k if begins or k not in state else _NEXT + k: x for k, x in found.items()}
+        result = function(*inputs)
+        return {k if begins or k not in state else _NEXT + k: x for k, x in result.items()}
 
     flat = tf.function(renamed, input_signature=signature, autograph=False)
     logger = logging.getLogger("tf2onnx")

@@ -98,8 +98,8 @@ def onnx(job):
         def call(**given):
             # What a policy does not look at is no input of the file.
             fed = {k: x.astype(inputs[k] or x.dtype) for k, x in given.items() if k in inputs}
-            found = session.run(outputs, fed)
-            return {n.removeprefix("next_"): x for n, x in zip(outputs, found, strict=True)}
+            result = session.run(outputs, fed)
+            return {n.removeprefix("next_"): x for n, x in zip(outputs, result, strict=True)}
 
         return call
 
@@ -117,9 +117,9 @@ def draws(folder):
     nodes += [
         n for graph in graphs for function in graph.library.function for n in function.node_def
     ]
-    found = [node for node in nodes if node.op in _DRAWS]
-    keys = [node for node in found if _OF_KEY.search(node.name)]
-    return model, keys, [node for node in found if not _OF_KEY.search(node.name)]
+    result = [node for node in nodes if node.op in _DRAWS]
+    keys = [node for node in result if _OF_KEY.search(node.name)]
+    return model, keys, [node for node in result if not _OF_KEY.search(node.name)]
 
 
 def _with_key(folder, copy, key):
@@ -169,8 +169,8 @@ def tf_agents(job):
             observation=observation,
         )
         step = tf.nest.map_structure(tf.convert_to_tensor, step)
-        found = policy.action(step, tf.nest.map_structure(tf.convert_to_tensor, state))
-        leaves = tf.nest.flatten(found.action) + tf.nest.flatten(found.state)
+        result = policy.action(step, tf.nest.map_structure(tf.convert_to_tensor, state))
+        leaves = tf.nest.flatten(result.action) + tf.nest.flatten(result.state)
         named = zip(job["outputs"] + job["state"], leaves, strict=True)
         return {name: x.numpy() for name, x in named}
 
@@ -187,14 +187,14 @@ def tf_agents(job):
         named = zip(job["state"], tf.nest.flatten(state), strict=True)
         return {name: x.numpy() for name, x in named}
 
-    found = {"action": act, "initial_state": begin}
+    result = {"action": act, "initial_state": begin}
     if job["key"] is not None:
         scratch = tempfile.TemporaryDirectory()
         _KEPT.append(scratch)
         copy = pathlib.Path(scratch.name, "collect_policy")
         explores = load(_with_key(folder / "collect_policy", copy, job["key"]))
-        found["explore"] = lambda seed, **inputs: call(explores, inputs)
-    return found
+        result["explore"] = lambda seed, **inputs: call(explores, inputs)
+    return result
 
 
 def _packed(spec, names, arrays):
@@ -218,7 +218,7 @@ def answers(job):
     def at(t, rows=slice(None)):
         return {name: x[t, rows] for name, x in observations.items()}
 
-    found: dict = {}
+    result: dict = {}
     # Exploring goes on from its own memory, the rest from that of the greedy policy.
     state, explored = begin(batch), begin(batch)
     for t in range(steps):
@@ -226,11 +226,11 @@ def answers(job):
             if name in signatures:
                 more = {**explored, "seed": np.asarray(t)} if name == "explore" else state
                 for output, x in signatures[name](**at(t), **more).items():
-                    found.setdefault(f"{name}/{output}", []).append(np.asarray(x))
-        state = {name: found[f"action/{name}"][-1] for name in job["state"]}
+                    result.setdefault(f"{name}/{output}", []).append(np.asarray(x))
+        state = {name: result[f"action/{name}"][-1] for name in job["state"]}
         if "explore" in signatures:
-            explored = {name: found[f"explore/{name}"][-1] for name in job["state"]}
-    stacked = {name: np.stack(each) for name, each in found.items()}
+            explored = {name: result[f"explore/{name}"][-1] for name in job["state"]}
+    stacked = {name: np.stack(each) for name, each in result.items()}
     single = signatures["action"](**at(0, slice(0, 1)), **begin(1))
     return {**stacked, **{f"single/{name}": np.asarray(x) for name, x in single.items()}}
 
@@ -244,11 +244,11 @@ def main():
     barred = _BARRED - allowed - (_THEIRS if "tf_agents" in allowed else set())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.meta_path.insert(0, _Bar(barred))
-    found = answers(job)
+    result = answers(job)
     loaded = barred & set(sys.modules)
     if loaded:
         raise SystemExit(f"imported all the same: {', '.join(sorted(loaded))}")
-    np.savez(job["answers"], **found)
+    np.savez(job["answers"], **result)
 
 
 if __name__ == "__main__":

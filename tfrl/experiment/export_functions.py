@@ -76,16 +76,16 @@ def policy_parameters(
 
 
 def _of_several(agent: MultiAgent, state: Any, obs: Nest, carry: Nest) -> Any:
-    found, carries = {}, {}
+    result, carries = {}, {}
     for agent_id in sorted(agent.action_spec):
         m = agent.module_of(agent_id)
         before = None if carry is None else carry.get(agent_id)
         each, after = policy_parameters(agent.modules[m], state[m], obs[agent_id], before)
         for path, parameters in each.items():
-            found[agent_id if path == "." else f"{agent_id}/{path}"] = parameters
+            result[agent_id if path == "." else f"{agent_id}/{path}"] = parameters
         if after is not None:
             carries[agent_id] = after
-    return found, carries or None
+    return result, carries or None
 
 
 def _parameters(policy: Any) -> tuple[str, dict[str, Any]]:
@@ -110,7 +110,7 @@ def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
       kinds: `{path: kind}`, as `policy_parameters` gave them.
     """
     leaves = struct.paths(agent.action_spec)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path, kind in kinds.items():
         about: dict[str, Any] = {"kind": kind, "meaning": KINDS[kind]}
         of = [leaves[path]] if path in leaves else list(leaves.values())
@@ -122,8 +122,8 @@ def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
             about["high"] = [x for _, high in bounds for x in high]
             if len(of) > 1:
                 about["order"] = list(leaves)
-        found[path] = files.plain(about)
-    return found
+        result[path] = files.plain(about)
+    return result
 
 
 # Up to this size the values of a policy are constants of its functions. From variables each would
@@ -287,15 +287,15 @@ class _Values:
 
     def inside(self, used: set[str], large: bool) -> dict[str, tf.Tensor]:
         """Returns the leaves within the function that is being traced."""
-        found = {}
+        result = {}
         for path, array in self._arrays.items():
             if path not in used:
-                found[path] = tf.fill(array.shape, tf.zeros([], array.dtype))  # takes no room
+                result[path] = tf.fill(array.shape, tf.zeros([], array.dtype))  # takes no room
             elif large:
-                found[path] = tf.convert_to_tensor(self._variables[path])
+                result[path] = tf.convert_to_tensor(self._variables[path])
             else:
-                found[path] = tf.constant(array)
-        return found
+                result[path] = tf.constant(array)
+        return result
 
 
 class _Maker:
@@ -312,16 +312,16 @@ class _Maker:
 
     @property
     def _specs(self) -> list[tf.TensorSpec]:
-        found = [
+        result = [
             tf.TensorSpec([None, *spec.shape], spec.dtype, name=self.obs_names[path])
             for path, spec in struct.paths(self._agent.obs_spec).items()
         ]
         if self.carry is not None:
-            found += [
+            result += [
                 tf.TensorSpec([None, *x.shape[1:]], x.dtype, name=self.carry_names[path])
                 for path, x in struct.paths(self.carry).items()
             ]
-        return found
+        return result
 
     def made(self, call: Callable[..., Any], more: Sequence[tf.TensorSpec] = ()) -> Any:
         """Returns `call(state, obs, carry, *more)` as a function of named tensors, traced."""
@@ -364,8 +364,8 @@ class _Maker:
     def _acted(self, output: Any, carry: Any) -> dict[str, tf.Tensor]:
         self._check_carry(carry, output.carry)
         tf.nest.assert_same_structure(self._agent.action_spec, output.action)
-        found = dict(zip(self.action_names, tf.nest.flatten(output.action), strict=True))
-        return {**found, **self._after(output.carry)}
+        result = dict(zip(self.action_names, tf.nest.flatten(output.action), strict=True))
+        return {**result, **self._after(output.carry)}
 
     def _after(self, carry: Any) -> dict[str, tf.Tensor]:
         if self.carry is None:
@@ -373,9 +373,9 @@ class _Maker:
         return dict(zip(self.carry_names.values(), tf.nest.flatten(carry), strict=True))
 
     def distribution(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
-        found, after = policy_parameters(self._agent, state, obs, carry)
+        result, after = policy_parameters(self._agent, state, obs, carry)
         named = {}
-        for path, (kind, parameters) in found.items():
+        for path, (kind, parameters) in result.items():
             self.kinds[path] = kind
             named.update({leaf_name(path, name): x for name, x in parameters.items()})
         return {**named, **self._after(after)}
@@ -428,10 +428,10 @@ _PACKAGES_OF = {"tf_agents": ("tf_agents",), "onnx": ("tf2onnx", "onnx", "onnxru
 
 def export_versions(form: str) -> dict[str, str]:
     """Returns the versions of what made an export, those of its format included."""
-    found = versions()
+    result = versions()
     for name in _PACKAGES_OF.get(form, ()):
-        found[name] = importlib.metadata.version(_PACKAGES[name])
-    return found
+        result[name] = importlib.metadata.version(_PACKAGES[name])
+    return result
 
 
 def specs_of(policy: PolicyFunctions) -> dict[str, Any]:
@@ -444,7 +444,7 @@ def specs_of(policy: PolicyFunctions) -> dict[str, Any]:
 
 
 def _leaves(nest: Any, base: str) -> list[dict[str, Any]]:
-    found = []
+    result = []
     for path, spec in struct.paths(nest).items():
         low, high = specs.bounds(spec)
         about: dict[str, Any] = {
@@ -457,8 +457,8 @@ def _leaves(nest: Any, base: str) -> list[dict[str, Any]]:
         }
         if isinstance(spec, specs.DiscreteSpec):
             about["num_values"] = spec.num_values
-        found.append(about)
-    return found
+        result.append(about)
+    return result
 
 
 def _bound(bound: np.ndarray) -> Any:

@@ -60,14 +60,14 @@ class AgentOracle:
         agent, state = self._agent, self._state
         # Exploring goes on from its own memory, the rest from that of the greedy policy.
         carry = explored = initial_carry(agent, len(tf.nest.flatten(observations[0])[0]))
-        found: dict[str, list[np.ndarray]] = {}
+        result: dict[str, list[np.ndarray]] = {}
 
         def add(signature: str, leaves: Mapping[str, Any], after: Any) -> None:
             if self._carry_names:
                 after = zip(self._carry_names, tf.nest.flatten(after), strict=True)
                 leaves = {**leaves, **dict(after)}
             for name, x in leaves.items():
-                found.setdefault(f"{signature}/{name}", []).append(np.asarray(x))
+                result.setdefault(f"{signature}/{name}", []).append(np.asarray(x))
 
         def actions(nest: Any) -> dict[str, Any]:
             return dict(zip(self._names.values(), tf.nest.flatten(nest), strict=True))
@@ -88,7 +88,7 @@ class AgentOracle:
                 }
                 add("distribution", parameters, after)
             carry = greedy.carry
-        return {name: np.stack(each) for name, each in found.items()}
+        return {name: np.stack(each) for name, each in result.items()}
 
 
 # Of actions and memory, those larger than 1 relative to their size.
@@ -296,10 +296,10 @@ def _ties(
     leaves = struct.paths(policy.action_spec)
     path = next((p for p in leaves if leaf_name(p, "action") == output), None)
     values = [own.get(f"distribution/{leaf_name(path, n)}") for n in _DISCRETE if path is not None]
-    found = next((x for x in values if x is not None), None)
-    if found is None or path is None:
+    result = next((x for x in values if x is not None), None)
+    if result is None or path is None:
         return nothing
-    worth = found[0, :1] if one else found
+    worth = result[0, :1] if one else result
     if worth.size == expected.size:  # Bernoulli: 0 is as good as 1 where the logit is 0
         return np.abs(worth.reshape(expected.shape)) <= TOLERANCE
     first = specs.bounds(leaves[path])[0]
@@ -476,18 +476,18 @@ def verify(
     else:
         own = oracle.answers(observations, tuple(policy.functions))
         theirs = client_answers(form, folder, policy, observations)
-    found = compare(policy, own, theirs, has, quantized=quantized)
-    if found.wrong:
-        told = f"distances and shares of equal choices: {', '.join(found.wrong)}"
-        raise _failed(form, told, quantized)
+    result = compare(policy, own, theirs, has, quantized=quantized)
+    if result.wrong:
+        message = f"distances and shares of equal choices: {', '.join(result.wrong)}"
+        raise _failed(form, message, quantized)
     steps = len(observations)
     return {
         "process": "without tfrl",
         "observations": steps * len(tf.nest.flatten(observations[0])[0]),
         "steps": steps,
         "tolerance": None if quantized else TOLERANCE,
-        **found.summary(policy.outputs),
-        "outputs": found.outputs(),
+        **result.summary(policy.outputs),
+        "outputs": result.outputs(),
         "not_compared": left_out,
     }
 
@@ -503,9 +503,9 @@ def _without_key(folder: pathlib.Path, policy: PolicyFunctions) -> dict[str, str
 
 def _clipped(own: Answers, policy: PolicyFunctions) -> Answers:
     """TF-Agents clips actions to the bounds of their spec."""
-    found = dict(own)
+    result = dict(own)
     for path, spec in struct.paths(policy.action_spec).items():
         if spec.dtype.is_floating:
             name = f"action/{leaf_name(path, 'action')}"
-            found[name] = np.clip(own[name], *specs.bounds(spec)).astype(own[name].dtype)
-    return found
+            result[name] = np.clip(own[name], *specs.bounds(spec)).astype(own[name].dtype)
+    return result

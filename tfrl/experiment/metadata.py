@@ -91,13 +91,13 @@ def _git(folder: pathlib.Path, *arguments: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, tfrl and what it computes with."""
-    found = {"python": platform.python_version(), "tfrl": tfrl.__version__}
+    result = {"python": platform.python_version(), "tfrl": tfrl.__version__}
     for name, distribution in _DISTRIBUTIONS.items():
         try:
-            found[name] = importlib.metadata.version(distribution)
+            result[name] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            result[name] = "not installed"
+    return result
 
 
 def intra_op_threads() -> int:
@@ -107,10 +107,10 @@ def intra_op_threads() -> int:
 
 def devices() -> str:
     """Returns the accelerators, or the CPU model, as one line."""
-    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
+    result = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
     names = [
         tf.config.experimental.get_device_details(d).get("device_name", d.device_type)
-        for d in found
+        for d in result
     ]
     return ", ".join(names) if names else f"CPU {_cpu_model()}"
 
@@ -170,12 +170,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
       One text `name: old -> new` for each fact that differs; empty when a resumed run promises the
       same bits.
     """
-    found = []
+    result = []
     for name in BIT_FACTS:
         before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             pairs = {f"{name}.{k}": (before.get(k), now.get(k)) for k in sorted({*before, *now})}
         else:
             pairs = {name: (before, now)}
-        found += [f"{n}: {a} -> {b}" for n, (a, b) in pairs.items() if a != b]
-    return found
+        result += [f"{n}: {a} -> {b}" for n, (a, b) in pairs.items() if a != b]
+    return result

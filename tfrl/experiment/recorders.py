@@ -23,7 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfrl import extras
 from tfrl.errors import UserError
-from tfrl.evaluation.video_summary import video_summary
+from tfrl.evaluation.video_file import video_summary
 from tfrl.storage import files
 
 STEP = "env_steps"
@@ -169,9 +169,9 @@ class _LineRecorder(Recorder):
         while end > 0:
             start = max(0, end - 65536)
             self._file.seek(start)
-            found = self._file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
+            result = self._file.read(end - start).rfind(b"\n")
+            if result >= 0:
+                end = start + result + 1
                 break
             end = start
         if end < size:
@@ -201,10 +201,10 @@ class _LineRecorder(Recorder):
         """The rows up to a step; lines that are no rows are dropped and named."""
         kept = []
         for number, line in enumerate(lines, first_number):
-            found = self._step_of(line)
-            if found is None:
+            result = self._step_of(line)
+            if result is None:
                 warnings.warn(f"{self._path}: line {number} is damaged and dropped", stacklevel=3)
-            elif found <= step:
+            elif result <= step:
                 kept.append(line)
         return kept
 

@@ -100,8 +100,8 @@ def _user_traceback(error: BaseException | None) -> str:
     """The traceback that an error carries, or one that it was raised from."""
     while error is not None:
         for name in ("user_traceback", "worker_traceback"):
-            if found := getattr(error, name, ""):
-                return str(found)
+            if result := getattr(error, name, ""):
+                return str(result)
         error = error.__cause__
     return ""
 

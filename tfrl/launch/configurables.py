@@ -13,8 +13,7 @@ import gin
 import gymnasium.wrappers
 
 from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
-from tfrl.agents.core import Agent
-from tfrl.agents.registry import on_algorithm
+from tfrl.agents.core import Agent, on_algorithm
 from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
 from tfrl.envs import wrappers as wrappers_lib
@@ -101,10 +100,10 @@ class _Sendable:
 
 def _importable(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """What a wrapper's module has under its name; gin's own form cannot go to a process."""
-    found: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
+    result: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
     for name in getattr(wrapper, "__qualname__", "<lambda>").split("."):
-        found = getattr(found, name, None)
-    return found if callable(found) else wrapper
+        result = getattr(result, name, None)
+    return result if callable(result) else wrapper
 
 
 def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:

@@ -138,10 +138,10 @@ def read_binding(text: str) -> list[Binding]:
             got="no '='",
             remedy="Write for example --gin_bindings='train.total_env_steps=100000'.",
         )
-    found = []
+    result = []
     for statement in _statements(text, "--gin_bindings"):
-        found += list(_to_bindings(statement, "--gin_bindings", "--gin_bindings"))
-    return found
+        result += list(_to_bindings(statement, "--gin_bindings", "--gin_bindings"))
+    return result
 
 
 def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
@@ -286,10 +286,10 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
     Raises:
       UserError: A file is missing, or a line is malformed.
     """
-    found = [b for path in files for b in read_file(resolve(path), resolve)]
+    result = [b for path in files for b in read_file(resolve(path), resolve)]
     for text in bindings:
-        found += read_binding(text)
-    return found
+        result += read_binding(text)
+    return result
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[str] = ()) -> None:
@@ -307,16 +307,16 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[
         importlib.import_module(module)
     gin.clear_config()
     try:
-        found = read(files, bindings)
-        _check_names(found)
-        _check_duplicates(found)
-        _check_macros(found)
-        _check_scopes(found)
+        result = read(files, bindings)
+        _check_names(result)
+        _check_duplicates(result)
+        _check_macros(result)
+        _check_scopes(result)
         _apply([resolve(path) for path in files], bindings)
         gin_registry.inherit()
         check_types()
         _excused.clear()
-        _excused.update(_replaced_parts(found))
+        _excused.update(_replaced_parts(result))
     except BaseException:
         gin.clear_config()
         raise
@@ -339,7 +339,6 @@ def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
             "Gin configuration",
             expected="files and bindings that gin accepts",
             got=str(error),
-            remedy="Change the line that it names.",
         ) from error
     finally:
         logging.disable(before)
@@ -370,7 +369,6 @@ def _check_duplicates(found: Sequence[Binding]) -> None:
                 f"Gin binding {binding.key} ({binding.where})",
                 expected="one value",
                 got=f"a second one; the first is {first.value!r} ({first.where})",
-                remedy="Take one of them out.",
             )
 
 

@@ -41,12 +41,12 @@ def mismatch(function: Callable[..., Any], parameter: str, value: Any) -> str | 
     Returns:
       What is expected, in words, or None when the value fits or the parameter says nothing.
     """
-    found = inspect.signature(function).parameters.get(parameter)
-    if found is None or found.annotation is inspect.Parameter.empty:
+    result = inspect.signature(function).parameters.get(parameter)
+    if result is None or result.annotation is inspect.Parameter.empty:
         return None
-    if value is None and found.default is None:
+    if value is None and result.default is None:
         return None
-    annotation = _evaluate(function, found.annotation)
+    annotation = _evaluate(function, result.annotation)
     return None if fits(value, annotation) else describe(annotation)
 
 
@@ -140,9 +140,9 @@ class _OursFirst(selector_map.SelectorMap):
 
     def matching_selectors(self, partial_selector: str) -> list[str]:
         """Returns the selectors that a name may stand for."""
-        found: list[str] = super().matching_selectors(partial_selector)
-        ours = [selector for selector in found if not selector.startswith("tf_agents.")]
-        return ours or found
+        result: list[str] = super().matching_selectors(partial_selector)
+        ours = [selector for selector in result if not selector.startswith("tf_agents.")]
+        return ours or result
 
 
 config._REGISTRY.__class__ = _OursFirst
@@ -309,8 +309,8 @@ def bind(scope: str, selector: str, parameter: str, value: Any) -> None:
 
 def _class(configurable: config.Configurable) -> type | None:
     """The class that a configurable makes objects of, or None."""
-    found = inspect.unwrap(configurable.wrapped)
-    return found if isinstance(found, type) else None
+    result = inspect.unwrap(configurable.wrapped)
+    return result if isinstance(result, type) else None
 
 
 def without_references(value: Any, other: Callable[[Any], Any] = lambda _: UNKNOWN) -> Any:
@@ -361,7 +361,7 @@ def _unread() -> set[tuple[str, str, str]]:
     """The bindings (scope, selector, parameter) that no call has read."""
     with config._OPERATIVE_CONFIG_LOCK:
         read = [(scope.split("/"), s, set(v)) for (scope, s), v in config._OPERATIVE_CONFIG.items()]
-    found = set()
+    result = set()
     for (scope, selector), values in bound().items():
         parts = scope.split("/") if scope else []
         for name in values:
@@ -369,8 +369,8 @@ def _unread() -> set[tuple[str, str, str]]:
             if not any(
                 s == selector and p[: len(parts)] == parts and name in v for p, s, v in read
             ):
-                found.add((scope, selector, name))
-    return found
+                result.add((scope, selector, name))
+    return result
 
 
 def configuration() -> dict[str, str]:
@@ -396,9 +396,9 @@ def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[st
       configuration: As `configuration` gives it.
       names: Names such as `eval/make_env.num_envs`.
     """
-    found = dict(configuration)
+    result = dict(configuration)
     for name in names:
-        if name in found:
+        if name in result:
             continue
         scope, _, plain = name.rpartition("/")
         parts = scope.split("/")
@@ -406,8 +406,8 @@ def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[st
         value = next((configuration[n] for n in [*outer, plain] if n in configuration), None)
         value = _default(plain) if value is None else value
         if value is not None:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
 def _default(name: str) -> str | None:
@@ -417,8 +417,8 @@ def _default(name: str) -> str | None:
     if len(matches) != 1:
         return None
     signature = inspect.signature(config._REGISTRY[matches[0]].wrapped)
-    found = signature.parameters.get(parameter)
-    return None if found is None or found.default is found.empty else repr(found.default)
+    result = signature.parameters.get(parameter)
+    return None if result is None or result.default is result.empty else repr(result.default)
 
 
 # How Python and gin say that a call lacks arguments which nothing bound.

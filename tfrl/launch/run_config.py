@@ -39,7 +39,6 @@ def find(root_dir: str | None) -> pathlib.Path:
             f"--root_dir={root_dir}",
             expected="the folder of a run, with operative_config.gin in it",
             got="a folder without one" if root.is_dir() else f"no folder at {root}",
-            remedy="Give the root_dir of a training.",
         )
     return config
 

@@ -99,7 +99,6 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
             "--replay_server",
             expected="a workflow with a replay buffer: OffPolicyWorkflow",
             got=type(workflow).__name__,
-            remedy="Leave the flag out.",
         )
     use(address, reconnect_seconds)
     from tfrl.replay.reverb.connection import await_tables

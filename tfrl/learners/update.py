@@ -18,7 +18,7 @@ from tfrl.learners.reports import Results
 from tfrl.learners.state_changes import changed, finished, prepared, with_rates
 from tfrl.learners.train_step import Minibatch, TrainStep, take_minibatch
 from tfrl.learning import leaves
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 from tfrl.types import Nest
 
 if TYPE_CHECKING:

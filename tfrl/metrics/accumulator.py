@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 
 # Means over the episodes that ended. In a row they are those of the last that did.
 EPISODE_METRICS = ("episode_return", "episode_length")

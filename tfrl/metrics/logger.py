@@ -21,7 +21,7 @@ from typing import Any
 from tfrl.errors import UserError, did_you_mean
 from tfrl.metrics import values
 from tfrl.metrics.blocks import Block
-from tfrl.metrics.metric import Metric, Reduce, Settings
+from tfrl.metrics.metric import Metric, MetricSettings, Reduce
 
 Path = tuple[str, ...]
 
@@ -73,7 +73,7 @@ def put(row: dict[str, Any], path: Path, value: Any) -> None:
 SCHEMA = 1
 
 # What one logger hands over of one metric: its shape of values is the third item.
-Entry = tuple[Path, Settings, tuple[int, ...], Block]
+Entry = tuple[Path, MetricSettings, tuple[int, ...], Block]
 
 
 def metric_header(path: Path, metric: Metric) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def no_state(got: str) -> UserError:
     )
 
 
-def read_state(state: Mapping[str, Any]) -> list[tuple[Path, Settings, tuple[int, ...], Any]]:
+def read_state(state: Mapping[str, Any]) -> list[tuple[Path, MetricSettings, tuple[int, ...], Any]]:
     """Returns the metrics of a state or of what `take` returned, their blocks still unread."""
     if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
         got = f"schema {state.get('schema')}" if isinstance(state, Mapping) else repr(state)
@@ -101,7 +101,7 @@ def read_state(state: Mapping[str, Any]) -> list[tuple[Path, Settings, tuple[int
         return [
             (
                 as_path(tuple(m["path"])),
-                Settings(**m["settings"]).check(join(tuple(m["path"]))),
+                MetricSettings(**m["settings"]).check(join(tuple(m["path"]))),
                 tuple(m["shape"]),
                 m,
             )
@@ -174,7 +174,7 @@ class MetricsLogger:
         """
         path = as_path(name)
         held = values.hold(join(path), value)
-        settings = Settings(reduce, window, ema_coeff, throughput)
+        settings = MetricSettings(reduce, window, ema_coeff, throughput)
         metric = self._metrics.get(path)
         if metric is None or metric.settings != settings:
             metric = self._metric(path, settings, values.shape_of(held))
@@ -206,7 +206,7 @@ class MetricsLogger:
             else:
                 self.log((*start, name), value, reduce, window, ema_coeff, throughput)
 
-    def _metric(self, path: Path, settings: Settings, shape: tuple[int, ...]) -> Metric:
+    def _metric(self, path: Path, settings: MetricSettings, shape: tuple[int, ...]) -> Metric:
         """The metric of a path, made if it is new, with exactly these settings."""
         settings = settings.check(join(path))
         metric = self._metrics.get(path)
@@ -217,7 +217,7 @@ class MetricsLogger:
             raise _conflict(path, metric.settings, settings)
         return metric
 
-    def _check_place(self, path: Path, settings: Settings) -> None:
+    def _check_place(self, path: Path, settings: MetricSettings) -> None:
         """Refuses a name that is another's folder, or lies in a metric, or is taken by a rate."""
         taken = {p: p for p in self._metrics}
         taken.update({rate_path(p): p for p, m in self._metrics.items() if m.settings.throughput})
@@ -229,7 +229,6 @@ class MetricsLogger:
                         f"metric {join(path)}",
                         expected="a name that no other metric takes, holds or lies in",
                         got=f"the metric {join(owner)} beside it",
-                        remedy="Rename one of them.",
                     )
 
     # Looking.
@@ -247,9 +246,9 @@ class MetricsLogger:
           UserError: For a name that was never logged; the nearest are suggested.
         """
         path = as_path(name) if name else ()
-        found: Any = self._results(path, with_empty=True)
+        result: Any = self._results(path, with_empty=True)
         for part in path:
-            if part not in found:
+            if part not in result:
                 known = [join(p) for p in self._metrics]
                 raise UserError(
                     f"metric {join(path)}",
@@ -257,8 +256,8 @@ class MetricsLogger:
                     got=f"none of the {len(known)} that there are",
                     remedy=did_you_mean(join(path), known) if known else "Log it first.",
                 )
-            found = found[part]
-        return found
+            result = result[part]
+        return result
 
     def reduce(self) -> dict[str, Any]:
         """Returns all reduced values, and begins a new period.
@@ -302,12 +301,12 @@ class MetricsLogger:
         Returns:
           A dict out of plain JSON types.
         """
-        found = []
+        result = []
         for path, metric in self._metrics.items():
             block = metric.hand_over()
             if block.logged:
-                found.append({**metric_header(path, metric), "fresh": block.to_json()})
-        return {"schema": SCHEMA, "metrics": found}
+                result.append({**metric_header(path, metric), "fresh": block.to_json()})
+        return {"schema": SCHEMA, "metrics": result}
 
     def merge(self, others: "Iterable[MetricsLogger | Mapping[str, Any]]") -> None:
         """Takes over what other loggers have logged and not handed over yet.
@@ -331,13 +330,13 @@ class MetricsLogger:
                 got="this logger itself, or one twice",
                 remedy="Its values would count twice; leave it out.",
             )
-        found: list[Entry] = []
+        result: list[Entry] = []
         for other in others:
-            found += other._pending() if isinstance(other, MetricsLogger) else taken_entries(other)
+            result += other._pending() if isinstance(other, MetricsLogger) else taken_entries(other)
         before = dict(self._metrics)
         grouped: dict[Path, list[Block]] = {}
         problems: list[str] = []
-        for path, settings, shape, block in found:
+        for path, settings, shape, block in result:
             try:
                 if self._metric(path, settings, shape).shape != shape:
                     problems.append(f"{join(path)} of shape {shape}")
@@ -397,7 +396,7 @@ class MetricsLogger:
         self._since = self._clock() - float(state.get("elapsed", 0.0))
 
 
-def _conflict(path: Path, old: Settings, new: Settings) -> UserError:
+def _conflict(path: Path, old: MetricSettings, new: MetricSettings) -> UserError:
     before, now = vars(old), vars(new)
     differ = [k for k in before if before[k] != now[k]]
     return UserError(

@@ -23,7 +23,7 @@ _MAX_WAITING = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class MetricSettings:
     """How a metric is reduced.
 
     Attributes:
@@ -39,7 +39,7 @@ class Settings:
     ema_coeff: float | None = None
     throughput: bool = False
 
-    def check(self, name: str) -> "Settings":
+    def check(self, name: str) -> "MetricSettings":
         """Returns the settings with defaults filled in.
 
         Raises:
@@ -88,7 +88,7 @@ class Metric:
       period: What has been logged since the last `clear`, for the throughput.
     """
 
-    def __init__(self, name: str, settings: Settings, shape: tuple[int, ...]):
+    def __init__(self, name: str, settings: MetricSettings, shape: tuple[int, ...]):
         """Starts without values."""
         self.name = name
         self.settings = settings
@@ -153,5 +153,5 @@ class Metric:
 
     def hand_over(self) -> Block:
         """Returns the fresh block and starts another."""
-        found, self.fresh = self.settle().fresh, self.settings.empty_block()
-        return found
+        result, self.fresh = self.settle().fresh, self.settings.empty_block()
+        return result

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding
-from tfrl.errors import UserError, did_you_mean
+from tfrl import checks, seeding
 from tfrl.networks.core import Params
 
 _ACTIVATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -33,13 +32,7 @@ def activation(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
     Raises:
       UserError: For an unknown name; the nearest are suggested.
     """
-    if name not in _ACTIVATIONS:
-        raise UserError(
-            "activation",
-            expected=f"one of {', '.join(_ACTIVATIONS)}",
-            got=repr(name),
-            remedy=did_you_mean(str(name), _ACTIVATIONS),
-        )
+    checks.one_of("activation", name, _ACTIVATIONS)
     return _ACTIVATIONS[name]
 
 
@@ -101,13 +94,7 @@ def initializer(name: str) -> Initializer:
     Raises:
       UserError: For an unknown name; the nearest are suggested.
     """
-    if name not in _INITIALIZERS:
-        raise UserError(
-            "kernel_init",
-            expected=f"one of {', '.join(_INITIALIZERS)}",
-            got=repr(name),
-            remedy=did_you_mean(str(name), _INITIALIZERS),
-        )
+    checks.one_of("kernel_init", name, _INITIALIZERS)
     return _INITIALIZERS[name]
 
 

@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.errors import UserError
 from tfrl.networks import layers
 from tfrl.networks.core import Nest, Params, Torso, fold
@@ -90,13 +90,7 @@ class MLP(Torso):
 
     def __post_init__(self) -> None:
         """Checks sizes and names."""
-        if any(not isinstance(h, int) or h < 1 for h in self.hidden):
-            raise UserError(
-                "MLP.hidden",
-                expected="a tuple of positive sizes",
-                got=repr(self.hidden),
-                remedy="Give for example (64, 64).",
-            )
+        checks.sizes("MLP.hidden", self.hidden)
         activation(self.activation)
         initializer(self.kernel_init)
 

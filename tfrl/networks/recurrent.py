@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
-from tfrl.errors import UserError, did_you_mean
+from tfrl import checks, seeding, struct
+from tfrl.errors import UserError
 from tfrl.networks import layers
 from tfrl.networks.core import Nest, Params, Torso, fold
 from tfrl.networks.layers import initializer
@@ -50,26 +50,13 @@ class RecurrentTorso(Torso):
 
     def __post_init__(self) -> None:
         """Checks the names and the size."""
-        if self.cell not in _GATES:
-            raise UserError(
-                "RecurrentTorso.cell",
-                expected=f"one of {', '.join(sorted(_GATES))}",
-                got=repr(self.cell),
-                remedy=did_you_mean(str(self.cell), sorted(_GATES)),
-            )
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise UserError(
-                "RecurrentTorso.size",
-                expected="a whole number of at least 1",
-                got=repr(self.size),
-                remedy="128 is usual.",
-            )
+        checks.one_of("RecurrentTorso.cell", self.cell, sorted(_GATES))
+        checks.at_least("RecurrentTorso.size", self.size, 1)
         if self.body.recurrent:
             raise UserError(
                 "RecurrentTorso.body",
                 expected="a torso without memory",
                 got=type(self.body).__name__,
-                remedy="One recurrent cell is enough; give it a larger size.",
             )
         initializer(self.kernel_init)
 
@@ -113,7 +100,6 @@ class RecurrentTorso(Torso):
             "RecurrentTorso",
             expected="a call of step(params, x, carry) or unroll(params, x, carry, starts)",
             got="apply(params, x)",
-            remedy="Use these two, which take the recurrent state.",
         )
 
     def step(self, params: Params, x: Nest, carry: Nest = None) -> tuple[tf.Tensor, Carry]:

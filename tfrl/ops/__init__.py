@@ -1,12 +1,23 @@
 """Pure tensor mathematics of reinforcement learning, time-major and mask-aware."""
 
 from tfrl.ops._rows import take_action
-from tfrl.ops.divergence import kl_k1, kl_k2, kl_k3, log_ratio
-from tfrl.ops.multistep import discounted_returns, gae, lambda_returns, n_step_returns
+from tfrl.ops.multistep import (
+    VTrace,
+    discounted_returns,
+    gae,
+    lambda_returns,
+    n_step_returns,
+    retrace,
+    vtrace,
+)
 from tfrl.ops.permutation import permutation
 from tfrl.ops.policy_losses import (
     PPOClipExtra,
     entropy_loss,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    log_ratio,
     policy_gradient_loss,
     ppo_clip_loss,
 )
@@ -16,7 +27,6 @@ from tfrl.ops.q_losses import (
     mask_action_values,
     q_learning_loss,
 )
-from tfrl.ops.quantiles import quantile_huber_loss
 from tfrl.ops.ranking import centered_ranks
 from tfrl.ops.reduce import (
     explained_variance,
@@ -26,7 +36,6 @@ from tfrl.ops.reduce import (
     normalize_advantage,
     valid_count,
 )
-from tfrl.ops.retrace import retrace
 from tfrl.ops.schedules import (
     ConstantSchedule,
     CosineSchedule,
@@ -38,8 +47,14 @@ from tfrl.ops.schedules import (
     make_schedule,
 )
 from tfrl.ops.statistics import RunningStatistics
-from tfrl.ops.value_losses import TDExtra, clipped_value_loss, huber, td_loss, value_loss
-from tfrl.ops.vtrace import VTrace, vtrace
+from tfrl.ops.value_losses import (
+    TDExtra,
+    clipped_value_loss,
+    huber,
+    quantile_huber_loss,
+    td_loss,
+    value_loss,
+)
 
 __all__ = [
     "ConstantSchedule",

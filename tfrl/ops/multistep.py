@@ -10,13 +10,13 @@ its results are 0, and the row before it is treated as the last of its episode. 
 through every result: use `tf.stop_gradient` for a target.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfrl.errors import UserError
+from tfrl import checks
 from tfrl.ops import _rows
-from tfrl.ops.select import expand
+from tfrl.ops._rows import expand, take_action
 
 
 def gae(
@@ -146,10 +146,7 @@ def n_step_returns(
     Raises:
       UserError: When n is less than 1, or shapes or dtypes do not fit.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise UserError(
-            "n", expected="a whole number of at least 1", got=n, remedy="Use n=1 for TD(0)."
-        )
+    checks.at_least("n", n, 1, remedy="Use n=1 for TD(0).")
     row = _rows.rows(termination, truncation, discount, mask)
     reward, next_value = _rows.columns(row, reward=reward, next_value=next_value)
     gamma = expand(row.discount, reward.shape.rank)
@@ -208,3 +205,153 @@ def discounted_returns(
         lambda_=1.0,
         mask=mask,
     )
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns; no gradient flows through either.
+
+    Attributes:
+      value_target: float32 [T, B], vs_t.
+      pg_advantage: float32 [T, B], weight of the gradient of log pi(a_t | o_t).
+    """
+
+    value_target: tf.Tensor
+    pg_advantage: tf.Tensor
+
+
+def vtrace(
+    *,
+    value: Any,
+    next_value: Any,
+    reward: Any,
+    termination: Any,
+    truncation: Any,
+    rho: Any,
+    discount: Any,
+    lambda_: Any = 1.0,
+    clip_rho: Any = 1.0,
+    clip_pg_rho: Any = 1.0,
+    mask: Any = None,
+) -> VTrace:
+    """Corrects values and advantages of another policy's rows by clipped importance weights.
+
+      delta_t = min(clip_rho, rho_t) (r_t + gamma V(o_{t+1}) - V(o_t))
+      vs_t = V(o_t) + e_t,  e_t = delta_t + gamma lambda min(1, rho_t) e_{t+1}
+      pg_advantage_t = min(clip_pg_rho, rho_t)
+                       (r_t + gamma (lambda vs_{t+1} + (1 - lambda) V(o_{t+1})) - V(o_t))
+
+    with gamma (1 - termination_t) for gamma. e_{t+1} is cut at a termination, at a truncation and
+    in the last row, and there V(o_{t+1}) stands in place of vs_{t+1}. A masked row has no
+    influence on any other row; its results are 0.
+
+    Source: Espeholt et al. 2018, equation 1 and remark 2, https://arxiv.org/abs/1802.01561; where
+    lambda enters the advantage: https://github.com/google-deepmind/rlax (rlax/_src/vtrace.py).
+
+    Args:
+      value: float32 [T, B], V(o_t).
+      next_value: float32 [T, B], V(o_{t+1}) at the true successor.
+      reward: float32 [T, B], r_t.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      rho: float32 [T, B], pi(a_t | o_t) / mu(a_t | o_t), not its logarithm.
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      lambda_: A float or float32 broadcastable to [T, B].
+      clip_rho: Largest weight of a temporal difference.
+      clip_pg_rho: Largest weight of an advantage.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      The targets and advantages.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    row = _rows.rows(termination, truncation, discount, mask)
+    value, next_value, reward, rho = _rows.columns(
+        row, value=value, next_value=next_value, reward=reward, rho=rho
+    )
+    rank = value.shape.rank
+    gamma = expand(row.discount, rank)
+    next_value = _rows.select(row.bootstraps, next_value)
+    # lambda is 0 where the recursion is cut, which also leaves V(o_{t+1}) in the advantage.
+    weight = _rows.select(row.follows, _rows.per_row(lambda_, row.follows))
+    weight = expand(weight, rank)
+
+    delta = tf.minimum(clip_rho, rho) * (reward + gamma * next_value - value)
+    error = _rows.linear_recurrence(gamma * weight * tf.minimum(1.0, rho), delta)
+    target = value + error
+    bootstrap = weight * _rows.shift(target) + (1.0 - weight) * next_value
+    advantage = tf.minimum(clip_pg_rho, rho) * (reward + gamma * bootstrap - value)
+    return VTrace(value_target=tf.stop_gradient(target), pg_advantage=tf.stop_gradient(advantage))
+
+
+# Keeps pi / mu finite where mu is 0 to float precision.
+_EPSILON = 1e-8
+
+
+def retrace(
+    *,
+    q: Any,
+    next_q: Any,
+    action: Any,
+    next_action: Any,
+    reward: Any,
+    termination: Any,
+    truncation: Any,
+    next_pi: Any,
+    next_mu: Any,
+    discount: Any,
+    lambda_: Any,
+    mask: Any = None,
+) -> tf.Tensor:
+    """Temporal differences of the taken actions towards Retrace targets.
+
+      c_{t+1} = lambda min(1, pi(a_{t+1} | o_{t+1}) / mu(a_{t+1} | o_{t+1}))
+      G_t = r_t + gamma (E_pi Q(o_{t+1}, .) - c_{t+1} Q(o_{t+1}, a_{t+1}) + c_{t+1} G_{t+1})
+      error_t = G_t - Q(o_t, a_t)
+
+    with gamma (1 - termination_t) for gamma; c_{t+1} is 0 at a truncation and in the last row.
+    No gradient flows through G_t. A masked row has no influence on any other row; its result is 0.
+    `next_action` and `next_mu` are not looked at in the last row of an episode or of the rows.
+
+    Source: Munos et al. 2016, section 3, https://arxiv.org/abs/1606.02647; computed as
+    https://github.com/google-deepmind/rlax (`retrace`).
+
+    Args:
+      q: float32 [T, B, A], Q(o_t, .) that learns.
+      next_q: float32 [T, B, A], Q(o_{t+1}, .) at the true successor, usually of a target network.
+      action: integer [T, B], a_t.
+      next_action: integer [T, B], a_{t+1}.
+      reward: float32 [T, B], r_t.
+      termination: bool [T, B].
+      truncation: bool [T, B].
+      next_pi: float32 [T, B, A], probabilities pi(. | o_{t+1}) of the target policy.
+      next_mu: float32 [T, B], probability mu(a_{t+1} | o_{t+1}) of the behaviour policy.
+      discount: gamma, a float or float32 broadcastable to [T, B].
+      lambda_: A float or float32 broadcastable to [T, B].
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+
+    Raises:
+      UserError: When shapes or dtypes do not fit.
+    """
+    row = _rows.rows(termination, truncation, discount, mask)
+    rank = row.discount.shape.rank
+    for name, x in (("q", q), ("next_q", next_q), ("next_pi", next_pi)):
+        checks.rank(name, x, rank + 1)
+    for name, x in (("action", action), ("next_action", next_action), ("next_mu", next_mu)):
+        checks.leading_shape(name, x, row.discount.shape, "termination")
+    q, next_q, next_pi = _rows.columns(row, q=q, next_q=next_q, next_pi=next_pi)
+    reward = _rows.column("reward", reward, row)
+    next_mu = _rows.select(row.follows, _rows.floats("next_mu", next_mu))
+    next_q = _rows.select(row.bootstraps, next_q)
+    next_pi = _rows.select(row.bootstraps, next_pi)
+
+    ratio = take_action(next_pi, next_action) / (next_mu + _EPSILON)
+    trace = _rows.per_row(lambda_, row.follows) * tf.minimum(1.0, ratio)
+    trace = _rows.select(row.follows, trace)
+    expected = tf.reduce_sum(next_pi * next_q, axis=-1) - trace * take_action(next_q, next_action)
+    target = _rows.linear_recurrence(row.discount * trace, reward + row.discount * expected)
+    return _rows.select(row.valid, tf.stop_gradient(target) - take_action(q, action))

@@ -11,8 +11,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding
-from tfrl.errors import UserError
+from tfrl import checks, seeding
 
 # The sort of this many takes as long as the network, and its orders are uniform.
 _SORT_UP_TO = 256
@@ -40,10 +39,7 @@ def permutation(key: tf.Tensor, n: int) -> tf.Tensor:
     Raises:
       UserError: When n is out of range.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n < 2**31:
-        raise UserError(
-            "n", expected="a whole number from 1 to 2^31 - 1", got=n, remedy="Give a static size."
-        )
+    checks.at_least("n", n, 1, maximum=2**31 - 1)
     if n <= _SORT_UP_TO:
         bits = seeding.uniform_bits(key, [n], tf.int32)
         return tf.argsort(bits, direction="DESCENDING")  # Ascending would negate the least int32.

@@ -5,7 +5,89 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfrl import checks
-from tfrl.ops import _rows, divergence, reduce
+from tfrl.ops import _rows, reduce
+
+# exp(40) = 2e17 leaves room in float32 for the products behind it; a ratio beyond it is none.
+_LARGEST_LOG_RATIO = 40.0
+
+
+def log_ratio(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
+    """The logarithm of new(a) / old(a), kept where its exponential is a usable float32.
+
+      log r = clip(log new(a) - log old(a), -40, 40)
+
+    Args:
+      log_prob: float32 [T, B], log new(a).
+      old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 (a ratio of 1) in masked rows; the gradient is 0 beyond the bounds.
+    """
+    log_prob = _rows.floats("log_prob", log_prob)
+    old_log_prob = _rows.floats("old_log_prob", old_log_prob)
+    checks.same_shape(("log_prob", "old_log_prob"), (log_prob, old_log_prob))
+    if mask is not None:
+        mask = _rows.flag("mask", mask)
+        checks.leading_shape("log_prob", log_prob, mask.shape, "mask")
+        log_prob, old_log_prob = _rows.select(mask, log_prob), _rows.select(mask, old_log_prob)
+    return tf.clip_by_value(log_prob - old_log_prob, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+
+
+def kl_k1(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
+    """The unbiased estimator of high variance; single rows may be negative.
+
+      k1 = -log r
+
+    Source: http://joschu.net/blog/kl-approx.html.
+
+    Args:
+      log_prob: float32 [T, B], log new(a).
+      old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+    """
+    return -log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+
+
+def kl_k2(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
+    """The biased estimator of low variance, never negative.
+
+      k2 = (log r)^2 / 2
+
+    Source: http://joschu.net/blog/kl-approx.html.
+
+    Args:
+      log_prob: float32 [T, B], log new(a).
+      old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+    """
+    return 0.5 * tf.square(log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask))
+
+
+def kl_k3(*, log_prob: Any, old_log_prob: Any, mask: Any = None) -> tf.Tensor:
+    """The unbiased estimator of low variance, never negative.
+
+      k3 = (r - 1) - log r
+
+    Source: http://joschu.net/blog/kl-approx.html.
+
+    Args:
+      log_prob: float32 [T, B], log new(a).
+      old_log_prob: float32 [T, B], log old(a), of the policy that sampled.
+      mask: bool [T, B], True where a row counts, or None.
+
+    Returns:
+      float32 [T, B], 0 in masked rows.
+    """
+    log_r = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    # expm1 - log r cancels for small log r; rounding must not make it negative.
+    return tf.maximum(tf.math.expm1(log_r) - log_r, 0.0)
 
 
 class PPOClipExtra(NamedTuple):
@@ -54,7 +136,7 @@ def ppo_clip_loss(
     """
     old_log_prob = tf.stop_gradient(_rows.floats("old_log_prob", old_log_prob))
     advantage = tf.stop_gradient(_rows.floats("advantage", advantage))
-    log_r = divergence.log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
+    log_r = log_ratio(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask)
     checks.same_shape(("log_prob", "advantage"), (log_r, advantage))
     if mask is not None:
         advantage = _rows.select(_rows.flag("mask", mask), advantage)
@@ -65,7 +147,7 @@ def ppo_clip_loss(
 
     ratio, log_r = tf.stop_gradient(ratio), tf.stop_gradient(log_r)
     outside = tf.cast(tf.abs(ratio - 1.0) > clip, tf.float32)
-    kl = divergence.kl_k3(log_prob=log_r, old_log_prob=tf.zeros_like(log_r))
+    kl = kl_k3(log_prob=log_r, old_log_prob=tf.zeros_like(log_r))
     extra = PPOClipExtra(
         ratio=ratio,
         clip_fraction=reduce.masked_mean(outside, mask, denominator=denominator),

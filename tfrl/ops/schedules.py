@@ -69,7 +69,7 @@ def _is_number(x: Any) -> bool:
 
 def _number(name: str, x: Any) -> float:
     if not _is_number(x) or not math.isfinite(x):
-        raise UserError(name, expected="a finite number", got=repr(x), remedy="Give a number.")
+        raise UserError(name, expected="a finite number", got=repr(x))
     return float(x)
 
 
@@ -289,7 +289,6 @@ def make_schedule(value: Any) -> Schedule:
         "schedule",
         expected="a number, a list [[0, v0], [t1, v1], ...] or a schedule object",
         got=repr(value),
-        remedy="Give one of these.",
     )
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.ops import _rows
-from tfrl.ops.select import expand
+from tfrl.ops._rows import expand
 
 Nest = Any
 
@@ -197,7 +197,6 @@ def _of_batch(
             "batch",
             expected=f"the leaves of the statistics ({', '.join(means)})",
             got=", ".join(leaves) or "none",
-            remedy="Give a batch with the structure of the spec that the statistics were made of.",
         )
     tensors = {path: tf.convert_to_tensor(x) for path, x in leaves.items()}
     weight = _row_weights(tensors, means, mask, weights)
@@ -396,10 +395,7 @@ def normalize(
     Raises:
       UserError: When clip is not above 0.
     """
-    if clip is not None and clip <= 0:
-        raise UserError(
-            "clip", expected="a number above 0, or None", got=clip, remedy="Use None for no bound."
-        )
+    checks.number("clip", clip, 0, closed=False, optional=True, remedy="Use None for no bound.")
 
     def scaled(leaf: Any, m: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         leaf = tf.convert_to_tensor(leaf)

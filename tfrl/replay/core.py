@@ -21,7 +21,7 @@ FLAGS = ("termination", "truncation", "valid")
 class ReplayBuffer(abc.ABC):
     """Experience that is added as trajectories and sampled as items.
 
-    What changes lives in the buffer (variables, or a server), never in a carried value. A maker
+    What changes lives in the buffer (variables, or a server), never in a carried value. A factory
     (`InGraphReplay`) holds the logic and makes buffers by `init()`.
     """
 
@@ -171,6 +171,36 @@ def check_given(**values: Any) -> None:
                 got="None",
                 remedy="Give the index of the batch and one priority for each of its items.",
             )
+
+
+def check_made_with(
+    owner: str, folder: str, saved: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Refuses the folder of a buffer that was made with other arguments.
+
+    Args:
+      owner: What messages write before an argument.
+      folder: The folder.
+      saved: The arguments of its buffer; some are dicts, whose items are compared one by one.
+      own: Those of the buffer that is to read it.
+    """
+    saved, own = _flat(saved), _flat(own)
+    for name in [*own, *saved]:
+        if own.get(name, "nothing") != saved.get(name, "nothing"):
+            raise UserError(
+                f"{owner}{name}",
+                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
+                got=repr(own.get(name, "nothing")),
+                remedy="Make the buffer as it was when it was saved.",
+            )
+
+
+def _flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in arguments.items():
+        items = value.items() if isinstance(value, Mapping) else [("", value)]
+        result.update({f"{name} {path}".strip(): item for path, item in items})
+    return result
 
 
 def replace_folder(folder: str, write: Callable[[pathlib.Path], None]) -> None:

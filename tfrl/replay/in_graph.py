@@ -20,12 +20,13 @@ from tfrl.replay.core import (
     ReplayBuffer,
     check_given,
     check_items,
+    check_made_with,
     check_specs,
     replace_folder,
 )
 from tfrl.replay.items import ConsecutiveItems, Items, Make, TreeItems
 from tfrl.replay.ring import Counts, columns
-from tfrl.replay.ring_reader import Frames, Reader
+from tfrl.replay.ring_reader import FrameStacker, Reader
 from tfrl.storage import checkpoint_format
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
@@ -48,7 +49,7 @@ def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) 
     if wrong:
         raise UserError(
             "the values of a replay buffer",
-            expected="those of a buffer of the same maker",
+            expected="those of a buffer of the same factory",
             got="; ".join(sorted(wrong)[:3]),
             remedy="Make the buffer with the specs, the capacity and the num_envs of the one that "
             "was saved.",
@@ -74,25 +75,16 @@ _SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
 
 
 def _made_with(replay: InGraphReplay) -> dict[str, Any]:
-    """The arguments of a maker as a manifest has them; of specs `{path: "dtype shape"}`."""
-    found = {name: getattr(replay, name) for name in _MADE_WITH}
+    """The arguments of a factory as a manifest has them; of specs `{path: "dtype shape"}`."""
+    result = {name: getattr(replay, name) for name in _MADE_WITH}
     if replay.kind == "prioritized":
-        found["alpha"] = replay.alpha  # priorities are stored as powers
+        result["alpha"] = replay.alpha  # priorities are stored as powers
     if replay.frame_stack_paths is not None:
-        found["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
+        result["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
     for name in _SPECS:
         leaves = struct.paths(getattr(replay, name)).items()
-        found[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
-    return found
-
-
-def _flat_arguments(made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, each leaf of a spec as one of its own."""
-    found: dict[str, Any] = {}
-    for name, value in made_with.items():
-        leaves = value.items() if isinstance(value, dict) else [("", value)]
-        found.update({f"{name} {path}".strip(): leaf for path, leaf in leaves})
-    return found
+        result[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
+    return result
 
 
 def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
@@ -117,22 +109,12 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             f"replay buffer {folder}",
             expected="a folder that ReplayBuffer.save wrote",
             got=str(error),
-            remedy="Restore another one.",
         ) from error
     saved_with, given = content["manifest"].get("replay", {}), _made_with(replay)
     # What another version did not write down cannot be compared, nor need be what it did besides.
     both = saved_with.keys() & given.keys()
-    saved, own = (
-        _flat_arguments({name: x[name] for name in x if name in both}) for x in (saved_with, given)
-    )
-    for name in [*own, *saved]:
-        if own.get(name, "nothing") != saved.get(name, "nothing"):
-            raise UserError(
-                f"InGraphReplay.{name}",
-                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
-                got=repr(own.get(name, "nothing")),
-                remedy="Make the buffer as it was when it was saved.",
-            )
+    saved, own = ({name: x[name] for name in x if name in both} for x in (saved_with, given))
+    check_made_with("InGraphReplay.", folder, saved, own)
     return values
 
 
@@ -145,7 +127,7 @@ class InGraphBuffer(ReplayBuffer):
     """The buffer that `InGraphReplay.init` makes.
 
     Attributes:
-      replay: Its maker.
+      replay: Its factory.
     """
 
     def __init__(
@@ -157,7 +139,7 @@ class InGraphBuffer(ReplayBuffer):
         """Makes the variables, empty.
 
         Args:
-          replay: The maker.
+          replay: The factory.
           make: Makes a variable of zeros of a name, a shape and a dtype; by default a plain one.
           variables: What `variables` of another buffer gave, to be that buffer; None for new ones.
         """
@@ -273,7 +255,7 @@ class InGraphBuffer(ReplayBuffer):
             has no weights.
 
         Returns:
-          A `Transition`, or `Sequences` if the maker has a `sequence_length`.
+          A `Transition`, or `Sequences` if the factory has a `sequence_length`.
 
         Raises:
           UserError: For a batch size below 1, and, outside of compiled code, for one above the
@@ -420,7 +402,7 @@ class InGraphReplay(struct.Struct):
         check_specs(self)
         _check_numbers(self)
         _check_capacity(self)
-        self.frames = Frames(
+        self.frames = FrameStacker(
             self.obs_spec, self.frame_stack, self.frame_stack_axis, self.frame_stack_paths
         )
         self.frame_packer = RowPacker(self.frames.spec)
@@ -466,14 +448,14 @@ class InGraphReplay(struct.Struct):
         steps, frames = (
             rows * self.num_envs + 1 for rows in (self.steps_per_env, self.frames_per_env)
         )
-        found = {
+        result = {
             "steps": steps * self.step_packer.row_bytes,
             "frame_of": steps * 8,
             "frames": frames * self.frame_packer.row_bytes,
         }
         if self.has_tree:
-            found["priorities"] = math.ceil(steps * 8 * 16 / 15)
-        return found
+            result["priorities"] = math.ceil(steps * 8 * 16 / 15)
+        return result
 
     @property
     def has_tree(self) -> bool:

@@ -153,7 +153,7 @@ class Items(abc.ABC):
     """The items of a buffer; an item is known by the number of its first step and environment."""
 
     def __init__(self, replay: InGraphReplay):
-        """Takes the buffer's maker."""
+        """Takes the buffer's factory."""
         self.replay = replay
         self.num_slots = replay.steps_per_env * replay.num_envs
 
@@ -175,7 +175,6 @@ class Items(abc.ABC):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns the first steps and environments of items, int64 [N], and their weights."""
 
-    @abc.abstractmethod
     def added(
         self,
         counts: Counts,
@@ -184,11 +183,12 @@ class Items(abc.ABC):
         valid: tf.Tensor,
         ends: tf.Tensor,
     ) -> None:
-        """Learns of steps [T, B] that were written."""
+        """Learns of steps [T, B] that were written; nothing if the counts say all."""
+        return None  # autograph wants a body
 
-    @abc.abstractmethod
     def cut(self, counts: Counts, after: Counts) -> None:
-        """Learns that the episodes that go on do so no more."""
+        """Learns that the episodes that go on do so no more; likewise."""
+        return None
 
     def update(self, counts: Counts, index: tf.Tensor, priorities: tf.Tensor) -> None:
         """Sets priorities of items that are still there.
@@ -229,21 +229,6 @@ class ConsecutiveItems(Items):
         env = tf.minimum(env, self.replay.num_envs - 1)
         return tf.gather(counts.first - through + sizes, env) + number, env, None
 
-    def added(
-        self,
-        counts: Counts,
-        after: Counts,
-        places: Placement,
-        valid: tf.Tensor,
-        ends: tf.Tensor,
-    ) -> None:
-        """Does nothing: the counts say which items there are."""
-        return None  # autograph wants a body
-
-    def cut(self, counts: Counts, after: Counts) -> None:
-        """Does nothing either."""
-        return None
-
 
 class TreeItems(Items):
     """Items whose first steps have a priority in a tree; of equal ones where sampling is uniform.
@@ -252,7 +237,7 @@ class TreeItems(Items):
     """
 
     def __init__(self, replay: InGraphReplay, make: Make):
-        """Takes the buffer's maker, and what makes variables."""
+        """Takes the buffer's factory, and what makes variables."""
         super().__init__(replay)
         self._tree = PriorityTree(
             self.num_slots, lambda name, *form: make(f"priorities/{name}", *form)
@@ -267,8 +252,8 @@ class TreeItems(Items):
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns what changes, beside the steps themselves."""
-        found = {f"priorities/{name}": v for name, v in self._tree.variables.items()}
-        return {**found, "num_items": self._num_items, "highest_priority": self._highest}
+        result = {f"priorities/{name}": v for name, v in self._tree.variables.items()}
+        return {**result, "num_items": self._num_items, "highest_priority": self._highest}
 
     def size(self, counts: Counts) -> tf.Tensor:
         """Returns how many there are; an int64 scalar."""

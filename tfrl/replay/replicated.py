@@ -22,7 +22,7 @@ class ReplicatedBuffer(ReplayBuffer):
     of all together. Inside a replica's function they are those of its own buffer.
 
     Attributes:
-      replay: The maker; its sizes are global.
+      replay: The factory; its sizes are global.
       replicas: The strategy's.
     """
 

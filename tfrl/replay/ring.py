@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfrl import checks, struct
 from tfrl.errors import UserError
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 from tfrl.replay.core import EXTRAS, stored_extras, trajectory_specs
 from tfrl.types import Nest, Trajectory
 from tfrl.xla import may_be_xla
@@ -40,7 +40,7 @@ def oldest_step(
     """Returns the oldest step of which an addition has overwritten nothing, int64 [B].
 
     Args:
-      replay: The buffer's maker.
+      replay: The buffer's factory.
       frame_of: Frames of the steps, those added too.
       after: The counts after the addition, but for `first`.
       length: Rows that were added (T).
@@ -132,13 +132,13 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
       UserError: For a leaf that is missing, or of another shape or dtype, by its path; for a T that
         is not static.
     """
-    wanted, found = trajectory_specs(replay), {}
+    wanted, result = trajectory_specs(replay), {}
     for name in wanted:
         nest = getattr(trajectory, name)
-        found[name] = stored_extras(replay, name, nest) if name in EXTRAS else nest
-    if found["valid"] is None and trajectory.termination is not None:  # all rows are
-        found["valid"] = tf.ones(tf.convert_to_tensor(trajectory.termination).shape, tf.bool)
-    rows = tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), found)
+        result[name] = stored_extras(replay, name, nest) if name in EXTRAS else nest
+    if result["valid"] is None and trajectory.termination is not None:  # all rows are
+        result["valid"] = tf.ones(tf.convert_to_tensor(trajectory.termination).shape, tf.bool)
+    rows = tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), result)
     for name, nest in rows.items():
         checks.matches_spec(f"trajectory.{name}", nest, wanted[name], (None, replay.num_envs))
     length = rows["valid"].shape[0]

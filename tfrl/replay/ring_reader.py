@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfrl.replay.in_graph import InGraphReplay
 
 
-class Frames:
+class FrameStacker:
     """Takes observations apart into frames and stacks them again.
 
     Attributes:
@@ -118,8 +118,8 @@ class Frames:
     def _map(self, fn: object, nest: Nest) -> Nest:
         leaves = tf.nest.flatten(nest)
         specs = tf.nest.flatten(self.spec)
-        found = [fn(*x) for x in zip(leaves, self._stacked, specs, strict=True)]  # type: ignore
-        return tf.nest.pack_sequence_as(self._obs_spec, found)
+        result = [fn(*x) for x in zip(leaves, self._stacked, specs, strict=True)]  # type: ignore
+        return tf.nest.pack_sequence_as(self._obs_spec, result)
 
 
 class Reader:

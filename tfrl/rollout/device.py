@@ -5,18 +5,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.host import host_rollout
-from tfrl.rollout.scan import scan
 from tfrl.rollout.step import (
     SAME_STEP_MODES,
     ActionFn,
     Loop,
     Stepper,
     autoreset_mode,
-    check_extra_fields,
-    check_length,
+    scan,
 )
 from tfrl.types import EnvState, Nest, Trajectory
 
@@ -63,9 +62,9 @@ def rollout(
       UserError: For a bare environment, a length that is not a positive int, an extra field that
         the environment does not give, or an agent whose carry changes its structure.
     """
-    length = check_length(length)
+    length = checks.at_least("length", length, 1)
     fields = tuple(env_extra_fields)
-    check_extra_fields(fields, env_state)
+    checks.known("env_extra_fields", fields, env_state.info)
     action_fn = action_fn or agent.compute_actions
     if isinstance(env, HostEnv):
         autoreset_mode(env, env_state)

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.device import rollout
 from tfrl.rollout.host import host_episode_totals, host_rollout
-from tfrl.rollout.step import ActionFn, Loop, Stepper, check_extra_fields, check_length
+from tfrl.rollout.step import ActionFn, Loop, Stepper
 from tfrl.types import EnvState, Nest, Trajectory
 
 
@@ -68,7 +68,7 @@ def eval_rollout_episode(
     action_fn = action_fn or agent.evaluate_actions
     fields = tuple(env_extra_fields)
     if isinstance(env, HostEnv):
-        check_extra_fields(fields, env_state)
+        checks.known("env_extra_fields", fields, env_state.info)
         play: Callable[..., Any] = functools.partial(host_rollout, one_episode=True)
     else:
         play = rollout
@@ -117,7 +117,7 @@ def fast_eval_rollout_episode(
       UserError: As `eval_rollout_episode`.
     """
     length = episode_limit(env, length, name="length")
-    check_extra_fields(tuple(env_extra_fields), env_state)
+    checks.known("env_extra_fields", env_extra_fields, env_state.info)
     action_fn = action_fn or agent.evaluate_actions
     if isinstance(env, HostEnv):
         found = host_episode_totals(
@@ -187,7 +187,7 @@ def episode_totals(trajectory: Trajectory, discount: float | None = None) -> Epi
 def episode_limit(env: Env, length: int | None, name: str) -> int:
     """Returns the most steps of an episode: `length`, else the environment's own limit."""
     if length is not None:
-        return check_length(length, name)
+        return checks.at_least(name, length, 1)
     if env.max_episode_steps is None:
         raise UserError(
             name,
@@ -195,7 +195,7 @@ def episode_limit(env: Env, length: int | None, name: str) -> int:
             got="None, and the environment has no max_episode_steps",
             remedy=f"Give {name}, or make the environment with max_episode_steps.",
         )
-    return check_length(env.max_episode_steps, "env.max_episode_steps")
+    return checks.at_least("env.max_episode_steps", env.max_episode_steps, 1)
 
 
 def _add_step(

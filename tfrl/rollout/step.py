@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.core import Autoreset, Env, where_rows
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UserError
 from tfrl.types import ActionOutput, EnvState, Nest
 
 # action_fn(agent_state, obs, key, carry) -> ActionOutput
@@ -126,27 +125,78 @@ def autoreset_mode(env: Env, env_state: EnvState) -> Autoreset:
     return env.autoreset
 
 
-def check_length(length: Any, name: str = "length") -> int:
-    """Returns `length` as an int of at least 1; anything else is a UserError."""
-    is_int = isinstance(length, int | np.integer) and not isinstance(length, bool)
-    if not is_int or length < 1:
-        raise UserError(
-            name,
-            expected="a Python int of at least 1 (the number of steps is static)",
-            got=repr(length) if is_int or not tf.is_tensor(length) else "a tensor",
-            remedy="Give the number of steps as a positive integer.",
-        )
-    return int(length)
+def scan(
+    step: Callable[[Nest, tf.Tensor], tuple[Nest, Nest]],
+    init: Nest,
+    length: int,
+    output_spec: Nest = None,
+) -> tuple[Nest, Nest]:
+    """Runs `carry, output = step(carry, t)` for t = 0 .. length - 1 and stacks the outputs.
+
+    One `tf.while_loop` with a TensorArray of static size for each leaf of the outputs; outside a
+    `tf.function`, and for one step, a Python loop, which takes outputs as they come.
+
+    Args:
+      step: Takes the carried nest and t (int32 scalar); returns the next carried nest, of the same
+        structure, shapes and dtypes, and a nest of outputs.
+      init: The first carried nest, of tensors.
+      length: How many steps, static, at least 1.
+      output_spec: The nest of TensorSpecs of one output; None finds it by tracing `step` once more.
+
+    Returns:
+      The last carried nest, and the outputs with a static leading axis [length].
+    """
+    if length == 1 or tf.executing_eagerly():  # a loop of one step is 160 operations of a graph
+        return _scan_in_python(step, init, length)
+    if output_spec is None:
+        output_spec = _output_spec(step, init)
+    specs = tf.nest.flatten(output_spec)
+    arrays = tuple(
+        tf.TensorArray(s.dtype, size=length, element_shape=s.shape, clear_after_read=False)
+        for s in specs
+    )
+
+    def body(t: tf.Tensor, carry: Nest, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        carry, output = step(carry, t)
+        leaves = tf.nest.flatten(output)
+        arrays = tuple(a.write(t, x) for a, x in zip(arrays, leaves, strict=True))
+        return t + 1, carry, arrays
+
+    _, carry, arrays = tf.while_loop(
+        lambda t, *_: t < length,
+        body,
+        (tf.constant(0), init, arrays),
+    )
+    stacked = [_stack(a, length, s) for a, s in zip(arrays, specs, strict=True)]
+    return carry, tf.nest.pack_sequence_as(output_spec, stacked)
 
 
-def check_extra_fields(names: tuple[str, ...], env_state: EnvState) -> None:
-    """Raises a UserError for fields that the environment's `info` does not have."""
-    unknown = [n for n in names if n not in env_state.info]
-    if unknown:
-        available = sorted(env_state.info)
-        raise UserError(
-            "env_extra_fields",
-            expected=f"names out of the environment's info ({', '.join(available)})",
-            got=", ".join(unknown),
-            remedy=did_you_mean(unknown[0], available),
-        )
+def _scan_in_python(step: Any, init: Nest, length: int) -> tuple[Nest, Nest]:
+    carry, outputs = init, []
+    for t in range(length):
+        carry, output = step(carry, tf.constant(t))
+        outputs.append(output)
+    return carry, tf.nest.map_structure(lambda *xs: tf.stack(xs), *outputs)
+
+
+def _output_spec(step: Any, init: Nest) -> Nest:
+    """Traces one step on the side for the shapes and dtypes of its outputs."""
+    leaves = tf.nest.flatten(init)
+    outputs: list[Nest] = []
+
+    def one(t: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+        _, output = step(tf.nest.pack_sequence_as(init, values), t)
+        outputs.append(tf.nest.map_structure(tf.TensorSpec.from_tensor, output))
+        return tf.nest.flatten(output)
+
+    signature = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+    traced = tf.function(one, autograph=False)
+    traced.get_concrete_function(tf.TensorSpec([], tf.int32), *signature)
+    # Without names: an output that is an input unchanged would keep the placeholder's.
+    return tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, s.dtype), outputs[-1])
+
+
+def _stack(array: tf.TensorArray, length: int, spec: tf.TensorSpec) -> tf.Tensor:
+    stacked = array.stack()
+    stacked.set_shape([length, *spec.shape])
+    return stacked

@@ -38,8 +38,8 @@ def _with_reward_outliers(values: Values, manifest: dict[str, Any]) -> Any:
     """Adds the field that RewardNormalize gives since version 2: where a return was an outlier."""
     values = dict(values)
     for path, x in list(values.items()):
-        above, found, below = path.partition("/env_state/")
-        if found and below.startswith("env_state/") and below.endswith("own/returns"):
+        above, result, below = path.partition("/env_state/")
+        if result and below.startswith("env_state/") and below.endswith("own/returns"):
             values[f"{above}/env_state/info/reward_outlier"] = np.zeros(np.shape(x), bool)
     return values, manifest
 
@@ -282,9 +282,9 @@ def verify(folder: pathlib.Path) -> None:
     for name, (size, digest) in expected.items():
         file = folder / name
         try:
-            found = file.stat().st_size
-            if found != size:
-                raise DamagedCheckpointError(f"{name} has {found} bytes instead of {size}")
+            result = file.stat().st_size
+            if result != size:
+                raise DamagedCheckpointError(f"{name} has {result} bytes instead of {size}")
             if _sha256(file) != digest:
                 raise DamagedCheckpointError(f"{name} has changed since it was written")
         except OSError as error:

@@ -11,11 +11,10 @@ import numpy as np
 
 from tfrl import checks, extras
 from tfrl.envs.workers import WorkerPool, WorkerState
-from tfrl.envs.workers.runner import checked_env
-from tfrl.envs.workers.seeds import check_seed
-from tfrl.episodes import nests
+from tfrl.envs.workers.runner import check_seed, checked_env
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
-from tfrl.evaluation import video_file, video_summary
+from tfrl.evaluation import video_file
 from tfrl.evaluation.video import Video
 from tfrl.tasks.samples import GetActions, SampledTrajectory, Track, batched_actions
 
@@ -173,8 +172,11 @@ class ClipPlayer:
         yield self._frame()
         for _ in range(self._max_steps):
             actions, extras = batched_actions(self._get_actions, [state], self._optimal)
-            track.act(nests.take(actions, (0, ...)), nests.take(extras, (0, ...)) if extras else {})
-            pool.send_action(0, nests.take(actions, 0), state.generation)
+            track.act(
+                lookback_buffer.take(actions, (0, ...)),
+                lookback_buffer.take(extras, (0, ...)) if extras else {},
+            )
+            pool.send_action(0, lookback_buffer.take(actions, 0), state.generation)
             state = _next(pool)
             track.receive(state, 0.0)
             yield self._frame()
@@ -186,8 +188,8 @@ class ClipPlayer:
         return self._env.render() if self._renders else None
 
     def _random(self, states: Any, optimal: bool) -> Any:
-        action = nests.as_arrays(self._env.action_space.sample(), "action_space.sample()")
-        return nests.stack([action])
+        action = lookback_buffer.as_arrays(self._env.action_space.sample(), "action_space.sample()")
+        return lookback_buffer.stack([action])
 
 
 class _KeptOpen(gymnasium.Wrapper):
@@ -216,7 +218,7 @@ def record(
     *,
     step: int,
     tag: str,
-    preview: video_summary.Preview | None = None,
+    preview: video_file.Preview | None = None,
 ) -> list[Any]:
     """Plays a clip to wherever the options say, and closes its environment.
 
@@ -232,7 +234,7 @@ def record(
     """
     kept: list[Any] = []
     if options.writer is not None:
-        preview = video_summary.Preview()
+        preview = video_file.Preview()
 
     def shown() -> Iterator[np.ndarray]:
         standard = FrameStandard()
@@ -256,7 +258,7 @@ def record(
         clip.close()
     if options.writer is not None and preview is not None:
         fps = clip.fps / preview.every
-        video_summary.write_video(options.writer, tag, preview.frames, step, fps)
+        video_file.write_summary(options.writer, tag, preview.frames, step, fps)
     return kept
 
 
@@ -311,7 +313,7 @@ def record_video(
     model: Any,
     path: str | pathlib.Path,
     seed: int,
-    preview: video_summary.Preview | None,
+    preview: video_file.Preview | None,
 ) -> Video:
     """Records one episode with `optimal=True`.
 

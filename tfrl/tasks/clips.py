@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.tasks.samples import TIMED, SampledTrajectory, Samples, signature
 
@@ -78,7 +78,7 @@ def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTraject
 
     Args:
       data: uint8 `[N]`.
-      like: A trajectory of the same task, for the structure of its nests.
+      like: A trajectory of the same task, for the structure of its lookback_buffer.
     """
     if not data.size:
         return []
@@ -244,7 +244,7 @@ class ReplaySamples:
             enough.
         """
         place = self.place(clip_size, stride, only_last)
-        return nests.take(gather([place], clip_size, stride), 0)
+        return lookback_buffer.take(gather([place], clip_size, stride), 0)
 
     def place(self, clip_size: int, stride: int, only_last: bool) -> Place:
         """Draws where the clip that `sample` returns begins; see there."""
@@ -361,7 +361,7 @@ class MultiReplaySamples:
         Raises:
           UserError: As `ReplaySamples.sample`.
         """
-        return nests.take(self.sample_batch(1, clip_size, stride, only_last), 0)
+        return lookback_buffer.take(self.sample_batch(1, clip_size, stride, only_last), 0)
 
     def sample_batch(
         self, batch_size: int, clip_size: int, stride: int = 1, only_last: bool = False

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import checks
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.tasks.clips import MultiReplaySamples, clip_span
 from tfrl.tasks.samples import SampledTrajectory, Samples
@@ -135,8 +135,8 @@ class ReplayDataset:
         def timed(x: np.ndarray) -> tf.TensorSpec:
             return tf.TensorSpec([*lead, *x.shape[1:]], x.dtype)
 
-        spec = nests.map_leaves(timed, clip)
-        last = nests.map_leaves(
+        spec = lookback_buffer.map_leaves(timed, clip)
+        last = lookback_buffer.map_leaves(
             lambda x: tf.TensorSpec([self._batch_size, *np.shape(x)], x.dtype), clip.last_obs
         )
         return spec.replace(last_obs=last)

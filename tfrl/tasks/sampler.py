@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.workers import NoState, WorkerError, WorkerPool, WorkerState
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.tasks.samples import GetActions, SampledTrajectory, Track, batched_actions
 
@@ -461,8 +461,11 @@ class Sampling:
         for i, track in enumerate(batch):
             # Rows of vectors are numbers for the environment, but arrays [] to be stacked.
             row = (i, ...)
-            state = track.act(nests.take(actions, row), nests.take(extras, row) if extras else {})
-            pool.send_action(state.worker_id, nests.take(actions, i), state.generation)
+            state = track.act(
+                lookback_buffer.take(actions, row),
+                lookback_buffer.take(extras, row) if extras else {},
+            )
+            pool.send_action(state.worker_id, lookback_buffer.take(actions, i), state.generation)
 
     def _receive(self, state: WorkerState) -> None:
         track = self._tracks[state.worker_id]

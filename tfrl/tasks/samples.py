@@ -7,7 +7,7 @@ import numpy as np
 
 from tfrl import struct
 from tfrl.envs.workers import WorkerState
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 
 Nest = Any
@@ -60,9 +60,9 @@ class Samples(struct.Struct):
         steps = slice(start, after, stride)
         end = after == len(self)
         return Samples(
-            **{name: nests.take(getattr(self, name), steps) for name in TIMED},
-            last_obs=self.last_obs if end else nests.take(self.obs, (after, ...)),
-            extras=nests.take(self.extras, steps),
+            **{name: lookback_buffer.take(getattr(self, name), steps) for name in TIMED},
+            last_obs=self.last_obs if end else lookback_buffer.take(self.obs, (after, ...)),
+            extras=lookback_buffer.take(self.extras, steps),
         )
 
 
@@ -100,7 +100,7 @@ def signature(samples: Samples) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     found = {}
     for name in (*TIMED, "extras", "last_obs"):
         axes = int(name != "last_obs")
-        for path, (shape, dtype) in nests.signature(getattr(samples, name)).items():
+        for path, (shape, dtype) in lookback_buffer.signature(getattr(samples, name)).items():
             leaf = name if path == "." else f"{name}/{path}"
             found[leaf] = shape[axes:], dtype
     return found
@@ -180,13 +180,13 @@ class Track:
         reward, termination, truncation = zip(*self._results, strict=True)
         truncation = (*truncation[:-1], truncation[-1] or cut)
         trajectory = SampledTrajectory(
-            obs=nests.stack(obs),
-            action=nests.stack(action),
+            obs=lookback_buffer.stack(obs),
+            action=lookback_buffer.stack(action),
             reward=np.array(reward, np.float32),
             termination=np.array(termination, bool),
             truncation=np.array(truncation, bool),
             last_obs=last_obs,
-            extras=nests.stack(extras),
+            extras=lookback_buffer.stack(extras),
             worker_id=self.worker_id,
             episode=self._episode,
             start=self._start,
@@ -214,7 +214,7 @@ def batched_actions(
     Raises:
       UserError: For something without the leading axis N.
     """
-    result = get_actions(nests.stack([state.obs for state in states]), optimal)
+    result = get_actions(lookback_buffer.stack([state.obs for state in states]), optimal)
     extras: dict[str, Any] = {}
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
         result, extras = result
@@ -225,8 +225,8 @@ def batched_actions(
 
 def _checked(value: Nest, name: str, count: int) -> Nest:
     thing = f"{name} of get_actions"
-    value = nests.as_arrays(value, thing)
-    found = nests.num_items(value, thing)
+    value = lookback_buffer.as_arrays(value, thing)
+    found = lookback_buffer.num_items(value, thing)
     if found != count:
         raise UserError(
             thing,

@@ -14,7 +14,7 @@ from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video
-from tfrl.evaluation.video_summary import Preview
+from tfrl.evaluation.video_file import Preview
 from tfrl.tasks import clip_recording, policy_export
 from tfrl.tasks.environments import evaluate_task
 from tfrl.tasks.program import TaskProgram, TaskState

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfrl import checks, struct
-from tfrl.agents.registry import algorithm_names
+from tfrl.agents.core import algorithm_names
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.multi_agent import MultiAgentEnv
 from tfrl.errors import UserError

@@ -15,7 +15,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
 from tfrl.evaluation.video import Video, apart, check_drawable, record_video
-from tfrl.evaluation.video_summary import Preview
+from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
 from tfrl.traces import logic_key, traces_of

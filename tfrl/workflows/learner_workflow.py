@@ -17,8 +17,8 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv
-from tfrl.envs.wrappers import reward_normalize
-from tfrl.envs.wrappers.task_rewards import with_task_rewards
+from tfrl.envs.host_wrappers import with_task_rewards
+from tfrl.envs.wrappers.rewards import OUTLIER
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.evaluation.replicated import evaluate_on_replicas
@@ -444,7 +444,7 @@ class LearnerWorkflow(Workflow):
         """The fields of `info` that are stored; agents that end together have no `agents`."""
         asked = getattr(self.agent, "env_extra_fields", ())
         own = (name for name in asked if name != "agents" or name in env_state.info)
-        counted = (name for name in (reward_normalize.OUTLIER,) if name in env_state.info)
+        counted = (name for name in (OUTLIER,) if name in env_state.info)
         return ("episode_return", "episode_length", *counted, *own)
 
     def digest(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
@@ -496,7 +496,7 @@ class LearnerWorkflow(Workflow):
     def _outliers(self, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
         """How many values the statistics took as others than they are."""
         obs = getattr(self.agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
-        rewards = (trajectory.env_extras or {}).get(reward_normalize.OUTLIER)
+        rewards = (trajectory.env_extras or {}).get(OUTLIER)
         counts = {
             OBS_OUTLIERS: obs,
             REWARD_OUTLIERS: None if rewards is None else tf.math.count_nonzero(rewards),

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.actor_critic.numbers import Bound, check_number
 from tfrl.agents.core import Agent
-from tfrl.agents.off_policy.checks import check_flag
+from tfrl.checks import boolean, number
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
@@ -177,13 +176,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self.random_steps, self.learning_starts = random_steps, learning_starts
         self.batch_size = batch_size
         self.overlap = overlap
-        check_flag("OffPolicyWorkflow", "overlap", overlap)
-        check_flag("OffPolicyWorkflow", "checkpoint_replay", checkpoint_replay)
+        boolean("OffPolicyWorkflow.overlap", overlap)
+        boolean("OffPolicyWorkflow.checkpoint_replay", checkpoint_replay)
         self._ratio = updates_ratio(updates_per_step)
         check_schedule("OffPolicyWorkflow.priority_beta", priority_beta, 0.0, 1.0, _BETA)
-        check_number(
-            "OffPolicyWorkflow", "priority_epsilon", priority_epsilon, Bound(0), "1e-6 is usual."
-        )
+        name = "OffPolicyWorkflow.priority_epsilon"
+        number(name, priority_epsilon, 0, remedy="1e-6 is usual.")
         self.priority_beta, self.priority_epsilon = priority_beta, priority_epsilon
         self.checkpoint_replay = checkpoint_replay
         if replay is not None and replay_buffer is not None:
@@ -737,7 +735,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _names_of(self, state: State, once: Callable[..., Any]) -> list[str]:
         """The names of a learner step's metrics, which a loop asks for; traced and never run."""
-        notes, names = self.runner(state).traces.notes, []
+        notes = self.runner(state).traces.notes
+        names: list[str] = []
 
         def probe() -> tf.Tensor:
             names[:] = sorted(once(tf.constant(0))[0])

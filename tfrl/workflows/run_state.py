@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.ops.select import where
+from tfrl.ops._rows import where
 from tfrl.types import EnvState, Nest
 
 

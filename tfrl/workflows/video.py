@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfrl.errors import UserError
-from tfrl.evaluation.video_summary import Preview
+from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.recorders import RecorderGroup
 from tfrl.experiment.run_folder import RunFolder
 

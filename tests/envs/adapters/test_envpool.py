@@ -7,7 +7,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import tfrl
-from tfrl.envs.adapters import envpool_backend
+from tfrl.envs.adapters.envpool import _is_stack
 from tfrl.envs.host_env import row_seeds
 from tfrl.errors import UserError
 
@@ -173,8 +173,9 @@ class MistakesTest(parameterized.TestCase):
         (
             CARTPOLE,
             dict(thread=2),
-            "make_env('envpool:CartPole-v1'): expected options of the task (num_threads, "
-            "thread_affinity_offset) or info_fields, got thread. Did you mean num_threads?",
+            "make_env('envpool:CartPole-v1'): expected arguments of the task (num_threads, "
+            "thread_affinity_offset) or (double_buffer, info_fields), got thread. "
+            "Did you mean num_threads?",
         ),
         (
             CARTPOLE,
@@ -185,8 +186,8 @@ class MistakesTest(parameterized.TestCase):
         (
             CARTPOLE,
             dict(wrappers=(print,)),
-            "wrappers of envpool:CartPole-v1: expected none: EnvPool's environments are stepped "
-            "in C++, got 1 of them. Use EnvPool's own options, or the suite gymnasium.",
+            "outer_wrappers of envpool:CartPole-v1: expected RewardScale, RewardClip or "
+            "RewardNormalize, got 1 others. Use EnvPool's own options.",
         ),
         (
             CARTPOLE,
@@ -198,8 +199,8 @@ class MistakesTest(parameterized.TestCase):
         (
             CARTPOLE,
             dict(info_fields=("players",)),
-            "info_fields of envpool:CartPole-v1: expected names of numbers in info "
-            "(elapsed_step, env_id), got 'players'. Leave it out.",
+            "info_fields of envpool:CartPole-v1: expected names of numbers in info (elapsed_step, "
+            "env_id), got 'players'.",
         ),
         (
             CARTPOLE,
@@ -225,10 +226,7 @@ class ChannelsTest(absltest.TestCase):
         from tfrl import specs
 
         kinds = [([4, 84, 84], "uint8"), ([96, 96, 3], "uint8"), ([4, 84, 84], "float32")]
-        found = [
-            envpool_backend._is_stack(specs.BoundedTensorSpec(shape, dtype, 0, 255))
-            for shape, dtype in kinds
-        ]
+        found = [_is_stack(specs.BoundedTensorSpec(shape, dtype, 0, 255)) for shape, dtype in kinds]
         self.assertEqual(found, [True, False, False])
 
 

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from tests.docs_helpers import ROOT, blocks, session
-from tfrl.envs.adapters import envpool_backend
-from tfrl.envs.adapters.gymnasium_atari import AtariOptions
+from tfrl.envs.adapters.gymnasium_env import AtariOptions
 from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS
 
 PAGE = (ROOT / "docs" / "host_environments.md").read_text()
@@ -45,4 +44,4 @@ def test_envpools_defaults():
     envpool = pytest.importorskip("envpool")
     config = envpool.make_spec("Pong-v5").config
     assert config.use_fire_reset and config.repeat_action_probability == 0
-    assert envpool_backend._NOT_DRAWN == "envpool.mujoco"
+    assert envpool._NOT_DRAWN == "envpool.mujoco"

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 
 import tfrl
 from tests.envs.adapters import gymnasium_fakes as fakes
-from tfrl.envs.adapters.gymnasium_atari import channels_last
+from tfrl.envs.adapters.gymnasium_env import channels_last
 from tfrl.envs.host_env import row_seeds
 from tfrl.errors import UserError
 
@@ -158,8 +158,8 @@ class AtariTest(parameterized.TestCase):
         ),
         (
             dict(frame_skip=0),
-            "frame_skip: expected an int of at least 1, got 0. Usual are frame_skip 4, noop_max "
-            "30, screen_size 84, frame_stack 4.",
+            "frame_skip: expected a whole number of at least 1, got 0. Usual are frame_skip 4, "
+            "noop_max 30, screen_size 84, frame_stack 4.",
         ),
         (
             dict(episodic_life=True, terminal_on_life_loss=True),

@@ -161,7 +161,7 @@ class ShapeTest(absltest.TestCase):
         self.assertEqual(
             str(caught.exception),
             "observation of gymnasium:tfrl_fakes/Spacious-v0: expected shape [3, 2], as the space "
-            "says, got [3, 4]. Make what the environment gives agree with its space.",
+            "says, got [3, 4].",
         )
 
     def test_a_dtype_that_would_lose_something(self):
@@ -175,7 +175,7 @@ class ShapeTest(absltest.TestCase):
         self.assertEqual(
             str(caught.exception),
             "observation of gymnasium:tfrl_fakes/Spacious-v0: expected uint8, as the space says, "
-            "got float64. Make what the environment gives agree with its space.",
+            "got float64.",
         )
 
 
@@ -246,14 +246,12 @@ class MaskTest(parameterized.TestCase):
         self.assertEqual(
             message(forget=True),
             "info of gymnasium:tfrl_fakes/Spacious-v0: expected 'action_mask' after every reset "
-            "and step, as after the first reset, got the items []. Give the mask whenever the "
-            "episode goes on.",
+            "and step, as after the first reset, got the items [].",
         )
         self.assertEqual(
             message(wrappers=(Floaty,)),
             "info['action_mask'] of gymnasium:tfrl_fakes/Spacious-v0: expected bools or integers "
-            "of shape [3] for Discrete(3), got float64 of shape [3]. Give 1 for every valid value "
-            "of the action, and 0 for the others.",
+            "of shape [3] for Discrete(3), got float64 of shape [3].",
         )
         self.assertEqual(
             message(action=BOX),

@@ -18,7 +18,7 @@ FORMS = (
 )
 LOAD = (
     "expected arguments of the task (discount, env_wrappers, gym_env_wrappers, gym_kwargs, "
-    "render_kwargs, spec_dtype_map) or of the suite (action_mask, env), got"
+    "render_kwargs, spec_dtype_map) or (action_mask, env), got"
 )
 
 
@@ -59,8 +59,8 @@ ERRORS = {
     ),
     "module": (
         ("tf_agents:not_there.at_all:make", {}),
-        "tf_agents:not_there.at_all:make: expected a module that is installed before the last "
-        "colon, got no module named not_there. Install it, or put its folder on PYTHONPATH.",
+        "environment tf_agents:not_there.at_all:make: expected a module that is installed, "
+        "got no module named not_there. Install it, or put its folder on PYTHONPATH.",
     ),
     "function": (
         (f"tf_agents:{MODULE}:coridor", {}),
@@ -82,8 +82,8 @@ ERRORS = {
     ),
     "argument_of_a_function": (
         (f"tf_agents:{MODULE}:corridor", dict(lenght=3)),
-        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or of "
-        "the suite (action_mask, env), got lenght. Did you mean length?",
+        f"make_env('tf_agents:{MODULE}:corridor'): expected arguments of the task (length) or "
+        "(action_mask, env), got lenght. Did you mean length?",
     ),
     "missing_argument": (
         ("tf_agents:x", dict(env=lambda size: fakes.Corridor(size))),
@@ -141,7 +141,8 @@ ERRORS = {
     "wrapper": (
         (GYM, dict(wrappers=(ActionRepeat,))),
         f"wrappers of {GYM}: expected functions PyEnvironment -> PyEnvironment, got ActionRepeat, "
-        "a wrapper of device environments. Take one of tf_agents.environments.wrappers; "
+        "a wrapper of device environments. Take the one of tf_agents.environments.wrappers that "
+        "does the same; "
         "RewardScale, RewardClip and RewardNormalize may be outer_wrappers.",
     ),
     "outer_wrapper": (
@@ -172,9 +173,8 @@ ERRORS = {
     ),
     "observation_spec": (
         ("tf_agents:x", changed(observation={"a": [array_spec.ArraySpec([2], np.str_)]})),
-        "observation spec a/0 of tf_agents:x: expected an ArraySpec or TensorSpec of numbers, with "
-        "a static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None). Wrap the "
-        "environment so that it has such a spec.",
+        "observation spec a/0 of tf_agents:x: expected an ArraySpec or TensorSpec of numbers, "
+        "with a static shape, got ArraySpec(shape=(2,), dtype=dtype('<U'), name=None).",
     ),
     "first_in_the_middle": (
         ("tf_agents:x", changed(lambda step: step._replace(step_type=np.int32(0)))),
@@ -190,8 +190,7 @@ ERRORS = {
     ),
     "reward": (
         ("tf_agents:x", changed(lambda step: step._replace(reward=np.zeros(2)))),
-        "reward of tf_agents:x: expected one number of each environment, got shape [2]. Return a "
-        "number, as time_step_spec says.",
+        "reward of tf_agents:x: expected one number of each environment, got shape [2].",
     ),
     "list": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=[0.0, 1.0, 2.0]))),
@@ -200,13 +199,11 @@ ERRORS = {
     ),
     "observation": (
         ("tf_agents:x", changed(lambda step: step._replace(observation=np.zeros(2)))),
-        "observation of tf_agents:x: expected shape [1, 3], as the space says, got [1, 2]. Make "
-        "what the environment gives agree with its space.",
+        "observation of tf_agents:x: expected shape [1, 3], as the space says, got [1, 2].",
     ),
     "dtype": (
         ("tf_agents:x", changed(observation=array_spec.ArraySpec([3], np.int32))),
-        "observation of tf_agents:x: expected int32, as the space says, got float32. Make what the "
-        "environment gives agree with its space.",
+        "observation of tf_agents:x: expected int32, as the space says, got float32.",
     ),
 }
 
@@ -261,7 +258,7 @@ def test_episodes_longer_than_told_in_a_batch():
     assert str(told.value) == (
         "max_episode_steps of tf_agents:x: expected episodes that the environments themselves end "
         "after at most 2 steps: one row of their batch cannot be reset alone, got longer ones in "
-        "rows [0]. Give the number of steps of their longest episode."
+        "rows [0]."
     )
 
 

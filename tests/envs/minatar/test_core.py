@@ -12,7 +12,7 @@ from tfrl import seeding, specs
 from tfrl.agents import PPO
 from tfrl.envs import check_env
 from tfrl.envs.tf import minatar
-from tfrl.envs.tf.minatar import picture
+from tfrl.envs.tf.minatar import core
 from tfrl.envs.tf.minatar.core import GONE, bit, choose, paint
 from tfrl.errors import UserError
 from tfrl.rollout import fast_eval_rollout_episode
@@ -156,7 +156,7 @@ def test_pictures_have_the_colours_of_the_board():
     small = frame[16::32, 16::32]
     np.testing.assert_array_equal(small.repeat(32, 0).repeat(32, 1), frame)
     board = state.obs[1].numpy()
-    colors = picture.cubehelix(4)
+    colors = core.cubehelix(4)
     np.testing.assert_array_equal(small[1:4], np.broadcast_to(colors[3], [3, 10, 3]))  # bricks
     np.testing.assert_array_equal(small[9, 4], colors[0])  # the paddle
     np.testing.assert_array_equal(small[board[..., 1]], colors[1:2])  # the ball
@@ -172,8 +172,8 @@ def test_the_palette_is_greens():
         0.5 + (-0.29227 * c - 0.90649 * s) / 8,
         0.5 + 1.97294 * c / 8,
     ]
-    np.testing.assert_array_equal(picture.cubehelix(1), [np.round(255 * np.array(rgb))])
-    brightness = picture.cubehelix(10).astype(float) @ [0.3, 0.59, 0.11]
+    np.testing.assert_array_equal(core.cubehelix(1), [np.round(255 * np.array(rgb))])
+    brightness = core.cubehelix(10).astype(float) @ [0.3, 0.59, 0.11]
     assert (np.diff(brightness) > 0).all()
 
 

@@ -180,9 +180,9 @@ def test_without_the_kernels_help_the_watch_finds_a_dead_parent(tmp_path):
     """What other systems than Linux rely on."""
     (tmp_path / "child.py").write_text(
         "import os, time\n"
-        "from tfrl.envs.workers import watch\n"
-        "watch.sys.platform = 'other'\n"
-        "watch.die_with_parent(os.getppid())\n"
+        "from tfrl.envs.workers import child\n"
+        "child.sys.platform = 'other'\n"
+        "child.die_with_parent(os.getppid())\n"
         "print(os.getpid(), flush=True)\n"
         "time.sleep(1000)\n"
     )

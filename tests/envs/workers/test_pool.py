@@ -280,8 +280,8 @@ def test_one_action_for_each_state(mode):
             with pytest.raises(UserError) as error:
                 pool.send_action(worker_id, 0)
             assert str(error.value) == (
-                f"worker_id of send_action: expected 0 to 0, got {worker_id!r}. Send an action to "
-                "the worker_id of the state that it is for."
+                "worker_id of send_action: expected a whole number of at least 0 and at most 0, "
+                f"got {worker_id!r}. Give 0 to 0."
             )
 
 
@@ -297,8 +297,7 @@ def test_a_closed_pool_says_so(mode):
         with pytest.raises(UserError) as error:
             call()
         assert str(error.value) == (
-            "environment workers: expected to be open, got workers that were closed. Make new "
-            "ones; they cannot be opened again."
+            "environment workers: expected to be open, got workers that were closed."
         )
     assert len(pool) == 1 and pool.pids == []
 
@@ -322,12 +321,12 @@ def test_a_forced_synchronous_pool_takes_turns():
 WRONG = [
     (
         {"num_workers": -1},
-        "num_workers of a WorkerPool: expected an integer of at least 0, got -1. With 0 the "
-        "environment runs synchronously, in this process.",
+        "num_workers of a WorkerPool: expected a whole number of at least 0, got -1. Give 0 or "
+        "more.",
     ),
     (
         {"mode": "proces"},
-        "mode of the environment workers: expected 'process' or 'thread', got 'proces'. Did you "
+        "mode of the environment workers: expected one of process, thread, got 'proces'. Did you "
         "mean process?",
     ),
     (
@@ -337,39 +336,39 @@ WRONG = [
     ),
     (
         {"first_episodes": [1, 2, 3]},
-        "first_episodes of a WorkerPool: expected an integer of at least 0, or 2 of them, one a "
-        "worker, got [1, 2, 3]. Give the next_episodes of the run that is resumed, with as many "
+        "first_episodes of a WorkerPool: expected a whole number of at least 0, or 2 of them, one "
+        "a worker, got [1, 2, 3]. Give the next_episodes of the run that is resumed, with as many "
         "workers.",
     ),
     (
         {"first_episodes": 1.5},
-        "first_episodes of a WorkerPool: expected an integer of at least 0, or 2 of them, one a "
-        "worker, got 1.5. Give the next_episodes of the run that is resumed, with as many workers.",
+        "first_episodes of a WorkerPool: expected a whole number of at least 0, got 1.5. Give 0 or "
+        "more.",
     ),
     (
         {"max_episode_steps": True},
-        "max_episode_steps of the environment workers: expected a positive integer, or None for no "
-        "limit beside the environment's own, got True. An episode of that many steps is truncated.",
+        "max_episode_steps of the environment workers: expected a whole number of at least 1 or "
+        "None, got True. Give 1 or more.",
     ),
     (
         {"max_episode_steps": 0},
-        "max_episode_steps of the environment workers: expected a positive integer, or None for no "
-        "limit beside the environment's own, got 0. An episode of that many steps is truncated.",
+        "max_episode_steps of the environment workers: expected a whole number of at least 1 or "
+        "None, got 0. Give 1 or more.",
     ),
     (
         {"step_timeout": 0},
-        "step_timeout of the environment workers: expected a finite number of seconds above 0, got "
-        "0. It bounds one step of the environment.",
+        "step_timeout of the environment workers: expected a number above 0, got 0. Give one "
+        "finite number.",
     ),
     (
         {"cleanup_time": float("inf")},
-        "cleanup_time of the environment workers: expected a finite number of seconds of at least "
-        "0, got inf. It bounds closing all environments; what is left is killed.",
+        "cleanup_time of the environment workers: expected a number of at least 0, got inf. Give "
+        "one finite number.",
     ),
     (
         {"max_restarts": 1.5},
-        "max_restarts of the environment workers: expected an integer of at least 0, got 1.5. It "
-        "bounds the restarts of each worker.",
+        "max_restarts of the environment workers: expected a whole number of at least 0, got 1.5. "
+        "Give 0 or more.",
     ),
 ]
 
@@ -401,8 +400,8 @@ def test_wrong_timeouts_of_get_state(timeout):
         with pytest.raises(UserError) as error:
             pool.get_state(timeout)
     assert str(error.value) == (
-        "timeout of get_state: expected seconds of at least 0, or None to wait as long as the "
-        f"workers' own timeouts, got {timeout!r}. With 0 only what has arrived already is returned."
+        f"timeout of get_state: expected a number of at least 0 or None, got {timeout!r}. With 0 "
+        "only what has arrived already is returned, with None it waits."
     )
 
 

@@ -26,8 +26,8 @@ def test_what_is_no_seed_is_refused(seed):
     with pytest.raises(UserError) as error:
         SyncEnvironmentWorker(Walk, seed=seed)
     assert str(error.value) == (
-        "seed of the environment workers: expected an integer of at least 0, "
-        f"got {seed!r}. The seed of every episode follows from it, its worker and its number."
+        "seed of the environment workers: expected a whole number of at least 0, "
+        f"got {seed!r}. Give 0 or more."
     )
 
 

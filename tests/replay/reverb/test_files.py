@@ -83,7 +83,7 @@ class FilesTest(parameterized.TestCase):
         other = helpers.closed_after(self, n_step=3)
         other.add(helpers.rows(0, 5))
         size = int(other.size())
-        with pytest.raises(UserError, match="table 'replay', n_step: expected 2, as in the buffer"):
+        with pytest.raises(UserError, match="table 'replay', n_step: expected 2, as the buffer"):
             other.restore(folder)
         with pytest.raises(UserError, match="expected a folder that ReverbBuffer.save wrote"):
             other.restore(folder + "/nothing")

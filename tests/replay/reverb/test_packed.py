@@ -210,6 +210,6 @@ class SavedTest(parameterized.TestCase):
         other.flush()
         assert int(other.size()) == len(items) + 3
         strict = helpers.closed_after(self, packed=not packed)
-        message = f"table 'replay', packed: expected {packed}, as in the buffer"
+        message = f"table 'replay', packed: expected {packed}, as the buffer"
         with pytest.raises(UserError, match=message):
             strict.restore(folder)

@@ -8,7 +8,7 @@ from tfrl import struct
 from tfrl.agents.a2c.losses import policy_gradient_loss
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.registry import algorithm
+from tfrl.agents.core import algorithm
 from tfrl.types import AgentState
 
 

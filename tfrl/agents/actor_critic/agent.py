@@ -5,21 +5,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import distributions, networks, ops, struct
+from tfrl import checks, distributions, networks, ops, struct
 from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.actor_critic.networks import (
-    check_hidden,
-    check_network,
-    check_used,
-    default_policy,
-    default_torso,
-    with_memory,
-)
-from tfrl.agents.actor_critic.numbers import Bound, check_count, check_number
-from tfrl.agents.core import PARAM_UPDATES, Agent, Update
-from tfrl.envs.action_masks import MASK, split_mask
+from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, Update
+from tfrl.agents.default_networks import default_policy, default_torso, with_memory
+from tfrl.checks import Bound
+from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.ops.schedules import make_schedule
@@ -27,13 +20,17 @@ from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 
 # The name under which the recurrent state before a step is stored with the step.
 STATE_IN = "state_in"
-_MEMORY_SIZE = 128
 _TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
+_POLICY = f"PolicyNetwork({_TORSO}, distribution=make_distribution(env.action_spec))"
+_TYPICAL = (
+    "Give one finite number; only entropy_coef takes a schedule. Typical: discount 0.99, "
+    "gae_lambda 0.95, clip 0.2, value_coef 0.5, obs_clip 10, target_kl 0.02."
+)
 
 
 @struct.logic_dataclass
-class ActorCritic(Agent):
-    """An on-policy agent with a policy and a value function; subclasses define the loss.
+class ActorCritic(NormalizingAgent):
+    """An on-policy agent with a policy and a value function; subclasses say what they learn.
 
     Actions may be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of them;
     observations any nest. Where the observation has an item `action_mask` (see
@@ -83,7 +80,7 @@ class ActorCritic(Agent):
     shared_torso: bool = False
     hidden: tuple[int, ...] | None = None
     memory: str | None = None
-    memory_size: int = _MEMORY_SIZE
+    memory_size: int = 128
     sequence_length: int | None = None
     squash: bool = False
     discount: float = 0.99
@@ -100,24 +97,23 @@ class ActorCritic(Agent):
 
     def __post_init__(self) -> None:
         """Checks numbers and fills in the default networks."""
+        owner = type(self).__name__
         for name, bound in self.bounds().items():
-            check_number(type(self).__name__, name, getattr(self, name), bound)
+            checks.number(f"{owner}.{name}", getattr(self, name), *bound, remedy=_TYPICAL)
         for name in ("sequence_length", "gae_horizon"):
-            check_count(type(self).__name__, name, getattr(self, name))
+            checks.at_least(
+                f"{owner}.{name}",
+                getattr(self, name),
+                1,
+                optional=True,
+                remedy="None takes the whole rollout.",
+            )
+        checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
         make_schedule(self.entropy_coef)
         self._check_networks()
-        check_used(type(self).__name__, self._unused())
-        self._check_hidden()
         self.network = self._make_network()
         self._check_mask()
-        if self.sequence_length is not None and not self.learns_sequences:
-            raise UserError(
-                f"{type(self).__name__}.sequence_length",
-                expected="None for an agent without memory, which learns steps one by one",
-                got=self.sequence_length,
-                remedy="Give memory='lstm' or 'gru', or leave it out.",
-            )
-        self._check_roles()
+        self._check_outputs()
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
@@ -147,59 +143,41 @@ class ActorCritic(Agent):
 
     def _check_networks(self) -> None:
         owner = type(self).__name__
-        if self.policy is not None:
-            head = f"PolicyNetwork({_TORSO}, distribution=make_distribution(env.action_spec))"
-            check_network(owner, "policy", self.policy, head)
-        if self.value is not None:
-            check_network(owner, "value", self.value, f"ValueNetwork({_TORSO})")
-        if self.torso is not None and not isinstance(self.torso, networks.Torso):
-            raise UserError(
-                f"{owner}.torso",
-                expected="a tfrl.networks torso",
-                got=type(self.torso).__name__,
-                remedy=network_checks.origin_remedy(self.torso, "torso")
-                or f"Give for example {_TORSO}, or make_torso(env.obs_spec).",
-            )
-        for name in ("obs_key", "value_obs_key"):
-            key = getattr(self, name)
-            if key is not None and not isinstance(key, str):
-                raise UserError(
+        for name, head in (("policy", _POLICY), ("value", f"ValueNetwork({_TORSO})")):
+            if getattr(self, name) is not None:
+                network_checks.check_network(
                     f"{owner}.{name}",
-                    expected="the name of one item of the observation, or None for all of it",
-                    got=repr(key),
-                    remedy="Give for example 'image', or 'camera/image' for an item in an item.",
+                    getattr(self, name),
+                    f"a tfrl.networks network that ends in a {name}",
+                    "A Keras model becomes one as the torso, given as a function that makes it: "
+                    f"{name}={head}.",
                 )
-        given = [n for n in ("policy", "value") if getattr(self, n) is not None]
-        made = [n for n in ("torso", "memory") if getattr(self, n) is not None]
-        made += ["shared_torso"] if self.shared_torso else []
-        forgets = self.policy is not None and self.memory is not None
-        if len(given) == 2 and made or given and self.shared_torso or forgets:
-            made = ["memory"] if forgets else made
-            raise UserError(
-                f"{owner}.{made[0]}",
-                expected=f"its default where {' and '.join(given)} is given",
-                got=repr(getattr(self, made[0])),
-                remedy="Put the torso into the given networks (with memory: RecurrentTorso), or "
-                "leave these out.",
+        example = f"{_TORSO}, or make_torso(env.obs_spec)"
+        network_checks.check_torso(f"{owner}.torso", self.torso, example)
+        for name in ("obs_key", "value_obs_key"):
+            checks.instance(
+                f"{owner}.{name}",
+                getattr(self, name),
+                str | None,
+                "the name of one item of the observation, or None for all of it",
+                remedy="Give for example 'image', or 'camera/image' for an item in an item.",
             )
-        chooses = self.value is not None or self.shared_torso or self.torso is not None
-        if self.value_obs_key is not None and chooses:
+        if self.policy is not None and self.memory is not None:
             raise UserError(
-                f"{owner}.value_obs_key",
-                expected="None where a value network or a torso is given, or one is shared",
-                got=repr(self.value_obs_key),
-                remedy="Let the network choose: "
-                "ObservationTorso(obs_spec=..., body=..., obs_key='state').",
+                f"{owner}.memory",
+                expected="None where policy is given",
+                got=repr(self.memory),
+                remedy="Put a RecurrentTorso into the given policy, or leave one of the two out.",
             )
 
-    def _check_roles(self) -> None:
+    def _check_outputs(self) -> None:
         """Refuses a policy that gives no distribution, and values that are not one number each."""
         owner, seen = type(self).__name__, split_mask(self.obs_spec)[0]
         if self.policy is not None:
             options = (self.action_spec, self.normalize_obs)
-            network_checks.check_policy(owner, self.policy, seen, *options)
+            network_checks.check_policy(f"{owner}.policy", self.policy, seen, *options)
         if self.value is not None:
-            network_checks.check_value(owner, self.value, seen, self.normalize_obs)
+            network_checks.check_value(f"{owner}.value", self.value, seen, self.normalize_obs)
 
     def _check_mask(self) -> None:
         """Refuses a mask that does not fit the actions; a broadcast would hide it."""
@@ -208,43 +186,13 @@ class ActorCritic(Agent):
         if mask is not None and isinstance(distribution, distributions.ActionDistribution):
             distribution.check_mask(mask)
 
-    def _unused(self) -> dict[str, tuple[Any, str]]:
-        """The arguments without effect: `{field: (value, the argument that replaces it)}`."""
-        found: dict[str, tuple[Any, str]] = {}
-        both = self.policy is not None and self.value is not None
-        if self.obs_key is not None and (both or self.torso is not None):
-            found["obs_key"] = (self.obs_key, "policy and value are" if both else "a torso is")
-        if self.squash and self.policy is not None:
-            found["squash"] = (self.squash, "a policy is")
-        elif self.squash and not any(
-            s.dtype.is_floating for s in tf.nest.flatten(self.action_spec)
-        ):
-            found["squash"] = (self.squash, "discrete actions only are")
-        return found
-
-    def _check_hidden(self) -> None:
-        """Refuses sizes that no memory and no default torso would have."""
-        if self.memory is None and self.memory_size != _MEMORY_SIZE:
-            raise UserError(
-                f"{type(self).__name__}.memory_size",
-                expected=f"its default, {_MEMORY_SIZE}, where memory is None",
-                got=repr(self.memory_size),
-                remedy="It would have no effect; give memory='lstm' or memory='gru', or leave it "
-                "out.",
-            )
-        both = self.policy is not None and self.value is not None
-        given = "policy and value are" if both else "a torso is" if self.torso is not None else None
-        keys = [self.obs_key] if self.policy is None else []
-        if self.value is None:
-            keys.append(self.obs_key if self.value_obs_key is None else self.value_obs_key)
-        seen, _ = split_mask(self.obs_spec)
-        check_hidden(type(self).__name__, self.hidden, given, seen, keys)
-
     def _make_network(self) -> networks.ActorCriticNetwork:
         seen, _ = split_mask(self.obs_spec)
 
+        hidden = (64, 64) if self.hidden is None else self.hidden
+
         def torso(key: str | None) -> networks.Torso:
-            body = self.torso or default_torso(seen, self.hidden, key)
+            body = self.torso or default_torso(seen, hidden, key)
             return with_memory(body, self.memory, self.memory_size)
 
         value_key = self.obs_key if self.value_obs_key is None else self.value_obs_key
@@ -276,14 +224,6 @@ class ActorCritic(Agent):
     def initial_carry(self, batch_size: int) -> Nest:
         """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
         return self.network.initial_carry(batch_size)
-
-    def normalized(self, state: AgentState, obs: Nest) -> Nest:
-        """Returns observations as the networks see them, action masks still among them."""
-        if not self.normalize_obs:
-            return obs
-        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
-        # A mask of floats is not normalised.
-        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
 
     # Acting.
 
@@ -493,19 +433,6 @@ class ActorCritic(Agent):
             batch.advantage, getattr(batch, "mask", None), all_reduce=all_reduce_sum
         )
         return batch.replace(advantage=advantage)
-
-    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
-        """Merges the observations into the statistics, to be used from the next rollout on."""
-        if not self.normalize_obs:
-            return state
-        merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
-        return state.replace(normalizer=merged)
-
-    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `observe` takes as others than they are."""
-        if not self.normalize_obs:
-            return None
-        return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Sets the entropy coefficient of this update."""

@@ -4,22 +4,48 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import distributions, networks, ops, seeding, specs, struct
+from tfrl import checks, distributions, networks, ops, seeding, specs, struct
 from tfrl.agents import network_checks
-from tfrl.agents.actor_critic.networks import check_hidden
-from tfrl.agents.actor_critic.numbers import Bound
-from tfrl.agents.core import PARAM_UPDATES, Update
+from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
+from tfrl.agents.default_networks import default_torso
 from tfrl.agents.dqn.losses import dqn_loss
-from tfrl.agents.dqn.networks import check_network, default_network
 from tfrl.agents.off_policy.agent import OffPolicy
-from tfrl.agents.off_policy.checks import check_count, check_torso, check_unused
-from tfrl.agents.registry import algorithm
-from tfrl.distributions.categorical import Categorical
+from tfrl.checks import Bound
+from tfrl.distributions.discrete import Categorical
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
 from tfrl.ops import TDExtra
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.types import ActionOutput, AgentState, Nest
+
+DEFAULT_HIDDEN = (64, 64)
+
+
+def default_network(
+    torso: networks.Torso | None,
+    obs_spec: Nest,
+    num_actions: int,
+    *,
+    dueling: bool,
+    hidden: tuple[int, ...] | None,
+    obs_key: str | None,
+) -> networks.Network:
+    """A head over a torso; by default a ReLU MLP, for an image the Nature-CNN.
+
+    Args:
+      torso: The torso; None for the default.
+      obs_spec: The nest of specs of what the network sees.
+      num_actions: How many actions.
+      dueling: Whether the head is a dueling one.
+      hidden: Sizes of the default MLP's layers; None for 64, 64.
+      obs_key: The item of the observation that the default torso takes.
+    """
+    if torso is None:
+        hidden = DEFAULT_HIDDEN if hidden is None else hidden
+        torso = default_torso(obs_spec, hidden, obs_key, "relu")
+    kind = networks.DuelingQNetwork if dueling else networks.QNetwork
+    return kind(torso=torso, num_actions=num_actions)
+
 
 _EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
@@ -65,23 +91,24 @@ class DQN(OffPolicy):
         """Checks the settings and fills in the default network."""
         super().__post_init__()
         owner = type(self).__name__
-        check_count(owner, "target_every", self.target_every)
+        checks.at_least(f"{owner}.target_every", self.target_every, 1)
         check_schedule(f"{owner}.epsilon", self.epsilon, 0.0, 1.0, _EPSILON_REMEDY)
         self.num_actions = _num_actions(owner, self.action_spec)
         seen, mask = split_mask(self.obs_spec)
         distributions.make_distribution(self.action_spec).check_mask(mask)
-        check_torso(owner, "torso", self.torso, "make_torso(env.obs_spec)")
+        network_checks.check_torso(f"{owner}.torso", self.torso, "make_torso(env.obs_spec)")
         if self.q is not None:
-            check_network(owner, self.q, self.num_actions)
-            options = (self.num_actions, self.normalize_obs)
-            network_checks.check_action_values(owner, self.q, seen, *options)
-            unused: dict[str, Any] = {"torso": self.torso, "dueling": self.dueling}
-            unused |= {"hidden": self.hidden, "obs_key": self.obs_key}
-            check_unused(owner, "a Q-network is", unused)
-        elif self.torso is not None:
-            check_unused(owner, "a torso is", {"hidden": self.hidden, "obs_key": self.obs_key})
-        else:
-            check_hidden(owner, self.hidden, None, seen, [self.obs_key])
+            network_checks.check_network(
+                f"{owner}.q",
+                self.q,
+                f"a tfrl.networks network with {self.num_actions} outputs, one an action",
+                "Give QNetwork(torso=..., num_actions=...); a Keras model becomes a torso as "
+                "KerasNetwork(model_fn=make_model, spec=env.obs_spec).",
+                memory=False,
+            )
+            network_checks.check_value(
+                f"{owner}.q", self.q, seen, self.normalize_obs, self.num_actions
+            )
         self.network = self.q or default_network(
             self.torso,
             seen,

@@ -6,10 +6,9 @@ import tensorflow as tf
 
 from tfrl import ops, struct
 from tfrl.agents.actor_critic.agent import ActorCritic
-from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.agents.core import algorithm
 from tfrl.agents.impala.losses import ImpalaBatch, impala_loss
-from tfrl.agents.registry import algorithm
-from tfrl.errors import UserError
+from tfrl.checks import Bound
 from tfrl.types import AgentState, Trajectory
 
 
@@ -35,18 +34,6 @@ class Impala(ActorCritic):
     normalize_advantage: bool = False
     clip_rho: float = 1.0
     clip_pg_rho: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuses what V-trace has no place for."""
-        super().__post_init__()
-        if self.normalize_advantage or self.gae_horizon is not None:
-            raise UserError(
-                "Impala",
-                expected="normalize_advantage False and gae_horizon None: advantages are V-trace's",
-                got=f"normalize_advantage {self.normalize_advantage} and gae_horizon "
-                f"{self.gae_horizon}",
-                remedy="Leave them out; sequence_length cuts the trajectories.",
-            )
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""

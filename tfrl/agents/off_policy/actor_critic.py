@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfrl import distributions, networks, seeding, specs, struct
+from tfrl import checks, distributions, networks, seeding, specs, struct
+from tfrl.agents import network_checks
 from tfrl.agents.core import PARAM_UPDATES
+from tfrl.agents.default_networks import check_critic, make_critic
 from tfrl.agents.off_policy.agent import OffPolicy
-from tfrl.agents.off_policy.checks import check_count, check_torsos
 from tfrl.agents.off_policy.losses import critic_loss
-from tfrl.agents.off_policy.networks import DEFAULT_HIDDEN, check_critic, make_critic
 from tfrl.agents.off_policy.unit_actions import UnitActions
 from tfrl.envs.action_masks import split_mask
 from tfrl.ops import TDExtra
@@ -62,10 +62,10 @@ class OffPolicyActorCritic(OffPolicy):
         self.unit_actions = (
             None if one and self.takes_discrete else UnitActions(action_spec=spec, owner=owner)
         )
-        check_count(owner, "num_critics", self.num_critics)
-        check_torsos(self)
-        self.check_settings(seen)
-        hidden = DEFAULT_HIDDEN if self.hidden is None else tuple(self.hidden)
+        checks.at_least(f"{owner}.num_critics", self.num_critics, 1)
+        self._check_networks()
+        self.check_settings()
+        hidden = (256, 256) if self.hidden is None else tuple(self.hidden)
         distributions.make_distribution(spec).check_mask(mask)
         self.actor = self.make_actor(seen, hidden)
         if self.critic_network is not None:
@@ -82,14 +82,31 @@ class OffPolicyActorCritic(OffPolicy):
             apply_rule=self.apply_rule,
         )
 
-    # Hooks of subclasses.
+    def _check_networks(self) -> None:
+        owner, torso = type(self).__name__, "make_torso(env.obs_spec, hidden=(256, 256))"
+        examples = {
+            "actor": torso,
+            "critic": f"StateActionTorso(encoder={torso}, body=MLP(hidden=(256,)))",
+        }
+        for part, example in examples.items():
+            name = f"{owner}.{part}"
+            network_checks.check_torso(f"{name}_torso", getattr(self, f"{part}_torso"), example)
+            network = getattr(self, f"{part}_network")
+            if network is not None:
+                network_checks.check_network(
+                    f"{name}_network",
+                    network,
+                    "a tfrl.networks network, or None",
+                    "See docs/custom_network.md.",
+                    torso=True,
+                    memory=False,
+                    discrete=self.discrete,
+                )
 
-    def check_settings(self, seen: Nest) -> None:
-        """Raises a UserError for settings that do not fit.
+    # What a subclass says.
 
-        Args:
-          seen: The nest of specs of the networks' input.
-        """
+    def check_settings(self) -> None:
+        """Raises a UserError for settings that do not fit."""
 
     @abc.abstractmethod
     def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:

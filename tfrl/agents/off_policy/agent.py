@@ -1,25 +1,87 @@
 """The base class of off-policy agents: statistics, target networks, random play, checks."""
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.agents.actor_critic.numbers import Bound
-from tfrl.agents.core import Agent
-from tfrl.agents.off_policy.checks import (
-    check_count,
-    check_flags,
-    check_number,
-    check_rows,
-    transition_of,
-)
+from tfrl import checks, struct
+from tfrl.agents.core import NormalizingAgent
 from tfrl.agents.random import RandomAgent
-from tfrl.envs.action_masks import MASK, split_mask
+from tfrl.checks import Bound
+from tfrl.errors import UserError
 from tfrl.ops import statistics
-from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+from tfrl.types import ActionOutput, AgentState, Nest, Transition
+
+# What every transition says, and what one may say besides.
+COLUMNS = ("obs", "action", "reward", "next_obs", "discount")
+_MORE = ("extras", "weight", "index", "mask")
+_TYPICAL = "Give one finite number. Typical: discount 0.99, tau 0.005 (1 for a copy), obs_clip 10."
+
+
+@struct.dataclass
+class MaskedTransition(Transition):
+    """Transitions of which some do not count.
+
+    Attributes:
+      mask: bool `[N]`; False for a row that does not count, None where all do.
+    """
+
+    mask: tf.Tensor | None = None
+
+
+def transition_of(
+    owner: str, columns: Mapping[str, Nest], needed: tuple[str, ...] = COLUMNS
+) -> MaskedTransition:
+    """Turns a dict of columns into transitions; other columns are left out.
+
+    Args:
+      owner: What learns from them, for messages.
+      columns: By the names of the fields of `Transition`.
+      needed: Those that must be there; others are None.
+
+    Raises:
+      UserError: For columns that are missing, all of which it names.
+    """
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise UserError(
+            f"the batch of {owner}",
+            expected=f"the columns {', '.join(needed)}",
+            got=f"{', '.join(sorted(map(str, columns)))}, without {', '.join(missing)}",
+        )
+    known: dict[str, Any] = {name: columns.get(name) for name in (*COLUMNS, *_MORE)}
+    return MaskedTransition(**known)
+
+
+def check_rows(owner: str, batch: Any, **specs: Nest) -> None:
+    """Raises a UserError for columns whose rows are not as an agent's specs say.
+
+    Args:
+      owner: What learns from them, for messages.
+      batch: A `Transition`, or what has its fields; those that are None are not looked at.
+      **specs: The nest of specs of a row, by field.
+    """
+    for name, spec in specs.items():
+        rows = getattr(batch, name)
+        if rows is None:
+            continue
+        want = {path: tuple(s.shape) for path, s in struct.paths(spec).items()}
+        have = {path: tuple(x.shape[1:]) for path, x in struct.paths(rows).items()}
+        for path in sorted(want.keys() | have.keys()):
+            if want.get(path) != have.get(path):
+                raise UserError(
+                    f"the batch of {owner}, {name if path == '.' else f'{name}/{path}'}",
+                    expected=_rows_of(want.get(path)),
+                    got=_rows_of(have.get(path)),
+                )
+
+
+def _rows_of(shape: tuple[int | None, ...] | None) -> str:
+    return "nothing of this name" if shape is None else f"rows of shape {list(shape)}"
+
 
 # Where a state counts its learner steps, if target networks move in some of them only.
 LEARNER_STEPS = "learner_steps"
@@ -54,8 +116,8 @@ def copy_params(params: Nest) -> Nest:
 
 
 @struct.logic_dataclass
-class OffPolicy(Agent):
-    """An agent that learns from replayed transitions; subclasses define the losses.
+class OffPolicy(NormalizingAgent):
+    """An agent that learns from replayed transitions; subclasses say what.
 
     Its losses take a `tfrl.types.Transition` of rows `[N, ...]`, as
     `prepare_minibatch` returns it. The target of a row is
@@ -96,10 +158,14 @@ class OffPolicy(Agent):
 
     def __post_init__(self) -> None:
         """Checks the numbers and the flags."""
-        check_flags(self)
+        owner = type(self).__name__
+        for field in dataclasses.fields(self):
+            if field.type in (bool, "bool"):
+                checks.boolean(f"{owner}.{field.name}", getattr(self, field.name))
         for name, bound in self.bounds().items():
-            check_number(type(self).__name__, name, getattr(self, name), bound)
-        check_count(type(self).__name__, "n_step", self.n_step)
+            checks.number(f"{owner}.{name}", getattr(self, name), *bound, remedy=_TYPICAL)
+        checks.at_least(f"{owner}.n_step", self.n_step, 1)
+        checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
@@ -157,29 +223,6 @@ class OffPolicy(Agent):
         """Moves the target networks."""
         params = {g: state.params[g] for g in state.target_params}
         return state.replace(target_params=polyak_update(state.target_params, params, self.tau))
-
-    # Observations.
-
-    def normalized(self, state: AgentState, obs: Nest) -> Nest:
-        """Returns observations as the networks see them, action masks still among them."""
-        if not self.normalize_obs:
-            return obs
-        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
-        # A mask of floats is not normalised.
-        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
-
-    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
-        """Merges the observations of new experience into the statistics."""
-        if not self.normalize_obs:
-            return state
-        merged = statistics.update(state.normalizer, trajectory.obs, mask=trajectory.valid)
-        return state.replace(normalizer=merged)
-
-    def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `observe` takes as others than they are."""
-        if not self.normalize_obs:
-            return None
-        return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)
 
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]

@@ -42,7 +42,6 @@ class UnitActions(struct.Struct):
                 f"{self.owner}.action_spec",
                 expected="at least one element",
                 got=repr(self.action_spec),
-                remedy="Give the environment an action.",
             )
 
     def _check(self, path: str, leaf: Any) -> None:

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.actor_critic.agent import ActorCritic
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.actor_critic.numbers import Bound
+from tfrl.agents.core import algorithm
 from tfrl.agents.ppo.losses import ppo_loss
-from tfrl.agents.registry import algorithm
+from tfrl.checks import Bound
 from tfrl.errors import UserError
 from tfrl.types import AgentState
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.agents.a2c.agent import A2C
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.registry import algorithm
+from tfrl.agents.core import algorithm
 from tfrl.errors import UserError
 from tfrl.types import AgentState, Trajectory
 

@@ -5,17 +5,19 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfrl import networks, ops, seeding, specs, struct
-from tfrl.agents.actor_critic.numbers import Bound
-from tfrl.agents.core import PARAM_UPDATES, Update
+from tfrl import checks, networks, ops, seeding, specs, struct
+from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
-from tfrl.agents.registry import algorithm
 from tfrl.agents.sac import losses
-from tfrl.agents.sac.checks import check_settings
 from tfrl.agents.sac.networks import full_actor, make_actor
+from tfrl.checks import Bound
 from tfrl.envs.action_masks import split_mask
+from tfrl.errors import UserError
 from tfrl.networks.actor_critic import mask_argument
 from tfrl.types import ActionOutput, AgentState, Nest
+
+# What a target that was computed in float32 may be above the logarithm.
+_ROUNDING = 1e-6
 
 
 @algorithm
@@ -58,9 +60,32 @@ class SAC(OffPolicyActorCritic):
     critic_keys: ClassVar[tuple[str, ...]] = ("action", "subset", "layers")
     takes_discrete: ClassVar[bool] = True
 
-    def check_settings(self, seen: Nest) -> None:
-        """Checks counts, the target entropy, and that every argument has an effect."""
-        check_settings(self, seen)
+    def check_settings(self) -> None:
+        """Checks counts, and that discrete play can reach its target entropy.
+
+        The temperature would move away from another target without end.
+        """
+        owner = type(self).__name__
+        checks.at_least(f"{owner}.target_every", self.target_every, 1)
+        checks.at_least(
+            f"{owner}.critic_subset",
+            self.critic_subset,
+            1,
+            maximum=self.num_critics,
+            optional=True,
+        )
+        if not self.discrete or self.target_entropy is None:
+            return
+        number = specs.num_actions(self.action_spec)
+        if not 0.0 <= self.target_entropy <= math.log(number) + _ROUNDING:
+            raise UserError(
+                f"{owner}.target_entropy",
+                expected=f"an entropy of {number} discrete actions, from 0 to log {number} = "
+                f"{math.log(number):.4f}",
+                got=repr(self.target_entropy),
+                remedy="Leave it out and give entropy_scale, the share of the entropy of uniform "
+                "play, from 0 to 1.",
+            )
 
     def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns a categorical policy, or a squashed Gaussian over the unit vector."""

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfrl import distributions, networks, seeding, specs, struct
 from tfrl.agents import network_checks
-from tfrl.agents.off_policy.networks import default_torso
+from tfrl.agents.default_networks import default_torso
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
@@ -33,7 +33,7 @@ def make_actor(
     distribution = distributions.make_distribution(
         action_spec, squash=floats, state_dependent_std=floats, **(log_std if floats else {})
     )
-    torso = torso or default_torso(obs_spec, hidden, obs_key)
+    torso = torso or default_torso(obs_spec, hidden, obs_key, "relu")
     return networks.PolicyNetwork(torso=torso, distribution=distribution)
 
 
@@ -91,10 +91,8 @@ def full_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Ne
       UserError: It gives something else than a policy for the actions; for Boxes, than one of
         squashed Gaussians.
     """
-    owner = type(agent).__name__
-    network_checks.check_policy(
-        owner, network, seen, agent.action_spec, agent.normalize_obs, "actor_network"
-    )
+    name = f"{type(agent).__name__}.actor_network"
+    network_checks.check_policy(name, network, seen, agent.action_spec, agent.normalize_obs)
     if agent.discrete:
         return network
     found: list[Any] = []
@@ -109,7 +107,7 @@ def full_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Ne
         tf.function(trace, autograph=False).get_concrete_function()
     if found[1] is None:
         raise UserError(
-            f"{owner}.actor_network",
+            name,
             expected="squashed Gaussians, whose actions lie within the bounds",
             got=f"{type(found[0]).__name__} of {type(network).__name__}",
             remedy="Give make_distribution(..., squash=True); TF-Agents' ActorDistributionNetwork "

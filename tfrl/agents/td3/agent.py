@@ -4,16 +4,14 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfrl import networks, ops, seeding, struct
+from tfrl import checks, networks, ops, seeding, struct
 from tfrl.agents import network_checks
-from tfrl.agents.actor_critic.numbers import Bound
-from tfrl.agents.core import PARAM_UPDATES, Update
+from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
+from tfrl.agents.default_networks import default_torso
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
-from tfrl.agents.off_policy.checks import check_count
-from tfrl.agents.off_policy.networks import default_torso
-from tfrl.agents.registry import algorithm
 from tfrl.agents.td3 import losses
 from tfrl.agents.td3.networks import DeterministicPolicy, WholePolicy
+from tfrl.checks import Bound
 from tfrl.types import ActionOutput, AgentState, Nest
 
 
@@ -44,19 +42,19 @@ class TD3(OffPolicyActorCritic):
     target_groups: ClassVar[tuple[str, ...]] = ("actor", "critic")
     critic_keys: ClassVar[tuple[str, ...]] = ("noise", "layers")
 
-    def check_settings(self, seen: Nest) -> None:
+    def check_settings(self) -> None:
         """Checks the delay."""
-        check_count(type(self).__name__, "policy_delay", self.policy_delay)
+        checks.at_least(f"{type(self).__name__}.policy_delay", self.policy_delay, 1)
 
     def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns a policy that gives vectors in [-1, 1]."""
         unit_actions: Any = self.unit_actions
         network = self.actor_network
         if network is None:
-            torso = self.actor_torso or default_torso(seen, hidden, self.obs_key)
+            torso = self.actor_torso or default_torso(seen, hidden, self.obs_key, "relu")
             return DeterministicPolicy(torso=torso, size=unit_actions.size)
-        owner = type(self).__name__
-        network_checks.check_actions(owner, network, seen, self.action_spec, self.normalize_obs)
+        name = f"{type(self).__name__}.actor_network"
+        network_checks.check_actions(name, network, seen, self.action_spec, self.normalize_obs)
         return WholePolicy(network=network, unit_actions=unit_actions)
 
     def bounds(self) -> dict[str, Bound]:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.off_policy.checks import MaskedTransition
+from tfrl.agents.off_policy.agent import MaskedTransition
 from tfrl.compat.tf_agents.replay import sequences, transitions
 from tfrl.compat.tf_agents.trajectories import FIRST, LAST, from_trajectory
 from tfrl.distribute.statistics import merge_over_replicas

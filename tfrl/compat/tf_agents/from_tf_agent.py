@@ -10,9 +10,8 @@ from tf_agents.agents.categorical_dqn.categorical_dqn_agent import CategoricalDq
 from tf_agents.agents.dqn.dqn_agent import DqnAgent
 from tf_agents.agents.reinforce.reinforce_agent import ReinforceAgent
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.agents.core import Agent, ExternalUpdate
-from tfrl.agents.off_policy.checks import check_count
 from tfrl.agents.random import RandomAgent
 from tfrl.compat.tf_agents.from_tf_agent_calls import (
     EXPERIENCE,
@@ -103,7 +102,7 @@ class TFAgentModule(Agent):
         own = getattr(agent, "_n_step_update", 1 if length is None else length - 1)
         if self.steps is None:
             return int(own)
-        check_count(type(self).__name__, "steps", self.steps)
+        checks.at_least(f"{type(self).__name__}.steps", self.steps, 1)
         if self.logic.form == "frames" and self.steps != own:
             raise UserError(
                 f"steps of {type(agent).__name__}",

@@ -1,18 +1,248 @@
 """The suite `envpool`: environments in C++ threads, of the EnvPool package."""
 
+import contextlib
 import math
 import numbers
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfrl import extras
-from tfrl.envs.adapters.envpool_backend import EnvPoolBackend
+import numpy as np
+import tensorflow as tf
+
+from tfrl import extras, specs
+from tfrl.envs.adapters import host_spaces
+from tfrl.envs.adapters.gymnasium_env import channels_last
+from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset
 from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
 from tfrl.envs.host_halves import buffered
-from tfrl.envs.host_wrappers import split_wrappers
+from tfrl.envs.host_wrappers import reward_wrappers
+from tfrl.envs.registry import unknown_argument
 from tfrl.errors import UserError, did_you_mean, nearest
+from tfrl.types import Nest
+
+_NO_LIMIT = 2**31 - 1  # a count of steps that is never reached
+# Without a screen its renderer ends the whole process.
+_NOT_DRAWN = "envpool.mujoco"
+
+
+class EnvPoolBackend(Backend):
+    """Steps a pool, which `reset` makes anew: only then does EnvPool take seeds."""
+
+    def __init__(
+        self,
+        task: str,
+        num_envs: int,
+        *,
+        autoreset: Autoreset,
+        max_episode_steps: int | None,
+        info_fields: tuple[str, ...],
+        options: Mapping[str, Any],
+        draw: bool = False,
+    ):
+        """Reads the specs; no environment is made yet.
+
+        Args:
+          task: An id of EnvPool.
+          num_envs: How many (B).
+          autoreset: NEXT_STEP or SAME_STEP.
+          max_episode_steps: Steps after which an episode is truncated; None for the task's own
+            limit, -1 for none.
+          info_fields: Names of numbers in `info`.
+          options: Of EnvPool.
+          draw: Whether the environments can be drawn.
+        """
+        import envpool
+        from envpool.registration import registry
+
+        self.name, self.num_envs, self.autoreset = f"envpool:{task}", num_envs, autoreset
+        self._task, self._given = task, (max_episode_steps, info_fields, dict(options))
+        self._options = dict(options)
+        if max_episode_steps is not None:
+            limit = _NO_LIMIT if max_episode_steps < 0 else max_episode_steps
+            self._options["max_episode_steps"] = limit
+        self._draws = draw and not registry.specs[task][0].startswith(_NOT_DRAWN)
+        self._pool: Any = None
+        spec = envpool.make_spec(task, num_envs=num_envs, **self._options)
+        limit = getattr(spec.config, "max_episode_steps", _NO_LIMIT)
+        self.max_episode_steps = None if limit == _NO_LIMIT else limit
+        self.info_spec = {name: tf.TensorSpec([], tf.float32) for name in info_fields}
+        self._describe(spec)
+
+    def _describe(self, spec: Any) -> None:
+        with _quietly():
+            observation = _space(spec.gymnasium_observation_space)
+            action = _space(spec.gymnasium_action_space)
+        seen = host_spaces.space_spec(self.name, "observation", observation)
+        self.action_spec = host_spaces.space_spec(self.name, "action", action)
+        if isinstance(self.action_spec, specs.DiscreteSpec):
+            self._first = self.action_spec.start
+            self._last = self._first + self.action_spec.num_values - 1
+        self.obs_spec = tf.nest.map_structure(_picture_spec, seen)
+        self._pictures = _pictures(seen)
+        thing = f"observation of {self.name}"
+        self._copy_obs = host_spaces.copier(self.obs_spec, thing, self.num_envs)
+        self._copy_action = host_spaces.copier(
+            self.action_spec, f"action for {self.name}", self.num_envs
+        )
+
+    def reset(self, seeds: np.ndarray) -> Step:
+        """Makes the environments with their seeds, and starts an episode in each."""
+        import envpool
+
+        self.close()
+        more = {"render_mode": "rgb_array"} if self._draws else {}
+        self._pool = envpool.make(
+            self._task,
+            env_type="gymnasium",
+            num_envs=self.num_envs,
+            seed=[int(s) for s in seeds],
+            **self._options,
+            **more,
+        )
+        with _quietly():  # it makes its spaces again
+            obs, infos = self._pool.reset()
+        none = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        return Step(self._obs(obs), reward, none, none, None, self._info(infos))
+
+    def send(self, action: Nest) -> None:
+        """Gives the threads their actions."""
+        action = self._copy_action(action)
+        self._check(action)
+        self._pool.send(action)
+
+    def _check(self, action: Nest) -> None:
+        """Refuses discrete actions out of bounds, with which C++ would read foreign memory."""
+        if not isinstance(self.action_spec, specs.DiscreteSpec):
+            return
+        low, high = self._first, self._last
+        if action.min() < low or action.max() > high:
+            raise UserError(
+                f"action for {self.name}",
+                expected=f"numbers from {low} to {high}",
+                got=str(action[(action < low) | (action > high)].tolist()),
+            )
+
+    def receive(self) -> Step:
+        """Waits for the threads."""
+        obs, reward, termination, truncation, infos = self._pool.recv()
+        step = Step(
+            self._obs(obs),
+            host_spaces.numbers(f"rewards of {self.name}", reward, self.num_envs),
+            host_spaces.flags(f"terminations of {self.name}", termination, self.num_envs),
+            host_spaces.flags(f"truncations of {self.name}", truncation, self.num_envs),
+            None,
+            self._info(infos),
+        )
+        if self.autoreset is Autoreset.SAME_STEP:
+            ended = step.termination | step.truncation
+            if ended.any():
+                step.final_obs = step.obs
+                step.obs = self._restarted(step.obs, np.flatnonzero(ended))
+        return step
+
+    def _restarted(self, obs: Nest, rows: np.ndarray) -> Nest:
+        """Starts episodes in some rows; returns the observations with these rows new."""
+        first, infos = self._pool.reset(rows.astype(np.int32))
+        order = np.asarray(infos["env_id"])
+        new = tf.nest.map_structure(np.copy, obs)
+
+        def put(batch: np.ndarray, part: Any) -> None:
+            batch[order] = part
+
+        for batch, part in zip(
+            tf.nest.flatten(new), tf.nest.flatten(self._pictures(first)), strict=True
+        ):
+            put(batch, part)
+        return new
+
+    def _obs(self, obs: Any) -> Nest:
+        return self._copy_obs(self._pictures(obs))
+
+    def _info(self, infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        found = {}
+        for name in self.info_spec:
+            value = infos.get(name)
+            if not isinstance(value, np.ndarray) or value.shape != (self.num_envs,):
+                numbers = [k for k, v in infos.items() if np.shape(v) == (self.num_envs,)]
+                raise UserError(
+                    f"info_fields of {self.name}",
+                    expected=f"names of numbers in info ({', '.join(sorted(numbers))})",
+                    got=repr(name),
+                )
+            found[name] = value.astype(np.float32)
+        return found
+
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "EnvPoolBackend":
+        """Returns other environments of the same task; with `render`, such that can be drawn."""
+        limit, info_fields, options = self._given
+        return EnvPoolBackend(
+            self._task,
+            num_envs,
+            autoreset=autoreset or self.autoreset,
+            max_episode_steps=limit,
+            info_fields=info_fields,
+            options=options,
+            draw=render,
+        )
+
+    def render(self, index: int) -> np.ndarray:
+        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        if not self._draws or self._pool is None:
+            raise NotImplementedError(f"{self.name} cannot be drawn; see the suite gymnasium")
+        return np.array(self._pool.render(index)[0], np.uint8)
+
+    def close(self) -> None:
+        """Ends the threads; a second call does nothing."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Drops Gymnasium's warnings of bounds that EnvPool gives in float64 to float32 spaces."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered.*")
+        yield
+
+
+def _space(space: Any) -> Any:
+    """EnvPool gives nests of spaces as plain dicts."""
+    from gymnasium import spaces
+
+    if isinstance(space, Mapping) and not isinstance(space, spaces.Space):
+        return spaces.Dict({k: _space(s) for k, s in space.items()})
+    return space
+
+
+def _is_stack(spec: tf.TensorSpec) -> bool:
+    """Whether a leaf is a picture whose first axis, much the shortest, are its channels."""
+    shape = spec.shape.as_list()
+    return spec.dtype == tf.uint8 and len(shape) == 3 and 2 * shape[0] < min(shape[1:])
+
+
+def _picture_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+    if not _is_stack(spec):
+        return spec
+    channels, height, width = spec.shape.as_list()
+    return specs.BoundedTensorSpec([height, width, channels], spec.dtype, 0, 255)
+
+
+def _pictures(spec: Nest) -> Callable[[Any], Nest]:
+    """Returns a function that puts the channels of all pictures last."""
+    if isinstance(spec, Mapping):
+        parts = {k: _pictures(s) for k, s in spec.items()}
+        return lambda obs: {k: part(obs[k]) for k, part in parts.items()}
+    if _is_stack(spec):
+        return lambda obs: channels_last(obs)
+    return lambda obs: obs
+
 
 # What the library gives itself, or what would break a batch; each with what to do instead.
 _OWN = {
@@ -67,14 +297,7 @@ def make_envpool(
     import envpool
 
     refuse_cached(name, autoreset)
-    rewards, others = split_wrappers(outer_wrappers)
-    if wrappers or others:
-        raise UserError(
-            f"{'wrappers' if wrappers else 'outer_wrappers'} of {name}",
-            expected="none: EnvPool's environments are stepped in C++",
-            got=f"{len(wrappers or others)} of them",
-            remedy="Use EnvPool's own options, or the suite gymnasium.",
-        )
+    rewards = reward_wrappers(name, [*outer_wrappers, *wrappers], "Use EnvPool's own options.")
     known = envpool.list_all_envs()
     if task not in known:
         raise UserError(
@@ -147,17 +370,8 @@ def _check_options(
     own = sorted(set(fields) - hidden)
     unknown = sorted(set(kwargs) - set(own))
     if unknown:
-        close = nearest(unknown[0], [*own, "info_fields", "double_buffer"])
-        raise UserError(
-            f"make_env({name!r})",
-            expected=f"options of the task ({', '.join(own)}) or info_fields",
-            got=unknown[0],
-            remedy=f"Did you mean {close[0]}?" if close else "Leave it out.",
-        )
+        raise unknown_argument(name, unknown[0], own, ("info_fields", "double_buffer"))
     if limit is not None and "max_episode_steps" not in fields:
         raise UserError(
-            f"max_episode_steps of {name}",
-            expected="None: the task has no such option",
-            got=limit,
-            remedy="Leave it out.",
+            f"max_episode_steps of {name}", expected="None: the task has no such option", got=limit
         )

@@ -1,19 +1,287 @@
 """The suite `gymnasium`: any environment of Gymnasium's registry, Atari and MuJoCo included."""
 
-import functools
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfrl.envs.adapters import gymnasium_ids
-from tfrl.envs.adapters.gymnasium_atari import ENTRY_POINT, AtariOptions
-from tfrl.envs.adapters.gymnasium_backend import GymnasiumBackend
-from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, Source
-from tfrl.envs.core import Autoreset, Env
+import numpy as np
+import tensorflow as tf
+from gymnasium.vector import AutoresetMode
+
+from tfrl import checks
+from tfrl.envs.action_masks import MASK, join_mask
+from tfrl.envs.adapters import gymnasium_vector, host_spaces
+from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
+from tfrl.envs.adapters.gymnasium_env import (
+    ENTRY_POINT,
+    AtariOptions,
+    channels_last,
+    full_mask,
+)
+from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, Source, image, make_vector
+from tfrl.envs.backend import Backend, Step
+from tfrl.envs.core import Autoreset
+from tfrl.envs.env_calls import env_error
+from tfrl.envs.gymnasium_values import STEP, check_layout
 from tfrl.envs.host import refuse_cached
-from tfrl.envs.host_env import HostEnv
+from tfrl.envs.host_env import HostEnv, where
 from tfrl.envs.host_halves import buffered
-from tfrl.envs.host_wrappers import split_wrappers
-from tfrl.errors import UserError, did_you_mean
+from tfrl.envs.host_wrappers import refuse_device_wrappers, split_wrappers
+from tfrl.errors import UserError
+from tfrl.types import Nest
+
+_REPEAT = "Repeat it: make_env with the same arguments, and the same command or the same actions."
+
+
+class GymnasiumBackend(Backend):
+    """Steps a vector environment, whatever it is made of and however it resets.
+
+    A vector environment whose mode is DISABLED is reset here, in the same step, by the option
+    `reset_mask`.
+    """
+
+    def __init__(self, source: Source, num_envs: int):
+        """Makes the environments, and resets them once to see what they give.
+
+        Args:
+          source: What makes them.
+          num_envs: How many (B).
+        """
+        self.name, self.num_envs = source.name, num_envs
+        self._source = source
+        made = make_vector(source, num_envs)
+        self._vector, self._native, self._mode = made.vector, made.native, made.mode
+        self.stepped = made.stepped
+        self.clips_actions = any(
+            getattr(w, "__name__", "") == "ClipAction" for w in source.wrappers
+        )
+        try:
+            self._describe()
+        except BaseException:
+            self._vector.close()
+            raise
+
+    def _describe(self) -> None:
+        """Reads spaces, and from a first reset what is in the observations and in `info`."""
+        vector, source, name = self._vector, self._source, self.name
+        next_step = self._mode is AutoresetMode.NEXT_STEP
+        self.autoreset = Autoreset.NEXT_STEP if next_step else Autoreset.SAME_STEP
+        self.max_episode_steps = source.limit
+        self.render_fps = float(vector.metadata.get("render_fps") or Backend.render_fps)
+        self.info_spec = {n: tf.TensorSpec([], tf.float32) for n in source.info_fields}
+        self._colours = 0  # of frames that a native vector environment stacks first
+        space = vector.single_observation_space
+        if self._native and source.atari is not None:
+            self._colours, space = (1 if source.atari.grayscale else 3), source.atari.space
+        self._seen_spec = host_spaces.space_spec(name, "observation", space)
+        self.action_spec = host_spaces.space_spec(name, "action", vector.single_action_space)
+        size = self.num_envs
+        self._copy_obs = host_spaces.copier(self._seen_spec, f"observation of {name}", size)
+        self._copy_action = host_spaces.copier(self.action_spec, f"action for {name}", size)
+        self._masks: Callable[[Any], Nest] | None = None
+        self._action: Nest = None
+        self._pending = False
+        obs, infos = self._reset(np.arange(size))
+        self.obs_spec = self._seen_spec
+        if MASK in infos:
+            self._describe_mask()
+        host_spaces.check_dtypes(f"observation of {name}", self._seen_spec, self._picture(obs))
+        self._obs(obs, infos)
+
+    def _describe_mask(self) -> None:
+        """Makes the mask a part of the observation, as the wrapper ActionMask does."""
+        if isinstance(self._seen_spec, Mapping) and MASK in self._seen_spec:
+            raise UserError(
+                f"the observation of {self.name}",
+                expected=f"no item {MASK!r} beside the one of info",
+                got=f"items {sorted(self._seen_spec)}",
+            )
+        spec = host_spaces.mask_spec(self.name, self.action_spec)
+        copy = host_spaces.copier(spec, f"info[{MASK!r}] of {self.name}", self.num_envs)
+        self._masks = lambda given: copy(host_spaces.positional(spec, given))
+        self._full = full_mask(self._vector.single_action_space)
+        self.obs_spec = join_mask(self._seen_spec, spec)
+
+    # Steps.
+
+    def reset(self, seeds: np.ndarray) -> Step:
+        """Starts an episode in every environment; a native one has one seed for all of them."""
+        if self._pending:
+            self.receive()
+        obs, infos = self._reset(seeds)
+        none = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        return Step(self._obs(obs, infos), reward, none, none, None, self._info(infos, none))
+
+    def _reset(self, seeds: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        seed: Any = [int(s) for s in seeds]
+        if self._native:
+            seed = np.asarray(seeds) if self._colours else seed[0]
+        return self._called("reset()", self._vector.reset, seed=seed)
+
+    def _called(self, call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the environments; what they raise is told as theirs."""
+        try:
+            return fn(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:
+            raise env_error(error, f"{call} of {self.name}", _REPEAT) from error
+
+    def send(self, action: Nest) -> None:
+        """Keeps the actions, or sends them to the processes, which go on by themselves."""
+        # A copy: the environments may keep or change what they are given.
+        self._action = self._copy_action(action)
+        if isinstance(self._vector, ProcessVectorEnv):
+            self._called("step()", self._vector.step_async, self._action)
+        self._pending = True
+
+    def receive(self) -> Step:
+        """Steps, or waits for the processes."""
+        self._pending = False
+        if isinstance(self._vector, ProcessVectorEnv):
+            given = self._called("step()", self._vector.step_wait)
+        else:
+            given = self._called("step()", self._vector.step, self._action)
+        if not isinstance(given, tuple) or len(given) != len(STEP):
+            check_layout(f"step() of {self.name}", given, STEP)
+        obs, reward, termination, truncation, infos = given
+        size = self.num_envs
+        reward = host_spaces.numbers(f"rewards of {self.name}", reward, size)
+        termination = host_spaces.flags(f"terminations of {self.name}", termination, size)
+        truncation = host_spaces.flags(f"truncations of {self.name}", truncation, size)
+        ended = termination | truncation
+        final = None
+        info = self._info(infos, ended)
+        if self.autoreset is Autoreset.SAME_STEP and ended.any():
+            if self._mode is AutoresetMode.DISABLED:
+                final = self._obs(obs, infos, ended)
+                obs, infos = self._reset_rows(obs, ended)
+            else:
+                final = self._final(obs, infos, ended)
+        return Step(
+            self._obs(obs, infos, None if self.autoreset is Autoreset.SAME_STEP else ended),
+            reward,
+            termination,
+            truncation,
+            final,
+            info,
+        )
+
+    def _reset_rows(self, obs: Any, rows: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Starts episodes in some rows of a vector environment that does not do so itself."""
+        before = self._copy_obs(self._picture(obs))
+        options = {"reset_mask": rows.copy()}
+        obs, infos = self._called("reset()", self._vector.reset, options=options)
+        return where(rows, self._copy_obs(self._picture(obs)), before), infos
+
+    # What they answer.
+
+    def _picture(self, obs: Any) -> Any:
+        return channels_last(obs, self._colours) if self._colours else obs
+
+    def _obs(self, obs: Any, infos: Mapping[str, Any], over: np.ndarray | None = None) -> Nest:
+        """Copies observations, with their masks; rows that are `over` need not have one."""
+        seen = self._copy_obs(self._picture(obs))
+        if self._masks is None:
+            return seen
+        given = infos.get(MASK)
+        there = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, given is not None)))
+        missing = ~there
+        if over is not None:
+            missing &= ~over
+        if missing.any():
+            raise UserError(
+                f"infos of {self.name}",
+                expected=f"{MASK!r} of every environment, as after the first reset",
+                got=f"none of environment {', '.join(map(str, np.flatnonzero(missing)))}",
+            )
+        return join_mask(seen, self._mask_rows(given, there))
+
+    def _mask_rows(self, given: Any, there: np.ndarray) -> Nest:
+        """Masks `[B, ...]`; all True in the rows that have none."""
+        full = tf.nest.map_structure(lambda m: np.stack([m] * self.num_envs), self._full)
+        if not there.any():
+            return self._masks(full)  # type: ignore[misc]
+        masks = self._masks(given)  # type: ignore[misc]
+        return masks if there.all() else where(there, masks, self._masks(full))  # type: ignore[misc]
+
+    def _final(self, obs: Any, infos: Mapping[str, Any], ended: np.ndarray) -> Nest:
+        """The true successors, where the vector environment has reset rows itself."""
+        if "final_obs" not in infos:
+            raise UserError(
+                f"infos of {self.name}",
+                expected="'final_obs' at an end, as its autoreset mode SAME_STEP asks for",
+                got=f"the items {sorted(k for k in infos if not k.startswith('_'))}",
+                remedy="Let the vector environment give it, or take autoreset='NEXT_STEP'.",
+            )
+        found = infos["final_obs"]
+        final = self._copy_obs(self._picture(obs))
+        if isinstance(found, np.ndarray) and found.dtype == object:
+            for i in np.flatnonzero(ended):  # one observation a row
+                host_spaces.set_row(final, i, found[i])
+        else:  # a batch
+            final = where(ended, self._copy_obs(self._picture(found)), final)
+        if self._masks is None:
+            return final
+        last = infos.get("final_info", {})
+        there = np.asarray(last.get(f"_{MASK}", np.full(self.num_envs, MASK in last))) & ended
+        masks = self._mask_rows(last.get(MASK), there)
+        # Rows that go on: their successor is what they see, so their mask is that of now.
+        now = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, MASK in infos)))
+        return join_mask(final, where(ended, masks, self._mask_rows(infos.get(MASK), now)))
+
+    def _info(self, infos: Mapping[str, Any], ended: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers asked for; where an episode has ended, of the step that ended it."""
+        if not self._source.info_fields:
+            return {}
+        last: Mapping[str, Any] | None = None
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            last = infos.get("final_info", {})
+        return {name: self._numbers(name, infos, last, ended) for name in self.info_spec}
+
+    def _numbers(
+        self, name: str, infos: Mapping[str, Any], last: Mapping[str, Any] | None, ended: np.ndarray
+    ) -> np.ndarray:
+        zeros = np.zeros(self.num_envs, np.float32)
+        values = np.array(infos.get(name, zeros), np.float32)
+        if last is not None:
+            values = np.where(ended, np.asarray(last.get(name, zeros), np.float32), values)
+        if values.shape != (self.num_envs,):
+            raise UserError(
+                f"infos[{name!r}] of {self.name}",
+                expected=f"numbers [{self.num_envs}]",
+                got=f"shape {list(values.shape)}",
+            )
+        return values
+
+    # The rest.
+
+    def copy(
+        self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
+    ) -> "GymnasiumBackend":
+        """Returns other environments of the same task; with `render`, such that can be drawn."""
+        source = self._source
+        if autoreset is not None:
+            source = dataclasses.replace(source, autoreset=autoreset)
+        if render:
+            source = dataclasses.replace(source, vectorization="sync", render_mode="rgb_array")
+        return GymnasiumBackend(source, num_envs)
+
+    def render(self, index: int) -> np.ndarray:
+        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        if self._vector.render_mode != "rgb_array" or not hasattr(self._vector.unwrapped, "envs"):
+            return super().render(index)
+        picture = self._called("render()", image, self._vector, index)
+        if picture is None:
+            return super().render(index)
+        return np.array(picture, np.uint8)
+
+    def close(self) -> None:
+        """Frees the environments; a second call does nothing."""
+        if not self._vector.closed:
+            self._vector.close()
+
 
 _ATARI_OWN = ("frameskip", "obs_type", "sound_obs")  # what the preprocessing has to choose
 
@@ -64,12 +332,14 @@ def make_gymnasium(
     """
     name = f"gymnasium:{task}"
     _check_options(name, autoreset, vectorization, info_fields, timeout)
-    _check_wrappers(name, wrappers)
+    refuse_device_wrappers(
+        name, wrappers, "functions gymnasium.Env -> gymnasium.Env", "gymnasium.wrappers"
+    )
     rewards, outer_wrappers = split_wrappers(outer_wrappers)
-    spec = gymnasium_ids.find_spec(task)
-    gymnasium_ids.require_packages(name, spec)
+    spec = gymnasium_vector.find_spec(task)
+    gymnasium_vector.require_packages(name, spec)
     options = _atari_options(name, spec.entry_point, atari, kwargs)
-    gymnasium_ids.check_kwargs(name, spec, kwargs, _general(options))
+    gymnasium_vector.check_kwargs(name, spec, kwargs, _general(options))
     source = Source(
         name=name,
         spec=spec,
@@ -91,7 +361,7 @@ def make_gymnasium(
 
 def _general(options: AtariOptions | None) -> list[str]:
     """The names of the suite's own arguments."""
-    names = list(gymnasium_ids.GENERAL)
+    names = list(gymnasium_vector.GENERAL)
     return names if options is None else [*names, "atari", *AtariOptions.names()]
 
 
@@ -99,44 +369,10 @@ def _check_options(
     name: str, autoreset: Autoreset, vectorization: str, info_fields: Any, timeout: float
 ) -> None:
     refuse_cached(name, autoreset)
-    if vectorization not in VECTORIZATIONS:
-        raise UserError(
-            f"vectorization of {name}",
-            expected=f"one of {', '.join(VECTORIZATIONS)}",
-            got=repr(vectorization),
-            remedy=did_you_mean(str(vectorization), VECTORIZATIONS),
-        )
-    if isinstance(info_fields, str) or not all(isinstance(n, str) for n in info_fields):
-        raise UserError(
-            f"info_fields of {name}",
-            expected="a sequence of names",
-            got=repr(info_fields),
-            remedy="Give a tuple, also for one name: info_fields=('lives',).",
-        )
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise UserError(
-            f"timeout of {name}",
-            expected="a number of seconds above 0",
-            got=repr(timeout),
-            remedy="Give the longest time that a reset or a step may take.",
-        )
-
-
-def _check_wrappers(name: str, wrappers: Sequence[Callable[..., Any]]) -> None:
-    """Refuses wrappers of device environments."""
-    for wrapper in wrappers:
-        parts: list[Any] = [wrapper]
-        if isinstance(wrapper, functools.partial):
-            parts = [wrapper.func, *wrapper.args]
-        device = [p for p in parts if isinstance(p, type) and issubclass(p, Env)]
-        if device:
-            raise UserError(
-                f"wrappers of {name}",
-                expected="functions gymnasium.Env -> gymnasium.Env",
-                got=f"{device[0].__name__}, a wrapper of device environments",
-                remedy="Take the one of gymnasium.wrappers that does the same; RewardScale, "
-                "RewardClip and RewardNormalize may be outer_wrappers.",
-            )
+    checks.one_of(f"vectorization of {name}", vectorization, VECTORIZATIONS)
+    checks.strings(f"info_fields of {name}", info_fields)
+    remedy = "Give the longest time in seconds that a reset or a step may take."
+    checks.positive(f"timeout of {name}", timeout, remedy=remedy)
 
 
 def _atari_options(

@@ -91,7 +91,6 @@ def copier(spec: Nest, thing: str, num_envs: int) -> Callable[[Any], Nest]:
                 thing,
                 expected=f"shape {list(shape)}, as the space says",
                 got=f"{list(array.shape)}",
-                remedy="Make what the environment gives agree with its space.",
             )
         return array
 
@@ -133,7 +132,6 @@ def _batch(thing: str, values: Any, num_envs: int, kinds: str, what: str) -> np.
         thing,
         expected=f"{what} [{num_envs}], one for every environment",
         got=f"{array.dtype.name} {list(array.shape)}{found}",
-        remedy="Return arrays of one dtype: rewards floats, both ends bools.",
     )
 
 
@@ -204,9 +202,4 @@ def check_dtypes(thing: str, spec: Nest, batch: Any) -> None:
         return
     have, want = np.asarray(batch).dtype, spec.dtype.as_numpy_dtype
     if not np.can_cast(have, want, "same_kind"):
-        raise UserError(
-            thing,
-            expected=f"{np.dtype(want).name}, as the space says",
-            got=have.name,
-            remedy="Make what the environment gives agree with its space.",
-        )
+        raise UserError(thing, expected=f"{np.dtype(want).name}, as the space says", got=have.name)

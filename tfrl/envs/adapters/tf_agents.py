@@ -1,20 +1,158 @@
 """The suite `tf_agents`: PyEnvironments and TFEnvironments of TF-Agents."""
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfrl.envs.adapters import tf_agents_ids
-from tfrl.envs.adapters.gymnasium_ids import unknown_argument
+from tfrl import checks
 from tfrl.envs.adapters.tf_agents_backend import Source, TFAgentsBackend
 from tfrl.envs.adapters.tf_agents_specs import Splitter
-from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.core import Autoreset
 from tfrl.envs.host import refuse_cached
 from tfrl.envs.host_env import HostEnv
-from tfrl.envs.host_wrappers import split_wrappers
-from tfrl.envs.registry import check_kwargs
-from tfrl.errors import UserError
+from tfrl.envs.host_wrappers import refuse_device_wrappers, reward_wrappers
+from tfrl.envs.registry import check_kwargs, import_task, unknown_argument
+from tfrl.errors import UserError, nearest
+from tfrl.loading import import_code
+
+_SUITES = "tf_agents.environments"
+# What the names of a suite are made of, where `load` takes more than one.
+_PARTS = {"suite_dm_control": 2}
+# The same tasks in packages that are maintained.
+_INSTEAD = {
+    "suite_atari": "gymnasium:ALE/Pong-v5",
+    "suite_mujoco": "gymnasium:HalfCheetah-v5",
+}
+_FORMS = (
+    "suite_gym/CartPole-v1 (a suite of tf_agents.environments), module:function, or any name "
+    "with env=function"
+)
+
+
+def find(task: str, env: Any = None) -> Callable[..., Any]:
+    """Returns the function that makes environments.
+
+    Args:
+      task: What stands behind `tf_agents:`.
+      env: The user's function, or None.
+
+    Returns:
+      A function of the task's arguments.
+
+    Raises:
+      UserError: For a task that is none, and where packages are missing.
+    """
+    name = f"tf_agents:{task}"
+    if env is not None:
+        expected = "a function that makes an environment: evaluations need others"
+        checks.function(f"env of {name}", env, expected, remedy="Give env=lambda: MyEnvironment().")
+        return env
+    suite, _, inside = task.partition("/")
+    if suite.startswith("suite_") and inside:
+        if ":" in inside:  # gym imports what stands before it
+            import_code(inside.partition(":")[0], f"environment {name}")
+        return _loader(name, suite, inside)
+    module, _, path = task.rpartition(":")
+    if module and path:
+        return _function(name, module, path)
+    remedy = f"Did you mean tf_agents:suite_gym/{task}?" if _gym_has(task) else "Give one of them."
+    raise UserError(f"environment {name}", expected=_FORMS, got=repr(task), remedy=remedy)
+
+
+def _function(name: str, module: str, path: str) -> Callable[..., Any]:
+    """Returns a function of the user's."""
+    found: Any = import_task(name, module)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            close = nearest(part, [n for n in dir(found) if not n.startswith("_")])
+            raise UserError(
+                name,
+                expected=f"a function of {module} behind the last colon",
+                got=path,
+                remedy=f"Did you mean {close[0]}?" if close else "See what the module defines.",
+            )
+        found = getattr(found, part)
+    return find(name.partition(":")[2], found)
+
+
+def _loader(name: str, suite: str, inside: str) -> Callable[..., Any]:
+    """Returns `load` of a suite for one of its tasks."""
+    module = _import(name, suite)
+    available = getattr(module, "is_available", lambda: True)
+    if not available():
+        raise _missing(name, suite, "none that can be imported")
+    if "gym" in vars(module):
+        _check_gym(name, suite, inside)
+    count = _PARTS.get(suite, 1)
+    parts = inside.split("/") if count > 1 else [inside]
+    if len(parts) != count:
+        names = list(inspect.signature(module.load).parameters)[:count]
+        raise UserError(
+            f"environment {name}",
+            expected=f"{suite}/{'/'.join(names)}",
+            got=repr(f"{suite}/{inside}"),
+        )
+    return functools.partial(module.load, *parts)
+
+
+def _import(name: str, suite: str) -> Any:
+    try:
+        return importlib.import_module(f"{_SUITES}.{suite}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{_SUITES}.{suite}":
+            raise _missing(name, suite, f"no module named {error.name}") from error
+        import pkgutil
+
+        environments = importlib.import_module(_SUITES)
+        known = [m.name for m in pkgutil.iter_modules(environments.__path__)]
+        suites = [n for n in known if n.startswith("suite_") and not n.endswith("_test")]
+        close = nearest(suite, suites)
+        raise UserError(
+            f"environment {name}",
+            expected=f"a suite of {_SUITES} ({', '.join(suites)})",
+            got=suite,
+            remedy=f"Did you mean {close[0]}?" if close else "Choose one of them.",
+        ) from error
+
+
+def _missing(name: str, suite: str, got: str) -> UserError:
+    instead = _INSTEAD.get(suite)
+    remedy = "Install them with -c constraints.txt, so that TensorFlow's pins hold."
+    if instead is not None:
+        remedy = f"Such tasks are there in the suite gymnasium too, for example {instead}."
+    return UserError(name, expected=f"the packages that {suite} needs", got=got, remedy=remedy)
+
+
+def _check_gym(name: str, suite: str, task: str) -> None:
+    """Refuses what gym, of which TF-Agents' suites are made, has not registered."""
+    import gym
+
+    try:
+        gym.spec(task)
+    except gym.error.Error as error:
+        if suite in _INSTEAD:
+            raise _missing(name, suite, f"no {task} in gym {gym.__version__}") from error
+        close = nearest(task, [spec.id for spec in gym.envs.registry.all()])
+        raise UserError(
+            f"environment {name}",
+            expected=f"a task of gym {gym.__version__}, of which {suite} is made",
+            got=repr(task),
+            remedy=f"Did you mean {close[0]}?"
+            if close
+            else "Newer tasks are in the suite gymnasium.",
+        ) from error
+
+
+def _gym_has(task: str) -> bool:
+    import gym
+
+    try:
+        return gym.spec(task) is not None
+    except gym.error.Error:
+        return False
+
 
 # Arguments of a function that are those of make_env.
 _GENERAL = {"num_envs", "max_episode_steps"}
@@ -60,17 +198,12 @@ def make_tf_agents(
     name = f"tf_agents:{task}"
     refuse_cached(name, autoreset)
     _check_mask_argument(name, action_mask)
-    rewards, others = split_wrappers(outer_wrappers)
-    if others:
-        raise UserError(
-            f"outer_wrappers of {name}",
-            expected="RewardScale, RewardClip or RewardNormalize",
-            got=f"{len(others)} others",
-            remedy="Give functions PyEnvironment -> PyEnvironment as wrappers.",
-        )
-    make = tf_agents_ids.find(task, env)
+    remedy = "Give functions PyEnvironment -> PyEnvironment as wrappers."
+    rewards = reward_wrappers(name, outer_wrappers, remedy)
+    make = find(task, env)
     _check_kwargs(name, make, kwargs)
-    _check_wrappers(name, wrappers)
+    expected = "functions PyEnvironment -> PyEnvironment"
+    refuse_device_wrappers(name, wrappers, expected, "tf_agents.environments.wrappers")
     source = Source(
         name=name,
         make=functools.partial(_wrapped, functools.partial(make, **kwargs), tuple(wrappers)),
@@ -109,17 +242,3 @@ def _check_kwargs(name: str, make: Callable[..., Any], kwargs: dict[str, Any]) -
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         raise unknown_argument(name, unknown[0], own - _GENERAL, ("action_mask", "env"))
     check_kwargs(name, make, kwargs)
-
-
-def _check_wrappers(name: str, wrappers: Sequence[Callable[..., Any]]) -> None:
-    """Refuses wrappers of device environments."""
-    for wrapper in wrappers:
-        kind = wrapper.func if isinstance(wrapper, functools.partial) else wrapper
-        if isinstance(kind, type) and issubclass(kind, Env):
-            raise UserError(
-                f"wrappers of {name}",
-                expected="functions PyEnvironment -> PyEnvironment",
-                got=f"{kind.__name__}, a wrapper of device environments",
-                remedy="Take one of tf_agents.environments.wrappers; RewardScale, RewardClip and "
-                "RewardNormalize may be outer_wrappers.",
-            )

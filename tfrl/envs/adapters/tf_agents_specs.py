@@ -57,7 +57,6 @@ def _leaf(thing: str, kind: str, spec: Any) -> tf.TensorSpec:
             thing,
             expected="an ArraySpec or TensorSpec of numbers, with a static shape",
             got=repr(spec),
-            remedy="Wrap the environment so that it has such a spec.",
         )
     if dtype.is_bool:
         return tf.TensorSpec(shape, dtype)

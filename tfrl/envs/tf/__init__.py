@@ -7,8 +7,7 @@ from tfrl.envs.tf.deep_sea import DeepSea
 from tfrl.envs.tf.four_rooms import FourRooms
 from tfrl.envs.tf.masked import Masked
 from tfrl.envs.tf.memory import Memory
-from tfrl.envs.tf.mountain_car import MountainCar
-from tfrl.envs.tf.mountain_car_continuous import MountainCarContinuous
+from tfrl.envs.tf.mountain_car import MountainCar, MountainCarContinuous
 from tfrl.envs.tf.pendulum import Pendulum
 from tfrl.envs.tf.relay import Relay
 

@@ -5,10 +5,9 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs import rendering
 from tfrl.envs.core import Env, initial_state
-from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 # Both links: 1 kg, 1 m, the centre of mass in the middle, a moment of inertia of 1 kg m^2.
@@ -63,20 +62,9 @@ class Acrobot(Env):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        if not 0 <= self.torque_noise_max < math.inf:
-            raise UserError(
-                "Acrobot.torque_noise_max",
-                expected="a finite number of at least 0",
-                got=repr(self.torque_noise_max),
-                remedy="Give the greatest size of the noise in N m, 0 for none.",
-            )
-        if self.book_or_nips not in DYNAMICS:
-            raise UserError(
-                "Acrobot.book_or_nips",
-                expected=f"one of {', '.join(DYNAMICS)}",
-                got=repr(self.book_or_nips),
-                remedy="Take book, as Gymnasium does.",
-            )
+        remedy = "Give the greatest size of the noise in N m, 0 for none."
+        checks.number("Acrobot.torque_noise_max", self.torque_noise_max, 0, remedy=remedy)
+        checks.one_of("Acrobot.book_or_nips", self.book_or_nips, DYNAMICS)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:

@@ -3,11 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
 from tfrl.envs.tf import grid_picture
-from tfrl.envs.wrappers.base import require_count
-from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 MAX_EPISODE_STEPS = 1000  # no episode is as long: it ends after rows - 1 steps
@@ -41,15 +39,8 @@ class Catch(Env):
 
     def __post_init__(self) -> None:
         """Checks the size of the board."""
-        require_count("Catch.columns", self.columns)
-        require_count("Catch.rows", self.rows)
-        if not 2 <= self.rows <= MAX_EPISODE_STEPS:
-            raise UserError(
-                "Catch.rows",
-                expected=f"a number from 2 to {MAX_EPISODE_STEPS}",
-                got=repr(self.rows),
-                remedy="The ball must have somewhere to fall.",
-            )
+        checks.at_least("Catch.columns", self.columns, 1)
+        checks.at_least("Catch.rows", self.rows, 2, maximum=MAX_EPISODE_STEPS)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:

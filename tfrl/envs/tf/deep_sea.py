@@ -1,16 +1,14 @@
 """DeepSea in TensorFlow: the same task as bsuite's."""
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
 from tfrl.envs.tf import grid_picture
-from tfrl.envs.wrappers.base import require_count
 from tfrl.errors import UserError
 from tfrl.types import EnvState
 
@@ -60,21 +58,8 @@ class DeepSea(Env):
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        require_count("DeepSea.size", self.size)
-        if not 2 <= self.size <= MAX_EPISODE_STEPS:
-            raise UserError(
-                "DeepSea.size",
-                expected=f"a number from 2 to {MAX_EPISODE_STEPS}",
-                got=repr(self.size),
-                remedy="bsuite takes 5 to 50.",
-            )
-        if not 0 <= self.unscaled_move_cost < math.inf:
-            raise UserError(
-                "DeepSea.unscaled_move_cost",
-                expected="a finite number of at least 0",
-                got=repr(self.unscaled_move_cost),
-                remedy="bsuite takes 0.01.",
-            )
+        checks.at_least("DeepSea.size", self.size, 2, maximum=MAX_EPISODE_STEPS)
+        checks.number("DeepSea.unscaled_move_cost", self.unscaled_move_cost, 0)
         _check_seed(self.mapping_seed)
 
     @property
@@ -164,7 +149,6 @@ def _check_seed(seed: Any) -> None:
         "DeepSea.mapping_seed",
         expected="an int from 0 to 2^32 - 1, or None for action 1 to go right in every cell",
         got=repr(seed),
-        remedy="Give a number such as 0.",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
 from tfrl.envs.tf import grid_picture
 from tfrl.errors import UserError
@@ -88,13 +88,7 @@ class FourRooms(Env):
 
     def __post_init__(self) -> None:
         """Checks the probability and the cells."""
-        if not 0 <= self.success_prob <= 1:
-            raise UserError(
-                "FourRooms.success_prob",
-                expected="a probability, from 0 to 1",
-                got=repr(self.success_prob),
-                remedy="The paper has 2/3; 1 makes every move certain.",
-            )
+        checks.probability("FourRooms.success_prob", self.success_prob)
         given = {n: p for n, p in (("start", self.start), ("goal", self.goal)) if p is not None}
         numbers = [_number(name, place) for name, place in given.items()]
         if len(numbers) == 2 and numbers[0] == numbers[1]:
@@ -102,7 +96,6 @@ class FourRooms(Env):
                 "FourRooms.start",
                 expected="another cell than the goal",
                 got=f"{self.start}, the goal",
-                remedy="Move one of them.",
             )
 
     @property

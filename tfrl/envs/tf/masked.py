@@ -3,11 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
 from tfrl.envs.tf import grid_picture
-from tfrl.envs.wrappers.base import require_count
-from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 MAX_EPISODE_STEPS = 1000  # no episode is longer: it ends after `length` steps
@@ -50,23 +48,9 @@ class Masked(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        require_count("Masked.num_actions", self.num_actions)
-        require_count("Masked.num_valid", self.num_valid)
-        require_count("Masked.length", self.length)
-        if not 2 <= self.num_valid <= self.num_actions:
-            raise UserError(
-                "Masked.num_valid",
-                expected=f"a number from 2 to num_actions = {self.num_actions}",
-                got=repr(self.num_valid),
-                remedy="Among fewer than 2 valid actions there is nothing to choose.",
-            )
-        if self.length > MAX_EPISODE_STEPS:
-            raise UserError(
-                "Masked.length",
-                expected=f"at most {MAX_EPISODE_STEPS}",
-                got=repr(self.length),
-                remedy="Make it shorter.",
-            )
+        checks.at_least("Masked.num_actions", self.num_actions, 2)
+        checks.at_least("Masked.num_valid", self.num_valid, 2, maximum=self.num_actions)
+        checks.at_least("Masked.length", self.length, 1, maximum=MAX_EPISODE_STEPS)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:

@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
 from tfrl.envs.tf import grid_picture
-from tfrl.envs.wrappers.base import require_count
-from tfrl.errors import UserError
 from tfrl.types import EnvState
 
 MAX_EPISODE_STEPS = 1000  # no episode is longer: it ends after delay + 2 steps
@@ -48,19 +46,9 @@ class Memory(Env):
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        require_count("Memory.num_cues", self.num_cues)
-        if self.num_cues < 2:
-            raise UserError(
-                "Memory.num_cues", expected="at least 2", got="1", remedy="One needs no memory."
-            )
+        checks.at_least("Memory.num_cues", self.num_cues, 2, remedy="One needs no memory.")
         most, delay = MAX_EPISODE_STEPS - 2, self.delay
-        if not isinstance(delay, int) or isinstance(delay, bool) or not 0 <= delay <= most:
-            raise UserError(
-                "Memory.delay",
-                expected=f"an int from 0 to {most}",
-                got=repr(delay),
-                remedy="Give the number of steps between the cue and the question.",
-            )
+        checks.at_least("Memory.delay", delay, 0, maximum=most)
 
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:

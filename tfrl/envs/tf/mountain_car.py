@@ -1,4 +1,6 @@
-"""MountainCar-v0 in TensorFlow: the same task as Gymnasium's."""
+"""MountainCar-v0 and MountainCarContinuous-v0 in TensorFlow: the same tasks as Gymnasium's."""
+
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +40,8 @@ class MountainCar(Env):
     num_envs: int = 1
     goal_velocity: float = 0.0
 
+    gymnasium_id: ClassVar[str] = "MountainCar-v0"
+
     @property
     def obs_spec(self) -> specs.BoundedTensorSpec:
         """float32 [2]: position, velocity."""
@@ -71,7 +75,7 @@ class MountainCar(Env):
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws environment `index` with Gymnasium's renderer, 400 x 600."""
         physics = np.asarray(state.env_state[index], np.float64)
-        return rendering.draw("MountainCar-v0", state=physics)
+        return rendering.draw(self.gymnasium_id, state=physics)
 
 
 def observation_spec() -> specs.BoundedTensorSpec:
@@ -105,3 +109,49 @@ def roll(physics: tf.Tensor, push: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     position = tf.clip_by_value(position + velocity, MIN_POSITION, MAX_POSITION)
     velocity = tf.where(position <= MIN_POSITION, tf.nn.relu(velocity), velocity)
     return position, velocity
+
+
+MAX_FORCE = 1.0
+POWER = 0.0015  # m a step^2 at the greatest force
+CONTINUOUS_GOAL_POSITION = 0.45  # m; that of MountainCar-v0 is 0.5
+GOAL_REWARD = 100.0
+ACTION_COST = 0.1
+CONTINUOUS_MAX_EPISODE_STEPS = 999
+
+
+@struct.logic_dataclass
+class MountainCarContinuous(MountainCar):
+    """Drives a car out of a valley with a force between -1 and 1; a bare environment.
+
+    The hill, the state (which is the observation) and the starts are those of `MountainCar`. The
+    reward is 100 at the terminating step, less 0.1 action^2 at every step; termination is
+    position >= 0.45 and velocity >= goal_velocity, seen at the successor. As in Gymnasium, the
+    motor gets the action clipped to its bounds while the cost is that of the action as given: put
+    `ActionClip` around the task where a policy goes beyond them.
+
+    Source: Moore (1990), "Efficient Memory-based Learning for Robot Control"; constants as in
+    https://gymnasium.farama.org/environments/classic_control/mountain_car_continuous/.
+    """
+
+    gymnasium_id: ClassVar[str] = "MountainCarContinuous-v0"
+
+    @property
+    def action_spec(self) -> specs.BoundedTensorSpec:
+        """float32 [1]: the force, negative to the left."""
+        return specs.BoundedTensorSpec([1], tf.float32, -MAX_FORCE, MAX_FORCE)
+
+    def step(self, state: EnvState, action: tf.Tensor) -> EnvState:
+        """Drives for one step; `action` is float32 [B, 1]."""
+        given = action[:, 0]  # [B]
+        push = POWER * tf.clip_by_value(given, -MAX_FORCE, MAX_FORCE)
+        position, velocity = roll(state.env_state, push)
+        goal = tf.logical_and(position >= CONTINUOUS_GOAL_POSITION, velocity >= self.goal_velocity)
+        physics = tf.stack([position, velocity], axis=-1)  # [B, 2]
+        return EnvState(
+            env_state=physics,
+            obs=physics,
+            reward=GOAL_REWARD * tf.cast(goal, tf.float32) - ACTION_COST * (given * given),
+            termination=goal,
+            truncation=tf.zeros([self.num_envs], tf.bool),
+            info={},
+        )

@@ -1,14 +1,51 @@
 """Relay: news of a hidden side is passed from agent to agent by where they walk."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import initial_state
 from tfrl.envs.multi_agent import MultiAgentEnv, agents_info, no_step
-from tfrl.envs.tf import relay_picture
 from tfrl.errors import UserError
 from tfrl.types import EnvState
+
+SQUARE = 32  # pixels
+GAP = 2  # pixels between squares
+FLOOR, TREASURE, TRAP, SEES, FOLLOWS = (
+    np.array(color, np.uint8)
+    for color in ((225,) * 3, (230, 190, 60), (190, 90, 80), (40, 90, 170), (90, 150, 210))
+)
+
+
+def draw(side: int, cells: Sequence[int], half_length: int) -> np.ndarray:
+    """Draws every lane with its ends in the colours of treasure and trap, and its agent.
+
+    Args:
+      side: Of the treasure, -1 for left or 1 for right.
+      cells: The agents' cells, from -half_length to half_length.
+      half_length: Steps to either end.
+
+    Returns:
+      uint8 RGB [H, W, 3].
+    """
+    columns = 2 * half_length + 1
+    picture = np.full((len(cells) * SQUARE, columns * SQUARE, 3), 255, np.uint8)
+    for row, cell in enumerate(cells):
+        for column in range(columns):
+            color = FLOOR
+            if abs(column - half_length) == half_length:
+                color = TREASURE if (column > half_length) == (side > 0) else TRAP
+            _fill(picture, row, column, GAP, color)
+        _fill(picture, row, cell + half_length, SQUARE // 4, SEES if row == 0 else FOLLOWS)
+    return picture
+
+
+def _fill(picture: np.ndarray, row: int, column: int, margin: int, color: np.ndarray) -> None:
+    top, left = row * SQUARE, column * SQUARE
+    picture[top + margin : top + SQUARE - margin, left + margin : left + SQUARE - margin] = color
+
 
 MAX_EPISODE_STEPS = 24
 LEFT, STAY, RIGHT = 0, 1, 2
@@ -54,13 +91,8 @@ class Relay(MultiAgentEnv):
 
     def __post_init__(self) -> None:
         """Checks what the optimum rests on."""
-        if self.num_agents < 1 or self.half_length < self.num_agents:
-            raise UserError(
-                "Relay.half_length",
-                expected=f"at least the number of agents, {self.num_agents} (itself at least 1)",
-                got=repr(self.half_length),
-                remedy="Longer lanes give the news time to arrive.",
-            )
+        checks.at_least("Relay.num_agents", self.num_agents, 1)
+        checks.at_least("Relay.half_length", self.half_length, self.num_agents)
         if not 0 <= self.step_cost * self.num_agents < 1:
             raise UserError(
                 "Relay.step_cost",
@@ -148,7 +180,7 @@ class Relay(MultiAgentEnv):
 
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws the lanes of environment `index` as uint8 RGB."""
-        return relay_picture.draw(
+        return draw(
             side=int(state.env_state["side"][index]),
             cells=[int(c) for c in state.env_state["cell"][index]],
             half_length=self.half_length,

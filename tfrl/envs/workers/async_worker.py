@@ -4,6 +4,7 @@ Nothing here waits: `service` handles what has arrived, `check_due` what is late
 so in the mailbox, for all workers at once, so that a restart holds up nobody else.
 """
 
+import dataclasses
 import enum
 import logging
 import time
@@ -11,23 +12,105 @@ from typing import Any
 
 import gymnasium
 
+from tfrl import checks
 from tfrl.envs.workers import hosts
-from tfrl.envs.workers.base import EnvironmentWorker
-from tfrl.envs.workers.errors import WorkerError, environment_error
-from tfrl.envs.workers.limits import WorkerLimits
-from tfrl.envs.workers.mailbox import Mailbox
+from tfrl.envs.workers.base import EnvironmentWorker, Mailbox, check_generation
 from tfrl.envs.workers.protocol import (
     Act,
     Begin,
     Failure,
     Ready,
+    WorkerError,
     WorkerMode,
     WorkerState,
+    environment_error,
+    too_many_restarts,
 )
-from tfrl.envs.workers.restarts import Restarts
 from tfrl.envs.workers.runner import EnvFactory
-from tfrl.envs.workers.turns import check_generation
 from tfrl.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerLimits:
+    """Times in seconds, and counts.
+
+    Attributes:
+      start_timeout: To start a process, import, and make the environment.
+      reset_timeout: For a reset of the environment.
+      step_timeout: For a step of the environment.
+      cleanup_time: To close the environments; then they are killed.
+      max_restarts: How often one worker may be restarted after it died or hung.
+      backoff: Wait before a restart; doubled at every restart without a complete episode between.
+      max_backoff: The longest wait.
+    """
+
+    start_timeout: float = 120.0
+    reset_timeout: float = 60.0
+    step_timeout: float = 60.0
+    cleanup_time: float = 5.0
+    max_restarts: int = 10
+    backoff: float = 0.1
+    max_backoff: float = 10.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = f"{field.name} of the environment workers", getattr(self, field.name)
+            if field.name == "max_restarts":
+                checks.at_least(name, value, 0)
+            else:
+                checks.number(name, value, 0, closed=not field.name.endswith("_timeout"))
+
+    def wait(self, restarts: int) -> float:
+        """Returns the seconds to wait before a restart that follows `restarts` others."""
+        return min(self.max_backoff, self.backoff * 2.0 ** min(restarts, 60))
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class Restarts:
+    """Counts a worker's faults.
+
+    Attributes:
+      total: Restarts in all of the worker's life.
+    """
+
+    def __init__(self, worker_id: int, limits: WorkerLimits):
+        """Begins with none."""
+        self.total = 0
+        self._worker_id = worker_id
+        self._limits = limits
+        self._reasons: list[str] = []
+        self._in_a_row = 0
+
+    def fault(self, reason: str) -> float | WorkerError:
+        """Counts a death or a hang.
+
+        Args:
+          reason: What happened, for the log and the final error.
+
+        Returns:
+          The seconds to wait before the restart, or the error if there are too many. After that
+          the count begins anew, for callers that reset the worker all the same.
+        """
+        limits = self._limits
+        self._reasons.append(reason)
+        number = len(self._reasons)
+        if number > limits.max_restarts:
+            error = too_many_restarts(self._worker_id, limits.max_restarts, self._reasons)
+            self._reasons, self._in_a_row = [], 0
+            return error
+        wait = limits.wait(self._in_a_row)
+        message = "Environment worker %d: %s; restart %d of at most %d in %.1f s."
+        _LOG.warning(message, self._worker_id, reason, number, limits.max_restarts, wait)
+        self.total += 1
+        self._in_a_row += 1
+        return wait
+
+    def recovered(self) -> None:
+        """Hears of a complete episode: the next wait is the shortest again."""
+        self._in_a_row = 0
+
 
 _LOG = logging.getLogger(__name__)
 # How long a process whose channel has ended may take to have an exit code.
@@ -105,7 +188,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
         """See the base class; a worker that stands still after an error is started again."""
         self._mailbox.check_open()
         self._mailbox.raise_faults()
-        self._turns.begin(check_generation(generation, self.generation))
+        self._protocol.begin(check_generation(generation, self.generation))
         self._newest = None
         if self._status is _Status.FAILED:
             # Its environment is being closed since the failure.
@@ -119,7 +202,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
     def send_action(self, action: Any, generation: int | None = None) -> bool:
         """See the base class."""
         self._mailbox.check_open()
-        state = self._turns.take(generation)
+        state = self._protocol.take(generation)
         if state is None or state is not self._newest:
             return False
         self._owes = True
@@ -202,7 +285,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
 
     def _begin(self) -> None:
         """Has the next episode begun."""
-        self._episode = self._turns.next_episode
+        self._episode = self._protocol.next_episode
         if self._ready is not None:
             limits = self.limits
             # First it ends what it is busy with for an older generation.
@@ -230,7 +313,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             if message.imported_tensorflow and self._mode is WorkerMode.PROCESS:
                 self._warn_of_tensorflow()
         elif isinstance(message, Failure):
-            self._turns.failed(message.episode)
+            self._protocol.failed(message.episode)
             self._fail(environment_error(message))
 
     def _arrived(self, state: WorkerState) -> None:
@@ -253,7 +336,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             lost = self._newest._replace(reward=0.0, truncated=True, info={}, lost=True)
             self._mailbox.put(self, lost)
         if self.generation:
-            self._turns.failed(self._episode)
+            self._protocol.failed(self._episode)
         self._retry(f"{self._mode.value}{pid} {hang or self._host.end}")
 
     def _retry(self, reason: str) -> None:
@@ -268,7 +351,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
 
     def _fail(self, error: WorkerError) -> None:
         """Stands still until the next reset, and has the caller told."""
-        self._turns.stop()
+        self._protocol.stop()
         self._status, self._newest, self._owes = _Status.FAILED, None, False
         self._expect(None)
         self._mailbox.put(self, error)

@@ -1,13 +1,243 @@
 """What the synchronous and the asynchronous worker share: the caller's side of one environment."""
 
 import abc
-from typing import Any, TypeVar
+import os
+import selectors
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from tfrl.envs.workers.mailbox import Mailbox
-from tfrl.envs.workers.protocol import NoState, RunnerSettings, WorkerState
-from tfrl.envs.workers.runner import EnvFactory, check_factory, check_max_episode_steps
-from tfrl.envs.workers.seeds import check_seed
-from tfrl.envs.workers.turns import Turns
+from tfrl import checks
+from tfrl.envs.workers.hosts import Host, shut
+from tfrl.envs.workers.protocol import NoState, RunnerSettings, WorkerError, WorkerState
+from tfrl.envs.workers.runner import EnvFactory, check_factory, check_max_episode_steps, check_seed
+from tfrl.errors import UserError
+
+
+class EpisodeProtocol:
+    """The caller's view of one worker.
+
+    Attributes:
+      generation: The running one, from 1; 0 before the first reset.
+      next_episode: The number of the episode that a reset would begin: the one after the last
+        episode of which the caller has seen a state, or which ended in a fault. So a run's seeds
+        do not depend on how far workers were ahead when it was reset or stopped.
+    """
+
+    def __init__(self, worker_id: int, first_episode: int):
+        """Begins before the first reset."""
+        self.worker_id = worker_id
+        self.generation = 0
+        self.next_episode = first_episode
+        self._awaiting: WorkerState | None = None
+
+    def begin(self, generation: int) -> None:
+        """Starts a generation: the caller has no state of it yet."""
+        self.generation = generation
+        self._awaiting = None
+
+    def delivered(self, state: WorkerState) -> None:
+        """Hears that the caller has been given a state."""
+        self.next_episode = max(self.next_episode, state.episode + 1)
+        self._awaiting = None if state.last else state
+
+    def failed(self, episode: int) -> None:
+        """Hears that an episode ended in a fault: its seed is not tried again."""
+        self.next_episode = max(self.next_episode, episode + 1)
+
+    def stop(self) -> None:
+        """Hears that no action is awaited any more."""
+        self._awaiting = None
+
+    def take(self, generation: int | None) -> WorkerState | None:
+        """Returns the state that an action of the caller's is for; None for an old generation's.
+
+        Args:
+          generation: That of the state for which the caller chose the action, or None.
+
+        Raises:
+          UserError: The worker awaits no action.
+        """
+        if generation is not None and generation != self.generation:
+            return None
+        state, self._awaiting = self._awaiting, None
+        if state is None:
+            raise UserError(
+                f"send_action to environment worker {self.worker_id}",
+                expected="one action for each state of it that get_state has returned",
+                got="an action for a worker that awaits none",
+                remedy="Call get_state first; the last state of an episode takes no action, the "
+                "first of the next episode follows by itself.",
+            )
+        return state
+
+
+def check_generation(generation: int | None, current: int) -> int:
+    """Returns the number of a new generation: the given one, or that after the current one."""
+    if generation is None:
+        return current + 1
+    if generation <= current:
+        raise UserError(
+            "generation of a reset",
+            expected=f"a number above the running one, {current}",
+            got=str(generation),
+        )
+    return generation
+
+
+class MailboxWorker(Protocol):
+    """What a mailbox needs of a worker."""
+
+    @property
+    def generation(self) -> int:
+        """The running generation; states of others are dropped. 0 before the first reset."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a state of the running generation is still to be put into the mailbox."""
+
+    @property
+    def due(self) -> float | None:
+        """When `check_due` must be called, in seconds of time.monotonic."""
+
+    def service(self) -> None:
+        """Handles what the worker's channel can give or take now."""
+
+    def check_due(self, now: float) -> None:
+        """Handles that something took too long, or that a wait is over."""
+
+    def delivered(self, state: WorkerState) -> None:
+        """Hears that the caller has been given a state."""
+
+
+Work = Callable[[], WorkerState | None]
+Item = WorkerState | WorkerError | Work
+
+
+class Mailbox:
+    """An inbox, a selector over the workers' channels, and the processes and threads to end."""
+
+    def __init__(self, owner: object, cleanup_time: float):
+        """Makes an empty mailbox.
+
+        Args:
+          owner: When it is garbage, or the interpreter exits, all hosts are ended.
+          cleanup_time: Seconds that closing may take.
+        """
+        self.hosts: set[Host] = set()
+        self.closed = False
+        self._workers: Sequence[MailboxWorker] = ()
+        self._inbox: deque[tuple[MailboxWorker, Item]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._shut = weakref.finalize(owner, shut, self.hosts, cleanup_time, os.getpid())
+
+    def serve(self, workers: Sequence[MailboxWorker]) -> None:
+        """Sets the workers whose states arrive here."""
+        self._workers = workers
+
+    def put(self, worker: MailboxWorker, item: Item) -> None:
+        """Appends a state, an error to raise, or work whose result is the state (None: no more)."""
+        self._inbox.append((worker, item))
+
+    def watch(self, worker: MailboxWorker, host: Host) -> None:
+        """Waits for the channel of a host from now on; more than once is harmless."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE * host.channel.unsent)
+        known = self._selector.get_map().get(host.channel.fileno())
+        if known is None:
+            self._selector.register(host.channel, events, worker)
+        elif known.events != events:
+            self._selector.modify(host.channel, events, worker)
+
+    def forget(self, host: Host) -> None:
+        """Waits for the channel of a host no longer; before that is closed."""
+        self._selector.unregister(host.channel)
+
+    def next(self, timeout: float | None) -> WorkerState | NoState:
+        """Returns the next state, or why there is none.
+
+        Args:
+          timeout: Seconds to wait; None for as long as workers are busy, which is bounded by their
+            own timeouts.
+
+        Raises:
+          WorkerError: The fault of a worker, in its turn.
+          UserError: The mailbox is closed, or no episode was begun.
+        """
+        self.check_open()
+        remedy = "With 0 only what has arrived already is returned, with None it waits."
+        checks.number("timeout of get_state", timeout, 0, optional=True, remedy=remedy)
+        if not any(worker.generation for worker in self._workers):
+            raise UserError(
+                "get_state",
+                expected="reset() to have been called",
+                got="workers without an episode",
+                remedy="Call reset() once after making them.",
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            state = self._pop()
+            if state is not None:
+                return state
+            busy = any(worker.busy for worker in self._workers)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            # Where nobody is busy, this finds only who died while waiting for an action.
+            self.pump(left if busy else 0.0)
+            if not self._inbox and not any(worker.busy for worker in self._workers):
+                return NoState.IDLE
+            if not self._inbox and left == 0.0:
+                return NoState.TIMED_OUT
+
+    def _pop(self) -> WorkerState | None:
+        while self._inbox:
+            worker, item = self._inbox.popleft()
+            if isinstance(item, WorkerError):
+                raise item
+            state = item if isinstance(item, WorkerState) else item()
+            if state is not None and state.generation == worker.generation:
+                worker.delivered(state)
+                return state
+        return None
+
+    def pump(self, timeout: float | None) -> None:
+        """Waits until some worker can be served or is due, at most `timeout`; serves those."""
+        dues = [worker.due for worker in self._workers if worker.due is not None]
+        if dues:
+            first = max(0.0, min(dues) - time.monotonic())
+            timeout = first if timeout is None else min(timeout, first)
+        # Reads come before deadlines: a caller that was away finds answers that were in time.
+        for key, _ in self._selector.select(timeout):
+            key.data.service()
+        if dues:
+            now = time.monotonic()
+            for worker in self._workers:
+                if worker.due is not None and now >= worker.due:
+                    worker.check_due(now)
+
+    def raise_faults(self) -> None:
+        """Raises the first error that waits to be delivered."""
+        for position, (_, item) in enumerate(self._inbox):
+            if isinstance(item, WorkerError):
+                del self._inbox[position]
+                raise item
+
+    def check_open(self) -> None:
+        """Raises a UserError where the mailbox was closed."""
+        if self.closed:
+            raise UserError(
+                "environment workers", expected="to be open", got="workers that were closed"
+            )
+
+    def close(self) -> int:
+        """Ends all hosts; returns how many threads could not be ended."""
+        self.closed = True
+        self._selector.close()
+        self._inbox.clear()
+        left = self._shut()
+        self.hosts.clear()
+        return left or 0
+
 
 W = TypeVar("W", bound="EnvironmentWorker")
 
@@ -29,7 +259,7 @@ class EnvironmentWorker(abc.ABC):
         limit = check_max_episode_steps(max_episode_steps)
         self._factory = check_factory(env_factory)
         self._settings = RunnerSettings(worker_id, check_seed(seed), limit)
-        self._turns = Turns(worker_id, first_episode)
+        self._protocol = EpisodeProtocol(worker_id, first_episode)
         self._mailbox = mailbox or Mailbox(self, cleanup_time)
         if mailbox is None:
             self._mailbox.serve([self])
@@ -98,12 +328,12 @@ class EnvironmentWorker(abc.ABC):
     @property
     def next_episode(self) -> int:
         """The number of the next episode that the caller has seen nothing of, for resuming."""
-        return self._turns.next_episode
+        return self._protocol.next_episode
 
     @property
     def generation(self) -> int:
         """The running generation; 0 before the first reset."""
-        return self._turns.generation
+        return self._protocol.generation
 
     # What the mailbox uses beside the generation.
 
@@ -124,4 +354,4 @@ class EnvironmentWorker(abc.ABC):
 
     def delivered(self, state: WorkerState) -> None:
         """Hears that the caller has been given a state."""
-        self._turns.delivered(state)
+        self._protocol.delivered(state)

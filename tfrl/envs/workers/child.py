@@ -1,16 +1,47 @@
 """What runs in a worker's process or thread: an environment that follows the pool's messages."""
 
+import ctypes
 import faulthandler
+import os
 import pickle
+import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
 from tfrl.envs.workers.channel import ChildChannel
 from tfrl.envs.workers.protocol import Act, Begin, Failure, Load, Phase, Ready, RunnerSettings
 from tfrl.envs.workers.runner import EnvFactory, EnvironmentFailed, EpisodeRunner, Reporting
-from tfrl.envs.workers.watch import die_with_parent
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_POLL_SECONDS = 1.0
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes this process end when its parent does.
+
+    On Linux the kernel kills it, even where native code holds the interpreter's lock. Everywhere a
+    thread also looks once a second. The end of the pipe, on which a worker waits between steps,
+    is what it normally sees first.
+
+    Args:
+      parent: The parent's process id. If it is gone already, this process exits.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    threading.Thread(
+        target=_watch_parent, args=[parent], daemon=True, name="tfrl-parent-watch"
+    ).start()
+
+
+def _watch_parent(parent: int) -> None:
+    # The first look also finds a parent that died before the kernel was asked.
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)
 
 
 def main() -> None:

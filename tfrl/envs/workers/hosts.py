@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -9,15 +10,64 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TypeVar
 
 import cloudpickle
 
 from tfrl.envs.workers.channel import ChildChannel, PoolChannel
 from tfrl.envs.workers.child import serve
-from tfrl.envs.workers.launcher import in_lasting_thread
 from tfrl.envs.workers.protocol import Load, RunnerSettings, WorkerMode
 from tfrl.envs.workers.runner import EnvFactory
 from tfrl.errors import UserError
+
+T = TypeVar("T")
+
+
+class _Launcher:
+    """Runs functions one after another in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], object], Future]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="tfrl-worker-launcher").start()
+
+    def call(self, function: Callable[[], T], timeout: float) -> T:
+        future: Future[T] = Future()
+        self._jobs.put((function, future))
+        return future.result(timeout)
+
+    def _run(self) -> None:
+        while True:
+            function, future = self._jobs.get()
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+            # Else the last job's objects would live until the next one.
+            del function, future
+
+
+# By process id: in a fork of this process the thread does not exist.
+_LAUNCHERS: dict[int, _Launcher] = {}
+_LOCK = threading.Lock()
+
+
+def in_lasting_thread(function: Callable[[], T], timeout: float = 60.0) -> T:
+    """Runs a function in the thread that lasts.
+
+    Args:
+      function: What to run.
+      timeout: Seconds to wait for it; then TimeoutError.
+
+    Returns:
+      What it returns; what it raises is raised.
+    """
+    with _LOCK:
+        if os.getpid() not in _LAUNCHERS:
+            _LAUNCHERS[os.getpid()] = _Launcher()
+        launcher = _LAUNCHERS[os.getpid()]
+    return launcher.call(function, timeout)
+
 
 # A fresh interpreter, not multiprocessing's: that would import the user's main script, and with it
 # most often TensorFlow, into every worker.

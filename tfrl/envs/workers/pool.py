@@ -1,14 +1,13 @@
 """`WorkerPool`: several environments at once; their states arrive as they become ready."""
 
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
 
-from tfrl.envs.workers.async_worker import AsyncEnvironmentWorker
-from tfrl.envs.workers.limits import WorkerLimits
-from tfrl.envs.workers.mailbox import Mailbox
+from tfrl import checks
+from tfrl.envs.workers.async_worker import AsyncEnvironmentWorker, WorkerLimits
+from tfrl.envs.workers.base import Mailbox
 from tfrl.envs.workers.protocol import NoState, WorkerMode, WorkerState
 from tfrl.envs.workers.runner import EnvFactory, check_factory
 from tfrl.envs.workers.sync_worker import SyncEnvironmentWorker
@@ -75,7 +74,7 @@ class WorkerPool:
         """
         check_factory(env_factory)
         mode = WorkerMode.of(mode)
-        count = max(1, _checked_count(num_workers))
+        count = max(1, checks.at_least("num_workers of a WorkerPool", num_workers, 0))
         episodes = _checked_episodes(first_episodes, count)
         limits = WorkerLimits(
             start_timeout=start_timeout,
@@ -153,13 +152,8 @@ class WorkerPool:
         Raises:
           UserError: There is no such worker, or it awaits no action, or the pool is closed.
         """
-        if not _whole(worker_id) or worker_id >= len(self._workers):
-            raise UserError(
-                "worker_id of send_action",
-                expected=f"0 to {len(self._workers) - 1}",
-                got=repr(worker_id),
-                remedy="Send an action to the worker_id of the state that it is for.",
-            )
+        most = len(self._workers) - 1
+        checks.at_least("worker_id of send_action", worker_id, 0, maximum=most)
         return self._workers[worker_id].send_action(action, generation)
 
     def close(self) -> None:
@@ -213,30 +207,15 @@ class WorkerPool:
         return self._workers[0].action_space
 
 
-def _whole(number: Any) -> bool:
-    integer = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    return integer and number >= 0
-
-
-def _checked_count(num_workers: Any) -> int:
-    if not _whole(num_workers):
-        raise UserError(
-            "num_workers of a WorkerPool",
-            expected="an integer of at least 0",
-            got=repr(num_workers),
-            remedy="With 0 the environment runs synchronously, in this process.",
-        )
-    return int(num_workers)
-
-
 def _checked_episodes(first: Any, count: int) -> list[int]:
     several = isinstance(first, Iterable)
     episodes = list(first) if several else [first] * count
-    if len(episodes) != count or not all(map(_whole, episodes)):
+    name = "first_episodes of a WorkerPool"
+    if len(episodes) != count:
         raise UserError(
-            "first_episodes of a WorkerPool",
-            expected=f"an integer of at least 0, or {count} of them, one a worker",
+            name,
+            expected=f"a whole number of at least 0, or {count} of them, one a worker",
             got=repr(first),
             remedy="Give the next_episodes of the run that is resumed, with as many workers.",
         )
-    return [int(episode) for episode in episodes]
+    return [checks.at_least(name, episode, 0) for episode in episodes]

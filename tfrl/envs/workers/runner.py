@@ -1,17 +1,65 @@
 """Episodes of one environment, in whatever process or thread: made, reset, stepped, checked."""
 
-import numbers
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from tfrl.envs.workers import returned
-from tfrl.envs.workers.errors import raised
-from tfrl.envs.workers.protocol import Failure, Phase, RunnerSettings, WorkerState
-from tfrl.envs.workers.seeds import episode_seed
+from tfrl import checks
+from tfrl.envs.gymnasium_values import (
+    RESET,
+    STEP,
+    check_end,
+    check_layout,
+    number,
+    observation_fits,
+)
+from tfrl.envs.workers.protocol import Failure, Phase, RunnerSettings, WorkerState, raised
 from tfrl.errors import UserError
+
+
+def episode_seed(seed: int, worker_id: int, episode: int) -> int:
+    """Returns the seed with which a worker resets its environment for an episode.
+
+    The first 31 bits of `numpy.random.SeedSequence(seed, spawn_key=(worker_id, episode))`: 31,
+    since simulators written in C and C++ commonly take an int.
+
+    Args:
+      seed: The pool's seed, not negative.
+      worker_id: The worker, from 0.
+      episode: The number of the episode among the worker's, from 0.
+
+    Returns:
+      An int in [0, 2**31).
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(worker_id, episode))
+    return int(sequence.generate_state(1)[0]) >> 1
+
+
+def check_seed(seed: Any) -> int:
+    """Returns a pool's seed as an int, or raises a UserError."""
+    return checks.at_least("seed of the environment workers", seed, 0)
+
+
+def check_reset(returned: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns (obs, info) of a reset, or raises a UserError where it is not such a pair."""
+    check_layout("reset() of the environment", returned, RESET)
+    return returned
+
+
+def check_step(returned: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """Returns what a step returned with plain reward and flags, or raises a UserError."""
+    check_layout("step() of the environment", returned, STEP)
+    obs, reward, terminated, truncated, info = returned
+    check_end("the environment", terminated, truncated)
+    reward = number("reward of the environment", reward)
+    if not math.isfinite(reward):
+        raise UserError("reward of the environment", expected="a finite number", got=str(reward))
+    return obs, reward, bool(terminated), bool(truncated), info
+
 
 EnvFactory = Callable[[], gymnasium.Env]
 
@@ -61,7 +109,7 @@ class EpisodeRunner:
         self._place = (0, -1, 0)
         with Reporting(Phase.FACTORY, settings.worker_id):
             self.env = checked_env(env_factory(), "env_factory()")
-            self._check_obs = returned.observation_check(self.env.observation_space)
+            self._check_obs = observation_fits(self.env.observation_space, "obs", True)
 
     def reset(self, generation: int, episode: int) -> WorkerState:
         """Begins an episode; returns its first state."""
@@ -69,8 +117,8 @@ class EpisodeRunner:
         self._place = (generation, episode, 0)
         seed = episode_seed(settings.seed, settings.worker_id, episode)
         with Reporting(Phase.RESET, settings.worker_id, self._place):
-            obs, info = returned.check_reset(self.env.reset(seed=seed))
-            obs = self._check_obs(obs, "reset()")
+            obs, info = check_reset(self.env.reset(seed=seed))
+            obs = self._check_obs(obs)
         return WorkerState(
             settings.worker_id, *self._place, obs, 0.0, terminated=False, truncated=False, info=info
         )
@@ -81,8 +129,8 @@ class EpisodeRunner:
         self._place = (generation, episode, step + 1)
         worker_id, limit = self._settings.worker_id, self._settings.max_episode_steps
         with Reporting(Phase.STEP, worker_id, self._place):
-            obs, reward, terminated, truncated, info = returned.check_step(self.env.step(action))
-            obs = self._check_obs(obs, "step()")
+            obs, reward, terminated, truncated, info = check_step(self.env.step(action))
+            obs = self._check_obs(obs)
         if limit is not None and step + 1 >= limit and not terminated:
             truncated = True
         return WorkerState(worker_id, *self._place, obs, reward, terminated, truncated, info)
@@ -125,13 +173,5 @@ def check_factory(env_factory: Any) -> EnvFactory:
 
 def check_max_episode_steps(limit: Any) -> int | None:
     """Returns the limit, or raises a UserError where it is not None or a positive integer."""
-    if limit is None:
-        return None
-    if isinstance(limit, numbers.Integral) and not isinstance(limit, bool) and int(limit) > 0:
-        return int(limit)
-    raise UserError(
-        "max_episode_steps of the environment workers",
-        expected="a positive integer, or None for no limit beside the environment's own",
-        got=repr(limit),
-        remedy="An episode of that many steps is truncated.",
-    )
+    name = "max_episode_steps of the environment workers"
+    return checks.at_least(name, limit, 1, optional=True)

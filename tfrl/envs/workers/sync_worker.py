@@ -7,16 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tfrl.envs.workers.base import EnvironmentWorker
-from tfrl.envs.workers.errors import environment_error
-from tfrl.envs.workers.mailbox import Mailbox
-from tfrl.envs.workers.protocol import WorkerState
+from tfrl.envs.workers.base import EnvironmentWorker, Mailbox, check_generation
+from tfrl.envs.workers.protocol import WorkerState, environment_error
 from tfrl.envs.workers.runner import (
     EnvFactory,
     EnvironmentFailed,
     EpisodeRunner,
 )
-from tfrl.envs.workers.turns import check_generation
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,13 +75,13 @@ class SyncEnvironmentWorker(EnvironmentWorker):
     def reset(self, generation: int | None = None) -> None:
         """See the base class; the environment is reset by the next `get_state`."""
         self._mailbox.check_open()
-        self._turns.begin(check_generation(generation, self.generation))
-        self._work(lambda runner: runner.reset(self.generation, self._turns.next_episode))
+        self._protocol.begin(check_generation(generation, self.generation))
+        self._work(lambda runner: runner.reset(self.generation, self._protocol.next_episode))
 
     def send_action(self, action: Any, generation: int | None = None) -> bool:
         """See the base class; the environment is stepped by the next `get_state`."""
         self._mailbox.check_open()
-        if self._turns.take(generation) is None:
+        if self._protocol.take(generation) is None:
             return False
         action = copied(action)
         self._work(lambda runner: runner.step(action))
@@ -140,7 +137,7 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         try:
             state = run(runner)
         except EnvironmentFailed as failed:
-            self._turns.failed(failed.failure.episode)
+            self._protocol.failed(failed.failure.episode)
             self._close_environment()
             raise environment_error(failed.failure) from failed.__cause__
         return state._replace(obs=copied(state.obs), info=copied(state.info))

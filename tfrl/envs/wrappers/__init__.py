@@ -28,11 +28,13 @@ from tfrl.envs.wrappers.observations import (
     ObservationFlatten,
     ObservationStack,
 )
-from tfrl.envs.wrappers.reward_active import RewardActive
-from tfrl.envs.wrappers.reward_clip import RewardClip
-from tfrl.envs.wrappers.reward_normalize import RewardNormalize
-from tfrl.envs.wrappers.reward_scale import RewardScale
-from tfrl.envs.wrappers.reward_sparse import RewardSparse
+from tfrl.envs.wrappers.rewards import (
+    RewardActive,
+    RewardClip,
+    RewardNormalize,
+    RewardScale,
+    RewardSparse,
+)
 
 __all__ = [
     "ActionClip",

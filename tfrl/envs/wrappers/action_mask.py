@@ -68,7 +68,6 @@ class ActionMask(Wrapper):
                 f"the observation of {type(self.env.unwrapped).__name__}",
                 expected=f"no item {MASK!r} beside the one of info",
                 got=f"items {sorted(self.env.obs_spec)}",
-                remedy="Leave one of the two out.",
             )
         self.mask_spec = tf.nest.map_structure(
             lambda s: (

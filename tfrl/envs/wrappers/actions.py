@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import checks, specs, struct
 from tfrl.envs.core import Wrapper, carrying, where_rows
-from tfrl.envs.wrappers.base import map_leaves, require_bare, require_count, require_number
+from tfrl.envs.wrappers.base import map_leaves, require_bare
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
 
@@ -58,7 +58,7 @@ class ActionRepeat(Wrapper):
     def __post_init__(self) -> None:
         """Checks the side and the number."""
         require_bare(self, "Above the autoreset it would add rewards of two episodes.")
-        require_count("ActionRepeat.repeat", self.repeat)
+        checks.at_least("ActionRepeat.repeat", self.repeat, 1)
 
     @property
     def action_repeat(self) -> int:
@@ -105,8 +105,8 @@ class ActionRescale(Wrapper):
 
     def __post_init__(self) -> None:
         """Checks the range and the task's bounds."""
-        require_number("ActionRescale.low", self.low)
-        require_number("ActionRescale.high", self.high, above=self.low)
+        checks.number("ActionRescale.low", self.low)
+        checks.number("ActionRescale.high", self.high, self.low, closed=False)
         for path, spec in struct.paths(self.env.action_spec).items():
             if spec.dtype.is_floating and not np.isfinite(specs.bounds(spec)).all():
                 raise UserError(

@@ -3,7 +3,6 @@
 import abc
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
@@ -56,30 +55,6 @@ def require_autoreset(wrapper: Wrapper, why: str) -> None:
             got=f"the bare {type(wrapper.env.unwrapped).__name__}",
             remedy=f"{why} Wrap what make_env returns, or give it as "
             f"outer_wrappers=(lambda env: {name}(env=env, ...),).",
-        )
-
-
-def require_number(thing: str, value: Any, *, above: float = -np.inf) -> None:
-    """Raises a UserError unless `value` is a finite Python number above `above`."""
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not np.isfinite(value) or value <= above:
-        limit = "" if above == -np.inf else f" above {above:g}"
-        raise UserError(
-            thing,
-            expected=f"a finite number{limit}",
-            got=repr(value),
-            remedy="Give such a number.",
-        )
-
-
-def require_count(thing: str, value: Any) -> None:
-    """Raises a UserError unless `value` is an int, Python's or NumPy's, of at least 1."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise UserError(
-            thing,
-            expected="an int of at least 1",
-            got=repr(value),
-            remedy="Give such a number.",
         )
 
 

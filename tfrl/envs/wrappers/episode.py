@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.envs.core import Autoreset, Wrapper, carrying, where_rows
 from tfrl.envs.host import on_host, reset_rows
@@ -75,14 +75,7 @@ class Episode(Wrapper):
                 got=f"one that has autoreset {self.env.autoreset.name} already",
                 remedy="Add the layer once; tfrl.make_env has added it.",
             )
-        is_int = isinstance(self.limit, int) and not isinstance(self.limit, bool)
-        if self.limit is not None and not (is_int and self.limit >= 1):
-            raise UserError(
-                "max_episode_steps",
-                expected="an int of at least 1, or None for no limit",
-                got=repr(self.limit),
-                remedy="Give the number of steps of the longest episode.",
-            )
+        checks.at_least("max_episode_steps", self.limit, 1, optional=True)
 
     @property
     def autoreset(self) -> Autoreset:

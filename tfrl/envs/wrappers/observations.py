@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import checks, specs, struct
 from tfrl.envs.action_masks import join_mask, split_mask
 from tfrl.envs.core import Wrapper, carrying
 from tfrl.envs.multi_agent import MultiAgentEnv, agent_ids
@@ -14,7 +14,6 @@ from tfrl.envs.wrappers.base import (
     StatefulWrapper,
     WrapperState,
     require_bare,
-    require_count,
 )
 from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
@@ -39,10 +38,7 @@ class ObservationCast(ObservationWrapper):
             self.dtype.is_floating or self.dtype.is_integer
         ):
             raise UserError(
-                "ObservationCast.dtype",
-                expected="a numeric tf.DType",
-                got=repr(self.dtype),
-                remedy="Give for example tf.float32.",
+                "ObservationCast.dtype", expected="a numeric tf.DType", got=repr(self.dtype)
             )
 
     @property
@@ -164,14 +160,8 @@ class ObservationStack(StatefulWrapper):
     def __post_init__(self) -> None:
         """Checks the side, the number and the padding."""
         require_bare(self, "Above the autoreset the history would mix two episodes.")
-        require_count("ObservationStack.num", self.num)
-        if self.padding not in PADDINGS:
-            raise UserError(
-                "ObservationStack.padding",
-                expected=f"one of {', '.join(PADDINGS)}",
-                got=repr(self.padding),
-                remedy="Choose one of them.",
-            )
+        checks.at_least("ObservationStack.num", self.num, 1)
+        checks.one_of("ObservationStack.padding", self.padding, PADDINGS)
 
     @property
     def obs_spec(self) -> Nest:
@@ -277,7 +267,6 @@ def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:
         wrapper,
         expected="an environment with several agents (tfrl.envs.MultiAgentEnv)",
         got=f"{type(env.unwrapped).__name__}, which has one",
-        remedy="Leave the wrapper out.",
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.columns import RowFunction
 from tfrl.learners.connectors.connector import Connector
@@ -111,7 +111,9 @@ def as_spec(nest: Nest, spec: Nest) -> Nest:
                 for x, s in zip(struct.paths(nest).values(), wanted.values(), strict=True)
             ],
         )
-    return nests.map_leaves(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, nest)
+    return lookback_buffer.map_leaves(
+        lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, nest
+    )
 
 
 def function_of(
@@ -142,7 +144,7 @@ def _batched(module_id: str, parts: list[EpisodeRows]) -> dict[str, Nest]:
                 remedy="Collect all episodes of a module with the same policy and environment.",
             )
         batched[name] = (
-            nests.concat([rows.columns[name] for rows in parts])
+            lookback_buffer.concat([rows.columns[name] for rows in parts])
             if len(parts) > 1
             else first.columns[name]
         )

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.distribute.tracing import counted_apart
-from tfrl.episodes import DEFAULT_MODULE_ID, nests
+from tfrl.episodes import DEFAULT_MODULE_ID, lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.connector import MODULES_TO_TRAIN, Connector
 from tfrl.learners.connectors.episode_rows import EpisodeRows, column, rows_by_episode
@@ -45,7 +45,7 @@ class RowFunction:
           axes: How many leading axes are filled up to a power of two, all the same in all leaves.
         """
         sizes = next(iter(struct.paths(rows).values())).shape[:axes]
-        padded = nests.map_leaves(lambda x: tf.constant(_padded(x, sizes)), rows)
+        padded = lookback_buffer.map_leaves(lambda x: tf.constant(_padded(x, sizes)), rows)
         longest = tuple(map(padded_size, sizes))
         if longest not in self._compiled:
             # One for each size: the few traces of a single one look to TensorFlow like a mistake.
@@ -127,8 +127,8 @@ class AddObservationsFromEpisodes(Connector):
         batch = rows_by_episode(batch, episodes, self.name)
         for rows in batch.values():
             obs = rows.episode.get_observations()  # [T + 1, ...]
-            rows.columns["obs"] = nests.take(obs, slice(0, -1))
-            rows.final_obs = nests.take(obs, slice(-1, None))
+            rows.columns["obs"] = lookback_buffer.take(obs, slice(0, -1))
+            rows.final_obs = lookback_buffer.take(obs, slice(-1, None))
         return batch
 
 
@@ -147,8 +147,8 @@ class AddNextObservationsFromEpisodes(Connector):
         """Adds the column; see `Connector`."""
         batch = rows_by_episode(batch, episodes, self.name)
         for rows in batch.values():
-            after = nests.take(column(rows, "obs", self.name), slice(1, None))
-            rows.columns["next_obs"] = nests.concat([after, rows.final_obs])
+            after = lookback_buffer.take(column(rows, "obs", self.name), slice(1, None))
+            rows.columns["next_obs"] = lookback_buffer.concat([after, rows.final_obs])
         return batch
 
 

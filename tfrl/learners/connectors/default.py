@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import ops
-from tfrl.episodes import nests
+from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.batching import (
     Batch,
@@ -168,18 +168,20 @@ class GeneralAdvantageEstimation(Connector):
         """V at all observations and the last successor of every episode, in order."""
         spec = getattr(module, "obs_spec", None)
         obs = [
-            as_spec(nests.concat([column(rows, "obs", self.name), rows.final_obs]), spec)
+            as_spec(lookback_buffer.concat([column(rows, "obs", self.name), rows.final_obs]), spec)
             for rows in parts
         ]
         initial = initial_state(module)
         if initial is None:
             fn = function_of(self._functions, module_id, module, module.compute_values)
-            values = fn(state, nests.concat(obs))
+            values = fn(state, lookback_buffer.concat(obs))
             return _checked(module_id, values, sum(len(rows) + 1 for rows in parts))
         fn = function_of(self._functions, module_id, module, _recurrent_values(module))
-        carry = nests.stack([state_before(rows.episode, 0, initial) for rows in parts])
+        carry = lookback_buffer.stack([state_before(rows.episode, 0, initial) for rows in parts])
         longest = padded_size(max(map(len, parts)) + 1)
-        padded = nests.stack([nests.map_leaves(lambda x: _fill(x, longest), o) for o in obs])
+        padded = lookback_buffer.stack(
+            [lookback_buffer.map_leaves(lambda x: _fill(x, longest), o) for o in obs]
+        )
         values = fn(state, {"obs": padded, "carry": carry})  # [B, longest]
         kept = [v[: len(rows) + 1] for v, rows in zip(values, parts, strict=True)]
         return _checked(module_id, np.concatenate(kept), sum(len(rows) + 1 for rows in parts))

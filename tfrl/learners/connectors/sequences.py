@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.episodes import SingleAgentEpisode, nests
+from tfrl.episodes import SingleAgentEpisode, lookback_buffer
 from tfrl.errors import UserError
 from tfrl.learners.connectors.connector import Connector
 from tfrl.learners.connectors.episode_rows import rows_by_module
@@ -43,9 +43,9 @@ def state_before(episode: SingleAgentEpisode, step: int, initial: Nest) -> Nest:
     """
     extras = episode.policy_extras
     if "state_in" in extras:
-        return nests.take(extras["state_in"], (step, ...))
+        return lookback_buffer.take(extras["state_in"], (step, ...))
     if step > 0 and "state_out" in extras:
-        return nests.take(extras["state_out"], (step - 1, ...))
+        return lookback_buffer.take(extras["state_out"], (step - 1, ...))
     if step == 0 and "state_out" in extras and episode.len_lookback_buffer:
         return episode.get_extra_model_outputs("state_out", -1, neg_index_as_lookback=True)
     if step == 0 and episode.t_started == 0:
@@ -100,7 +100,7 @@ class AddTimeDimAndMask(Connector):
             for rows in parts:
                 rows.columns.setdefault("mask", np.ones([len(rows)], bool))
                 rows.columns = {
-                    name: nests.map_leaves(self._sequences, nest)
+                    name: lookback_buffer.map_leaves(self._sequences, nest)
                     for name, nest in rows.columns.items()
                 }
                 rows.sequence_starts = list(range(0, len(rows), self.max_seq_len))
@@ -139,7 +139,7 @@ class AddStates(Connector):
                         got="rows without a time dimension",
                         remedy="Put AddTimeDimAndMask before it.",
                     )
-                rows.columns["state_in"] = nests.stack(
+                rows.columns["state_in"] = lookback_buffer.stack(
                     [state_before(rows.episode, t, initial) for t in rows.sequence_starts]
                 )
         return batch

@@ -80,7 +80,7 @@ class ReverbBuffer(SampledTables):
     a table limits inserts: then they do not wait for items that the limiter holds back.
 
     Attributes:
-      replay: Its maker, which says here whether items are packed.
+      replay: Its factory, which says here whether items are packed.
       address: "host:port" of the server.
       possible_duplicates: Items of "fifo" and "lifo" tables, at most, that may have been inserted
         twice because the server was away: all that may be unconfirmed, for each time that the
@@ -143,9 +143,9 @@ class ReverbBuffer(SampledTables):
     def _look_at_sizes(self) -> None:
         """Raises if somebody else has taken items out of a table that by itself never shrinks."""
         self._looked = time.monotonic()
-        found = self._connection.server_info()
+        result = self._connection.server_info()
         for config in self.replay.table_configs:
-            size, before = found[config.name].current_size, self._sizes.get(config.name, 0)
+            size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
             if config.kind not in ONCE and size < before:
                 raise UserError(
                     f"table {config.name!r} of the Reverb server at {self.address}",
@@ -200,12 +200,12 @@ class ReverbBuffer(SampledTables):
 
         The items are the server's; `save` keeps both.
         """
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             f"highest_priority/{name}": np.float64(value) for name, value in self._highest.items()
         }
-        found["items_created"] = np.int64(self.items_created)
-        found["possible_duplicates"] = np.int64(self.possible_duplicates)
-        return found
+        result["items_created"] = np.int64(self.items_created)
+        result["possible_duplicates"] = np.int64(self.possible_duplicates)
+        return result
 
     @property
     def items_created(self) -> int:
@@ -308,7 +308,7 @@ class ReverbBuffer(SampledTables):
 
 
 def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
-    """Returns a maker that says whether items are packed, and a connection to its server."""
+    """Returns a factory that says whether items are packed, and a connection to its server."""
     reverb()
     if replay.address is None:
         if replay.packed is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
-from tfrl.replay.core import replace_folder
+from tfrl.replay.core import check_made_with, replace_folder
 from tfrl.replay.reverb.signature import packs
 from tfrl.storage import files
 from tfrl.storage.files import from_json
@@ -41,7 +41,7 @@ def save(
 
     Args:
       folder: Its path.
-      replay: The maker.
+      replay: The factory.
       values: Numbers of our side.
       write_tables: Writes Reverb's checkpoint into the path that it is given.
     """
@@ -62,7 +62,7 @@ def restore(
 
     Args:
       folder: Its path.
-      replay: The maker.
+      replay: The factory.
       packed: Whether items must be packed there; None for either.
 
     Returns:
@@ -81,15 +81,15 @@ def restore(
             f"replay buffer {folder}",
             expected="a folder that ReverbBuffer.save wrote",
             got=f"{type(error).__name__}: {error}",
-            remedy="Restore another one.",
         ) from error
     for stored in tables.values():
         stored.setdefault("packed", False)  # before there were packed items
-    found = any(stored["packed"] for stored in tables.values())
-    either = packed is None and (packs(replay) or not found)
-    form = replay.replace(packed=found) if either else replay
-    _compare(folder, tables, made_with(form))
-    return values, root / _TABLES, found
+    result = any(stored["packed"] for stored in tables.values())
+    either = packed is None and (packs(replay) or not result)
+    form = replay.replace(packed=result) if either else replay
+    saved, own = ({f"table {n!r},": x[n] for n in x} for x in (tables, made_with(form)))
+    check_made_with("ReverbReplay ", folder, saved, own)
+    return values, root / _TABLES, result
 
 
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
@@ -103,25 +103,6 @@ def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
         }
         for config in replay.table_configs
     }
-
-
-def _compare(folder: str, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if stored.keys() != wanted.keys():
-        raise UserError(
-            "ReverbReplay.tables",
-            expected=f"{', '.join(stored)}, as the buffer in {folder} was made with",
-            got=", ".join(wanted),
-            remedy="Make the buffer as it was when it was saved.",
-        )
-    for table, arguments in wanted.items():
-        for name, value in arguments.items():
-            if stored[table].get(name) != value:
-                raise UserError(
-                    f"ReverbReplay table {table!r}, {name}",
-                    expected=f"{stored[table].get(name)!r}, as in the buffer in {folder}",
-                    got=repr(value),
-                    remedy="Make the buffer as it was when it was saved.",
-                )
 
 
 class ReverbCheckpoints:
@@ -168,8 +149,8 @@ class ReverbCheckpoints:
 
     def newest_first(self) -> list[pathlib.Path]:
         """Returns the checkpoints."""
-        found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, key=_number, reverse=True)
+        result = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(result, key=_number, reverse=True)
 
     def adopt(self, written: pathlib.Path) -> pathlib.Path:
         """Moves what Reverb wrote to its place, and removes the oldest.

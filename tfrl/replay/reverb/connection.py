@@ -228,10 +228,10 @@ def await_server(
 
 
 def await_tables(replay: ReverbReplay, log: Callable[[str], None]) -> None:
-    """Returns once the server of a maker has answered, and has the maker's tables.
+    """Returns once the server of a factory has answered, and has the factory's tables.
 
     Args:
-      replay: A maker with an address.
+      replay: A factory with an address.
       log: As of `await_server`.
 
     Raises:

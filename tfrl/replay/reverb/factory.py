@@ -16,7 +16,7 @@ _ITEMS = ("n_step", "sequence_length", "sequence_period", "episode_length")
 
 @struct.logic_dataclass
 class TableConfig(struct.Struct):
-    """One table of a `ReverbReplay`; what is None is as the maker's argument of that name.
+    """One table of a `ReverbReplay`; what is None is as the factory's argument of that name.
 
     The arguments that say what an item is (`n_step`, `sequence_length`, `sequence_period`,
     `episode_length`) belong together: with one of them given, the others are not taken over. A
@@ -49,7 +49,7 @@ class TableConfig(struct.Struct):
     tolerance: float | None = None
 
     def resolved(self, replay: Any) -> "TableConfig":
-        """Returns it with what is None taken from a maker, checked.
+        """Returns it with what is None taken from a factory, checked.
 
         Raises:
           UserError: Naming the table's argument.
@@ -61,9 +61,9 @@ class TableConfig(struct.Struct):
             own = (own_items and name in _ITEMS) or (self.kind in ONCE and name in _LIMITS)
             taken[name] = getattr(replay, name) if value is None and not own else value
         taken.update(n_step=taken["n_step"] or 1, min_size=taken["min_size"] or 1)
-        found = TableConfig(name=self.name, **taken)
-        _check(found)
-        return found
+        result = TableConfig(name=self.name, **taken)
+        _check(result)
+        return result
 
     @property
     def period(self) -> int:
@@ -269,7 +269,7 @@ class ReverbReplay(struct.Struct):
         _refuse("table", f"one of {names}", repr(name), "Give the name of a table.")
 
     def part(self, count: int) -> "ReverbReplay":
-        """Returns the maker of what one of several processes has, with its share of environments.
+        """Returns the factory of what one of several processes has, with its share of environments.
 
         In a server of its own it has its share of capacity, `min_size` and `tolerance` too; a
         server elsewhere has the tables of all.
@@ -291,7 +291,7 @@ class ReverbReplay(struct.Struct):
             return self.replace(num_envs=own)
         if not self.tables:
             return self.replace(num_envs=own, **_shares(self, count))
-        # As they are resolved: a table may have one limit and its maker another.
+        # As they are resolved: a table may have one limit and its factory another.
         tables = tuple(table.replace(**_shares(table, count)) for table in self.table_configs)
         return self.replace(num_envs=own, tables=tables, capacity=-(-self.capacity // count))
 
@@ -326,7 +326,7 @@ class ReverbReplay(struct.Struct):
           A `ReverbBuffer`.
 
         Raises:
-          UserError: For tables of the server that are not those of this maker, for a server that
+          UserError: For tables of the server that are not those of this factory, for a server that
             does not answer, and where Reverb is not installed.
         """
         from tfrl.replay.reverb.buffer import ReverbBuffer
@@ -335,7 +335,7 @@ class ReverbReplay(struct.Struct):
 
 
 def _shares(limits: Any, count: int) -> dict[str, Any]:
-    """The limits of a maker or a table that several processes share: what one of them has."""
+    """The limits of a factory or a table that several processes share: what one of them has."""
     sizes = {name: getattr(limits, name) for name in ("capacity", "min_size")}
     shares: dict[str, Any] = {n: -(-x // count) for n, x in sizes.items() if x is not None}
     if limits.tolerance is not None:

@@ -60,7 +60,7 @@ class Layout:
 
 
 def make_layout(replay: "ReverbReplay") -> Layout:
-    """Returns the columns that the tables of a maker need."""
+    """Returns the columns that the tables of a factory need."""
     obs = tuple(leaves("obs", replay.obs_spec))
     step = list(leaves("action", replay.action_spec))
     for name in EXTRAS:
@@ -132,7 +132,7 @@ class Columns:
     """
 
     def __init__(self, replay: "ReverbReplay"):
-        """Takes the specs of a maker."""
+        """Takes the specs of a factory."""
         self._replay = replay
         specs = trajectory_specs(replay)
         # Most fields are one leaf: those need not be taken apart.
@@ -154,21 +154,21 @@ class Columns:
         if trajectory.valid is None:  # all are
             rows = np.shape(trajectory.reward)
             trajectory = trajectory.replace(valid=np.ones(rows, np.bool_))
-        found = {name: _array(name, getattr(trajectory, name)) for name in self._single}
+        result = {name: _array(name, getattr(trajectory, name)) for name in self._single}
         for name in self._nested:
             nest = getattr(trajectory, name)
             if name in EXTRAS:
                 nest = stored_extras(self._replay, name, nest)
-            found.update((path, _array(path, x)) for path, x in struct.paths(nest, name).items())
-        if found.keys() != self._specs.keys():
-            _refuse_leaves(self._specs.keys(), found.keys())
-        rows = found["valid"].shape[:1] + (self._replay.num_envs,)
+            result.update((path, _array(path, x)) for path, x in struct.paths(nest, name).items())
+        if result.keys() != self._specs.keys():
+            _refuse_leaves(self._specs.keys(), result.keys())
+        rows = result["valid"].shape[:1] + (self._replay.num_envs,)
         for path, (shape, dtype, spec) in self._specs.items():
-            x = found[path]
+            x = result[path]
             if x.dtype != dtype or x.shape != rows + shape:
                 checks.matches_spec(f"trajectory.{path}", x, spec, (None, self._replay.num_envs))
                 checks.leading_shape(f"trajectory.{path}", x, rows, "valid")
-        return found
+        return result
 
 
 def _array(path: str, x: Any) -> np.ndarray:
@@ -190,7 +190,7 @@ def _refuse_leaves(wanted: Any, got: Any) -> None:
     missing, unknown = sorted(wanted - got), sorted(got - wanted)
     raise UserError(
         f"trajectory.{(missing or unknown)[0]}",
-        expected="the leaves of the maker's specs",
+        expected="the leaves of the factory's specs",
         got="no such leaf in the trajectory" if missing else "a leaf that no spec has",
         remedy="Make ReverbReplay with the specs of the environment and the agent.",
     )
@@ -296,9 +296,9 @@ class SequenceItems:
 
     def _make(self, stream: "Stream", k: int, flagged: list[list[Any]]) -> None:
         rows = stream.rows
-        found = {"obs": rows[-1 - k :], "steps": rows[-k:], "first": [rows[-k]]}
-        found["flags"] = flagged[-k:]
-        refs = [[row[column] for row in found[which]] for which, column in self._plan]
+        result = {"obs": rows[-1 - k :], "steps": rows[-k:], "first": [rows[-k]]}
+        result["flags"] = flagged[-k:]
+        refs = [[row[column] for row in result[which]] for which, column in self._plan]
         stream.create(self.tables, refs, self._squeezed)
 
 
@@ -315,7 +315,7 @@ def _refuse_long(table: str, length: int) -> None:
 def make_items(
     replay: "ReverbReplay", layout: Layout
 ) -> tuple[list[TransitionItems], list[SequenceItems]]:
-    """Returns what makes the items of the tables of a maker."""
+    """Returns what makes the items of the tables of a factory."""
     steps: dict[int, list[TableConfig]] = {}
     sequences: dict[Any, list[TableConfig]] = {}
     for config in replay.table_configs:

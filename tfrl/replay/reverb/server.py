@@ -284,7 +284,6 @@ class ReverbServer:
                 "ReverbServer",
                 expected="a server that runs",
                 got="one that was stopped",
-                remedy="Make a new one.",
             )
         return self._server
 
@@ -433,7 +432,7 @@ T = TypeVar("T")
 
 
 class LocalServer:
-    """Serves the tables of a maker on a free port; it lives as long as this process.
+    """Serves the tables of a factory on a free port; it lives as long as this process.
 
     Only this machine reaches it, unless `ReverbReplay.bind` says otherwise. Nothing else can happen
     to it that does not happen to its caller: `check` does nothing, and `guard` looks at the time
@@ -451,7 +450,7 @@ class LocalServer:
         """Starts it.
 
         Args:
-          replay: The maker.
+          replay: The factory.
           restore_from: What `checkpoint` wrote; None for empty tables.
 
         Raises:

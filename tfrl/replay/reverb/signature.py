@@ -45,14 +45,14 @@ def step_extras(replay: "ReverbReplay", table: TableConfig) -> dict[str, Nest]:
 
     A sequence holds the recurrent state of its first step only, beside its steps.
     """
-    found = {}
+    result = {}
     for field in EXTRAS:
         spec = getattr(replay, f"{field}_spec")
         if spec is not None and field == "policy_extras" and table.is_sequence:
             spec = {key: nest for key, nest in spec.items() if key != STATE_IN}
         if spec:
-            found[field] = spec
-    return found
+            result[field] = spec
+    return result
 
 
 def item_signature(replay: "ReverbReplay", table: TableConfig) -> dict[str, tf.TensorSpec]:
@@ -63,21 +63,21 @@ def item_signature(replay: "ReverbReplay", table: TableConfig) -> dict[str, tf.T
     successor of the last step at the end; `action`, `reward`, `flags` and extras `[k, ...]`; and
     `state_in`.
     """
-    found = {}
+    result = {}
     for field, spec in step_extras(replay, table).items():
-        found.update(leaves(field, spec))
-    found.update(leaves("action", replay.action_spec))
-    found.update(leaves("obs", replay.obs_spec))
-    found.update(leaves("reward", tf.TensorSpec([], tf.float32)))
+        result.update(leaves(field, spec))
+    result.update(leaves("action", replay.action_spec))
+    result.update(leaves("obs", replay.obs_spec))
+    result.update(leaves("reward", tf.TensorSpec([], tf.float32)))
     if table.is_sequence:
-        found.update(leaves("flags", tf.TensorSpec([], tf.uint8)))
-        found = {path: _with_steps(spec) for path, spec in found.items()}
+        result.update(leaves("flags", tf.TensorSpec([], tf.uint8)))
+        result = {path: _with_steps(spec) for path, spec in result.items()}
         if state_in_spec(replay) is not None:
-            found.update(leaves(STATE_IN, state_in_spec(replay)))
+            result.update(leaves(STATE_IN, state_in_spec(replay)))
     else:
-        found.update(leaves("next_obs", replay.obs_spec))
-        found.update(leaves("discount", tf.TensorSpec([], tf.float32)))
-    return dict(sorted(found.items()))
+        result.update(leaves("next_obs", replay.obs_spec))
+        result.update(leaves("discount", tf.TensorSpec([], tf.float32)))
+    return dict(sorted(result.items()))
 
 
 def _with_steps(spec: tf.TensorSpec) -> tf.TensorSpec:
@@ -128,7 +128,7 @@ _LATE = ("reward", "discount", "next_obs")
 
 
 class PackedItems:
-    """Where the leaves of a maker's n-step items lie among their bytes.
+    """Where the leaves of a factory's n-step items lie among their bytes.
 
     Attributes:
       name: The path of the column: "packed " and its leaves as JSON, [[path, dtype, shape], ...].
@@ -138,11 +138,11 @@ class PackedItems:
     """
 
     def __init__(self, replay: "ReverbReplay"):
-        """Takes a maker whose tables hold n-step items alone."""
-        found = item_signature(replay, replay.table_configs[0])
-        late = {p: _LATE.index(p.partition("/")[0]) for p in found if p.partition("/")[0] in _LATE}
-        paths = [p for p in found if p not in late] + sorted(late, key=lambda p: late[p])
-        self._leaves = {path: found[path] for path in paths}
+        """Takes a factory whose tables hold n-step items alone."""
+        result = item_signature(replay, replay.table_configs[0])
+        late = {p: _LATE.index(p.partition("/")[0]) for p in result if p.partition("/")[0] in _LATE}
+        paths = [p for p in result if p not in late] + sorted(late, key=lambda p: late[p])
+        self._leaves = {path: result[path] for path in paths}
         listed = [[path, s.dtype.name, s.shape.as_list()] for path, s in self._leaves.items()]
         self.name = _NAME + json.dumps(listed, separators=(",", ":"))
         self.dtype = np.dtype(
@@ -215,10 +215,10 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
 
 
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
-    """Returns a maker that says whether items are packed, as those of a server are if it does not.
+    """Returns a factory that says whether items are packed: if it does not, as a server has them.
 
     Args:
-      replay: The maker.
+      replay: The factory.
       server_info: `{table: reverb TableInfo}`.
     """
     if replay.packed is not None:
@@ -232,7 +232,7 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
     """Compares how a server's table stores items with how they are to be stored.
 
     Args:
-      replay: The maker, of the same leaves.
+      replay: The factory, of the same leaves.
       table: The `TableConfig`.
       signature: Of the server's table.
 

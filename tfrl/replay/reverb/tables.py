@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_tables(replay: "ReverbReplay") -> list[Any]:
-    """Returns a `reverb.Table` for each table of a maker, empty."""
+    """Returns a `reverb.Table` for each table of a factory, empty."""
     return [_table(config, stored_signature(replay, config)) for config in replay.table_configs]
 
 
@@ -58,11 +58,11 @@ def _limiter(config: TableConfig) -> Any:
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
-    """Compares a server's tables with those of a maker: signatures first, then limits.
+    """Compares a server's tables with those of a factory: signatures first, then limits.
 
     Args:
       server_info: `{name: TableInfo}`, as `reverb.Client.server_info` gives it.
-      replay: The maker.
+      replay: The factory.
 
     Raises:
       UserError: For a table that is missing; for a leaf of a signature that differs; and for a
@@ -88,24 +88,29 @@ def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None
 
 def _check_limits(want: Any, got: Any) -> None:
     for what, wanted in _limits(want).items():
-        found = _limits(got)[what]
-        if wanted != found:
+        result = _limits(got)[what]
+        if wanted != result:
             raise UserError(
                 f"Reverb table {want.name!r}, {what}",
                 expected=wanted,
-                got=found,
+                got=result,
                 remedy="A restored table keeps the limits of its checkpoint: ask for those, or "
                 "start the server without the checkpoint.",
             )
 
 
-def _limits(info: Any) -> dict[str, str]:
-    limiter = info.rate_limiter_info
+def _limits(table: Any) -> dict[str, str]:
+    """The limits of a `TableInfo`, or of a table in a checkpoint."""
+    if hasattr(table, "rate_limiter_info"):
+        selectors, limiter = (table.sampler_options, table.remover_options), table.rate_limiter_info
+    else:
+        selectors, limiter = (table.sampler, table.remover), table.rate_limiter
+    sampler, remover = map(_selector, selectors)
     return {
-        "capacity": str(info.max_size),
-        "samples of an item": str(max(info.max_times_sampled, 0)),
-        "sampler": _selector(info.sampler_options),
-        "remover": _selector(info.remover_options),
+        "capacity": str(table.max_size),
+        "samples of an item": str(max(table.max_times_sampled, 0)),
+        "sampler": sampler,
+        "remover": remover,
         "min_size": str(limiter.min_size_to_sample),
         "samples_per_insert": f"{limiter.samples_per_insert:g}",
         "tolerance": f"a difference from {limiter.min_diff:g} to {limiter.max_diff:g}",
@@ -114,15 +119,14 @@ def _limits(info: Any) -> dict[str, str]:
 
 def _selector(options: Any) -> str:
     """Such as "uniform", or "prioritized (priority_exponent: 0.6)"."""
-    found = []
+    result = []
     for field, value in options.ListFields():
         if field.name != "is_deterministic":
             inner = " ".join(str(value).split())
-            found.append(field.name if value is True else f"{field.name} ({inner})")
-    return " ".join(found)
+            result.append(field.name if value is True else f"{field.name} ({inner})")
+    return " ".join(result)
 
 
-_RATE_LIMITER = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
 _TABLES_FILE = "tables.tfrecord"
 
 
@@ -154,17 +158,17 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
     """
     by_name = {table.table_name: table for table in saved}
     wanted = {table.name: table for table in asked}
-    found = [f"table '{name}', which nobody asks for" for name in by_name.keys() - wanted.keys()]
-    found += [f"no table '{name}'" for name in wanted.keys() - by_name.keys()]
+    result = [f"table '{name}', which nobody asks for" for name in by_name.keys() - wanted.keys()]
+    result += [f"no table '{name}'" for name in wanted.keys() - by_name.keys()]
     for name in sorted(by_name.keys() & wanted.keys()):
-        found += [
+        result += [
             f"table '{name}' with {text}" for text in _differences(by_name[name], wanted[name])
         ]
-    if found:
+    if result:
         raise UserError(
             f"replay checkpoint {folder}",
             expected="the tables and limits that the configuration asks for",
-            got="; ".join(sorted(found)),
+            got="; ".join(sorted(result)),
             remedy="A restored table keeps its checkpoint's limits: go back to that configuration, "
             "or serve from another folder, whose tables begin empty.",
         )
@@ -172,47 +176,23 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
 
 def _differences(saved: Any, table: Any) -> Iterator[str]:
     """Yields `limit = saved value (asked: value)`."""
-    asked = table.info
-    pairs = [
-        ("max_size", saved.max_size, asked.max_size),
-        ("max_times_sampled", saved.max_times_sampled, asked.max_times_sampled),
-        ("sampler", _words(saved.sampler), _words(asked.sampler_options)),
-        ("remover", _words(saved.remover), _words(asked.remover_options)),
-    ]
-    for name in _RATE_LIMITER:
-        pairs.append(
-            (name, getattr(saved.rate_limiter, name), getattr(asked.rate_limiter_info, name))
-        )
-    for name, old, new in pairs:
-        if old != new:
-            yield f"{name} = {old} (asked: {new})"
-    decode = nested_structure_coder.decode_proto
-    old_signature = decode(saved.signature) if saved.HasField("signature") else None
-    yield from _signature_differences(old_signature, asked.signature)
-
-
-def _words(options: Any) -> str:
-    """A selector in words, `prioritized (priority_exponent 0.6)` for example."""
-    kind = options.WhichOneof("distribution")
-    value = getattr(options, kind)
-    details = "" if isinstance(value, bool) else " ".join(str(value).replace(":", "").split())
-    return f"{kind} ({details})" if details else str(kind)
-
-
-def _signature_differences(saved: Any, asked: Any) -> Iterator[str]:
-    old, new = _leaves(saved), _leaves(asked)
-    for path in sorted(old.keys() | new.keys()):
-        before, after = old.get(path, "nothing"), new.get(path, "nothing")
+    signature = None
+    if saved.HasField("signature"):
+        signature = nested_structure_coder.decode_proto(saved.signature)
+    old = _limits(saved) | _leaves(signature)
+    new = _limits(table.info) | _leaves(table.info.signature)
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name, "nothing"), new.get(name, "nothing")
         if before != after:
-            yield f"signature {path} = {before} (asked: {after})"
+            yield f"{name} = {before} (asked: {after})"
 
 
 def _leaves(signature: Any) -> dict[str, str]:
-    """Returns `{path: "float32 [3]"}`."""
+    """Returns `{"signature <path>": "float32 [3]"}`."""
     listed, packed = leaves_of(signature) if isinstance(signature, dict) else ({}, False)
-    leaves = {"packed": "True"} if packed else {}
+    leaves = {"signature packed": "True"} if packed else {}
     for path, spec in tree.flatten_with_path(listed if packed else signature):
-        name = "/".join(map(str, path)) or "(the whole)"
+        name = f"signature {'/'.join(map(str, path)) or '(the whole)'}"
         known = spec is not None and spec.shape.rank is not None
         shape = spec.shape.as_list() if known else "of any shape"
         leaves[name] = "nothing" if spec is None else f"{spec.dtype.name} {shape}"

@@ -1,16 +1,59 @@
 """What the games of MinAtar share: actions, sticky actions, randomness, boards and the picture."""
 
 import abc
+import math
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import checks, seeding, specs, struct
 from tfrl.envs.core import Env, initial_state
-from tfrl.envs.tf.minatar import picture
-from tfrl.errors import UserError
 from tfrl.types import EnvState, Nest
+
+SQUARE = 32  # pixels of a cell's side
+# What the rotation around the grey diagonal adds to red, green and blue: for cosine and for sine.
+_COS = np.array([-0.14861, -0.29227, 1.97294])
+_SIN = np.array([1.78277, -0.90649, 0.0])
+_START, _ROTATIONS = 0.5, -1.5
+
+
+def cubehelix(number: int) -> np.ndarray:
+    """Returns colours of rising brightness that go around the colour wheel.
+
+      rgb = x + x (1 - x) / 2 (c cos phi + s sin phi),  phi = 2 pi (start / 3 + rotations x)
+
+    at `number` brightnesses x, equally spaced within (0, 1).
+
+    Source: Green 2011, "A colour scheme for the display of astronomical intensity images",
+    https://arxiv.org/abs/1108.5083.
+
+    Args:
+      number: How many colours.
+
+    Returns:
+      uint8 RGB [number, 3].
+    """
+    x = np.linspace(0, 1, number + 2)[1:-1, np.newaxis]
+    phi = 2 * math.pi * (_START / 3 + _ROTATIONS * x)
+    rgb = x + x * (1 - x) / 2 * (_COS * np.cos(phi) + _SIN * np.sin(phi))
+    return np.round(255 * np.clip(rgb, 0, 1)).astype(np.uint8)
+
+
+def draw(board: np.ndarray) -> np.ndarray:
+    """Draws a board; where a cell has several things, the one of the last channel is seen.
+
+    Args:
+      board: bool [H, W, C].
+
+    Returns:
+      uint8 RGB [32 H, 32 W, 3].
+    """
+    number = board.shape[-1]
+    colors = np.concatenate([np.zeros([1, 3], np.uint8), cubehelix(number)])  # 0 is empty
+    seen = (board * np.arange(1, number + 1)).max(axis=-1)
+    return colors[seen].repeat(SQUARE, axis=0).repeat(SQUARE, axis=1)
+
 
 SIZE = 10  # cells of a side of the board
 ACTIONS = ("noop", "left", "up", "right", "down", "fire")
@@ -78,13 +121,8 @@ class MinAtar(Env):
     def __post_init__(self) -> None:
         """Checks the probability."""
         prob = self.sticky_action_prob
-        if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0 <= prob <= 1:
-            raise UserError(
-                f"{type(self).__name__}.sticky_action_prob",
-                expected="a probability, from 0 to 1",
-                got=repr(prob),
-                remedy="MinAtar's own is 0.1; 0 makes the game take every action.",
-            )
+        name = f"{type(self).__name__}.sticky_action_prob"
+        checks.probability(name, prob, remedy="MinAtar's own is 0.1; 0 takes every action.")
 
     # The rules of a game.
 
@@ -176,7 +214,7 @@ class MinAtar(Env):
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws environment `index` in MinAtar's colours, 320 x 320."""
         game = tf.nest.map_structure(lambda x: x[index : index + 1], state.env_state.game)
-        return picture.draw(self.observe(game)[0].numpy())
+        return draw(self.observe(game)[0].numpy())
 
 
 # Boards as bits: a row of the board is one int32, in which bit x stands for column x. So a map of

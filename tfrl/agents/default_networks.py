@@ -1,21 +1,56 @@
-"""The default networks of the off-policy agents."""
+"""The networks that agents make when they are given none."""
 
 from collections.abc import Callable
 from typing import Any
 
-from tfrl import networks, specs
+from tfrl import distributions, networks, specs
 from tfrl.agents import network_checks
-from tfrl.agents.actor_critic.networks import sees_image
 from tfrl.types import Nest
 
-DEFAULT_HIDDEN = (256, 256)
+
+def sees_image(obs_spec: Nest, obs_key: str | None) -> bool:
+    """Tells whether the default torso takes one image: all of the observation, or its item."""
+    whole = networks.ObservationTorso(obs_spec=obs_spec, body=networks.MLP(), obs_key=obs_key)
+    return networks.is_image(whole.choose(obs_spec))
 
 
-def default_torso(obs_spec: Nest, hidden: tuple[int, ...], obs_key: str | None) -> networks.Torso:
-    """A ReLU MLP of `hidden` units; for an image the Nature-CNN with its own sizes."""
+def default_torso(
+    obs_spec: Nest, hidden: tuple[int, ...], obs_key: str | None = None, activation: str = "tanh"
+) -> networks.Torso:
+    """An MLP of `hidden` units with orthogonal weights of gain sqrt 2; the Nature-CNN for an image.
+
+    Source: Huang et al. 2022, detail 2,
+    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+
+    Args:
+      obs_spec: The nest of specs of what the network sees.
+      hidden: Units of the MLP's layers; the Nature-CNN has sizes of its own.
+      obs_key: The item of the observation that it takes; None for all of it.
+      activation: The MLP's.
+    """
     if sees_image(obs_spec, obs_key):
         return networks.make_torso(obs_spec, obs_key=obs_key)
-    return networks.make_torso(obs_spec, obs_key=obs_key, hidden=tuple(hidden), activation="relu")
+    return networks.make_torso(
+        obs_spec, obs_key=obs_key, hidden=tuple(hidden), activation=activation
+    )
+
+
+def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> networks.Network:
+    """A linear head of gain 0.01, for continuous actions with a free log-std.
+
+    Source: Huang et al. 2022, detail 2 and of continuous actions 1 to 4,
+    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+    """
+    return networks.PolicyNetwork(
+        torso=torso, distribution=distributions.make_distribution(action_spec, squash=squash)
+    )
+
+
+def with_memory(torso: networks.Torso, cell: str | None, size: int) -> networks.Torso:
+    """Puts a recurrent cell behind a torso, unless `cell` is None."""
+    if cell is None:
+        return torso
+    return networks.RecurrentTorso(body=torso, cell=cell, size=size)
 
 
 def critic_torso(obs_spec: Nest, hidden: tuple[int, ...], obs_key: str | None) -> networks.Torso:
@@ -58,8 +93,9 @@ def make_critic(
     """
     if network is not None:
         return networks.CriticEnsemble(network=network, num_actions=num_actions, **ensemble)
-    default = critic_torso if num_actions is None else default_torso
-    torso = torso or default(obs_spec, hidden, obs_key)
+    if torso is None and num_actions is None:
+        torso = critic_torso(obs_spec, hidden, obs_key)
+    torso = torso or default_torso(obs_spec, hidden, obs_key, "relu")
     whole = head(torso)
     if whole is not None:
         return networks.CriticEnsemble(network=whole, num_actions=num_actions, **ensemble)
@@ -68,10 +104,10 @@ def make_critic(
 
 def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
     """Raises a UserError for a critic network that gives something else than the agent takes."""
-    given = (type(agent).__name__, network, seen)
-    normalize, name = agent.normalize_obs, "critic_network"
+    name, normalize = f"{type(agent).__name__}.critic_network", agent.normalize_obs
     if agent.discrete:
         number = specs.num_actions(agent.action_spec)
-        network_checks.check_action_values(*given, number, normalize, name)
+        network_checks.check_value(name, network, seen, normalize, number)
     else:
-        network_checks.check_value(*given, normalize, name, agent.unit_actions.spec)
+        unit = agent.unit_actions.spec
+        network_checks.check_value(name, network, seen, normalize, action_spec=unit)

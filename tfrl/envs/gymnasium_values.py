@@ -1,7 +1,6 @@
-"""Whether what one environment returns fits its space, before a batch is made of it.
+"""What a `gymnasium.Env` returns, checked at every step against its own spaces.
 
-A vector environment writes observations into arrays of the space's dtype: what does not fit would
-be cast without a word (in processes), or end in an error of NumPy's. No TensorFlow here.
+No TensorFlow here: processes of environments import this module.
 """
 
 import warnings
@@ -15,31 +14,36 @@ from tfrl.errors import UserError
 
 _CAST: set[str] = set()  # observations whose cast this process has told of
 
-Check = Callable[[Any], None]
+Check = Callable[[Any], Any]
 
+_SHOWN_INDICES = 5
+RESET = ("observation", "info dict")
 STEP = ("observation", "reward", "terminated", "truncated", "info dict")
 
 
-def observation_fits(space: gymnasium.Space, thing: str) -> Check:
+def observation_fits(space: gymnasium.Space, thing: str, exact: bool = False) -> Check:
     """Makes a check of observations, cheap enough for every step.
 
-    Another dtype passes if it can be cast within its kind, as float64 to float32; many
-    environments return such. A process warns of it once; integers that would wrap are an error,
-    and floats that become inf are found out in the batch. `tfrl.envs.check_env` is stricter, and
-    looks at bounds too.
+    Bounds are not looked at: environments leave them by rounding; `tfrl.envs.check_env` does. If
+    not exact, another dtype passes that can be cast within its kind, as float64 to float32, since
+    many environments return such. A process warns of it once; integers that would wrap are an
+    error, and floats that become inf are found out in the batch.
 
     Args:
-      space: The observation space; of others than the common ones nothing is checked.
+      space: The observation space.
       thing: What messages call an observation.
+      exact: Whether dtypes must be the space's, numbers finite, and observations of spaces beyond
+        the common ones contained in them.
 
     Returns:
-      A function that raises a UserError, which names the leaf by its path.
+      A function that returns an observation as arrays, integers of Discrete spaces in the space's
+      dtype, or raises a UserError that names the leaf by its path.
     """
     if isinstance(space, gymnasium.spaces.Dict):
-        parts = {k: observation_fits(s, f"{thing}/{k}") for k, s in space.spaces.items()}
+        parts = {k: observation_fits(s, f"{thing}/{k}", exact) for k, s in space.spaces.items()}
         return lambda obs: _check_dict(obs, thing, parts)
     if isinstance(space, gymnasium.spaces.Tuple):
-        items = [observation_fits(s, f"{thing}/{i}") for i, s in enumerate(space.spaces)]
+        items = [observation_fits(s, f"{thing}/{i}", exact) for i, s in enumerate(space.spaces)]
         return lambda obs: _check_tuple(obs, thing, items)
     kinds = (
         gymnasium.spaces.Box,
@@ -48,12 +52,14 @@ def observation_fits(space: gymnasium.Space, thing: str) -> Check:
         gymnasium.spaces.MultiBinary,
     )
     if not isinstance(space, kinds) or space.dtype is None or space.shape is None:
-        return lambda obs: None
+        return (lambda obs: _check_contained(obs, thing, space)) if exact else (lambda obs: obs)
     dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+    discrete = isinstance(space, gymnasium.spaces.Discrete)
 
-    def check(obs: Any) -> None:
-        array = obs if isinstance(obs, np.ndarray) else _array(obs)
-        same = array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
+    def check(obs: Any) -> Any:
+        array = obs if isinstance(obs, np.ndarray | np.generic) else _array(obs)
+        castable = not exact or discrete
+        same = array.dtype == dtype or castable and np.can_cast(array.dtype, dtype, "same_kind")
         if array.shape != shape or not same:
             raise UserError(
                 thing,
@@ -62,13 +68,35 @@ def observation_fits(space: gymnasium.Space, thing: str) -> Check:
                 remedy="Cast or reshape it in the environment or a gymnasium.ObservationWrapper, "
                 "or correct observation_space.",
             )
-        if array.dtype != dtype and isinstance(obs, np.ndarray):
+        if array.dtype != dtype and not exact and isinstance(obs, np.ndarray):
             _check_cast(thing, array, dtype)
+        if exact and dtype.kind == "f" and not np.isfinite(array).all():
+            raise _not_finite(thing, np.asarray(array))
+        return np.asarray(array, dtype) if discrete else array
 
     return check
 
 
-def _check_cast(thing: str, array: np.ndarray, dtype: np.dtype) -> None:
+def _not_finite(thing: str, array: np.ndarray) -> UserError:
+    bad = np.argwhere(~np.isfinite(array))
+    shown = [f"{array[tuple(i)]} at {i.tolist()}" for i in bad[:_SHOWN_INDICES]]
+    more = f" and {len(bad) - len(shown)} more" if len(bad) > len(shown) else ""
+    return UserError(
+        thing,
+        expected="finite numbers",
+        got=", ".join(shown) + more,
+        remedy="Find the division or the diverging simulation; np.nan_to_num or a clip in a "
+        "gymnasium.ObservationWrapper if it is meant.",
+    )
+
+
+def _check_contained(obs: Any, thing: str, space: gymnasium.Space) -> Any:
+    if not space.contains(obs):
+        raise UserError(thing, expected=f"an element of {space}", got=_shown(obs))
+    return obs
+
+
+def _check_cast(thing: str, array: Any, dtype: np.dtype) -> None:
     """Says once that a wider type is cast; integers that would wrap are an error."""
     if dtype.kind in "iu" and array.size:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -77,7 +105,6 @@ def _check_cast(thing: str, array: np.ndarray, dtype: np.dtype) -> None:
                 thing,
                 expected=f"{dtype.name}, as the observation space says",
                 got=f"{array.dtype.name} from {array.min()} to {array.max()}",
-                remedy="Correct the dtype of observation_space.",
             )
     if thing not in _CAST and array.dtype.itemsize > dtype.itemsize:
         _CAST.add(thing)
@@ -95,29 +122,25 @@ def _array(obs: Any) -> np.ndarray:
         return np.asarray(None, object)
 
 
-def _check_dict(obs: Any, thing: str, parts: Mapping[str, Check]) -> None:
+def _check_dict(obs: Any, thing: str, parts: Mapping[str, Check]) -> dict[str, Any]:
     if not isinstance(obs, Mapping) or not parts.keys() <= obs.keys():
         raise UserError(
             thing,
             expected=f"a dict with the keys {sorted(map(str, parts))}, as the observation space "
             "says",
             got=str(sorted(map(str, obs))) if isinstance(obs, Mapping) else type(obs).__name__,
-            remedy="Make the observation and observation_space the same nest.",
         )
-    for key, check in parts.items():
-        check(obs[key])
+    return {key: check(obs[key]) for key, check in parts.items()}
 
 
-def _check_tuple(obs: Any, thing: str, items: list[Check]) -> None:
+def _check_tuple(obs: Any, thing: str, items: list[Check]) -> tuple[Any, ...]:
     if not isinstance(obs, tuple | list) or len(obs) != len(items):
         raise UserError(
             thing,
             expected=f"a tuple of {len(items)}, as the observation space says",
             got=f"{len(obs)} items" if isinstance(obs, tuple | list) else type(obs).__name__,
-            remedy="Make the observation and observation_space the same nest.",
         )
-    for check, item in zip(items, obs, strict=True):
-        check(item)
+    return tuple(check(item) for check, item in zip(items, obs, strict=True))
 
 
 _BOOLS = (bool, np.bool_)
@@ -137,12 +160,7 @@ def number(thing: str, value: Any) -> float:
         array = np.asarray(value)
         if array.size == 1 and array.dtype.kind in "biuf":
             return float(array.reshape(()))
-    raise UserError(
-        thing,
-        expected="a number",
-        got=_shown(value),
-        remedy="Return float(reward) in every step.",
-    )
+    raise UserError(thing, expected="a number", got=_shown(value))
 
 
 def check_end(name: str, termination: Any, truncation: Any) -> None:
@@ -166,21 +184,20 @@ def _shown(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} of type {type(value).__name__}"
 
 
-def check_layout(name: str, method: str, answer: Any, parts: tuple[str, ...]) -> None:
+def check_layout(thing: str, answer: Any, parts: tuple[str, ...]) -> None:
     """Raises a UserError unless an answer is a tuple of the right length that ends in a dict.
 
     Args:
-      name: The environment's id.
-      method: "reset" or "step".
-      answer: What it returned.
-      parts: What the tuple should hold.
+      thing: What messages call it, such as "reset() of CartPole-v1".
+      answer: What the environment returned.
+      parts: What the tuple should hold, `RESET` or `STEP`.
     """
-    if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], dict):
+    if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], Mapping):
         return
     got = type(answer).__name__
     if isinstance(answer, tuple):
         got = f"a tuple of {len(answer)}: {', '.join(type(x).__name__ for x in answer)}"
-    raise _bad(f"{method}() of {name}", parts, got)
+    raise _bad(thing, parts, got)
 
 
 def bad_step(name: str, got: str) -> UserError:

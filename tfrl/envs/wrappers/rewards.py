@@ -1,18 +1,59 @@
-"""Divides rewards by the running standard deviation of the discounted return."""
+"""Wrappers that change rewards."""
 
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.envs.core import Autoreset, carrying, where_rows
+from tfrl import checks, struct
+from tfrl.envs.core import Autoreset, Wrapper, carrying, where_rows
 from tfrl.envs.wrappers.base import (
+    RewardWrapper,
     StatefulWrapper,
     WrapperState,
     require_autoreset,
-    require_number,
 )
-from tfrl.errors import UserError
 from tfrl.ops import statistics
 from tfrl.types import EnvState, Nest
+
+
+@struct.logic_dataclass
+class RewardActive(Wrapper):
+    """Sets the reward of an inactive agent to 0, whatever the environment pays it.
+
+    `tfrl.envs.MultiAgentEnv` asks for that anyway; this holds one to it that comes from elsewhere.
+    On either side of the autoreset; without `info["agents"]` it changes nothing.
+    """
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment."""
+        new = self.env.step(state, action)
+        agents = new.info.get("agents")
+        if agents is None:
+            return new
+        reward = {name: tf.where(agents[name]["active"], r, 0.0) for name, r in new.reward.items()}
+        return new.replace(reward=reward)
+
+
+@struct.logic_dataclass
+class RewardClip(RewardWrapper):
+    """Clips every reward to [low, high]; on either side of the autoreset.
+
+    Attributes:
+      env: An environment.
+      low: Smallest reward.
+      high: Largest reward.
+    """
+
+    low: float = -1.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        checks.number("RewardClip.low", self.low)
+        checks.number("RewardClip.high", self.high, self.low, closed=False)
+
+    def pay(self, reward: tf.Tensor) -> tf.Tensor:
+        """Clips rewards [B]."""
+        return tf.clip_by_value(reward, self.low, self.high)
+
 
 # Returns up to 30 times this are no outliers: a task may pay 1,000 at its end and nothing before.
 USUAL_RETURN = 1e4
@@ -62,15 +103,8 @@ class RewardNormalize(StatefulWrapper):
     def __post_init__(self) -> None:
         """Checks the side and the numbers."""
         require_autoreset(self, "Below it the running moments would be reset with each episode.")
-        require_number("RewardNormalize.epsilon", self.epsilon, above=0)
-        require_number("RewardNormalize.discount", self.discount)
-        if not 0 <= self.discount <= 1:
-            raise UserError(
-                "RewardNormalize.discount",
-                expected="a number in [0, 1]",
-                got=repr(self.discount),
-                remedy="Give the discount of the agent.",
-            )
+        checks.number("RewardNormalize.epsilon", self.epsilon, 0, closed=False)
+        checks.probability("RewardNormalize.discount", self.discount)
 
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment, and the moments."""
@@ -112,3 +146,51 @@ class RewardNormalize(StatefulWrapper):
             reward=new.reward * factor,
             info={**new.info, OUTLIER: outlier},
         )
+
+
+@struct.logic_dataclass
+class RewardScale(RewardWrapper):
+    """Multiplies every reward by `scale`; on either side of the autoreset.
+
+    Attributes:
+      env: An environment.
+      scale: The factor.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        """Checks the factor."""
+        checks.number("RewardScale.scale", self.scale)
+
+    def pay(self, reward: tf.Tensor) -> tf.Tensor:
+        """Scales rewards [B]."""
+        return reward * self.scale
+
+
+@struct.logic_dataclass
+class RewardSparse(StatefulWrapper):
+    """Pays 0, and at the step that ends an episode the sum of its rewards.
+
+    Above the autoreset only: there it sees time limits too.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks the side."""
+        require_autoreset(self, "Below it an episode that the time limit cuts would never be paid.")
+
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Starts an episode in every environment."""
+        state = self.env.reset(key)
+        return state.replace(env_state=WrapperState(inner=state.env_state, own=state.reward))
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment."""
+        new = self.env.step(carrying(state.env_state.inner), action)
+        total = tf.nest.map_structure(tf.add, state.env_state.own, new.reward)
+        nothing = tf.nest.map_structure(tf.zeros_like, total)
+        ended = tf.logical_or(new.termination, new.truncation)
+        # Rows that are no steps have reward 0 after a total of 0: they pay nothing either.
+        paid = where_rows(ended, total, nothing)
+        owed = where_rows(ended, nothing, total)
+        return new.replace(env_state=WrapperState(inner=new.env_state, own=owed), reward=paid)

@@ -1,0 +1,131 @@
+"""What episodes of one and of several agents share: bounds, cutting and joining."""
+
+import abc
+from typing import Any, TypeVar
+
+from tfrl.errors import UserError
+
+E = TypeVar("E", bound="Episode")
+
+
+class Episode(abc.ABC):
+    """Steps `t_started` to `t` of an episode, or a chunk of it, behind a lookback."""
+
+    id_: str
+    t_started: int
+    t: int
+    len_lookback_buffer: int
+    is_terminated: bool
+    is_truncated: bool
+
+    @property
+    @abc.abstractmethod
+    def has_begun(self) -> bool:
+        """Whether there was a reset."""
+
+    @abc.abstractmethod
+    def _chunk(self: E, start: int, stop: int, lookback: int) -> E:
+        """Steps `start` to `stop` of this chunk with a lookback, sharing memory."""
+
+    def __len__(self) -> int:
+        """The number of the environment's steps, the lookback not counted."""
+        return self.t - self.t_started
+
+    def env_steps(self) -> int:
+        """Returns the number of the environment's steps, as `len`."""
+        return len(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the whole episode ended, by termination or truncation."""
+        return self.is_terminated or self.is_truncated
+
+    def __getitem__(self: E, item: slice) -> E:
+        """Returns the steps of a slice as a chunk; see `slice`."""
+        return self.slice(item)
+
+    def slice(self: E, slice_: slice, *, len_lookback_buffer: int | None = None) -> E:
+        """Returns some consecutive steps as a chunk of its own.
+
+        Steps a to b have the observations o_a .. o_b. A slice that ends before the end is neither
+        terminated nor truncated.
+
+        Args:
+          slice_: Which steps; negative numbers count from the end, as for a list.
+          len_lookback_buffer: How many steps before the slice it carries as lookback, if there are
+            as many; by default as many as this episode has.
+
+        Raises:
+          UserError: For something else than a slice of step 1.
+        """
+        if not isinstance(slice_, slice) or slice_.step not in (None, 1):
+            raise UserError(
+                f"episode {self.id_}",
+                expected="a slice of consecutive steps, such as episode[2:5]",
+                got=str(slice_),
+                remedy="Read single items with get_observations(i), get_actions(i), ...",
+            )
+        start, stop, _ = slice_.indices(len(self))
+        own = self.len_lookback_buffer
+        lookback = min(own if len_lookback_buffer is None else len_lookback_buffer, own + start)
+        return self._chunk(start, max(start, stop), lookback)
+
+    def cut(self: E, len_lookback_buffer: int = 0) -> E:
+        """Returns the chunk, of no steps yet, in which the episode goes on.
+
+        Args:
+          len_lookback_buffer: How many of the steps so far it carries as lookback.
+
+        Raises:
+          UserError: When the episode is done or has not begun.
+        """
+        if self.is_done or not self.has_begun:
+            raise UserError(
+                f"episode {self.id_}",
+                expected="an episode that goes on",
+                got="one that is done" if self.is_done else "one without a reset",
+                remedy="Cut only while `not episode.is_done`, after add_env_reset.",
+            )
+        end = len(self)
+        return self._chunk(end, end, min(len_lookback_buffer, end + self.len_lookback_buffer))
+
+    def _check_reset(self) -> None:
+        if self.has_begun:
+            raise UserError(
+                f"episode {self.id_}",
+                expected="one reset, before the first step",
+                got=f"another after {len(self)} steps",
+                remedy=f"Make a new {type(self).__name__} for the next episode.",
+            )
+
+    def _check_goes_on(self) -> None:
+        if self.is_done or not self.has_begun:
+            raise UserError(
+                f"episode {self.id_}",
+                expected="steps between the reset and the end",
+                got=f"a step while the episode {'is done' if self.is_done else 'has no reset'}",
+                remedy=f"Call add_env_reset first, on a new {type(self).__name__} for each "
+                "episode.",
+            )
+
+    def _check_meets(self, other: Any) -> None:
+        """Raises a UserError unless this episode goes on in another chunk."""
+        wrong = []
+        if other.id_ != self.id_:
+            wrong.append(f"id {other.id_} after {self.id_}")
+        if self.is_done:
+            wrong.append("an episode that is done already")
+        if other.t_started != self.t:
+            wrong.append(f"a chunk that starts at step {other.t_started} after step {self.t}")
+        wrong += self._differences(other)
+        if wrong:
+            raise UserError(
+                "concat_episode",
+                expected="the chunk in which this one goes on",
+                got="; ".join(wrong),
+                remedy="Concatenate chunks in order, as `cut` made them.",
+            )
+
+    @abc.abstractmethod
+    def _differences(self, other: Any) -> list[str]:
+        """Says where the data differ at which this chunk and the next one meet."""
