@@ -39,22 +39,9 @@ EXTRAS = {
     "atari": ["ale-py>=0.10,<0.13", "opencv-python-headless>=4.8,<5"],
     # optree from 0.11 on needs typing-extensions 4.6; envpool has wheels for 3.11 only.
     "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree<0.11"],
-    # The newest set that works beside TensorFlow 2.15: its ml-dtypes ~=0.3 holds jax at 0.4.23,
-    # which holds brax, mujoco-mjx (with the same mujoco) and scipy.
-    "jax": [
-        "brax==0.10.3",
-        "gymnax==0.0.9",
-        "jax==0.4.23",
-        "jaxlib==0.4.23",
-        "mujoco==3.1.3",
-        "mujoco-mjx==3.1.3",
-        "scipy==1.11.4",
-    ],
     "video": ["imageio-ffmpeg>=0.5", "moviepy>=2.0", "pillow>=10"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
-    "offline": ["minari[hdf5]~=0.5.3"],
-    "tune": ["optuna>=3.6,<5"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
     "export": ["tf2onnx~=1.16", "onnxruntime>=1.17,<2"],
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments

@@ -42,11 +42,6 @@ _OFF = {
 }
 _HOST = {"OffPolicyWorkflow.compile": "{'rollout': 'numpy', 'update': 'graph'}"}
 _TWO = ("--strategy=mirrored", "--num_logical_cpus=2")
-_REVERB = {
-    "OffPolicyWorkflow.replay": "@ReverbReplay",
-    "ReverbReplay.capacity": "2_000",
-    "OffPolicyWorkflow.overlap": "False",
-}
 
 # name: (gin file, env steps, bindings, flags)
 RUNS: dict[str, tuple[str, int, dict[str, str], tuple[str, ...]]] = {

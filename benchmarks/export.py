@@ -24,7 +24,7 @@ import tensorflow as tf
 from benchmarks import measure
 from tfrl import seeding, specs
 from tfrl.agents import PPO
-from tfrl.experiment import export_lite, export_onnx
+from tfrl.experiment import export
 from tfrl.experiment.export import save_functions
 from tfrl.experiment.export_functions import policy_functions
 
@@ -67,7 +67,7 @@ def saved_model(folder: pathlib.Path, x: tf.Tensor) -> dict[str, Callable[[], An
 
 def tflite(folder: pathlib.Path, name: str, x: np.ndarray) -> dict[str, Callable[[], Any]]:
     """Returns the ways to call a TFLite file, NumPy in and out."""
-    path = str(folder / export_lite.FILE)
+    path = str(folder / export.TFLITE_FILE)
     interpreter = tf.lite.Interpreter(model_path=path)
     runner = interpreter.get_signature_runner("action")
     direct = tf.lite.Interpreter(model_path=path)
@@ -112,11 +112,11 @@ def calls(root: pathlib.Path, hidden: tuple[int, ...]) -> dict[str, Callable[[],
     for name, quantize in (("tflite", False), ("tflite_quantized", True)):
         folder = root / name
         folder.mkdir()
-        export_lite.write_tflite(policy, folder, quantize=quantize)
+        export.write_tflite(policy, folder, quantize=quantize)
         found.update(tflite(folder, name, array))
     if all(importlib.util.find_spec(n) for n in ("tf2onnx", "onnxruntime")):
         (root / "onnx").mkdir()
-        export_onnx.write_onnx(policy, root / "onnx")
+        export.write_onnx(policy, root / "onnx")
         found.update(onnx(root / "onnx", array))
     return found
 

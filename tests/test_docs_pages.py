@@ -10,13 +10,14 @@ from concurrent import futures
 
 import pytest
 
+from tests.agents import registered
 from tests.docs_helpers import ROOT, blocks, run, session, write_files
 
 DOCS = ROOT / "docs"
 PAGES = {p.stem: p.read_text() for p in sorted((DOCS / "algorithms").glob("*.md"))}
 INDEX = PAGES.pop("README")
 # Those that OffPolicyWorkflow trains.
-OFF_POLICY = ("dqn", "sac", "td3")
+OFF_POLICY = {registered.folder(cls) for cls in registered.OFF_POLICY}
 ENVIRONMENT, NETWORK = (
     (DOCS / f"custom_{name}.md").read_text() for name in ("environment", "network")
 )

@@ -17,6 +17,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BINARIES = ("train", "evaluate", "export", "reverb_server")
 
 
+def without_xla_lines(stderr):
+    """Standard error without the two lines of the first program that XLA compiles."""
+    lines = stderr.splitlines(keepends=True)
+    known = ("absl::InitializeLog()", "Compiled cluster using XLA!")
+    return "".join(line for line in lines if not any(text in line for text in known))
+
+
 def _run(command, cwd, **env):
     """Runs a command without the variables by which pytest points processes at the checkout."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")}
@@ -94,11 +101,19 @@ def test_names_are_lazy():
         tfrl.make_evn  # noqa: B018
     code = """
         import sys, tfrl
-        assert not {"tensorflow", "numpy", "tfrl.envs", "tfrl.errors", "gin"} & set(sys.modules)
+        heavy = {"tensorflow", "numpy", "absl", "tfrl.agents", "tfrl.envs", "tfrl.errors", "gin"}
+        names = dir(tfrl)
+        assert "PPO" in names and not hasattr(tfrl, "PPQ")
+        assert not heavy & set(sys.modules)
         assert tfrl.errors.UserError.__name__ == "UserError"
         assert "tensorflow" not in sys.modules
         assert callable(tfrl.make_env) and tfrl.seeding.key
-        assert tfrl.PPO.__name__ == "PPO" and tfrl.build_from_config
+        assert tfrl.PPO.__name__ == "PPO" and tfrl.build_from_config and tfrl.train
+        assert dir(tfrl) == names
+        # A program's own flags may have the names of the binaries'.
+        import tfrl.launch.training
+        from absl import flags
+        assert not {"seed", "root_dir", "gin_file"} & set(flags.FLAGS)
         from tfrl.replay import ReverbReplay, TableConfig
         assert "tensorflow" in sys.modules and "reverb" not in sys.modules
     """
@@ -107,8 +122,8 @@ def test_names_are_lazy():
 
 def test_the_top_level_shows_names_that_are_there():
     names = set(dir(tfrl))
-    assert {"PPO", "SAC", "DQN", "Learner", "OnPolicyWorkflow", "make_env", "agents"} <= names
-    assert set(tfrl.__all__) <= names
+    assert {"Learner", "OnPolicyWorkflow", "make_env", "agents", "train"} <= names
+    assert {*tfrl.__all__, *tfrl.agents.ALGORITHMS} <= names
     assert not [name for name in names if name.startswith("_") and name != "__version__"]
     for name in names:
         value = getattr(tfrl, name)
@@ -140,8 +155,8 @@ def test_every_extra_is_in_all(wheel):
     )
     extras = set(metadata.metadata.get_all("Provides-Extra"))
     assert extras == {
-        *("all", "atari", "dev", "envpool", "export", "jax", "mujoco", "multiagent"),
-        *("offline", "tune", "video", "wandb"),
+        *("all", "atari", "dev", "envpool", "export", "mujoco", "multiagent"),
+        *("video", "wandb"),
     }
     split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]
     lines = {(parts[0], parts[1].split('"')[0]) for parts in split if len(parts) == 2}
@@ -166,7 +181,7 @@ def test_constraints_pin_every_requirement():
         if not line.startswith("#")
     }
     text = (ROOT / "setup.py").read_text()
-    for name in ("tensorflow", "tf-agents", "gymnasium", "jax", "envpool", "mypy", "pytest"):
+    for name in ("tensorflow", "tf-agents", "gymnasium", "envpool", "mypy", "pytest"):
         assert name in pinned
         assert f'"{name}' in text
     assert "pygame-ce" not in pinned, "it would install over the pygame of tf-agents"
@@ -220,17 +235,16 @@ def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
         "CUDA",
         "TensorRT",
         "unmaintained",
-        "absl::InitializeLog",
         "pkg_resources",
     ):
         assert line not in result.stdout + result.stderr
     result = _run([installed.parent / "tfrl-evaluate", "--root_dir=run", "--episodes=10"], tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, without_xla_lines(result.stderr)) == (0, "")
     assert json.loads(result.stdout.splitlines()[-1])["eval_episodes"] == 10
 
 
 def test_libraries_say_nothing(tmp_path):
-    """tfrl first, then all that is noisy: no line on either stream."""
+    """tfrl first, then all that is noisy: no line on either stream but of XLA's first program."""
     code = """
         import tfrl
         import tensorflow as tf
@@ -245,15 +259,16 @@ def test_libraries_say_nothing(tmp_path):
         env.close()
     """
     result = _run([sys.executable, "-c", textwrap.dedent(code)], tmp_path, PYTHONPATH=str(ROOT))
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, without_xla_lines(result.stderr)) == (0, "", "")
 
 
 @pytest.mark.parametrize("level", ["0", "1", "3"])
 def test_the_users_log_level_stays(tmp_path, level):
     code = """
-        import os, sys, tfrl
+        import os, tfrl
         print(os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["SDL_AUDIODRIVER"])
-        print(any(type(finder).__name__ == "_TensorFlowHook" for finder in sys.meta_path))
+        import logging
+        print(logging.getLogger("tensorflow").level == logging.WARNING)
     """
     result = _run(
         [sys.executable, "-c", textwrap.dedent(code)],

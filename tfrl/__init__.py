@@ -4,28 +4,33 @@ Importing tfrl imports neither TensorFlow nor NumPy: names and submodules load w
 """
 
 import importlib
+import pathlib
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
-from tfrl import _quiet
+from tfrl import _log_filter
 from tfrl._version import __version__
 
 if TYPE_CHECKING:
     from tfrl.agents import Agent, MultiAgent, RandomAgent, algorithm
     from tfrl.envs.registry import make_env
     from tfrl.evaluation import Evaluator
+    from tfrl.launch.api import train
     from tfrl.launch.settings import build_from_config
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
     from tfrl.replay import InGraphReplay
     from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, Workflow
 
-_quiet.install()
+_log_filter.install()
 
 # The names of the top level, by the module that has them.
 _NAMES = {
     "tfrl.agents": ("Agent", "MultiAgent", "RandomAgent", "algorithm"),
     "tfrl.envs.registry": ("make_env",),
     "tfrl.evaluation": ("Evaluator",),
+    "tfrl.launch.api": ("train",),
     "tfrl.launch.settings": ("build_from_config",),
     "tfrl.learners": ("Learner", "ModuleConfig"),
     "tfrl.loading": ("loadable",),
@@ -80,6 +85,7 @@ __all__ = [
     "build_from_config",
     "loadable",
     "make_env",
+    "train",
 ]
 
 
@@ -89,19 +95,27 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
         value = importlib.import_module(f"{__name__}.{name}")
-    elif name[:1].isupper() and name in _algorithms():
-        value = _algorithms()[name]
+    elif name in _algorithm_names():
+        value = getattr(importlib.import_module(f"{__name__}.agents"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
-def _algorithms() -> dict[str, Any]:
-    """The agents by name; the first call imports TensorFlow."""
-    return importlib.import_module("tfrl.agents").ALGORITHMS  # type: ignore[no-any-return]
+def _algorithm_names() -> set[str]:
+    """The registered names; before `tfrl.agents` is imported, those in its sources."""
+    registry = sys.modules.get(f"{__name__}.agents.registry")
+    return _names_in_sources() if registry is None else set(registry.ALGORITHMS)
+
+
+def _names_in_sources() -> set[str]:
+    """The names of the classes in `tfrl.agents` that the decorator `algorithm` registers."""
+    sources = (pathlib.Path(__file__).parent / "agents").glob("*/*.py")
+    decorated = re.compile(r"^@algorithm\n(?:@.*\n)*class (\w+)", re.MULTILINE)
+    return {name for path in sources for name in decorated.findall(path.read_text())}
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, the algorithms and the submodules, loaded or not."""
-    return sorted({*__all__, *_SUBMODULES, *_algorithms()})
+    """Lists the public names, the algorithms and the submodules; imports nothing."""
+    return sorted({*__all__, *_SUBMODULES, *_algorithm_names()})

@@ -167,7 +167,7 @@ def instance(name: str, value: T, kinds: Any, expected: str, *, remedy: str = ""
 def function(name: str, value: T, expected: str, *, remedy: str = "") -> T:
     """Returns what can be called; `expected` is what the message calls it."""
     if callable(value):
-        return value
+        return value  # type: ignore[return-value]
     raise UserError(name, expected=expected, got=repr(value), remedy=remedy)
 
 

@@ -10,7 +10,7 @@ def require(module_name: str, extra: str) -> types.ModuleType:
     """Imports an optional dependency.
 
     Args:
-      module_name: The module to import, for example `"wandb"` or `"brax.envs"`.
+      module_name: The module to import, for example `"wandb"` or `"PIL.Image"`.
       extra: The extra of the package that installs it.
 
     Returns:

@@ -337,6 +337,12 @@ class TensorDict(dict):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
+    def __missing__(self, key: Any) -> Any:
+        """Raises a KeyError that knows the dict, as an AttributeError knows its object."""
+        error: Any = KeyError(key)
+        error.obj = self
+        raise error
+
     def __setitem__(self, key: Any, value: Any) -> None:
         """Sets an item; mappings become TensorDicts, numbers 0-d arrays (they would retrace)."""
         super().__setitem__(key, _converted(value))

@@ -1,16 +1,18 @@
 """Agents under action masks: an invalid action is never taken, and learning stays finite."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.agents import registered
 from tests.envs.multi_agent_fakes import IDS, Two
 from tests.envs.test_action_mask import made as make_masked
 from tfrl import seeding, specs, struct
-from tfrl.agents import A2C, PPO, Impala, MultiAgent, RandomAgent, Reinforce
+from tfrl.agents import PPO, MultiAgent, RandomAgent
 from tfrl.envs.action_masks import split_mask
 from tfrl.envs.core import Autoreset
 from tfrl.envs.registry import finish
@@ -20,6 +22,7 @@ from tfrl.types import Trajectory
 
 KEY = seeding.key(17)
 DRAWS = 4000
+MODES = ("NEXT_STEP", "SAME_STEP", "SAME_STEP_CACHED")
 BOX = specs.BoundedTensorSpec([2], tf.float32, -1, 1)
 MULTI = np.array([[True, False, False], [False, True, True]])  # nvec (2, 3)
 KINDS = {
@@ -207,11 +210,8 @@ class MaskedTest(parameterized.TestCase):
             PPO(obs_spec=spec, action_spec=BOX, hidden=(4,))
 
     @parameterized.parameters(
-        (PPO, "SAME_STEP", None),
         (PPO, "NEXT_STEP", "gru"),
-        (A2C, "NEXT_STEP", None),
-        (Impala, "SAME_STEP", None),
-        (Reinforce, "SAME_STEP_CACHED", None),
+        *((c, m, None) for c, m in zip(registered.ON_POLICY, itertools.cycle(MODES), strict=False)),
     )
     def test_in_a_rollout_every_paid_action_was_valid(self, cls, mode, memory):
         env = make_masked(mode)

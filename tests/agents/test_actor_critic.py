@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.agents import registered
 from tfrl import networks, seeding, specs, struct
-from tfrl.agents import A2C, PPO, ActorCritic, Impala, Reinforce
+from tfrl.agents import PPO, ActorCritic
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.distributions import make_distribution
 from tfrl.errors import UserError
@@ -215,7 +216,7 @@ class MessagesTest(parameterized.TestCase):
             made(**changes)
         self.assertIn(message, str(error.value))
 
-    @parameterized.parameters(A2C, Impala, Reinforce)
+    @parameterized.parameters(*registered.ON_POLICY)
     def test_the_name_is_that_of_the_agent(self, cls):
         with pytest.raises(UserError, match=f"{cls.__name__}.discount: expected a number of at le"):
             made(cls, discount=2.0)

@@ -313,10 +313,10 @@ class MessagesTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"action_spec": specs.MultiDiscreteSpec([2, 3])},
-            "PPO and A2C take MultiDiscrete and composite actions; or number the combinations "
-            "with a wrapper.",
+            "Choose PPO, which takes actions of any kind, or number combinations of discrete "
+            "actions with a wrapper.",
         ),
-        ({"action_spec": cases.BOX}, "SAC, TD3 and PPO take continuous actions."),
+        ({"action_spec": cases.BOX}, "Choose PPO, which takes actions of any kind"),
         (
             {"huber_delta": 0.0},
             "DQN.huber_delta: expected a number above 0 or None, got 0.0.",

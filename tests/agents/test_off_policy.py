@@ -1,13 +1,14 @@
 """What the off-policy agents share: action vectors, normalisers, random play, targets."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
 from tests.agents import off_policy_cases as cases
+from tests.agents import registered
 from tfrl import networks, seeding, specs, struct
-from tfrl.agents import DQN, SAC, TD3
 from tfrl.agents.off_policy import UnitActions
 from tfrl.agents.off_policy.agent import copy_params, polyak_update
 from tfrl.agents.off_policy.checks import COLUMNS
@@ -19,13 +20,12 @@ from tfrl.types import Trajectory
 
 KEY = cases.KEY
 MASKED = {"observation": cases.OBS, "action_mask": tf.TensorSpec([3], tf.float32)}
-DISCRETE = specs.DiscreteSpec(3)
-AGENTS = {
-    "dqn": (DQN, DISCRETE),
-    "sac": (SAC, cases.BOX),
-    "discrete_sac": (SAC, DISCRETE),
-    "td3": (TD3, cases.BOX),
-}
+AGENTS = registered.cases(registered.OFF_POLICY)
+DISCRETE, CONTINUOUS = (
+    [name for name, (_, spec) in AGENTS.items() if specs.is_discrete(spec) == discrete]
+    for discrete in (True, False)
+)
+FLAGS = [(name, flag) for name, (cls, _) in AGENTS.items() for flag in registered.flags(cls)]
 
 
 def made(name, **options):
@@ -34,15 +34,7 @@ def made(name, **options):
 
 
 class FlagsTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ("dqn", "double"),
-        ("dqn", "dueling"),
-        ("dqn", "normalize_obs"),
-        ("sac", "learn_temperature"),
-        ("sac", "normalize_obs"),
-        ("discrete_sac", "learn_temperature"),
-        ("td3", "normalize_obs"),
-    )
+    @parameterized.parameters(*FLAGS)
     def test_only_bools_are_flags(self, name, flag):
         owner = AGENTS[name][0].__name__
         for bad in ("no", 0, 1, None, np.array([True])):
@@ -55,9 +47,9 @@ class FlagsTest(parameterized.TestCase):
 
     def test_a_flag_of_numpys_that_is_off_is_unused(self):
         q = networks.QNetwork(torso=cases.TABLE, num_actions=3)
-        self.assertIs(made("dqn", q=q, hidden=None, dueling=np.bool_(False)).network, q)
+        self.assertIs(made("DQN_discrete", q=q, hidden=None, dueling=np.bool_(False)).network, q)
         with self.assertRaisesRegex(UserError, "DQN.dueling: expected its default where a Q-netw"):
-            made("dqn", q=q, hidden=None, dueling=np.bool_(True))
+            made("DQN_discrete", q=q, hidden=None, dueling=np.bool_(True))
 
 
 class UnitActionsTest(parameterized.TestCase):
@@ -160,7 +152,7 @@ class NormalizerTest(parameterized.TestCase):
         )
 
     def test_masks_are_not_normalised(self):
-        for name in ("dqn", "discrete_sac"):
+        for name in DISCRETE:
             agent = made(name, obs_spec=MASKED, normalize_obs=True)
             state = agent.init(KEY)
             mask = tf.constant([[0.0, 1.0, 0.0]] * 4)
@@ -183,7 +175,7 @@ class NormalizerTest(parameterized.TestCase):
                 np.testing.assert_array_equal(act(state, obs, KEY).action, [1] * 4)
 
     def test_without_statistics_nothing_is_observed(self):
-        agent = made("dqn")
+        agent = made("DQN_discrete")
         state = agent.init(KEY)
         self.assertIsNone(state.normalizer)
         self.assertIs(agent.observe(state, None), state)
@@ -205,7 +197,9 @@ class RowsTest(parameterized.TestCase):
             np.testing.assert_array_equal(x, y)
 
     @parameterized.parameters(
-        ("dqn", {}), ("discrete_sac", {}), ("td3", {"target_noise": 0.0, "num_critics": 3})
+        ("DQN_discrete", {}),
+        ("SAC_discrete", {}),
+        ("TD3_box", {"target_noise": 0.0, "num_critics": 3}),
     )
     def test_masked_rows_change_nothing(self, name, options):
         agent = made(name, **options)
@@ -230,13 +224,10 @@ class RowsTest(parameterized.TestCase):
 
 
 class RolloutTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ("dqn", "tf:CartPole-v1"),
-        ("discrete_sac", "tf:CartPole-v1"),
-        ("sac", "tf:Pendulum-v1"),
-        ("td3", "tf:Pendulum-v1"),
-    )
-    def test_it_acts_in_a_compiled_rollout(self, name, env_id):
+    @parameterized.parameters(*AGENTS)
+    @pytest.mark.variants(4)
+    def test_it_acts_in_a_compiled_rollout(self, name):
+        env_id = "tf:CartPole-v1" if name in DISCRETE else "tf:Pendulum-v1"
         env = tfrl.make_env(env_id, num_envs=3)
         cls, _ = AGENTS[name]
         agent = cls(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,))
@@ -275,7 +266,8 @@ class RolloutTest(parameterized.TestCase):
 
 class ReplicasTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("dqn", {"target_every": 2, "normalize_obs": True}), ("td3", {"target_noise": 0.0})
+        ("DQN_discrete", {"target_every": 2, "normalize_obs": True}),
+        ("TD3_box", {"target_noise": 0.0}),
     )
     def test_two_replicas_are_one_device(self, name, options):
         # No noise: every replica draws its own.
@@ -306,7 +298,7 @@ class CustomTorsoTest(parameterized.TestCase):
             encoder=networks.make_torso(cases.OBS, hidden=()), body=body
         )
         actor = networks.KerasNetwork(model_fn=small, spec=cases.OBS)
-        for name in ("sac", "td3"):
+        for name in CONTINUOUS:
             agent = made(name, hidden=None, critic_torso=critic, actor_torso=actor)
             learner = cases.learner(agent)
             before = cases.snapshot(learner)
@@ -319,7 +311,8 @@ class CustomTorsoTest(parameterized.TestCase):
 
 
 class ColumnsTest(parameterized.TestCase):
-    @parameterized.parameters("dqn", "sac", "td3")
+    @parameterized.parameters(*AGENTS)
+    @pytest.mark.variants(4)
     def test_a_dict_of_columns_teaches_what_a_transition_does(self, name):
         agent = made(name)
         batch = cases.transitions(agent)

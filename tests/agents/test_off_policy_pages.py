@@ -5,9 +5,11 @@ import re
 import pytest
 
 from tests.agents import off_policy_cases as cases
+from tests.agents import registered
 from tests.docs_helpers import ROOT, blocks, session
 
-PAGES = {n: (ROOT / "docs" / "algorithms" / f"{n}.md").read_text() for n in ("dqn", "sac", "td3")}
+NAMES = sorted({registered.folder(cls) for cls in registered.OFF_POLICY})
+PAGES = {n: (ROOT / "docs" / "algorithms" / f"{n}.md").read_text() for n in NAMES}
 INDEX = (ROOT / "docs" / "algorithms" / "README.md").read_text()
 
 

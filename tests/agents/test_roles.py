@@ -100,7 +100,11 @@ class WholeNetworksTest(parameterized.TestCase):
             CHOICE,
             "expected a network that gives one value for each of",
         ),
-        ({"actor_network": PLAIN_VALUE}, CHOICE, "An actor gives distributions of actions to SAC"),
+        (
+            {"actor_network": PLAIN_VALUE},
+            CHOICE,
+            "A stochastic actor gives distributions",
+        ),
     )
     def test_the_remedy_is_about_them(self, given, spec, message):
         with pytest.raises(UserError, match=message):

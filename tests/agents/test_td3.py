@@ -268,7 +268,7 @@ class MessagesTest(parameterized.TestCase):
         (
             {"action_spec": {"a": cases.BOX, "b": specs.DiscreteSpec(3)}},
             "TD3: action spec b: expected a Box of floats, got DiscreteSpec(3, start=0, "
-            "dtype=int64). DQN and SAC take one Discrete action; PPO and A2C take actions of any "
+            "dtype=int64). Choose DQN for one Discrete action, or PPO, which takes actions of any "
             "kind, and nests of them.",
         ),
         ({"policy_delay": 0}, "TD3.policy_delay: expected a whole number of at least 1, got 0."),

@@ -7,7 +7,7 @@ import processes
 import pytest
 import tensorflow as tf
 
-from tfrl.distribute import WorkerLostError, failures, lost_workers, make_strategy
+from tfrl.distribute import WorkerLostError, lost_workers, make_strategy, multi_worker
 from tfrl.distribute.workers import Workers
 from tfrl.errors import UserError
 
@@ -47,7 +47,7 @@ def op_error(kind, message):
 
 def test_a_missed_heartbeat_names_the_worker(listening):
     workers, _ = listening
-    error = failures.translate(op_error("UnavailableError", HEARTBEAT), workers)
+    error = multi_worker.translate(op_error("UnavailableError", HEARTBEAT), workers)
     assert isinstance(error, UserError)
     assert str(error) == (
         f"Worker 1 ({workers.addresses[1]}): expected every worker to answer until the run ends, "
@@ -62,22 +62,22 @@ def test_who_refuses_a_connection_is_lost(listening):
     workers, servers = listening
     servers[1].close()
     servers[2].close()
-    error = failures.translate(op_error("UnavailableError", "Socket closed"), workers)
+    error = multi_worker.translate(op_error("UnavailableError", "Socket closed"), workers)
     assert error.thing == (f"Worker 1 ({workers.addresses[1]}), worker 2 ({workers.addresses[2]})")
 
 
 def test_a_named_worker_that_answers_again_is_named(listening):
     workers, _ = listening
     message = RESET.replace("task:0", "task:2")
-    assert failures.lost_places(message, workers) == {2}
-    assert failures.lost_places("Socket closed", workers) == set()
-    error = failures.translate(op_error("AbortedError", "Socket closed"), workers)
+    assert multi_worker.lost_places(message, workers) == {2}
+    assert multi_worker.lost_places("Socket closed", workers) == set()
+    error = multi_worker.translate(op_error("AbortedError", "Socket closed"), workers)
     assert str(error).startswith("A worker: expected every worker to answer until the run ends, go")
 
 
 def test_a_stopped_worker_still_accepts_connections(listening):
     workers = dataclasses.replace(listening[0], index=2)
-    error = failures.translate(op_error("DeadlineExceededError", STOPPED), workers)
+    error = multi_worker.translate(op_error("DeadlineExceededError", STOPPED), workers)
     assert str(error).startswith(
         f"Worker 0 ({workers.addresses[0]}): expected every worker to answer until the run ends, "
         "got a lost connection (Deadline Exceeded). Start all"
@@ -98,12 +98,12 @@ def test_a_stopped_worker_still_accepts_connections(listening):
     ],
 )
 def test_which_errors_are_a_lost_workers(listening, kind, message, expected):
-    error = failures.translate(op_error(kind, message), listening[0])
+    error = multi_worker.translate(op_error(kind, message), listening[0])
     assert (error is not None) == expected
 
 
 def test_one_process_keeps_its_errors():
-    assert failures.translate(op_error("UnavailableError", HEARTBEAT), Workers()) is None
+    assert multi_worker.translate(op_error("UnavailableError", HEARTBEAT), Workers()) is None
     with pytest.raises(tf.errors.UnavailableError), lost_workers(None):
         raise op_error("UnavailableError", "x")
     with pytest.raises(tf.errors.UnavailableError), lost_workers(make_strategy("one_device")):
@@ -120,7 +120,7 @@ def test_one_process_keeps_its_errors():
     ],
 )  # fmt: skip
 def test_first_line(message, line):
-    assert failures.first_line(op_error("UnavailableError", message)) == line
+    assert multi_worker.first_line(op_error("UnavailableError", message)) == line
 
 
 PROGRAM = """

@@ -5,7 +5,7 @@ import time
 import processes
 import pytest
 
-from tfrl.distribute import rendezvous
+from tfrl.distribute import multi_worker
 from tfrl.distribute.workers import Workers
 from tfrl.errors import UserError
 
@@ -21,7 +21,7 @@ def test_workers_meet_in_any_order():
 
     def worker(index):
         time.sleep(0.3 * (2 - index))
-        rendezvous.wait_for_all(group(ports, index), 30.0)
+        multi_worker.wait_for_all(group(ports, index), 30.0)
         came.append(index)
         # TensorFlow's server takes the address over: the others may still be looking for it.
         server = socket.create_server(("127.0.0.1", ports[index]))
@@ -41,7 +41,7 @@ def test_names_every_worker_that_did_not_come():
     said = []
     started = time.monotonic()
     with pytest.raises(UserError) as error:
-        rendezvous.wait_for_all(group(ports, 1), 0.5, said.append)
+        multi_worker.wait_for_all(group(ports, 1), 0.5, said.append)
     assert time.monotonic() - started < 5.0
     assert str(error.value) == (
         "TF_CONFIG: expected all 3 workers to come within 0.5 s, got no answer from "
@@ -53,11 +53,11 @@ def test_names_every_worker_that_did_not_come():
 
 
 def test_tells_of_a_long_wait(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_SAY_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(multi_worker, "_SAY_AFTER_SECONDS", 0.1)
     said = []
     ports = processes.free_ports(2)
     with pytest.raises(UserError):
-        rendezvous.wait_for_all(group(ports, 0), 1.0, said.append)
+        multi_worker.wait_for_all(group(ports, 0), 1.0, said.append)
     assert said == [f"Waiting for worker 1 (127.0.0.1:{ports[1]}), at most 1 s."]
 
 
@@ -65,14 +65,14 @@ def test_a_name_that_does_not_exist():
     own = processes.free_ports(1)[0]
     workers = Workers((("worker", 0), ("worker", 1)), (f"127.0.0.1:{own}", "no.such.host:1"), 0)
     with pytest.raises(UserError, match=r"worker 1 \(no.such.host:1\): .*(name|resolution|known)"):
-        rendezvous.wait_for_all(workers, 0.2)
+        multi_worker.wait_for_all(workers, 0.2)
 
 
 def test_a_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         ports = [server.getsockname()[1], processes.free_ports(1)[0]]
         with pytest.raises(UserError) as error:
-            rendezvous.wait_for_all(group(ports, 0), 5.0)
+            multi_worker.wait_for_all(group(ports, 0), 5.0)
     assert str(error.value).startswith(
         f"TF_CONFIG, worker 0 (127.0.0.1:{ports[0]}): expected a free port for this worker, got "
         "address already in use. Give every process its own task index"
@@ -81,6 +81,6 @@ def test_a_port_in_use():
 
 def test_the_port_is_free_afterwards():
     ports = processes.free_ports(1)
-    rendezvous.wait_for_all(group(ports, 0), 1.0)
+    multi_worker.wait_for_all(group(ports, 0), 1.0)
     with socket.create_server(("127.0.0.1", ports[0])) as server:
         assert server.getsockname()[1] == ports[0]

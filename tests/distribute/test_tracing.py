@@ -76,8 +76,8 @@ def test_other_functions_made_for_each_object(found):
     for i in range(5):
         RowFunction(Doubling().rows)(rows[0], rows)
         replicas = Replicas(strategy)
-        replicas.gathered(tf.constant(i))
-        replicas.run_once(tf.square, tf.constant(i))
+        replicas.all_gather(tf.constant(i))
+        replicas.run_traced(tf.square, tf.constant(i))
     sizes = RowFunction(lambda state, rows: rows)
     for n in (8, 16, 32, 64, 128):
         sizes(rows[0], np.ones([n], np.float32))

@@ -6,10 +6,10 @@ import time
 
 CODE = """
     import ctypes, time
-    from tfrl.distribute import watchdog
+    from tfrl.distribute import multi_worker
     from tfrl.errors import UserError
     error = UserError("The wait", expected="an end", got="none", remedy="Do something.")
-    with watchdog.ends_after({seconds}, error):
+    with multi_worker.ends_after({seconds}, error):
         {body}
     print("came back")
 """

@@ -185,7 +185,9 @@ class TestPruning:
         assert (manager.steps, said) == ([60, 100], [])
 
     def test_max_to_keep_zero(self, tmp_path):
-        with pytest.raises(UserError, match="max_to_keep: expected a whole number of at least 1, got 0"):
+        with pytest.raises(
+            UserError, match="max_to_keep: expected a whole number of at least 1, got 0"
+        ):
             CheckpointManager(tmp_path, max_to_keep=0)
 
 
@@ -428,8 +430,8 @@ class TestCrashes:
             with pytest.raises(UserError) as error:
                 manager.save(2, values_of(2), {})
         assert str(error.value) == (
-            f"checkpoint {tmp_path / 'ckpt-2'}: expected a folder that can be written, with room "
-            "on the disk, got a full disk. Make room or choose another --root_dir; "
+            f"checkpoint {tmp_path / 'ckpt-2'}: expected a folder that can be written, "
+            "got a full disk. Make room or choose another --root_dir; "
             "earlier checkpoints are untouched."
         )
         assert os.listdir(tmp_path) == ["ckpt-1"]

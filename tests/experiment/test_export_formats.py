@@ -12,12 +12,10 @@ from tests.experiment.export_in_process import in_process
 from tfrl import seeding, specs
 from tfrl.agents import DQN, PPO, SAC
 from tfrl.errors import UserError
-from tfrl.experiment import export_client, export_lite, export_onnx, export_oracle, export_verify
+from tfrl.experiment import export, export_client, export_verify
 from tfrl.experiment.export import save_functions
-from tfrl.experiment.export_comparison import compare
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
-from tfrl.experiment.export_oracle import AgentOracle
-from tfrl.experiment.export_verify import verify
+from tfrl.experiment.export_verify import AgentOracle, compare, verify
 
 OBS = tf.TensorSpec([3])
 BOX = specs.BoundedTensorSpec([2], tf.float32, [-2.0, 0.0], [2.0, 1.0])
@@ -66,7 +64,7 @@ def test_a_saved_model_with_memory(tmp_path, monkeypatch):
 def test_tflite_with_memory(tmp_path, monkeypatch):
     in_process(monkeypatch)
     policy, oracle = exported("lstm")
-    about = export_lite.write_tflite(policy, tmp_path)
+    about = export.write_tflite(policy, tmp_path)
     assert about["signatures"] == ["action", "distribution", "initial_state"]
     assert about["ops"] == "built-in"
     assert about["bytes"] == (tmp_path / "policy.tflite").stat().st_size
@@ -76,8 +74,8 @@ def test_tflite_with_memory(tmp_path, monkeypatch):
 def test_tflite_quantised(tmp_path, monkeypatch):
     in_process(monkeypatch)
     policy, oracle = exported("rescaled")
-    plain = export_lite.write_tflite(policy, tmp_path)
-    about = export_lite.write_tflite(policy, tmp_path, quantize=True)
+    plain = export.write_tflite(policy, tmp_path)
+    about = export.write_tflite(policy, tmp_path, quantize=True)
     assert about["quantized"] and about["bytes"] < 0.6 * plain["bytes"]
     told = verify("tflite", tmp_path, policy, oracle, quantized=True)
     assert told["tolerance"] is None
@@ -89,7 +87,7 @@ def test_tflite_quantised(tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["saved_model", "tflite"])
 def test_a_process_of_its_own_answers_the_same(tmp_path, form):
     policy, oracle = exported("gru")
-    write = save_functions if form == "saved_model" else export_lite.write_tflite
+    write = save_functions if form == "saved_model" else export.write_tflite
     write(policy, tmp_path)
     assert verify(form, tmp_path, policy, oracle)["max_error"] <= 1e-5
 
@@ -99,7 +97,7 @@ def test_a_process_of_its_own_answers_the_same(tmp_path, form):
 def test_onnx(tmp_path, name):
     onnx()
     policy, oracle = exported(name)
-    about = export_onnx.write_onnx(policy, tmp_path)
+    about = export.write_onnx(policy, tmp_path)
     count = 100 if name == "pixels" else 1000
     told = verify("onnx", tmp_path, policy, oracle, count=count)
     assert told["observations"] == count
@@ -110,7 +108,7 @@ def test_onnx(tmp_path, name):
 
 def test_tflite_takes_batches_of_any_size(tmp_path):
     policy, oracle = exported("normalised")
-    export_lite.write_tflite(policy, tmp_path)
+    export.write_tflite(policy, tmp_path)
     runner = tf.lite.Interpreter(str(tmp_path / "policy.tflite")).get_signature_runner("action")
     for size in (1, 5, 2):
         obs = specs.sample(OBS, seeding.key(size), [size])
@@ -134,7 +132,7 @@ def with_function(call):
 def run_onnx(tmp_path, call, x):
     import onnxruntime
 
-    export_onnx.write_onnx(with_function(call), tmp_path)
+    export.write_onnx(with_function(call), tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "action.onnx")
     assert [given.name for given in session.get_inputs()] == ["observation"]
     (found,) = session.run(None, {"observation": x})
@@ -167,25 +165,25 @@ def test_onnx_holds_tensors_from_outside_of_the_function(tmp_path, size):
 def test_what_onnx_lacks_is_refused(tmp_path):
     onnx()
     with pytest.raises(UserError, match="--format=onnx: expected a policy of operations that ONNX"):
-        export_onnx.write_onnx(with_function(tf.math.digamma), tmp_path)
+        export.write_onnx(with_function(tf.math.digamma), tmp_path)
 
 
 def test_what_tflite_lacks_is_taken_from_tensorflow_or_refused(tmp_path):
-    about = export_lite.write_tflite(
+    about = export.write_tflite(
         with_function(lambda x: x * tf.linalg.det(tf.linalg.diag(x))[:, tf.newaxis]), tmp_path
     )
     assert about["ops"] == "built-in and Select TF ops"
     with pytest.raises(UserError, match="--format=tflite: expected a policy of operations that"):
-        export_lite.write_tflite(
+        export.write_tflite(
             with_function(lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)), tmp_path
         )
 
 
 def test_nothing_is_printed(tmp_path, capfd):
     policy, _ = exported("normalised")
-    export_lite.write_tflite(policy, tmp_path)
+    export.write_tflite(policy, tmp_path)
     if export_onnx_installed():
-        export_onnx.write_onnx(policy, tmp_path)
+        export.write_onnx(policy, tmp_path)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
@@ -305,7 +303,7 @@ class TestVerify:
             return {".": ("categorical", {"logits": tf.zeros([rows, 4])})}, carry
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(export_oracle, "policy_parameters", equal)
+            patch.setattr(export_verify, "policy_parameters", equal)
             assert self.verify("normalised")["outputs"]["action/action ties"] == 1
 
     def test_another_shape_dtype_or_nan(self, answers):

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfrl import seeding, specs
 from tfrl.agents import DQN, PPO, SAC, TD3, MultiAgent, RandomAgent
-from tfrl.experiment import export_metadata
+from tfrl.experiment import export_functions
 from tfrl.experiment.export_functions import policy_functions
 
 OBS = tf.TensorSpec([3])
@@ -199,7 +199,7 @@ def test_specs_for_readers():
     _, policy = made(
         PPO(obs_spec={"camera": camera, "speed": OBS}, action_spec=BOX, obs_key="speed")
     )
-    told = export_metadata.specs_of(policy)
+    told = export_functions.specs_of(policy)
     assert told["observation"] == [
         {"name": "observation_camera", "path": "camera", "shape": [2, 2], "dtype": "uint8",
          "minimum": 0, "maximum": 255},
@@ -208,7 +208,7 @@ def test_specs_for_readers():
     ]  # fmt: skip
     (action,) = told["action"]
     assert (action["name"], action["minimum"].tolist()) == ("action", [-2.0, 0.0])
-    assert "tf_agents" in export_metadata.export_versions("tf_agents")
+    assert "tf_agents" in export_functions.export_versions("tf_agents")
 
 
 @pytest.mark.parametrize("memory", [None, "gru"])

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfrl.errors import UserError
-from tfrl.experiment import recorder_wandb, recorders
+from tfrl.experiment import recorders
 
 
 def table(path):
@@ -417,24 +417,24 @@ class TestWandb:
 
     def test_mode(self, monkeypatch, wandb):
         asked = []
-        monkeypatch.setattr(recorder_wandb, "_reachable", lambda url: asked.append(url) or True)
-        assert recorder_wandb.choose_mode(None) == "offline" and asked == []
-        assert recorder_wandb.choose_mode("key") == "online"
+        monkeypatch.setattr(recorders, "_reachable", lambda url: asked.append(url) or True)
+        assert recorders.choose_mode(None) == "offline" and asked == []
+        assert recorders.choose_mode("key") == "online"
         monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
-        assert recorder_wandb.choose_mode("key") == "online"
+        assert recorders.choose_mode("key") == "online"
         assert asked == ["https://api.wandb.ai", "http://localhost:1"]
-        monkeypatch.setattr(recorder_wandb, "_reachable", lambda url: False)
-        assert recorder_wandb.choose_mode("key") == "offline"
+        monkeypatch.setattr(recorders, "_reachable", lambda url: False)
+        assert recorders.choose_mode("key") == "offline"
         monkeypatch.setenv("WANDB_MODE", "disabled")
-        assert recorder_wandb.choose_mode("key") == "disabled"
+        assert recorders.choose_mode("key") == "disabled"
 
     def test_reachable(self):
         import socket
 
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            assert recorder_wandb._reachable(f"http://127.0.0.1:{port}")
-        assert not recorder_wandb._reachable(f"http://127.0.0.1:{port}")
+            assert recorders._reachable(f"http://127.0.0.1:{port}")
+        assert not recorders._reachable(f"http://127.0.0.1:{port}")
 
     def test_not_installed(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "wandb", None)

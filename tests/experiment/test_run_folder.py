@@ -104,7 +104,7 @@ class TestIfExists:
         with pytest.raises(UserError) as error:
             folder.prepare("resum")
         assert str(error.value) == (
-            "--if_exists: expected one of resume, fail, new, got resum. Did you mean resume?"
+            "--if_exists: expected one of resume, fail, new, got 'resum'. Did you mean resume?"
         )
 
     def test_left_overs_of_a_kill_are_removed(self, folder):

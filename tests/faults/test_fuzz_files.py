@@ -21,7 +21,7 @@ from tfrl.agents import PPO
 from tfrl.errors import UserError
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.metadata import differences, params_digest
-from tfrl.experiment.recorder_files import CsvRecorder, JsonlRecorder, check_table
+from tfrl.experiment.recorders import CsvRecorder, JsonlRecorder, check_table
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_files
 from tfrl.learners import Learner, ModuleConfig

@@ -70,8 +70,8 @@ def test_defaults_and_values(call):
     result = call()
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.strip() == (
-        "CommonFlags(root_dir=None, gin_file=(), gin_bindings=(), seed=0, if_exists='resume', "
-        "strategy='auto', tpu=None, num_logical_cpus=1, deterministic_ops=False)"
+        "CommonFlags(seed=0, if_exists='resume', strategy='auto', num_logical_cpus=1, "
+        "deterministic_ops=False, root_dir=None, gin_file=(), gin_bindings=(), tpu=None)"
     )
     result = call(
         "--root_dir=/x", "--gin_file=a.gin", "--gin_file=b.gin", "--gin_bindings=a.b='c, d'",
@@ -79,9 +79,9 @@ def test_defaults_and_values(call):
         "--deterministic_ops",
     )  # fmt: skip
     assert result.stdout.strip() == (
-        "CommonFlags(root_dir='/x', gin_file=('a.gin', 'b.gin'), "
-        "gin_bindings=(\"a.b='c, d'\", 'e.f=1'), seed=7, if_exists='new', "
-        "strategy='one_device', tpu=None, num_logical_cpus=1, deterministic_ops=True)"
+        "CommonFlags(seed=7, if_exists='new', strategy='one_device', num_logical_cpus=1, "
+        "deterministic_ops=True, root_dir='/x', gin_file=('a.gin', 'b.gin'), "
+        "gin_bindings=(\"a.b='c, d'\", 'e.f=1'), tpu=None)"
     )
 
 

@@ -144,8 +144,6 @@ def test_mistakes(call, trained, tmp_path, monkeypatch):
     assert text.startswith("Flag --format: expected one of saved_model, tf_agents, tflite, onnx")
     text = _paragraph(call(flag, "--quantize"))
     assert text.startswith("--quantize: expected --format=tflite, which alone has weights of 8")
-    text = _paragraph(call(flag, "--if_exists=new"))
-    assert text.startswith("--if_exists=new: expected its default")
     text = _paragraph(call(flag, f"--output_dir={tmp_path / 'a'}", "--checkpoint=100"))
     assert text.startswith("checkpoint 100 of ") and "64, 128, 192, 256" in text
     text = _paragraph(call(flag, f"--output_dir={tmp_path / 'a'}", "--checkpoint=newest"))

@@ -165,8 +165,6 @@ def test_mistakes_before_tensorflow(call, capsys):
     assert text.startswith("--root_dir: expected a folder for the checkpoints of the tables, got")
     text = paragraph(call("--gin_file=no_such.gin"))
     assert text.startswith("Gin file 'no_such.gin' (--gin_file): expected a file in")
-    text = paragraph(call("--gin_file=sac/tf_pendulum.gin", "--if_exists=new"))
-    assert text.startswith("--if_exists=new: expected resume, for a server, got 'new'.")
     for flag in ("--port=0", "--port=65536", "--port=a", "--checkpoint_interval=-1"):
         name = flag.partition("=")[0]
         assert paragraph(call(flag)).startswith(f"Flag {name}: expected")

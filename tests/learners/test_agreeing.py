@@ -25,7 +25,7 @@ class Played:
         self.others = others
         self.calls = 0
 
-    def gathered(self, mine):
+    def all_gather(self, mine):
         """`[R, n]`: the first process is this one."""
         self.calls += 1
         rows = [mine.numpy(), *(self._says(other, len(mine)) for other in self.others)]

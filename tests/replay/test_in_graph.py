@@ -17,7 +17,7 @@ from absl.testing import parameterized
 from tfrl import make_env, seeding
 from tfrl.agents.random import RandomAgent
 from tfrl.errors import UserError
-from tfrl.replay import InGraphReplay, stored
+from tfrl.replay import InGraphReplay, in_graph
 from tfrl.rollout import rollout
 from tfrl.types import Trajectory
 
@@ -70,58 +70,60 @@ class MistakesTest(parameterized.TestCase):
         ),
         (
             {"n_step": 0},
-            "n_step: expected an int of at least 1, got 0. Give a positive whole number.",
+            "n_step: expected a whole number of at least 1, got 0. Give 1 or more.",
         ),
-        ({"alpha": 1.5}, "alpha: expected a number from 0 to 1, got 1.5. Give such a number."),
+        (
+            {"alpha": 1.5},
+            "alpha: expected a number of at least 0 and at most 1, got 1.5. Give one finite "
+            "number.",
+        ),
         (
             {"discount": -0.1},
-            "discount: expected a number from 0 to 1, got -0.1. Give such a number.",
+            "discount: expected a number of at least 0 and at most 1, got -0.1. Give one finite "
+            "number.",
         ),
         (
             {"kind": "priority"},
             "kind: expected one of uniform, prioritized, got 'priority'. Did you mean prioritized?",
         ),
         (
-            {"sequence_period": 2},
-            "sequence_period: expected None without sequence_length, got 2. "
-            "Give sequence_length too, or leave sequence_period out.",
-        ),
-        (
             {"sequence_length": 2, "sequence_period": 3},
-            "sequence_period: expected at most "
-            "sequence_length=2, got 3. A longer period would leave steps out.",
+            "sequence_period: expected a whole number of at least 1 and at most 2, got 3. A longer "
+            "period would leave steps out.",
         ),
         (
             {"sequence_length": 2, "n_step": 2},
-            "n_step: expected 1 with sequence_length, got 2. "
+            "n_step: expected 1 for sequences, got 2. "
             "Compute n-step returns of sequences in the loss, with n_step=1 here.",
         ),
         (
             {"frames_per_step": 0.5},
-            "frames_per_step: expected a finite number of at least 1, got 0.5. Give such a number, "
-            "or None.",
+            "frames_per_step: expected a number of at least 1, or None, got 0.5. Give one finite "
+            "number.",
         ),
         (
             {"frames_per_step": float("nan")},
-            "frames_per_step: expected a finite number of at least 1, got nan. Give such a number, "
-            "or None.",
+            "frames_per_step: expected a number of at least 1, or None, got nan. Give one finite "
+            "number.",
         ),
         (
             {"frames_per_step": float("inf")},
-            "frames_per_step: expected a finite number of at least 1, got inf. Give such a number, "
-            "or None.",
+            "frames_per_step: expected a number of at least 1, or None, got inf. Give one finite "
+            "number.",
         ),
         (
             {"alpha": float("nan")},
-            "alpha: expected a number from 0 to 1, got nan. Give such a number.",
+            "alpha: expected a number of at least 0 and at most 1, got nan. Give one finite "
+            "number.",
         ),
         (
             {"discount": True},
-            "discount: expected a number from 0 to 1, got True. Give such a number.",
+            "discount: expected a number of at least 0 and at most 1, got True. Give one finite "
+            "number.",
         ),
         (
             {"frame_stack_axis": 2},
-            "frame_stack_axis: expected 0 or -1, got 2. Give the stack's axis.",
+            "frame_stack_axis: expected one of 0, -1, got 2. Known: -1, 0.",
         ),
         (
             {"frame_stack": 3, "obs_spec": {"image": ATARI}},
@@ -565,10 +567,10 @@ class StateTest(parameterized.TestCase):
         folder = self.folder()
         buffer = maker().init()
         buffer.add(oracle.trajectory(streams(), 0, 9))
-        whole = stored._made_with(buffer.replay)
+        whole = in_graph._made_with(buffer.replay)
         later = ("frame_stack_axis", "frame_stack_paths", "obs_spec")
         less = {name: value for name, value in whole.items() if name not in later}
-        with mock.patch.object(stored, "_made_with", return_value={**less, "discount": 0.3}):
+        with mock.patch.object(in_graph, "_made_with", return_value={**less, "discount": 0.3}):
             buffer.save(folder)
         other = maker().init()
         other.restore(folder)

@@ -1,67 +1,11 @@
-"""Rows of mixed dtypes, and frames of stacked observations, come back as they were."""
+"""Frames of stacked observations come back as they were."""
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfrl.replay.frames import Frames
-from tfrl.replay.packing import Packer
-
-
-def random(spec, lead, seed=0):
-    rng = np.random.default_rng(seed)
-
-    def one(s):
-        shape = [*lead, *s.shape]
-        if s.dtype == tf.bool:
-            return tf.constant(rng.integers(0, 2, shape), tf.bool)
-        if s.dtype.is_floating:
-            return tf.cast(tf.constant(rng.normal(size=shape)), s.dtype)
-        return tf.cast(tf.constant(rng.integers(0, 100, shape)), s.dtype)
-
-    return tf.nest.map_structure(one, spec)
-
-
-class PackerTest(parameterized.TestCase):
-    @parameterized.named_parameters(
-        ("floats", {"a": ([3], tf.float32), "b": ([], tf.float32)}, tf.float32, 4),
-        ("pixels", {"a": ([4, 4, 1], tf.uint8)}, tf.uint8, 16),
-        # 8 + 4 + 1 bytes are two words.
-        ("mixed", {"a": ([], tf.int64), "b": ([], tf.float32), "c": ([], tf.bool)}, tf.int64, 2),
-        ("int32", {"a": ([3], tf.int32)}, tf.int64, 2),
-        ("bools", {"a": ([2, 5], tf.bool)}, tf.int64, 2),
-        ("half", {"a": ([3], tf.float16), "b": ([2], tf.int8), "c": ([], tf.float64)}, tf.int64, 2),
-    )
-    def test_comes_back_to_the_bit(self, spec, dtype, width):
-        spec = {name: tf.TensorSpec(*s) for name, s in spec.items()}
-        packer = Packer(spec)
-        self.assertEqual((packer.dtype, packer.width), (dtype, width))
-        self.assertEqual(packer.row_bytes, width * dtype.size)
-        nest = random(spec, [6])
-
-        def there_and_back(nest):
-            rows = packer.pack(nest)
-            return rows, packer.unpack(tf.reshape(rows, [2, 3, packer.width]))
-
-        for mode in ("eager", "graph", "xla"):
-            fn = there_and_back
-            if mode != "eager":
-                fn = tf.function(fn, autograph=False, jit_compile=mode == "xla")
-            rows, back = fn(nest)
-            self.assertEqual(rows.shape, [6, width])
-            for name, x in nest.items():
-                np.testing.assert_array_equal(np.reshape(back[name], x.shape), x)
-
-    def test_odd_bits_survive(self):
-        bits = np.array([[0x7FC00001, -1, 0x7F800001]], np.int32)
-        packer = Packer({"a": tf.TensorSpec([3], tf.float32), "b": tf.TensorSpec([], tf.int64)})
-        nest = {
-            "a": tf.bitcast(tf.constant(bits), tf.float32),
-            "b": tf.constant([2**62 + 1], tf.int64),
-        }
-        back = packer.unpack(packer.pack(nest))
-        np.testing.assert_array_equal(tf.bitcast(back["a"], tf.int32), bits)
-        self.assertEqual(int(back["b"][0]), 2**62 + 1)
+from tests.test_nest_packing import random
+from tfrl.replay.ring_reader import Frames
 
 
 class FramesTest(parameterized.TestCase):

@@ -11,7 +11,7 @@ from scipy import stats
 from tfrl import seeding
 from tfrl.errors import UserError
 from tfrl.replay import InGraphReplay
-from tfrl.replay.priorities import PriorityTree, highest_of_equal
+from tfrl.replay.items import PriorityTree, highest_of_equal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import oracle
@@ -183,7 +183,9 @@ class MistakesTest(parameterized.TestCase):
             buffer.sample(seeding.key(0), 5)
         self.assertEqual(str(caught.exception), message)
         self.assertEqual(buffer.sample(seeding.key(0), np.int64(2)).index.shape, [2])
-        with self.assertRaisesRegex(UserError, "^batch_size: expected an int of at least 1, got 0"):
+        with self.assertRaisesRegex(
+            UserError, "^batch_size: expected a whole number of at least 1, got 0"
+        ):
             buffer.sample(seeding.key(0), 0)
 
     def test_priorities_of_a_uniform_buffer(self):

@@ -67,7 +67,7 @@ class ReplicatedTest(parameterized.TestCase):
             example = oracle.trajectory(streams, 10 * i, 10 * i + 10)
             sharded = shard(replicas, example)
             key = seeding.fold_in(seeding.key(7), i)
-            found = replicas.local(iterate(key, *tf.nest.flatten(sharded)))
+            found = replicas.per_replica(iterate(key, *tf.nest.flatten(sharded)))
             for number, one in enumerate(alone):
                 mine = slice(2 * number, 2 * number + 2)
                 one.add(tf.nest.map_structure(lambda x, m=mine: x[:, m], example))

@@ -9,7 +9,6 @@ from tfrl import seeding, specs
 from tfrl.agents import PPO
 from tfrl.rollout.numpy_ops import OPS
 from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
-from tfrl.rollout.packing import leaves_of, packer
 
 raw = tf.raw_ops
 
@@ -234,35 +233,3 @@ class DependenceTest(parameterized.TestCase):
             for a, b in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
                 self.assertEqual((a.dtype, a.shape), (b.dtype.as_numpy_dtype, b.shape))
                 np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-class PackerTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ((),),
-        (1,),
-        ({"b": 1, "a": (2, [3, {"z": 4, "y": 5}])},),
-        ((1, None, ()),),
-        (tf.TensorSpec([2]),),
-    )
-    def test_it_builds_what_tf_nest_builds(self, form):
-        leaves = [f"leaf {i}" for i in range(len(tf.nest.flatten(form)))]
-        got = packer(form)(leaves)
-        self.assertEqual(got, tf.nest.pack_sequence_as(form, leaves))
-
-    @parameterized.parameters(
-        (np.zeros(2),),
-        ({"b": np.zeros(1), "a": (np.ones(2), [np.ones(3), {"z": 1.0, "y": 2}])},),
-        ((1, None, ()),),
-    )
-    def test_leaves_are_those_of_tf_nest(self, nest):
-        for a, b in zip(leaves_of(nest), tf.nest.flatten(nest), strict=True):
-            self.assertIs(a, b)
-
-    def test_other_nests_are_left_to_tensorflow(self):
-        env = Scripted((2,))
-        agent = PPO(obs_spec=env.obs_spec, action_spec=env.action_spec)
-        state = agent.init(seeding.key(0))
-        leaves = tf.nest.flatten(state)
-        again = packer(state)(leaves)
-        self.assertEqual(type(again), type(state))
-        self.assertLen(tf.nest.flatten(again), len(leaves))

@@ -125,7 +125,8 @@ def test_a_task_wants_a_config():
     with pytest.raises(UserError) as error:
         ScriptedTask({"num_update_steps": 3})
     assert str(error.value) == (
-        "config of ScriptedTask: expected an RLTaskConfig, got dict. Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
+        "config of ScriptedTask: expected an RLTaskConfig, got dict. Give "
+        "RLTaskConfig(num_update_steps=...); num_update_steps is required."
     )
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.tasks.small_tasks import KerasTask, config
 from tfrl.errors import UserError
-from tfrl.experiment import export_lite
+from tfrl.experiment import export
 from tfrl.experiment.export_verify import draw_observations
 from tfrl.tasks.policy_export import TaskOracle, task_functions
 
@@ -21,7 +21,7 @@ def test_a_task_has_its_greedy_actions_in_every_format(tmp_path):
     observations = draw_observations(policy.obs_spec, memory=False)
     own = TaskOracle(task, model, policy).answers(observations, ("action",))["action/action"]
     assert own.shape == (1, 1000) and len(np.unique(own)) == 2
-    export_lite.write_tflite(policy, tmp_path)
+    export.write_tflite(policy, tmp_path)
     runner = tf.lite.Interpreter(str(tmp_path / "policy.tflite")).get_signature_runner("action")
     np.testing.assert_array_equal(runner(observation=observations[0].numpy())["action"], own[0])
 

@@ -9,7 +9,7 @@ from tests.tasks.scripted import check_total, tag
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, Weight, config
 from tfrl.errors import UserError
 from tfrl.evaluation.video_summary import Preview
-from tfrl.launch import train
+from tfrl.launch import api
 from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import RunOptions
 
@@ -481,12 +481,12 @@ class Broken(Drawn):
 
 def test_the_check_before_training():
     task = ScriptedTask(config(), lengths=[4])
-    train.check_environments(TaskWorkflow(task), seed=0)
+    api.check_environments(TaskWorkflow(task), seed=0)
     # It draws nothing: that is left to check_video.
     assert len(task.envs) == 1 and task.envs[0].renders == 0
     Broken.closed = 0
     with pytest.raises(UserError) as error:
-        train.check_environments(TaskWorkflow(ScriptedTask(config(), Broken)), seed=0)
+        api.check_environments(TaskWorkflow(ScriptedTask(config(), Broken)), seed=0)
     message = str(error.value)
     assert message.startswith("the environments (of ScriptedTask), ") and "float64" in message
     assert message.endswith("(--nocheck_env trains without this check.)") and Broken.closed == 1

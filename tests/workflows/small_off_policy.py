@@ -41,7 +41,7 @@ def assert_same(a, b):
 
 
 def learner_state(flow, state):
-    learner = state.program.learner
+    learner = flow.learner_of(state)
     return {path: v.numpy() for path, v in learner.variables().items()}
 
 

@@ -5,8 +5,9 @@ import functools
 import pytest
 import tensorflow as tf
 
+from tests.agents import registered
 from tfrl import make_env, seeding, struct
-from tfrl.agents import A2C, PPO, Impala, MultiAgent, Reinforce
+from tfrl.agents import PPO, MultiAgent
 from tfrl.distribute import check_compilable
 from tfrl.envs.wrappers import RewardNormalize
 from tfrl.learners import ModuleConfig
@@ -38,9 +39,16 @@ CASES = {
         {"memory": "gru", "memory_size": 8, "sequence_length": 2, "hidden": (8,)},
         {},
     ),
-    "a2c": ("tf:CartPole-v1", {}, {"shared_torso": True, "hidden": (8,)}, {"agent": A2C}),
-    "impala": ("tf:CartPole-v1", {"autoreset": "NEXT_STEP"}, {"hidden": (8,)}, {"agent": Impala}),
-    "reinforce": ("tf:CartPole-v1", {}, {"hidden": (8,)}, {"agent": Reinforce}),
+    "shared_torso": ("tf:CartPole-v1", {}, {"shared_torso": True, "hidden": (8,)}, {}),
+    **{
+        cls.__name__: (
+            "tf:CartPole-v1",
+            {"autoreset": "NEXT_STEP"},
+            {"hidden": (8,)},
+            {"agent": cls},
+        )
+        for cls in registered.ON_POLICY
+    },
 }
 
 
@@ -59,7 +67,8 @@ def test_an_iteration_of_a_workflow_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
     # Clocks stand in a graph loop and not in a program.
-    state.program._loop_mode = "xla"
+    flow.compile_choices(state)
+    flow.runner(state).modes["loop"] = "xla"
     fn, args = flow.replica_function(state)
     assert check_compilable(fn, *args) == []
 
@@ -70,7 +79,7 @@ def test_an_evaluation_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
     evaluator = flow.make_evaluator(4, "graph")
-    values = struct.values(flow.acting_state(state.program.learner))
+    values = struct.values(state.agent_state)
     assert check_compilable(evaluator.run, values, seeding.key(1)) == []
 
 
@@ -84,6 +93,7 @@ def test_what_does_not_compile_is_found():
 
     flow.__class__ = Loose
     state = flow.setup(0)
-    state.program._loop_mode = "xla"
+    flow.compile_choices(state)
+    flow.runner(state).modes["loop"] = "xla"
     fn, args = flow.replica_function(state)
     assert any("Where" in str(problem) for problem in check_compilable(fn, *args))

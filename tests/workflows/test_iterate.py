@@ -104,7 +104,7 @@ def test_the_same_iterate_under_two_replicas():
     two = _workflow(strategy=strategy)
     state = two.advance(two.setup(0), 2).state
     for variable in tf.nest.flatten(state.agent_state):
-        a, b = two.replicas.local(variable)
+        a, b = two.replicas.per_replica(variable)
         np.testing.assert_array_equal(a, b)
     assert int(state.metrics.env_steps) == 64
 

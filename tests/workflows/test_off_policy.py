@@ -56,7 +56,7 @@ class RatioTest(parameterized.TestCase):
         self.assertLess(steps, 4 * rows[-1]["iterations"])
         start = next(r["env_steps"] for r in rows if r["env_steps"] >= 20)
         self.assertEqual(rows[-1]["learner_steps"], steps // 2 - start // 2)
-        self.assertEqual(int(state.program.buffer.size()), steps)
+        self.assertEqual(int(flow.replay_buffer(state).size()), steps)
 
     def test_a_ratio_that_always_gives_the_same_is_a_number(self):
         zero = tf.constant(0, tf.int64)
@@ -79,7 +79,7 @@ class FillTest(parameterized.TestCase):
         agent = functools.partial(DQN, hidden=(8,), epsilon=0.0)
         flow = workflow(agent=agent, random_steps=200, num_envs=4)
         state = flow.advance(flow.setup(0), 50).state
-        batch = state.program.buffer.sample(seeding.key(0), 200)
+        batch = flow.replay_buffer(state).sample(seeding.key(0), 200)
         self.assertAllInRange(batch.action, 0.3, 0.7)
 
     def assertAllInRange(self, actions, low, high):
@@ -96,9 +96,9 @@ class FillTest(parameterized.TestCase):
         for steps, epsilon in ((4, 0.75), (8, 0.5), (20, 0.0)):
             while flow.env_steps(state) < steps:
                 state = flow.advance(state, 10, steps).state
-            found = state.program.learner.module_state("default_policy").extra["epsilon"]
+            found = flow.learner_of(state).module_state("default_policy").extra["epsilon"]
             self.assertAlmostEqual(float(found), epsilon)
-        self.assertEqual(int(state.program.learner.learner_steps), 0)
+        self.assertEqual(int(flow.learner_of(state).learner_steps), 0)
 
     def test_learning_waits_for_a_whole_batch(self):
         flow = workflow(random_steps=0, batch_size=12, iterations_per_row=1)
@@ -116,9 +116,9 @@ class FillTest(parameterized.TestCase):
             state = flow.setup(seed=0)
             while flow.env_steps(state) < 100:
                 state = flow.advance(state, per_call, 100).state
-                sizes.append(int(state.program.buffer.size()))
+                sizes.append(int(flow.replay_buffer(state).size()))
             bits_of.append(learner_state(flow, state))
-            self.assertEqual(int(state.program.learner.learner_steps), 60)
+            self.assertEqual(int(flow.learner_of(state).learner_steps), 60)
         self.assertLess(min(sizes[20:50]), 39)
         assert_same(*bits_of)
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.agents import registered
 from tests.workflows.small_off_policy import (
     PRIORITIZED,
     assert_same,
@@ -15,7 +16,7 @@ from tests.workflows.small_off_policy import (
     workflow,
 )
 from tfrl import seeding
-from tfrl.agents import DDPG, DQN, SAC, TD3
+from tfrl.agents import DQN
 from tfrl.learners import DEFAULT_MODULE_ID
 from tfrl.rollout import rollout
 
@@ -23,9 +24,11 @@ from tfrl.rollout import rollout
 class HandLoopTest(parameterized.TestCase):
     @parameterized.parameters(
         (functools.partial(DQN, hidden=(8,), target_every=3), "tf:CartPole-v1"),
-        (functools.partial(SAC, hidden=(8,)), "tf:Pendulum-v1"),
-        (functools.partial(TD3, hidden=(8,)), "tf:Pendulum-v1"),
-        (functools.partial(DDPG, hidden=(8,)), "tf:Pendulum-v1"),
+        *(
+            (functools.partial(cls, hidden=(8,)), "tf:Pendulum-v1")
+            for cls in registered.OFF_POLICY
+            if registered.accepts(cls, registered.ACTIONS["box"])
+        ),
     )
     @pytest.mark.variants(2)
     def test_it_is_the_loop_that_one_would_write(self, agent, env_id):
@@ -59,7 +62,7 @@ class HandLoopTest(parameterized.TestCase):
         )
         assert_same(
             {p: np.array(x) for p, x in buffer.state_values().items()},
-            {p: np.array(x) for p, x in state.program.buffer.state_values().items()},
+            {p: np.array(x) for p, x in flow.replay_buffer(state).state_values().items()},
         )
 
     def test_priorities_are_the_errors_of_the_loss(self):
@@ -67,9 +70,8 @@ class HandLoopTest(parameterized.TestCase):
             replay=PRIORITIZED, compile="eager", num_envs=1, random_steps=12, priority_beta=0.7
         )
         state, _ = run(flow, 0, 12)
-        program = state.program
-        learner, buffer = program.learner.clone(), flow.replay.init()
-        buffer.load_values(program.buffer.state_values())
+        learner, buffer = flow.learner_of(state).clone(), flow.replay.init()
+        buffer.load_values(flow.replay_buffer(state).state_values())
         done = flow.advance(state, 1)
         # By hand: what the iteration added is sampled too, so take it over from the run.
         agent_state = learner.module_state(DEFAULT_MODULE_ID)
@@ -85,7 +87,7 @@ class HandLoopTest(parameterized.TestCase):
         buffer.update_priorities(batch.index, errors + 1e-6)
         assert_same(
             {p: np.array(x) for p, x in buffer.state_values().items()},
-            {p: np.array(x) for p, x in done.state.program.buffer.state_values().items()},
+            {p: np.array(x) for p, x in flow.replay_buffer(done.state).state_values().items()},
         )
 
     @pytest.mark.slow

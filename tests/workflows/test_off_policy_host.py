@@ -31,7 +31,7 @@ class HostTest(parameterized.TestCase):
         steps = rows[-1]["env_steps"]
         start = next(r["env_steps"] for r in rows if r["env_steps"] >= 20)
         self.assertEqual(rows[-1]["learner_steps"], steps // 2 - start // 2)
-        self.assertEqual(int(state.program.buffer.size()), steps)
+        self.assertEqual(int(flow.replay_buffer(state).size()), steps)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
 
     def test_the_policy_lags_by_the_updates_of_one_iteration(self):
@@ -67,7 +67,7 @@ class HostTest(parameterized.TestCase):
                 timesteps = tf.constant(4 * i + 4, tf.int64)
                 learner.update(batch, key=own["update"], timesteps=timesteps, shuffle=False)
         np.testing.assert_array_equal(
-            buffer.state_values()["steps"], state.program.buffer.state_values()["steps"]
+            buffer.state_values()["steps"], flow.replay_buffer(state).state_values()["steps"]
         )
         for path, v in learner.variables().items():
             got = learner_state(flow, state)[path]
@@ -84,7 +84,7 @@ class HostTest(parameterized.TestCase):
         for path, v in learner_state(whole, a).items():
             other = learner_state(parts, b)[path]
             np.testing.assert_allclose(v, other, rtol=1e-4, atol=1e-6, err_msg=path)
-        kept = [x.program.buffer.state_values()["steps"] for x in (a, b)]
+        kept = [w.replay_buffer(x).state_values()["steps"] for w, x in ((whole, a), (parts, b))]
         np.testing.assert_array_equal(*kept)
 
     @pytest.mark.slow
@@ -96,8 +96,8 @@ class HostTest(parameterized.TestCase):
             again = self.make()
             other = again.restore(folder)
         self.assertEqual(again.env_steps(other), 40)
-        self.assertEqual(int(other.program.buffer.size()), 40)
-        batch = again.advance(other, 3).state.program.buffer.sample(seeding.key(0), 50)
+        self.assertEqual(int(again.replay_buffer(other).size()), 40)
+        batch = again.replay_buffer(again.advance(other, 3).state).sample(seeding.key(0), 50)
         # Observations are [row, episode, step]: an item across the cut would jump back.
         steps = np.array(batch.next_obs - batch.obs)
         np.testing.assert_array_equal(steps, np.tile([[0.0, 0.0, 1.0]], (50, 1)))

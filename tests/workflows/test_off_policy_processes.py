@@ -42,7 +42,7 @@ PROGRAM = """
 
 
     def learner(state):
-        return digests(state.program.learner.variables())
+        return digests(flow.learner_of(state).variables())
 
 
     def make(replay, **changes):
@@ -61,12 +61,12 @@ IN_GRAPH = """
             continue
         flow = make(replay)
         state, rows = run(flow, 0, 40)
-        own = {p: v.numpy() for p, v in state.program.buffer.state_values().items()}
+        own = {p: v.numpy() for p, v in flow.replay_buffer(state).state_values().items()}
         whole = bits(flow, state)
         flow.save(state, f"{folder}/{name}")
         again = make(replay)
         other = again.restore(f"{folder}/{name}")
-        kept = {p: v.numpy() for p, v in other.program.buffer.state_values().items()}
+        kept = {p: v.numpy() for p, v in again.replay_buffer(other).state_values().items()}
         same = all(np.array_equal(own[p], kept[p]) for p in own)
         state, other = flow.advance(state, 5).state, again.advance(other, 5).state
         found[name] = {
@@ -78,7 +78,7 @@ IN_GRAPH = """
             "resumed": digests(bits(again, other)),
             "row": {n: rows[-1][n] for n in ("env_steps", "learner_steps", "episodes")},
         }
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 
@@ -93,7 +93,7 @@ REVERB_RUNS = """
             continue
         flow = make(replay, **changes)
         state, rows = run(flow, 0, 60)
-        buffer = state.program.buffer
+        buffer = flow.replay_buffer(state)
         before = items(buffer)
         path = f"{folder}/{name.replace(' ', '_')}"
         flow.save(state, path)
@@ -111,13 +111,13 @@ REVERB_RUNS = """
         flow.close()
         again = make(replay, **changes)
         other = again.restore(path)
-        told["restored"] = items(other.program.buffer)
+        told["restored"] = items(again.replay_buffer(other))
         other = again.advance(other, 5).state
         told["after"] = learner(other)
         told["steps"] = again.env_steps(other)
         again.close()
         found[name] = told
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 
@@ -129,7 +129,7 @@ REWARDS = """
     moments = {p: np.array(v).tolist() for p, v in values.items() if "own/statistics/" in p}
     found.update(steps=rows[-1]["env_steps"], learner=learner(state), moments=moments)
     flow.close()
-    flow.agreement.barrier("the end")  # who leaves earlier looks lost to the others
+    flow.worker_group.barrier("the end")  # who leaves earlier looks lost to the others
     print(json.dumps(found))
 """
 

@@ -22,8 +22,7 @@ from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.replay.reverb import ReverbReplay, TableConfig
-from tfrl.workflows import OffPolicyWorkflow
-from tfrl.workflows import off_policy_reverb as reverb_experience
+from tfrl.workflows import OffPolicyWorkflow, reverb_experience, stages
 from tfrl.workflows.checks import on_reverb
 
 BUFFER = functools.partial(ReverbReplay, capacity=400, timeout=20.0)
@@ -58,21 +57,21 @@ class ReverbWorkflowTest(parameterized.TestCase):
     def test_batches_are_awaited_by_python_where_a_phase_is_traced(self):
         """Tracing would wait for them with the interpreter locked."""
         asked = collections.defaultdict(list)
-        read = reverb_experience.ReverbProgram.read
+        read = reverb_experience.ReverbExperience.read
 
-        def noted(program, ahead):
-            asked[program.phase].append(ahead)
-            return read(program, ahead)
+        def noted(experience, *, wait):
+            asked[stages.current().phase.name].append(wait)
+            return read(experience, wait=wait)
 
         flow = workflow(
             overlap=True, compile={"update": "xla"}, random_steps=40, learning_starts=16
         )
         self.addCleanup(flow.close)
-        with mock.patch.object(reverb_experience.ReverbProgram, "read", noted):
+        with mock.patch.object(reverb_experience.ReverbExperience, "read", noted):
             run(flow, flow.setup(0), 80)
         self.assertEqual(set(asked), {"random, learns", "policy, learns"})
         for found in asked.values():
-            self.assertEqual(found, [False] + [True] * (len(found) - 1))
+            self.assertEqual(found, [True] + [False] * (len(found) - 1))
             self.assertGreater(len(found), 2)
 
     @parameterized.parameters((False, 1.0), (True, 1.0), (True, 0.25))
@@ -82,7 +81,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 60)
         self.assertEqual(rows[-1]["learner_steps"], 40 * ratio)
-        self.assertEqual(int(state.program.buffer.size()), 60)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 60)
         learnt = [r for r in rows if "loss" in r]
         self.assertTrue(all(np.isfinite(r["loss"]) for r in learnt))
         # The rollout acts by the parameters from before the learner steps of one iteration.
@@ -97,7 +96,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         flow = workflow(replay=PRIORITIZED, overlap=overlap, updates_per_step=1.0)
         self.addCleanup(flow.close)
         state, _ = run(flow, flow.setup(0), 60)
-        buffer = state.program.buffer
+        buffer = flow.replay_buffer(state)
         found = buffer.connection.client.sample("replay", 200, emit_timesteps=False)
         priorities = [float(np.ravel(s.info.priority)[0]) for s in found]
         # New items begin with 1^alpha; errors are of all sizes.
@@ -109,30 +108,30 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 40)
         self.assertEqual(rows[-1]["learner_steps"], 20)
-        self.assertEqual(int(state.program.buffer.size()), 40)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 40)
 
     def test_a_checkpoint_holds_the_tables(self):
         flow = workflow(replay=PRIORITIZED)
         self.addCleanup(flow.close)
         state, _ = run(flow, flow.setup(0), 40)
-        before = self._content(state)
+        before = self._content(flow, state)
         with tempfile.TemporaryDirectory() as folder:
             flow.save(state, folder)
             again = workflow(replay=PRIORITIZED)
             self.addCleanup(again.close)
             other = again.restore(folder, seed=5)
         self.assertEqual(again.env_steps(other), 40)
-        after = self._content(other)
+        after = self._content(again, other)
         self.assertEqual(after[1], before[1])
         common = before[0].keys() & after[0].keys()  # of what was drawn
         self.assertGreater(len(common), 10)
         self.assertEqual({k: before[0][k] for k in common}, {k: after[0][k] for k in common})
         other, rows = run(again, other, 60)
         self.assertEqual(rows[-1]["learner_steps"], 40)
-        self.assertEqual(int(other.program.buffer.size()), 60)
+        self.assertEqual(int(again.replay_buffer(other).size()), 60)
 
-    def _content(self, state):
-        buffer = state.program.buffer
+    def _content(self, flow, state):
+        buffer = flow.replay_buffer(state)
         buffer.flush()
         found = list(buffer.connection.client.sample("replay", 1000, emit_timesteps=False))
         keys = [int(np.ravel(s.info.key)[0]) for s in found]
@@ -146,8 +145,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
         state, _ = run(flow, flow.setup(0), 30)
         copy = flow.snapshot(state)
         state = flow.advance(state, 3).state
-        self.assertEqual(int(copy.program.buffer.size()), 32)
-        self.assertEqual(int(state.program.buffer.size()), 44)
+        self.assertEqual(int(flow.replay_buffer(copy).size()), 32)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 44)
 
     def test_a_server_elsewhere(self):
         from tfrl.replay.reverb.server import ReverbServer
@@ -160,7 +159,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(flow.replay.reconnect_seconds, 7.0)
         state, rows = run(flow, flow.setup(0), 40)
         self.assertEqual(rows[-1]["learner_steps"], 20)
-        self.assertEqual(int(state.program.buffer.size()), 40)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 40)
         with self.assertRaisesRegex(UserError, "snapshot: expected a replay buffer in this"):
             flow.snapshot(state)
 
@@ -182,8 +181,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
     @pytest.mark.variants(1)
     def test_a_server_holds_the_items_that_the_training_would(self, replay):
         """The same multiset for the same seed and a fixed policy."""
-        from tfrl.replay.reverb.packing import Packing
         from tfrl.replay.reverb.server import ReverbServer
+        from tfrl.replay.reverb.signature import PackedItems
 
         found = []
         for elsewhere in (False, True):
@@ -197,15 +196,15 @@ class ReverbWorkflowTest(parameterized.TestCase):
             else:
                 flow.replay = tables
             state, _ = run(flow, flow.setup(3), 64)
-            state.program.buffer.flush()
+            flow.replay_buffer(state).flush()
             options = {"emit_timesteps": False, "unpack_as_table_signature": True}
-            client = state.program.buffer.connection.client
-            self.assertIs(state.program.buffer.replay.packed, not elsewhere)
-            packing = Packing(tables)
+            client = flow.replay_buffer(state).connection.client
+            self.assertIs(flow.replay_buffer(state).replay.packed, not elsewhere)
+            packing = PackedItems(tables)
             items = {}
             for sample in client.sample("replay", num_samples=4000, **options):
                 leaves = sample.data  # by path: the two servers hold them in two forms
-                if state.program.buffer.replay.packed:
+                if flow.replay_buffer(state).replay.packed:
                     (packed,) = leaves.values()
                     leaves = packing.unpack(packed[np.newaxis])
                 leaves = [np.asarray(x).tobytes() for x in tf.nest.flatten(leaves)]
@@ -248,12 +247,13 @@ class ReverbWorkflowTest(parameterized.TestCase):
         flow = workflow(compile={"update": "xla"}, updates_per_step=2.0)
         self.addCleanup(flow.close)
         state, rows = run(flow, flow.setup(0), 40)
-        program = state.program
-        self.assertEqual((program.fetches, program.fuses_on_host), (all_of_them,) * 2)
-        self.assertEqual(program.reads_from_python, by_python)
+        experience, made = flow.runner(state).experience, flow.runner(state).settled(state)
+        self.assertEqual(experience.fetches(made), all_of_them)
+        self.assertEqual(flow.fuses_on_host(state, made), all_of_them)
+        self.assertEqual(experience.reads_batches(made) == "python", by_python)
         self.assertEqual(rows[-1]["learner_steps"], 40)
         # obs and next_obs of 3 float32, action, index, reward and discount
-        self.assertEqual(program._batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))
+        self.assertEqual(experience.batch_bytes, 8 * (2 * 12 + 8 + 8 + 4 + 4))
 
     @parameterized.parameters("xla", "graph")
     @pytest.mark.variants(1)
@@ -266,21 +266,21 @@ class ReverbWorkflowTest(parameterized.TestCase):
         )
         self.addCleanup(flow.close)
         state, _ = run(flow, flow.setup(0), 40)
-        program, key = state.program, seeding.key(0)
+        experience, key = flow.runner(state).experience, seeding.key(0)
+        made = flow.runner(state).settled(state)
 
         @tf.function(autograph=False)
         def used(env_steps):
-            program._fetched = program.fetched(state.progress)
-            batch, _ = program._sample_number(tf.constant(0), key, env_steps)
-            program._fetched = ()
+            batches = experience.batches() if experience.fetches(made) else ()
+            batch, _ = flow._sample_number(state, tf.constant(0), key, env_steps, batches)
             return batch.index, batch.weight
 
-        self.assertEqual(program.fetches, mode == "xla")
+        self.assertEqual(experience.fetches(made), mode == "xla")
         index, weight = used(tf.constant(0, tf.int64))
         np.testing.assert_array_equal(weight, np.ones(8))
         for _ in range(4):  # the priorities before, of batches in flight too
             used(tf.constant(0, tf.int64))
-        buffer = program.buffer
+        buffer = experience.buffer
         found = buffer.connection.client.sample("replay", 2000, emit_timesteps=False)
         known = {int(np.ravel(s.info.key)[0]): np.ravel(s.info.priority)[0] for s in found}
         for steps in (100, 25):
@@ -305,7 +305,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
         flow = workflow()
         self.addCleanup(flow.close)
         state = flow.advance(flow.setup(0), 8).state
-        buffer = weakref.ref(state.program.buffer)
+        buffer = weakref.ref(flow.replay_buffer(state))
         self.assertEqual(len(flow._servers), 1)
         del state
         for _ in range(3):  # what frees a program frees its buffer a round later
@@ -335,8 +335,8 @@ class ReverbWorkflowTest(parameterized.TestCase):
             restored = CheckpointManager(folder, read_only=True).restore("latest")
             device = workflow(replay=functools.partial(InGraphReplay, capacity=40))
             state = device.load(device.setup(1), restored, environments=False)
-            self.assertEqual(int(state.program.buffer.size()), 0)
-            self.assertEqual(int(state.program.learner.learner_steps), 20)
+            self.assertEqual(int(device.replay_buffer(state).size()), 0)
+            self.assertEqual(int(device.learner_of(state).learner_steps), 20)
 
     def test_defaults(self):
         flow = workflow(replay=None)

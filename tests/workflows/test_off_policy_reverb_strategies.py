@@ -49,9 +49,9 @@ class MirroredTest(parameterized.TestCase):
         self.assertEqual(rows[-1]["learner_steps"], 40)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
         # One server has the steps of all replicas.
-        buffer = state.program.buffer
+        buffer = flow.replay_buffer(state)
         self.assertEqual(int(buffer.size()), 60)
-        for variable in state.program.learner.variables().values():
+        for variable in flow.learner_of(state).variables().values():
             if isinstance(variable, tf.distribute.DistributedValues):
                 one, other = (v.numpy() for v in variable.values)
                 np.testing.assert_array_equal(one, other)
@@ -64,7 +64,7 @@ class MirroredTest(parameterized.TestCase):
     def test_the_replicas_play_different_environments(self):
         flow = self.workflow()
         state, _ = run(flow, 0, 40)
-        buffer = state.program.buffer
+        buffer = flow.replay_buffer(state)
         buffer.flush()
         firsts = set()
         for _ in range(20):
@@ -76,22 +76,22 @@ class MirroredTest(parameterized.TestCase):
         flow = self.workflow(PRIORITIZED, agent=functools.partial(DQN, hidden=(8,)))
         state, _ = run(flow, 0, 24)
         key, steps = seeding.key(7), tf.constant(24, tf.int64)
-        program = state.program
+        experience, trained = flow.runner(state).experience, flow.learner_of(state)
 
         @tf.function(autograph=False)
         def sample():
-            return tf.nest.flatten(program._sample(key, tf.constant(0.5)))
+            return tf.nest.flatten(experience.sample(key, tf.constant(0.5)))
 
-        items = tf.nest.pack_sequence_as(program._batch_spec, sample())
-        parts = flow.replicas.local(items)
+        items = tf.nest.pack_sequence_as(experience.batch_spec, sample())
+        parts = flow.replicas.per_replica(items)
         self.assertEqual([part.obs.shape for part in parts], [(4, 4)] * 2)
         union = tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *parts)
         one = workflow(num_envs=4, agent=functools.partial(DQN, hidden=(8,)))
         learner = one.setup_agent(key)
-        learner.assign_variables({p: v.numpy() for p, v in program.learner.variables().items()})
+        learner.assign_variables({p: v.numpy() for p, v in trained.variables().items()})
         tf.function(lambda: one.update(learner, union, key, steps), autograph=False)()
-        tf.function(lambda: flow.update(program.learner, items, key, steps), autograph=False)()
-        both = program.learner.variables()
+        tf.function(lambda: flow.update(trained, items, key, steps), autograph=False)()
+        both = trained.variables()
         for path, variable in learner.variables().items():
             np.testing.assert_allclose(
                 variable.numpy(), both[path].numpy(), rtol=1e-4, atol=1e-6, err_msg=path
@@ -112,7 +112,7 @@ class MirroredTest(parameterized.TestCase):
             flow.save(state, folder)
             again = self.workflow(PRIORITIZED, strategy=flow.replicas.strategy)
             other = again.restore(folder)
-        self.assertEqual(int(other.program.buffer.size()), 40)
+        self.assertEqual(int(again.replay_buffer(other).size()), 40)
         done = again.advance(other, 5)
         self.assertEqual(done.rows[-1]["env_steps"], 60)
         self.assertEqual(done.rows[-1]["learner_steps"], 40)

@@ -1,6 +1,7 @@
 """OffPolicyWorkflow: any split into calls, copies, checkpoints."""
 
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.workflows.small_off_policy import (
     run,
     workflow,
 )
+from tfrl import traces
 from tfrl.learners import ModuleConfig
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 
@@ -50,10 +52,13 @@ class RunTest(parameterized.TestCase):
                 learning_starts=learning_starts,
             )
             with pytest.MonkeyPatch.context() as patch:
+                gather = mock.Mock(side_effect=OffPolicyWorkflow._gathered, autospec=True)
+                patch.setattr(OffPolicyWorkflow, "_gathered", lambda *a, own=gather: own(*a))
                 if not together:
-                    patch.setattr(OffPolicyProgram, "gathers", False)
+                    patch.setattr(OffPolicyWorkflow, "gathers", lambda *_: False)
+                traces.forget_all()
                 state, _ = run(flow, 5, 40)
-            self.assertEqual(bool(state.program._gather), together)
+            self.assertEqual(gather.called, together)
             found.append(bits(flow, state))
         assert_same(*found)
 
@@ -112,7 +117,7 @@ class RunTest(parameterized.TestCase):
             done = again.advance(other, 100, 80)
             other, rows = done.state, rows + list(done.rows)
         self.assertEqual([r["env_steps"] for r in rows if "loss" in r][0], 62)
-        self.assertEqual(int(other.program.buffer.size()), 40)
+        self.assertEqual(int(again.replay_buffer(other).size()), 40)
 
     def test_a_snapshot_stays(self):
         flow = workflow()

@@ -42,9 +42,9 @@ class MirroredTest(parameterized.TestCase):
         state, rows = run(flow, 0, 60)
         self.assertEqual(rows[-1]["env_steps"], 60)
         self.assertEqual(rows[-1]["learner_steps"], 40)
-        self.assertEqual(int(state.program.buffer.size()), 60)
+        self.assertEqual(int(flow.replay_buffer(state).size()), 60)
         self.assertTrue(np.isfinite(rows[-1]["loss"]))
-        for variable in state.program.learner.variables().values():
+        for variable in flow.learner_of(state).variables().values():
             if isinstance(variable, tf.distribute.DistributedValues):
                 one, other = (v.numpy() for v in variable.values)
                 np.testing.assert_array_equal(one, other)
@@ -66,15 +66,17 @@ class MirroredTest(parameterized.TestCase):
         flow = workflow(num_envs=4, strategy=mirrored(), agent=functools.partial(DQN, hidden=(8,)))
         state, _ = run(flow, 0, 24)
         key, steps = seeding.key(7), tf.constant(24, tf.int64)
-        program = state.program
-        items = program.buffer.sample(key, 8)
-        union = tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *flow.replicas.local(items))
+        items = flow.replay_buffer(state).sample(key, 8)
+        trained = flow.learner_of(state)
+        union = tf.nest.map_structure(
+            lambda *xs: tf.concat(xs, 0), *flow.replicas.per_replica(items)
+        )
         one = workflow(num_envs=4, agent=functools.partial(DQN, hidden=(8,)))
         learner = one.setup_agent(key)
-        learner.assign_variables({p: v.numpy() for p, v in program.learner.variables().items()})
+        learner.assign_variables({p: v.numpy() for p, v in trained.variables().items()})
         tf.function(lambda: one.update(learner, union, key, steps), autograph=False)()
-        tf.function(lambda: flow.update(program.learner, items, key, steps), autograph=False)()
-        both = program.learner.variables()
+        tf.function(lambda: flow.update(trained, items, key, steps), autograph=False)()
+        both = trained.variables()
         for path, variable in learner.variables().items():
             np.testing.assert_allclose(
                 variable.numpy(), both[path].numpy(), rtol=1e-4, atol=1e-6, err_msg=path

@@ -11,8 +11,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
+from tests.agents import registered
 from tfrl import struct, traces
-from tfrl.agents import A2C, PPO, Impala, RandomAgent, Reinforce
+from tfrl.agents import PPO, RandomAgent
 from tfrl.envs.core import carrying
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
 from tfrl.envs.wrappers.base import StatefulWrapper, WrapperState
@@ -183,10 +184,8 @@ class StepTest(parameterized.TestCase):
         state = w.setup(0)
         for n in (1, 2, 3, 1):
             state = w.advance(state, n).state
-        program = state.program
-        self.assertEqual(program.rollout.trace_counts, {"graph": 1})
-        self.assertEqual(program.update.trace_counts, {"graph": 1})
-        self.assertEqual([name[0] for name, _ in program.traces.functions], ["loop"])
+        functions = w.runner(state).traces.functions
+        self.assertEqual([name[0] for name, _ in functions], ["loop"])
 
     def test_a_call_stops_at_the_iteration_that_reaches_the_limit(self):
         w = workflow()
@@ -235,7 +234,7 @@ class StepTest(parameterized.TestCase):
     def test_the_normaliser_is_updated_after_the_update(self):
         w = workflow()
         _, state = w.step(w.setup(0))
-        self.assertEqual(float(state.program.learner.state.normalizer.count), 32.0)
+        self.assertEqual(float(w.learner_of(state).state.normalizer.count), 32.0)
 
 
 class FilesTest(parameterized.TestCase):
@@ -453,8 +452,9 @@ class DefaultsTest(parameterized.TestCase):
         metrics, _ = w.evaluate(w.setup(0))
         self.assertEqual(metrics["eval_return_mean"], -200.0)
 
-    @parameterized.parameters((PPO, 4, 4), (A2C, 1, 1), (Reinforce, 1, 1), (Impala, 1, 1))
-    def test_an_agent_says_how_often_it_learns_from_a_rollout(self, agent, epochs, minibatches):
+    @parameterized.parameters(*registered.ON_POLICY)
+    def test_an_agent_says_how_often_it_learns_from_a_rollout(self, agent):
+        epochs, minibatches = (4, 4) if agent is PPO else (1, 1)
         env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
         w = OnPolicyWorkflow(env=env, agent=agent, rollout_length=8)
         rows = w.agent.num_rows(8, 4)

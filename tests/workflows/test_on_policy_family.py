@@ -9,9 +9,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfrl
+from tests.agents import registered
 from tests.envs.test_action_mask import made as make_masked
 from tfrl import seeding, specs, struct
-from tfrl.agents import A2C, PPO, Impala, Reinforce
+from tfrl.agents import A2C, PPO, Impala
 from tfrl.envs.core import Autoreset, Env, initial_state
 from tfrl.envs.registry import finish
 from tfrl.errors import UserError
@@ -21,6 +22,10 @@ from tfrl.workflows import OnPolicyWorkflow
 
 KEY = seeding.key(0)
 SMALL = functools.partial(PPO, hidden=(8,), memory_size=8)
+
+
+# As often as the agent itself learns from a rollout.
+OWN_EPOCHS = {"num_epochs": None, "num_minibatches": None}
 
 
 def workflow(agent, env=None, **changes):
@@ -153,7 +158,7 @@ class ReplicasTest(parameterized.TestCase):
         kept = arrays(flow, state)
         if kind == "gru":
             self.assertEqual(kept["progress/carry/policy/hidden"].shape, (2, 4, 8))
-        for v in state.program.learner.variables().values():
+        for v in flow.learner_of(state).variables().values():
             first, second = (
                 c.numpy() for c in flow.replicas.strategy.experimental_local_results(v)
             )
@@ -208,8 +213,7 @@ def scripted_experience(agent, state, steps, envs):
 
 class AgentsTest(parameterized.TestCase):
     @parameterized.parameters(
-        (functools.partial(A2C, hidden=(8,)), {"num_epochs": 1, "num_minibatches": 1}),
-        (functools.partial(Reinforce, hidden=(8,)), {"num_epochs": 1, "num_minibatches": 1}),
+        *((functools.partial(cls, hidden=(8,)), OWN_EPOCHS) for cls in registered.ON_POLICY),
         (functools.partial(Impala, hidden=(8,), sequence_length=4), {}),
         (functools.partial(PPO, hidden=(8,), clip=None, kl_coef=1.0, kl_target=0.01), {}),
         (functools.partial(PPO, hidden=(8,), shared_torso=True, gae_horizon=4), {}),
@@ -315,9 +319,7 @@ class LearningTest(parameterized.TestCase):
         self.assertGreaterEqual(learned(flow, 10_000), 0.98)
 
     @parameterized.parameters(
-        (functools.partial(A2C, hidden=(16,)), {"num_epochs": 1, "num_minibatches": 1}),
-        (functools.partial(Reinforce, hidden=(16,)), {"num_epochs": 1, "num_minibatches": 1}),
-        (functools.partial(Impala, hidden=(16,)), {}),
+        *((functools.partial(cls, hidden=(16,)), OWN_EPOCHS) for cls in registered.ON_POLICY),
         (functools.partial(PPO, hidden=(16,), clip=None, kl_coef=1.0, kl_target=0.01), {}),
     )
     @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Seams: one trace per mode, the faster mode, and messages."""
 
-import types
 from unittest import mock
 
 import pytest
@@ -8,9 +7,9 @@ import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.workflows import stages
-from tfrl.workflows.autotune import CompileModeTuner
+from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.fast_call import bound_call
-from tfrl.workflows.stages import CompiledStage, check_compile
+from tfrl.workflows.stages import CompiledStage, Phase, Stages, check_compile
 
 SEAMS = ("rollout", "update")
 
@@ -136,33 +135,36 @@ def test_compile_argument():
         check_compile({"learner": "xla"}, SEAMS)
 
 
-class Overlapping(CompileModeTuner):
-    _overlaps = True
-
-
 @pytest.mark.parametrize(
-    "kind, rollout, update, chosen",
+    "overlaps, rollout, update, chosen",
     [
-        (Overlapping, {"graph": 5e-4, "xla": 2e-4}, "graph", "graph"),  # XLA's thread wakes late
-        (Overlapping, {"graph": 9e-4, "xla": 2e-4}, "graph", "xla"),
-        (Overlapping, {"graph": 5e-4, "xla": 2e-4}, "xla", "xla"),  # one program with the update
-        (CompileModeTuner, {"graph": 5e-4, "xla": 2e-4}, "graph", "xla"),  # not at the same time
+        (True, {"graph": 5e-4, "xla": 2e-4}, "graph", "graph"),  # XLA's thread wakes late
+        (True, {"graph": 9e-4, "xla": 2e-4}, "graph", "xla"),
+        (True, {"graph": 5e-4, "xla": 2e-4}, "xla", "xla"),  # one program with the update
+        (False, {"graph": 5e-4, "xla": 2e-4}, "graph", "xla"),  # not at the same time
     ],
 )
-def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(kind, rollout, update, chosen):
-    program = kind()
-    program._on_host = program._in_python = False
-    program._workflow = types.SimpleNamespace(compile={"rollout": "auto"})
-    program.learner = types.SimpleNamespace(variables=dict, assign_variables=lambda values: None)
-    program.replicas = types.SimpleNamespace(local=lambda nest: [nest])
-    program.acting_state = program._trial_batch = lambda *_: None
-    program.rollout, program.update = CompiledStage("rollout", None), CompiledStage("update", None)
+def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollout, update, chosen):
+    made = Stages(Phase(), {}, {}, None)
+    stages_of = {name: made.stage(name, None) for name in SEAMS}
+    times = {"rollout": rollout, "update": {}}
+    found = {"rollout": min(rollout, key=rollout.get), "update": update}
+    for name, stage in stages_of.items():
 
-    def timed(*_):
-        program.rollout.seconds = dict(rollout)
-        program.rollout.mode = min(rollout, key=rollout.get)
+        def timed(*_, name=name, stage=stage, **options):
+            stage.seconds.update(times[name])
+            return found[name]
 
-    program.rollout.choose_by_time = timed
-    program.update.choose_by_time = lambda *_, wins, begin: setattr(program.update, "mode", update)
-    program._time_stages(types.SimpleNamespace(env_state=None, carry=None, key=None, env_steps=0))
-    assert program.rollout.mode == chosen
+        stage.choose_by_time = timed
+    trials = Trials(
+        **stages_of,
+        rollout_args=tuple,
+        update_args=tuple,
+        keep=lambda: lambda: None,
+        overlaps=overlaps,
+        several_workers=False,
+    )
+    asked = {"rollout": "auto", "update": "auto", "loop": "graph"}
+    with mock.patch.object(CompiledStage, "time_as_chosen"):
+        CompileModeTuner(asked, trials, made).settle(lambda mode: True)
+    assert made.modes["rollout"] == made.stage("rollout", None).mode == chosen

@@ -48,14 +48,14 @@ class ExternalUpdate(struct.Struct):
     """An update that changes a module's state by itself: another library's training step.
 
     The Learner has no gradient, no optimizer and no clipping for it, and one replica only. It runs
-    at its place in the list of updates, counts as a learner step, and what it did is undone where
+    at its place in the list of updates, counts as a learner step, and its changes are undone where
     its loss or a parameter is not finite and the Learner checks that.
 
     Attributes:
       name: Names the update's metrics.
       step: `step(state, batch, key) -> metrics`; the leaves of `state` are variables, which it
         changes in place. Metrics are float scalars, `loss` among them. A leaf `mask` of the batch
-        says which rows count: the step heeds it, or refuses it.
+        marks the valid rows: the step uses it, or refuses it.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Agent(abc.ABC):
     action_spec: Nest
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Agent":
-        """Says what takes the place of another library's `PPO("MlpPolicy", env)`."""
+        """Explains the equivalent of another library's `PPO("MlpPolicy", env)`."""
         if args:
             workflow = "OffPolicyWorkflow" if cls.learns_from_replay else "OnPolicyWorkflow"
             raise UserError(
@@ -118,9 +118,9 @@ class Agent(abc.ABC):
     ) -> ActionOutput:
         """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
 
-    # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy` for what it has then.
+    # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy`.
     learns_from_replay = False
-    # Passes over a rollout and gradient steps of a pass, where a workflow is told nothing else.
+    # Passes over a rollout and gradient steps of a pass, the defaults of a workflow.
     epochs_and_minibatches = (4, 4)
 
     @property
@@ -131,14 +131,14 @@ class Agent(abc.ABC):
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Turns experience `[T, B, ...]` into what the losses take, rows flat `[T * B, ...]`.
+        """Turns experience `[T, B, ...]` into the batch of the losses, rows flat `[T * B, ...]`.
 
         Args:
           state: The state that acted; its normaliser is the one of the behaviour log-probs.
           trajectory: Experience of one rollout; `valid` may be None when all rows are.
 
         Returns:
-          The batch, and metrics of the rollout as a whole, `{name: scalar}`.
+          The batch, and metrics of the full rollout, `{name: scalar}`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
 
@@ -180,7 +180,7 @@ class Agent(abc.ABC):
 
         Args:
           state: Values.
-          metrics: What the losses reported, the means over the minibatches of this update, named as
+          metrics: Those of the losses, the means over the minibatches of this update, named as
             in the results of the Learner.
         """
         return state
@@ -190,7 +190,7 @@ class Agent(abc.ABC):
     ) -> Nest:
         """Returns a minibatch as the losses take it; no gradient flows through this.
 
-        What depends on all rows of a minibatch, such as normalised advantages, belongs here: under
+        Functions of all rows of a minibatch, such as normalised advantages, belong here: under
         several replicas each holds a part of the rows only, and a loss cannot reduce over them.
 
         Args:
@@ -209,7 +209,7 @@ class Agent(abc.ABC):
         """Says by the metrics of a minibatch whether to take no more gradient steps on this batch.
 
         Args:
-          metrics: What the loss returned; the step of this minibatch is not taken either.
+          metrics: Those of the loss; the step of this minibatch is not taken either.
 
         Returns:
           A bool scalar tensor, or None when the agent never stops early.

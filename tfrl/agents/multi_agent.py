@@ -19,7 +19,7 @@ States = dict[str, AgentState]
 def map_agents(
     obs_spec: Nest, action_spec: Nest, policies: Mapping[str, Any], mapping: PolicyMapping
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Agent]]:
-    """Maps agents to modules and makes the modules that are given as functions.
+    """Maps agents to modules and constructs the modules that are functions.
 
     Args:
       obs_spec: `{agent_id: nest of specs}`.
@@ -163,7 +163,7 @@ def _check_module(m: str, made: Any, agent_id: str, obs_spec: Nest, action_spec:
 class MultiAgent(Agent):
     """Lets the policies of several modules act in one environment with several agents.
 
-    A policy is an ordinary agent, such as `PPO`; `policy_mapping_fn` says which one acts for
+    A policy is an ordinary agent, such as `PPO`; `policy_mapping_fn` chooses which one acts for
     which agent. One module for all is a shared policy, one each is independent learning (IPPO: de
     Witt et al. 2020, https://arxiv.org/abs/2011.09533). The agents of a module go through it
     together, as one batch. The state is `{module_id: AgentState}`, so that a Learner of `modules`
@@ -179,7 +179,7 @@ class MultiAgent(Agent):
       env_extra_fields: What a rollout must store for `learner_batch`: who takes part in a step. ()
         where all agents end together and the environment gives no `info["agents"]`.
       members: `{module_id: ids of its agents}`.
-      modules: `{module_id: agent}`, the policies as they were made.
+      modules: `{module_id: agent}`, the policies.
     """
 
     obs_spec: Nest
@@ -286,7 +286,7 @@ class MultiAgent(Agent):
     def learner_batch(  # type: ignore[override]
         self, state: States, trajectory: Trajectory
     ) -> tuple[dict[str, Nest], dict[str, tf.Tensor]]:
-        """Turns joint experience `[T, B, ...]` into what the losses of each module take.
+        """Turns joint experience `[T, B, ...]` into the batch of each module.
 
         Returns:
           `{module_id: rows}` of the modules that learn, the rows of all agents of a module in one
@@ -300,7 +300,7 @@ class MultiAgent(Agent):
         return batches, metrics
 
     def observe(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]
-        """Merges what the agents of each module saw into its statistics."""
+        """Merges the observations of the agents of each module into its statistics."""
         views = self.views(trajectory)
         return {m: module.observe(state[m], views[m]) for m, module in self.modules.items()}
 

@@ -1,6 +1,6 @@
-"""Checks that a network given to an agent gives what the agent asks of it.
+"""Checks that a network argument of an agent has the outputs that the agent needs.
 
-What comes out is looked at, not the class, so that they hold for networks of any origin.
+They check outputs, not classes, so that they hold for networks of any origin.
 """
 
 import functools
@@ -19,7 +19,7 @@ _REMEDY = (
     "for each action (DQN's q=)."
 )
 _REMEDIES = {
-    "actor_network": "An actor gives distributions of actions to SAC, actions to TD3 and DDPG.",
+    "actor_network": "A stochastic actor gives distributions, a deterministic one gives actions.",
     "critic_network": "A critic gives one number for the tuple (observation, action vector), and "
     "for a Discrete action a value for each of an observation alone.",
 }
@@ -39,7 +39,7 @@ def check_policy(
     Args:
       owner: The name of the agent's class.
       network: The network.
-      spec: The nest of specs of what it sees.
+      spec: The nest of specs of its input.
       action_spec: The nest of specs of one action.
       normalize_obs: Whether it sees observations that are normalised.
       name: The agent's field.
@@ -136,7 +136,7 @@ def _trace(
     check: Callable[[Any], None],
     action_spec: Nest = None,
 ) -> None:
-    """Calls `check` with what a network gives for one observation, `[1, ...]`, while tracing."""
+    """Calls `check` with a network's output for one observation, `[1, ...]`, while tracing."""
     with tf.init_scope():
         whole = spec if action_spec is None else (spec, action_spec)
         params = network.init(seeding.key(0), whole)
@@ -174,7 +174,7 @@ def _same_shapes(drawn: Nest, spec: Nest) -> bool:
 
 
 def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None:
-    """What to do with a network of TF-Agents, or what makes one; None for what is none.
+    """The remedy for a network of TF-Agents or a function that makes one; None for others.
 
     Args:
       network: The network.

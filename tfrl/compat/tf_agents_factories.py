@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import keras
 from tfrl.errors import UserError
 from tfrl.ops.schedules import make_schedule
 from tfrl.types import Nest
@@ -19,7 +20,7 @@ def _adam(rate: Any, counter: tf.Variable) -> Any:
     return tf.compat.v1.train.AdamOptimizer(rate if constant else lambda: schedule(counter))
 
 
-class _Rate(tf.keras.optimizers.schedules.LearningRateSchedule):
+class _Rate(keras.api.optimizers.schedules.LearningRateSchedule):
     """A schedule of this library for Keras' optimizers."""
 
     def __init__(self, rate: Any):
@@ -35,7 +36,7 @@ class _Rate(tf.keras.optimizers.schedules.LearningRateSchedule):
 def _keras_adam(rate: Any) -> Any:
     """Keras' Adam, which PPO asks for."""
     rate = rate if isinstance(rate, int | float) else _Rate(rate)
-    return tf.keras.optimizers.Adam(rate, jit_compile=False)
+    return keras.api.optimizers.Adam(rate, jit_compile=False)
 
 
 def _following(value: Any, counter: tf.Variable) -> Any:
@@ -106,7 +107,7 @@ def make_dqn(
 
         counter = _counter()
         kind = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
-        scaled = None if obs_scale is None else tf.keras.layers.Rescaling(list(obs_scale))
+        scaled = None if obs_scale is None else keras.api.layers.Rescaling(list(obs_scale))
         return kind(
             time_step_spec,
             action_spec,
@@ -471,7 +472,7 @@ def _actor_distribution(time_step_spec: Any, action_spec: Any, hidden: tuple[int
         time_step_spec.observation,
         action_spec,
         fc_layer_params=hidden,
-        activation_fn=tf.keras.activations.tanh,
+        activation_fn=keras.api.activations.tanh,
     )
 
 
@@ -481,5 +482,5 @@ def _value(time_step_spec: Any, hidden: tuple[int, ...]) -> Any:
     return ValueNetwork(
         time_step_spec.observation,
         fc_layer_params=hidden,
-        activation_fn=tf.keras.activations.tanh,
+        activation_fn=keras.api.activations.tanh,
     )

@@ -8,36 +8,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfrl.distribute.agreement import Agreement, is_chief
     from tfrl.distribute.choice import STRATEGIES, choose
-    from tfrl.distribute.devices import make_logical_cpus
-    from tfrl.distribute.failures import WorkerLostError, lost_workers
+    from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
     from tfrl.distribute.replicas import Replicas
-    from tfrl.distribute.strategy import describe, make_strategy
+    from tfrl.distribute.strategy import describe, make_logical_cpus, make_strategy
+    from tfrl.distribute.worker_group import WorkerGroup, is_chief
     from tfrl.distribute.workers import Workers, workers_of
     from tfrl.distribute.xla import Problem, assert_compilable, check_compilable
 
 _NAMES = {
     "STRATEGIES": "choice",
-    "Agreement": "agreement",
+    "Agreement": "worker_group",
+    "WorkerGroup": "worker_group",
     "Problem": "xla",
     "Replicas": "replicas",
-    "WorkerLostError": "failures",
+    "WorkerLostError": "multi_worker",
     "Workers": "workers",
     "assert_compilable": "xla",
     "check_compilable": "xla",
     "choose": "choice",
     "describe": "strategy",
-    "is_chief": "agreement",
-    "lost_workers": "failures",
-    "make_logical_cpus": "devices",
+    "is_chief": "worker_group",
+    "lost_workers": "multi_worker",
+    "make_logical_cpus": "strategy",
     "make_strategy": "strategy",
     "workers_of": "workers",
 }
 
 __all__ = [
     "STRATEGIES",
-    "Agreement",
+    "WorkerGroup",
     "Problem",
     "Replicas",
     "WorkerLostError",

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Mapping
 
+from tfrl import checks
 from tfrl.distribute import workers as workers_lib
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UserError
 
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
@@ -40,13 +41,7 @@ def choose(
       UserError: Flags that do not go together, a malformed TF_CONFIG, or none for `multi_worker`.
     """
     environ = os.environ if environ is None else environ
-    if name not in STRATEGIES:
-        raise UserError(
-            "--strategy",
-            expected=f"one of {', '.join(STRATEGIES)}",
-            got=f"'{name}'",
-            remedy=did_you_mean(name, STRATEGIES),
-        )
+    checks.one_of("--strategy", name, STRATEGIES)
     _check_tpu(name, tpu)
     if name == "auto":
         name, why = _auto(tpu, num_logical_cpus, environ)

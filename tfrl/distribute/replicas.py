@@ -87,7 +87,7 @@ class Replicas:
         leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
-    def run_once(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
+    def run_traced(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
         """As `run`, from Python and traced: eagerly TensorFlow starts a thread for each op."""
         if not self.outside:
             return fn(*args)
@@ -102,7 +102,7 @@ class Replicas:
         leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
-    def gathered(self, nest: Nest) -> Nest:
+    def all_gather(self, nest: Nest) -> Nest:
         """Returns `[R, ...]` tensors of a nest of per-replica values, from Python; traced once.
 
         Args:
@@ -115,9 +115,9 @@ class Replicas:
         return tf.nest.pack_sequence_as(nest, self._gather(*tf.nest.flatten(nest)))
 
     def _gather_leaves(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        return self.first(self.run(self.gather, list(leaves)))
+        return self.any_replica(self.run(self.gather, list(leaves)))
 
-    def local(self, nest: Nest) -> list[Nest]:
+    def per_replica(self, nest: Nest) -> list[Nest]:
         """Splits a nest of per-replica values into one nest for each replica of this process."""
         if not self.several:
             return [nest]
@@ -130,9 +130,9 @@ class Replicas:
             for i in range(self.num_local)
         ]
 
-    def first(self, nest: Nest) -> Nest:
+    def any_replica(self, nest: Nest) -> Nest:
         """Returns this process' first replica's values, of a nest that is equal on all."""
-        return self.local(nest)[0] if self.outside else nest
+        return self.per_replica(nest)[0] if self.outside else nest
 
     # Inside `run`.
 

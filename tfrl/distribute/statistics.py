@@ -9,18 +9,6 @@ from tfrl.ops.statistics import RunningStatistics
 Nest = Any
 
 
-def has_statistics(nest: Nest) -> bool:
-    """Whether some part of a nest is `RunningStatistics`."""
-    found: list[RunningStatistics] = []
-
-    def note(before: RunningStatistics, after: RunningStatistics) -> RunningStatistics:
-        found.append(before)
-        return after
-
-    _map(note, nest, nest)
-    return bool(found)
-
-
 def merge_over_replicas(replicas: Replicas, before: Nest, after: Nest) -> Nest:
     """Returns `after` with every `RunningStatistics` in it that of all replicas' rows.
 

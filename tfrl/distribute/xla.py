@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import keras
 from tfrl.errors import UserError
 
 _HOST = re.compile(
@@ -29,9 +30,7 @@ _RANDOM = re.compile(
     r"(Parameterized)?TruncatedNormal"
 )
 # Frames of the library's own are no help to who looks for the line of his code.
-_LIBRARIES = tuple(
-    str(pathlib.Path(module.__file__ or "").parent) for module in (tf, tf.keras) if module.__file__
-)
+_LIBRARIES = (str(pathlib.Path(tf.__file__).parent), keras.folder())
 __all__ = ["Problem", "assert_compilable", "check_compilable"]
 
 # How XLA names an op that it cannot translate.

@@ -35,7 +35,7 @@ class Evaluator(struct.Struct):
     that finish first would favour short ones.
 
     With several agents (`tfrl.envs.MultiAgentEnv`) the return of an episode is the team's, the sum
-    over its agents; the result tells theirs too. An agent is paid for no step after its own end.
+    over its agents; the result has theirs too. An agent gets no reward for steps after its own end.
 
     Attributes:
       env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
@@ -58,7 +58,7 @@ class Evaluator(struct.Struct):
     compile: str = "auto"
 
     def __post_init__(self) -> None:
-        """Checks what the user chose."""
+        """Checks the arguments."""
         _check_count("num_episodes", self.num_episodes)
         if not 0.0 <= self.discount <= 1.0:
             raise UserError(
@@ -151,7 +151,7 @@ class Evaluator(struct.Struct):
         return traces_of(logic_key(self)).notes.setdefault("run", run)
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn`, which plays, compiled as `compile` says."""
+        """Returns `fn`, which plays, compiled in the mode `compile`."""
         if not isinstance(self.env, HostEnv):
             return compiled(fn, self.compile)
         if self.compile != "auto":
@@ -180,7 +180,7 @@ class Evaluator(struct.Struct):
 
 
 def compiled(fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Returns `fn` compiled as `mode` says; `auto` is XLA on GPU and TPU, graph on CPU."""
+    """Returns `fn` compiled in a mode; `auto` is XLA on GPU and TPU, graph on CPU."""
     if mode == "eager":
         return fn
     if mode == "auto":

@@ -34,13 +34,13 @@ def evaluate_on_replicas(
 
 def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
     mode = evaluator.compile
-    play = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
+    play: Any = evaluator.run if mode == "eager" else compiled(evaluator.run, mode)
 
     def own(agent_state: Any, key: tf.Tensor) -> Nest:
         return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))
 
     def everywhere(agent_state: Any, key: tf.Tensor) -> Nest:
-        found = replicas.first(replicas.run(own, agent_state, key))  # [R, episodes]
+        found = replicas.any_replica(replicas.run(own, agent_state, key))  # [R, episodes]
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
 
     if mode == "eager":

@@ -1,4 +1,4 @@
-"""What an evaluation found, on the host."""
+"""The result of an evaluation, on the host."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -57,7 +57,7 @@ def record_video(
     action_fn: ActionFn | None = None,
     preview: Preview | None = None,
 ) -> Video:
-    """Plays episodes in the first environment of the batch and writes what it looks like.
+    """Plays episodes in the first environment of the batch and writes its frames.
 
     Every state is drawn by `env.render`, the initial one included; an environment without a
     renderer is drawn as observation bars. The environment is played with autoreset DISABLED, so

@@ -31,7 +31,7 @@ def write_video(path: str | os.PathLike, frames: Iterable[np.ndarray], fps: floa
     Odd sizes are padded to even ones by repeating the last row or column, as video codecs ask.
 
     Args:
-      path: A file name ending in .mp4 or .gif; its folder is made if needed.
+      path: A file name ending in .mp4 or .gif; its folder is created if needed.
       frames: uint8 RGB [H, W, 3] arrays of one size, at least one.
       fps: Frames per second. GIF knows hundredths of a second only, and at most 50 a second.
 

@@ -1,7 +1,7 @@
 """Videos for TensorBoard: an image summary whose image is an animated GIF, which it plays.
 
 TensorBoard has no summary of its own for videos. It hands the bytes of an image to the browser as
-they are, with the type that their first bytes tell.
+they are, with the type of their first bytes.
 """
 
 import io
@@ -115,7 +115,7 @@ def write_video(
     """Writes frames with a `tf.summary` writer; TensorBoard shows them among the images.
 
     Args:
-      writer: What `tf.summary.create_file_writer` made.
+      writer: From `tf.summary.create_file_writer`.
       tag: Its name.
       frames: As of `encode_gif`; see `Preview` for long or large ones.
       step: The step that it belongs to.

@@ -1,14 +1,19 @@
-"""A trained policy as a SavedModel that needs nothing but TensorFlow."""
+"""The formats of an exported policy: SavedModel, TFLite, ONNX."""
 
 import contextlib
 import logging
+import os
 import pathlib
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfrl import extras
 from tfrl.errors import UserError
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
 from tfrl.storage import files
@@ -108,18 +113,217 @@ def save_module(
             files.sync_file(file)
         files.replace_directory(temporary, directory)
     except (OSError, tf.errors.OpError) as error:
-        raise unwritable(directory, error) from error
+        raise files.unwritable(f"policy folder {directory}", error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return directory
 
 
-def unwritable(directory: pathlib.Path, error: Exception) -> UserError:
-    """Returns the error of a folder that cannot be written."""
-    return UserError(
-        f"policy folder {directory}",
-        expected="a folder that can be written",
-        got=files.reason(error),
-        remedy="Choose another place, or make room on the disk.",
-    )
+TFLITE_FILE = "policy.tflite"
+# Its random numbers are made of operations that TFLite does not have.
+NOT_IN_TFLITE = ("explore",)
+
+
+def write_tflite(
+    policy: PolicyFunctions, directory: pathlib.Path, *, quantize: bool = False
+) -> dict[str, Any]:
+    """Writes `policy.tflite`, with the signatures `action`, `distribution` and `initial_state`.
+
+    Batches may be of any size. Only TFLite's own operations are used where they are enough; else
+    some of TensorFlow's, which the interpreter must have ("Select TF ops").
+
+    Args:
+      policy: The policy.
+      directory: An existing folder.
+      quantize: Whether weights become int8, with a scale each ("dynamic range"); activations stay
+        float32.
+
+    Returns:
+      What to say of it in `metadata.json`.
+
+    Raises:
+      UserError: TFLite cannot express the policy.
+    """
+    names = [name for name in policy.functions if name not in NOT_IN_TFLITE]
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = str(save_functions(policy, pathlib.Path(scratch, "saved_model")))
+        content, error = _to_tflite(saved, names, quantize, select=False)
+        builtin = content is not None
+        if content is None:
+            content, error = _to_tflite(saved, names, quantize, select=True)
+    if content is None:
+        raise UserError(
+            "--format=tflite",
+            expected="a policy of operations that TensorFlow Lite has",
+            got=f"one that its converter refuses ({error})",
+            remedy="Export it as saved_model or onnx.",
+        )
+    (directory / TFLITE_FILE).write_bytes(content)
+    return {
+        "file": TFLITE_FILE,
+        "bytes": len(content),
+        "quantized": quantize,
+        "ops": "built-in" if builtin else "built-in and Select TF ops",
+        "signatures": names,
+    }
+
+
+def _to_tflite(
+    saved: str, names: list[str], quantize: bool, select: bool
+) -> tuple[bytes | None, str]:
+    """Returns the file's content, or None and the converter's reason."""
+    converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=names)
+    if quantize:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if select:
+        ops = tf.lite.OpsSet
+        converter.target_spec.supported_ops = [ops.TFLITE_BUILTINS, ops.SELECT_TF_OPS]
+    try:
+        with quiet(), _silent_stderr():
+            return converter.convert(), ""
+    except Exception as error:  # its own ConverterError is not public
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return None, lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keeps what C++ prints on standard error off the screen."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+
+OPSET = 17
+# Names of ONNX are unique: what comes out cannot be called what went in.
+_NEXT = "next_"
+# Its random numbers are made of operations that ONNX does not have.
+NOT_IN_ONNX = ("explore",)
+
+
+def require_onnx() -> None:
+    """Raises a UserError where the extra is not installed."""
+    for module in ("tf2onnx", "onnxruntime"):
+        extras.require(module, "export")
+
+
+def write_onnx(policy: PolicyFunctions, directory: pathlib.Path) -> dict[str, Any]:
+    """Writes one file a signature: `action.onnx`, `distribution.onnx`, `initial_state.onnx`.
+
+    Inputs and outputs are named as those of the signatures; the recurrent state that comes out is
+    `next_state_...`. Batches may be of any size.
+
+    Args:
+      policy: The policy.
+      directory: An existing folder.
+
+    Returns:
+      What to say of it in `metadata.json`.
+
+    Raises:
+      UserError: The extra `export` is not installed, or ONNX cannot express the policy.
+    """
+    require_onnx()
+    names = [name for name in policy.functions if name not in NOT_IN_ONNX]
+    for name in names:
+        content = _to_onnx(name, policy.functions[name], set(policy.state))
+        (directory / f"{name}.onnx").write_bytes(content)
+    return {"files": [f"{name}.onnx" for name in names], "opset": OPSET, "signatures": names}
+
+
+def _captures_to_constants(model: Any, graph: Any) -> None:
+    """Makes constants of the inputs that stand for tensors from outside of a function.
+
+    Such as the atoms of TF-Agents' CategoricalDqnAgent, a tensor that belongs to the agent.
+    """
+    from onnx import numpy_helper
+
+    values = {inner.name: x for x, inner in graph.captures if x.dtype != tf.resource}
+    read = set(_names_read(model.graph))
+    for given in [x for x in model.graph.input if x.name in values]:
+        model.graph.input.remove(given)
+        if given.name in read:  # small ones are constants already
+            array = numpy_helper.from_array(np.asarray(values[given.name]), given.name)
+            model.graph.initializer.append(array)
+
+
+def _names_read(graph: Any) -> Iterator[str]:
+    """The names that the nodes of an ONNX graph read, bodies of loops included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _names_read(body)
+
+
+def _onnx_broadcast_args(ctx: Any, node: Any, name: str, args: Any) -> None:
+    """Writes TensorFlow's BroadcastArgs, which tf2onnx does not know, in operations of ONNX.
+
+    The shape that two shapes broadcast to is that of an array of the first one, expanded to the
+    second. It comes out of distributions of TensorFlow Probability, so of TF-Agents' policies.
+    """
+    from onnx import TensorProto, helper
+
+    dtype, outputs = ctx.get_dtype(node.output[0]), list(node.output)
+    shape = ctx.get_shape(node.output[0])
+    given = [_onnx_cast(ctx, x, TensorProto.INT64) for x in node.input]
+    ctx.remove_node(node.name)
+    nothing = helper.make_tensor("nothing", TensorProto.BOOL, [1], [False])
+    array = ctx.make_node("ConstantOfShape", given[:1], attr={"value": nothing}).output[0]
+    whole = ctx.make_node("Expand", [array, given[1]]).output[0]
+    found = ctx.make_node("Shape", [whole]).output[0]
+    ctx.make_node(
+        "Cast", [found], attr={"to": dtype}, name=name, outputs=outputs,
+        shapes=[shape], dtypes=[dtype],
+    )  # fmt: skip
+
+
+def _onnx_cast(ctx: Any, name: str, dtype: int) -> str:
+    return str(ctx.make_node("Cast", [name], attr={"to": dtype}).output[0])
+
+
+# Of tf2onnx's custom handlers: `{operation of TensorFlow: (function, arguments)}`.
+_ONNX_HANDLERS: dict[str, Any] = {"BroadcastArgs": (_onnx_broadcast_args, [])}
+
+
+def _to_onnx(name: str, function: Any, state: set[str]) -> bytes:
+    import onnx
+    import tf2onnx
+
+    signature = function.input_signature
+    begins = name == "initial_state"
+
+    def renamed(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        found = function(*inputs)
+        return {k if begins or k not in state else _NEXT + k: x for k, x in found.items()}
+
+    flat = tf.function(renamed, input_signature=signature, autograph=False)
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with quiet():
+            model, _ = tf2onnx.convert.from_function(
+                flat, input_signature=signature, opset=OPSET, custom_op_handlers=_ONNX_HANDLERS
+            )
+        _captures_to_constants(model, flat.get_concrete_function(*signature).graph)
+        onnx.checker.check_model(model)  # tf2onnx leaves what it does not know as it is
+    except Exception as error:  # of many kinds, by operation
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            "--format=onnx",
+            expected=f"a policy of operations that ONNX (opset {OPSET}) has",
+            got=f"one whose {name} tf2onnx refuses ({first})",
+            remedy="Export it as saved_model or tflite.",
+        ) from error
+    finally:
+        logger.setLevel(level)
+    return bytes(model.SerializeToString())

@@ -1,15 +1,130 @@
-"""A policy as flat functions with names: what every format of an export is made of."""
+"""A policy as flat functions with names, with the metadata of an export."""
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import distributions, seeding, specs, struct
+from tfrl.agents import DQN, SAC, TD3, MultiAgent
+from tfrl.agents.actor_critic.agent import ActorCritic
+from tfrl.distributions.core import shaped_action
+from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
-from tfrl.experiment import export_distribution
+from tfrl.experiment.metadata import versions
+from tfrl.networks.actor_critic import mask_argument
+from tfrl.storage import files
+
+Nest = Any
+
+# What a kind of distribution is, given its parameters; it goes into metadata.json.
+KINDS = {
+    "categorical": "action = start + i with probability softmax(logits)_i",
+    "multi_categorical": "element k = start_k + i with probability softmax(logits_k)_i",
+    "bernoulli": "element k = 1 with probability sigmoid(logits_k)",
+    "gaussian": "action ~ N(loc, scale^2), not clipped",
+    "tanh_gaussian": "action = (low + high) / 2 + (high - low) / 2 tanh(u), u ~ N(loc, scale^2)",
+    "q_values": "the greedy action is start + argmax q_values; explore takes any valid one with "
+    "probability epsilon",
+    "deterministic": "action = loc; explore adds clipped Gaussian noise",
+}
+
+
+def has_distribution(agent: Any) -> bool:
+    """Whether `policy_parameters` knows the agent's distribution."""
+    if isinstance(agent, MultiAgent):
+        return all(has_distribution(module) for module in agent.modules.values())
+    return isinstance(agent, ActorCritic | DQN | SAC | TD3)
+
+
+def policy_parameters(
+    agent: Any, state: Any, obs: Nest, carry: Nest = None
+) -> tuple[dict[str, tuple[str, dict[str, Any]]], Nest]:
+    """Returns the parameters of the policy at a batch of observations.
+
+    Args:
+      agent: An agent that `has_distribution`.
+      state: Its state.
+      obs: A nest `[B, ...]` of its `obs_spec`.
+      carry: The recurrent state before the step, or None.
+
+    Returns:
+      `{path of an action's leaf: (kind, {parameter: tensor [B, ...]})}`, kinds as in `KINDS`, path
+      "." for the only leaf, or where one distribution is that of all leaves in one vector; and the
+      carry after the step.
+    """
+    if isinstance(agent, MultiAgent):
+        return _of_several(agent, state, obs, carry)
+    if isinstance(agent, DQN):
+        return {".": ("q_values", {"q_values": agent.action_values(state, obs)})}, carry
+    seen, mask = split_mask(agent.normalized(state, obs))
+    if isinstance(agent, SAC):
+        actor: Any = agent.actor
+        policy = actor.apply(state.params["actor"], seen, **mask_argument(mask))
+        return {".": _parameters(policy)}, carry
+    if isinstance(agent, TD3):
+        action = agent.evaluate_actions(state, obs, tf.zeros([2], tf.int32)).action
+        leaves = dict(zip(struct.paths(agent.action_spec), tf.nest.flatten(action), strict=True))
+        return {path: ("deterministic", {"loc": x}) for path, x in leaves.items()}, carry
+    policy, after = agent.network.act(state.params, seen, carry, mask)
+    parts = policy.parts if isinstance(policy, distributions.Joint) else (policy,)
+    paths = struct.paths(agent.action_spec)
+    return {p: _parameters(d) for p, d in zip(paths, parts, strict=True)}, after
+
+
+def _of_several(agent: MultiAgent, state: Any, obs: Nest, carry: Nest) -> Any:
+    found, carries = {}, {}
+    for agent_id in sorted(agent.action_spec):
+        m = agent.module_of(agent_id)
+        before = None if carry is None else carry.get(agent_id)
+        each, after = policy_parameters(agent.modules[m], state[m], obs[agent_id], before)
+        for path, parameters in each.items():
+            found[agent_id if path == "." else f"{agent_id}/{path}"] = parameters
+        if after is not None:
+            carries[agent_id] = after
+    return found, carries or None
+
+
+def _parameters(policy: Any) -> tuple[str, dict[str, Any]]:
+    """The kind of one distribution and its parameters, those of Gaussians in an action's shape."""
+    if isinstance(policy, distributions.Categorical):
+        return "categorical", {"logits": policy.logits}
+    if isinstance(policy, distributions.MultiCategorical):
+        return "multi_categorical", {"logits": policy.logits}
+    if isinstance(policy, distributions.Bernoulli):
+        return "bernoulli", {"logits": policy.logits}
+    shape = policy.event_shape or (policy.loc.shape[-1],)
+    scale = tf.broadcast_to(tf.exp(policy.log_std), tf.shape(policy.loc))
+    kind = "gaussian" if isinstance(policy, distributions.DiagonalGaussian) else "tanh_gaussian"
+    return kind, {"loc": shaped_action(policy.loc, shape), "scale": shaped_action(scale, shape)}
+
+
+def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a reader must know to act by the parameters, out of JSON's types.
+
+    Args:
+      agent: The agent.
+      kinds: `{path: kind}`, as `policy_parameters` gave them.
+    """
+    leaves = struct.paths(agent.action_spec)
+    found: dict[str, Any] = {}
+    for path, kind in kinds.items():
+        about: dict[str, Any] = {"kind": kind, "meaning": KINDS[kind]}
+        of = [leaves[path]] if path in leaves else list(leaves.values())
+        if kind in ("categorical", "multi_categorical", "q_values"):
+            about["start"] = specs.bounds(of[0])[0]
+        elif kind == "tanh_gaussian":
+            bounds = [[b.reshape(-1) for b in specs.bounds(spec)] for spec in of]
+            about["low"] = [x for low, _ in bounds for x in low]
+            about["high"] = [x for _, high in bounds for x in high]
+            if len(of) > 1:
+                about["order"] = list(leaves)
+        found[path] = files.plain(about)
+    return found
+
 
 # Up to this size the values of a policy are constants of its functions. From variables each would
 # be read in every call, which takes more time than the arithmetic of a small policy; but a graph
@@ -80,7 +195,7 @@ def policy_functions(
     - `explore(observation, [state], seed)` acts as in training; `seed` is an int64 scalar, and the
       same seed gives the same draws.
     - `distribution(observation, [state])` gives the parameters of the policy's distribution, see
-      `export_distribution`.
+      `KINDS`.
     - `initial_state(batch_size)` gives the state at the start of an episode, where there is memory.
 
     Args:
@@ -98,7 +213,7 @@ def policy_functions(
     if "explore" in signatures:
         _add(functions, left_out, "explore", lambda: maker.made(maker.explore, _SEED))
     if "distribution" in signatures:
-        if export_distribution.has_distribution(agent):
+        if has_distribution(agent):
             functions["distribution"] = maker.made(maker.distribution)
         else:
             name = getattr(agent, "algorithm", None) or type(agent).__name__
@@ -113,7 +228,7 @@ def policy_functions(
         inputs=tuple(maker.obs_names.values()),
         outputs=maker.action_names,
         state=tuple(maker.carry_names.values()),
-        distributions=export_distribution.described(agent, maker.kinds),
+        distributions=described(agent, maker.kinds),
         left_out=left_out,
     )
 
@@ -258,7 +373,7 @@ class _Maker:
         return dict(zip(self.carry_names.values(), tf.nest.flatten(carry), strict=True))
 
     def distribution(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
-        found, after = export_distribution.policy_parameters(self._agent, state, obs, carry)
+        found, after = policy_parameters(self._agent, state, obs, carry)
         named = {}
         for path, (kind, parameters) in found.items():
             self.kinds[path] = kind
@@ -298,3 +413,56 @@ def _used(concrete: Any, leaves: Mapping[str, Any]) -> set[str]:
             rest += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
     inputs = concrete.graph.inputs  # dicts are flattened by sorted names
     return {path for path, x in zip(sorted(leaves), inputs, strict=False) if x.op.name in seen}
+
+
+METADATA_FILE = "metadata.json"
+_PACKAGES = {
+    "tf_agents": "tf-agents",
+    "tf2onnx": "tf2onnx",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
+}
+# Which of them take part in a format.
+_PACKAGES_OF = {"tf_agents": ("tf_agents",), "onnx": ("tf2onnx", "onnx", "onnxruntime")}
+
+
+def export_versions(form: str) -> dict[str, str]:
+    """Returns the versions of what made an export, those of its format included."""
+    found = versions()
+    for name in _PACKAGES_OF.get(form, ()):
+        found[name] = importlib.metadata.version(_PACKAGES[name])
+    return found
+
+
+def specs_of(policy: PolicyFunctions) -> dict[str, Any]:
+    """Returns observation, action and state: names, shapes, dtypes and bounds, for JSON."""
+    return {
+        "observation": _leaves(policy.obs_spec, "observation"),
+        "action": _leaves(policy.action_spec, "action"),
+        "state": list(policy.state),
+    }
+
+
+def _leaves(nest: Any, base: str) -> list[dict[str, Any]]:
+    found = []
+    for path, spec in struct.paths(nest).items():
+        low, high = specs.bounds(spec)
+        about: dict[str, Any] = {
+            "name": leaf_name(path, base),
+            "path": path,
+            "shape": spec.shape.as_list(),
+            "dtype": spec.dtype.name,
+            "minimum": _bound(low),
+            "maximum": _bound(high),
+        }
+        if isinstance(spec, specs.DiscreteSpec):
+            about["num_values"] = spec.num_values
+        found.append(about)
+    return found
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """One number where all are the same; null stands for none."""
+    if bound.size and np.all(bound == bound.flat[0]):
+        return bound.flat[0]
+    return bound

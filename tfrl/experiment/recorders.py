@@ -1,15 +1,506 @@
-"""Recorders: where rows of metrics go. All of them under one roof, and several as one."""
+"""Recorders: where rows of metrics go (CSV, JSON lines, TensorBoard, W&B, the console)."""
 
+import abc
 import contextlib
+import csv
+import io
+import math
+import os
+import pathlib
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.parse
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tfrl.experiment.recorder_base import STEP, Recorder, cell
-from tfrl.experiment.recorder_files import CsvRecorder, JsonlRecorder
-from tfrl.experiment.recorder_tensorboard import TensorBoardRecorder
-from tfrl.experiment.recorder_wandb import WandbRecorder
+import numpy as np
+from tensorboard.backend.event_processing import event_file_loader
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.evaluation.video_summary import video_summary
+from tfrl.storage import files
+
+STEP = "env_steps"
+_REMEDY = "Choose another --root_dir or make this one writable."
+
+
+def cell(name: str, value: Any) -> float | int | str:
+    """Returns a value of a row as a Python number or a one-line string.
+
+    float32 values become the shortest decimal that reads back as the same float32, so that a
+    stored 0.1 is written as 0.1. Line breaks in strings become spaces: a row is one line.
+
+    Args:
+      name: Name of the column, for the error.
+      value: A Python or NumPy scalar, a scalar tensor, or a string.
+
+    Raises:
+      TypeError: It is neither a scalar nor a string.
+    """
+    if isinstance(value, str):
+        return " ".join(value.splitlines())
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, np.floating) and value.dtype.itemsize < 8:
+        return float(str(value))
+    if isinstance(value, float | np.floating):
+        return float(value)
+    raise TypeError(f"metric {name!r}: expected a number or a string, got {value!r}")
+
+
+class Recorder(abc.ABC):
+    """Takes rows of metrics.
+
+    Rows of one step may be several; their steps do not decrease. Write and `flush` all rows of a
+    step before its checkpoint is saved, and call `truncate` with the checkpoint's step at resume:
+    then no row is lost and none is double.
+    """
+
+    @abc.abstractmethod
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Takes one row.
+
+        Args:
+          step: The step of the row.
+          row: `{name: number or string}`; a NaN or an infinity is a number too.
+        """
+
+    def truncate(self, step: int) -> None:
+        """Drops the rows whose step is greater than `step`; nothing to do where none are kept."""
+        return
+
+    def flush(self) -> None:
+        """Returns when every row written so far is safe; nothing to do where none wait."""
+        return
+
+    def close(self) -> None:
+        """Flushes and lets go of files; more calls have no effect."""
+        self.flush()
+
+
+def split_row(step: int, row: Mapping[str, Any], step_name: str) -> dict[str, float | int | str]:
+    """Returns the cells of a row without the step, which the row may repeat but not contradict.
+
+    Raises:
+      ValueError: The row has another value under the step's name.
+    """
+    cells = {str(n): cell(n, v) for n, v in row.items()}
+    if cells.pop(step_name, step) != step:
+        raise ValueError(f"row of step {step}: {step_name} is {row[step_name]}")
+    return cells
+
+
+def _lines_of(path: pathlib.Path) -> list[str]:
+    """The whole lines of a file, without their ends."""
+    with open(path, "rb", opener=files.open_no_link) as file:
+        return file.read().decode("utf-8", errors="replace").split("\n")[:-1]
+
+
+def check_table(path: pathlib.Path, step_name: str = STEP) -> None:
+    """Refuses a table of metrics whose header is damaged: its rows would be taken for damaged.
+
+    Args:
+      path: The table; nothing is wrong with one that is not there or holds no whole line.
+      step_name: The name of its first column.
+
+    Raises:
+      UserError: Showing the header.
+    """
+    lines = _lines_of(path) if path.exists() else []
+    if not lines:
+        return
+    columns = _csv_cells(lines[0])
+    named = "\ufffd" not in lines[0] and all(columns) and len(set(columns)) == len(columns)
+    fits = len(lines) == 1 or any(len(_csv_cells(row)) == len(columns) for row in lines[1:])
+    if columns[:1] != [step_name] or not named or not fits:
+        raise UserError(
+            f"metrics file {path}",
+            expected=f"a table whose first column is {step_name}, with a name for each column",
+            got=f"the header {lines[0][:80]!r}",
+            remedy="Mend it or move the file away, or choose another --root_dir; nothing was "
+            "changed.",
+        )
+
+
+class _LineRecorder(Recorder):
+    """One row a line, appended; a last line without its end was cut by a kill and is dropped."""
+
+    def __init__(self, path: str | pathlib.Path, step_name: str = STEP):
+        """Opens the file, and goes on after its last whole line.
+
+        Args:
+          path: The file; its folder is made when missing.
+          step_name: The name that the step is stored under.
+
+        Raises:
+          UserError: The file cannot be written.
+        """
+        self._path = pathlib.Path(path)
+        self._step_name = step_name
+        # Since the last `truncate`, with those that it kept.
+        self.num_rows = 0
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise files.unwritable(
+                f"metrics file {self._path}", error, kind="file", remedy=_REMEDY
+            ) from error
+
+    def _open(self) -> None:
+        self._file = open(self._path, "a+b", opener=files.open_no_link)
+        self._cut_last_line()
+
+    def _cut_last_line(self) -> None:
+        """Drops bytes after the last newline."""
+        size = end = self._file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            self._file.seek(start)
+            found = self._file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        if end < size:
+            self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def _append(self, line: str) -> None:
+        self._file.write(line.encode("utf-8"))
+        self.num_rows += 1
+
+    def _lines(self) -> list[str]:
+        """The whole lines of the file, without their ends."""
+        self._file.flush()
+        return _lines_of(self._path)
+
+    def _rewrite(self, lines: Iterable[str]) -> None:
+        """Puts a new content in place of the file, atomically."""
+        self._file.close()
+        files.write_text(self._path, "".join(f"{line}\n" for line in lines))
+        self._open()
+
+    @abc.abstractmethod
+    def _step_of(self, line: str) -> int | None:
+        """The step of a row, or None when the line is not a row."""
+
+    def _kept(self, lines: list[str], step: int, first_number: int = 1) -> list[str]:
+        """The rows up to a step; lines that are no rows are dropped and named."""
+        kept = []
+        for number, line in enumerate(lines, first_number):
+            found = self._step_of(line)
+            if found is None:
+                warnings.warn(f"{self._path}: line {number} is damaged and dropped", stacklevel=3)
+            elif found <= step:
+                kept.append(line)
+        return kept
+
+    def truncate(self, step: int) -> None:
+        """Drops the rows whose step is greater, and damaged lines."""
+        lines = self._lines()
+        kept = self._kept(lines, step)
+        self.num_rows = len(kept)
+        if kept != lines:
+            self._rewrite(kept)
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self._path.name
+
+    def flush(self) -> None:
+        """Returns when every row is on the disk."""
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            remedy = "Make room; the same command goes on from the last checkpoint."
+            raise files.unwritable(
+                f"metrics file {self._path}", error, kind="file", remedy=remedy
+            ) from error
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        self.flush()
+        self._file.close()
+
+
+class JsonlRecorder(_LineRecorder):
+    """One JSON object a line: the step first, then the row as it came.
+
+    A NaN or an infinity is written as null, since JSON has no word for them; the CSV file tells
+    them apart.
+    """
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Appends a row."""
+        step = int(step)
+        content = {self._step_name: step, **split_row(step, row, self._step_name)}
+        self._append(files.to_json(content) + "\n")
+
+    def _step_of(self, line: str) -> int | None:
+        try:
+            return int(files.from_json(line)[self._step_name])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
+def _csv_cells(line: str) -> list[str]:
+    """The cells of a line; none where it is no line of a table."""
+    try:
+        return next(csv.reader([line.replace("\0", "\ufffd")]), [])
+    except csv.Error:
+        return []
+
+
+class CsvRecorder(_LineRecorder):
+    """A table with a header: the step, then columns in the order in which they first came.
+
+    A row may lack columns (empty cells) and bring new ones: then the file is rewritten with the
+    longer header, atomically. Non-finite numbers are `nan`, `inf` and `-inf`.
+    """
+
+    def _open(self) -> None:
+        check_table(self._path, self._step_name)
+        super()._open()
+        header = self._lines()[:1]
+        self._columns = _csv_cells(header[0]) if header else []
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Appends a row; new columns first rewrite the table."""
+        step = int(step)
+        cells = {self._step_name: step, **split_row(step, row, self._step_name)}
+        new = [name for name in cells if name not in self._columns]
+        if new:
+            self._add_columns(new)
+        self._append(_csv_line(cells.get(name, "") for name in self._columns) + "\n")
+
+    def _add_columns(self, names: list[str]) -> None:
+        empty = "," * len(names) if self._columns else ""
+        rows = [line + empty for line in self._lines()[1:]]
+        self._rewrite([_csv_line([*self._columns, *names]), *rows])
+
+    def _step_of(self, line: str) -> int | None:
+        cells = _csv_cells(line)
+        try:
+            return int(cells[0]) if cells and len(cells) == len(self._columns) else None
+        except ValueError:
+            return None
+
+    def truncate(self, step: int) -> None:
+        """Drops the rows whose step is greater, and damaged lines; columns stay."""
+        lines = self._lines()
+        kept = lines[:1] + self._kept(lines[1:], step, first_number=2)
+        self.num_rows = max(0, len(kept) - 1)
+        if kept != lines:
+            self._rewrite(kept)
+
+
+class TensorBoardRecorder(Recorder):
+    """Scalars under their names, videos as animated images; strings have no place and are left out.
+
+    A run that goes on writes a further event file. `truncate` takes the later points out of the
+    earlier files, and adds a SessionLog START event for a TensorBoard that has read them already.
+    """
+
+    def __init__(self, directory: str | pathlib.Path):
+        """Opens an event file in a folder.
+
+        Args:
+          directory: The folder that `tensorboard --logdir` is given; made when missing.
+
+        Raises:
+          UserError: The folder cannot be written.
+        """
+        directory = pathlib.Path(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            thing = f"TensorBoard folder {directory}"
+            raise files.unwritable(thing, error, remedy=_REMEDY) from error
+        self._earlier = sorted(directory.glob("*tfevents*"))
+        self._writer = EventFileWriter(str(directory))
+        self._closed = False
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Adds the numbers of a row as scalars (float32), all in one event."""
+        cells = {name: cell(name, value) for name, value in row.items()}
+        points = [
+            summary_pb2.Summary.Value(tag=name, simple_value=_float32(value))
+            for name, value in cells.items()
+            if not isinstance(value, str)
+        ]
+        if points:
+            self._add(step, summary=summary_pb2.Summary(value=points))
+
+    def video(self, tag: str, frames: Any, step: int, fps: float = 30.0) -> None:
+        """Adds a video as an animated GIF, which TensorBoard shows among the images.
+
+        Args:
+          tag: Its name.
+          frames: uint8 `[T, H, W, 3]` or a sequence of `[H, W, 3]`.
+          step: The step that it belongs to.
+          fps: Frames per second; GIF keeps hundredths of a second.
+        """
+        try:
+            summary = video_summary(tag, frames, fps)
+        except ValueError as error:
+            raise ValueError(f"video {tag!r}: {error}") from error
+        self._add(step, summary=summary)
+
+    def truncate(self, step: int) -> None:
+        """Drops the points whose step is greater from the files of earlier sessions."""
+        for path in self._earlier:
+            _truncate_events(path, step)
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        # START discards points from its own step on; those of `step` itself stay.
+        self._add(step + 1, session_log=start)
+        self.flush()
+
+    def flush(self) -> None:
+        """Returns when every event is in the file."""
+        if not self._closed:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
+
+    def _add(self, step: int, **content: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), step=int(step), **content)
+        self._writer.add_event(event)
+
+
+def _truncate_events(path: pathlib.Path, step: int) -> None:
+    """Rewrites an event file without later events, and without a record that a kill cut short."""
+    records = list(event_file_loader.RawEventFileLoader(str(path)).Load())
+    kept = [record for record in records if event_pb2.Event.FromString(record).step <= step]
+    content = io.BytesIO()
+    writer = RecordWriter(content)
+    for record in kept:
+        writer.write(record)
+    if len(content.getvalue()) != path.stat().st_size:
+        files.write_bytes(path, content.getvalue())
+
+
+def _float32(value: float | int) -> float:
+    """A number within what a float32 field takes; larger ones become infinite."""
+    limit = float(np.finfo(np.float32).max)
+    number = float(value)
+    return math.copysign(math.inf, number) if abs(number) > limit else number
+
+
+_DEFAULT_URL = "https://api.wandb.ai"
+
+
+def _reachable(url: str, timeout: float = 2.0) -> bool:
+    """Whether a server takes connections."""
+    parts = urllib.parse.urlparse(url)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def choose_mode(api_key: str | None) -> str:
+    """Returns `online` where a key and the server are there, else `offline`.
+
+    `WANDB_MODE` overrules. An offline run is kept in its folder; `wandb sync` sends it later.
+
+    Args:
+      api_key: The key that wandb has found, or None.
+    """
+    asked = os.environ.get("WANDB_MODE")
+    if asked:
+        return asked
+    url = os.environ.get("WANDB_BASE_URL", _DEFAULT_URL)
+    return "online" if api_key and _reachable(url) else "offline"
+
+
+class WandbRecorder(Recorder):
+    """Sends rows as `wandb.log(row, step=step)`.
+
+    W&B keeps what it has of a step and ignores earlier steps, so a resumed run, which writes the
+    same rows again, leaves no double ones there.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        project: str = "tfrl",
+        name: str | None = None,
+        run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        """Starts (or goes on with) a W&B run.
+
+        Args:
+          directory: Where wandb keeps its files.
+          project: The project's name.
+          name: The run's name, or None for one that W&B invents.
+          run_id: A stable id, so that a resumed run continues the same one.
+          config: What to show as the run's configuration.
+
+        Raises:
+          UserError: wandb is not installed.
+        """
+        wandb = extras.require("wandb", "wandb")
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=project,
+            name=name,
+            id=run_id,
+            resume="allow" if run_id else None,
+            dir=str(directory),
+            config=files.plain(config or {}),
+            mode=choose_mode(wandb.api.api_key),
+        )
+        self._closed = False
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Sends a row."""
+        self._run.log({name: cell(name, value) for name, value in row.items()}, step=int(step))
+
+    def video(self, tag: str, frames: Any, step: int, fps: float = 30.0) -> None:
+        """Sends a video of uint8 frames `[T, H, W, 3]`."""
+        channels_first = np.asarray(frames).transpose(0, 3, 1, 2)  # [T, 3, H, W]
+        video = self._wandb.Video(channels_first, fps=int(round(fps)), format="gif")
+        self._run.log({tag: video}, step=int(step))
+
+    def close(self) -> None:
+        """Ends the run."""
+        if not self._closed:
+            self._closed = True
+            self._run.finish()
+
 
 __all__ = [
     "STEP",

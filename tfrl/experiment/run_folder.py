@@ -6,8 +6,9 @@ import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from tfrl.errors import UserError, did_you_mean
-from tfrl.experiment.recorder_files import check_table
+from tfrl import checks
+from tfrl.errors import UserError
+from tfrl.experiment.recorders import check_table
 from tfrl.storage import files
 
 IF_EXISTS = ("resume", "fail", "new")
@@ -95,13 +96,7 @@ class RunFolder:
           UserError: The folder cannot be written, holds a run under `fail`, or the choice is
             unknown.
         """
-        if if_exists not in IF_EXISTS:
-            raise UserError(
-                "--if_exists",
-                expected=f"one of {', '.join(IF_EXISTS)}",
-                got=if_exists,
-                remedy=did_you_mean(if_exists, IF_EXISTS),
-            )
+        checks.one_of("--if_exists", if_exists, IF_EXISTS)
         try:
             if if_exists != "new":
                 self.check_files()
@@ -190,12 +185,8 @@ class RunFolder:
             probe.unlink()
 
     def _unwritable(self, error: OSError) -> UserError:
-        return UserError(
-            f"root_dir {self.root}",
-            expected="a folder that can be written",
-            got=files.reason(error),
-            remedy="Choose another --root_dir.",
-        )
+        remedy = "Choose another --root_dir."
+        return files.unwritable(f"root_dir {self.root}", error, remedy=remedy)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Writes `metadata.json`; see `tfrl.experiment.metadata.collect`."""

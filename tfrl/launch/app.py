@@ -15,7 +15,6 @@ from absl import app, flags, logging
 
 from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
-from tfrl.launch import flags as common_flags
 from tfrl.loading import distrust
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -40,6 +39,8 @@ def run(
     Raises:
       SystemExit: Always, with the exit code.
     """
+    import tfrl.launch.flags  # noqa: F401  (defines the common flags)
+
     logging.set_verbosity(logging.WARNING)
     logging.set_stderrthreshold("warning")
     warnings.showwarning = _show_warning
@@ -143,7 +144,9 @@ def _parse(argv: list[str], doc: str) -> list[str]:
                 remedy="Put it behind its flag, or leave it out; --help lists the flags.",
             )
         )
-    common_flags.capture()
+    from tfrl.launch.flags import capture
+
+    capture()
     return rest
 
 

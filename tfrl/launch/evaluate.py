@@ -2,13 +2,18 @@
 
 import contextlib
 import json
+import pathlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from tfrl.errors import UserError
 from tfrl.launch import app, run_config
 from tfrl.launch import flags as common_flags
+
+if TYPE_CHECKING:
+    from tfrl.launch.settings import Settings
 
 DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
 
@@ -35,12 +40,12 @@ def main() -> int:
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.distribute import is_chief, lost_workers
-    from tfrl.launch import evaluation, settings
+    from tfrl.launch import settings
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
-        result = evaluation.evaluate(
+        result = evaluate(
             assembled,
             values.root_dir or "",
             episodes=flags.FLAGS.episodes,
@@ -74,6 +79,66 @@ def _check_video(path: str | None) -> None:
             got=repr(path),
             remedy="The ending chooses the format.",
         )
+
+
+def evaluate(
+    settings: "Settings",
+    root_dir: str,
+    *,
+    episodes: int,
+    checkpoint: str | int,
+    seed: int,
+    video: str | None,
+) -> dict[str, Any]:
+    """Evaluates the greedy policy of a checkpoint, and prints a table.
+
+    Of several processes, which share the episodes, the chief prints and records the video.
+
+    Args:
+      settings: The run's configuration.
+      root_dir: The run folder; nothing in it is changed.
+      episodes: Exactly so many, each weighted once.
+      checkpoint: "latest", "best" or a number of env steps.
+      seed: Of the episodes.
+      video: Path of a .mp4 or .gif to record one episode to, or None.
+
+    Returns:
+      `eval_return_mean`, `eval_return_std`, `eval_episodes` and more, out of JSON's types.
+    """
+    from tfrl.experiment.run_folder import RunFolder
+    from tfrl.launch import multi_worker
+
+    folder = RunFolder(root_dir)
+    workflow = settings.workflow
+    group = workflow.worker_group
+    leads = group is None or group.is_chief
+    multi_worker.check_same_command(workflow, seed=seed, episodes=episodes, checkpoint=checkpoint)
+    restored = multi_worker.restore_run(folder, group, checkpoint)
+    metadata = folder.read_metadata()
+    if metadata is not None and metadata["compile_choices"]:
+        workflow.use_compile(metadata["compile_choices"])
+    state = workflow.load(workflow.setup(seed), restored, environments=False)
+    result = workflow.final_evaluation(state, episodes, seed=seed)
+    figures: dict[str, Any] = {
+        **result.metrics(),
+        "env_steps": workflow.env_steps(state),
+        "checkpoint": restored.path.name,
+    }
+    if video is not None and leads:
+        recorded = workflow.record_video(state, pathlib.Path(video), seed)
+        figures["video"] = str(recorded.path)
+    if group is not None:
+        group.barrier("the end")  # who leaves earlier looks lost to the others
+    if leads:
+        _show(f"{folder.root}, {restored.path.name}", figures)
+    return figures
+
+
+def _show(title: str, figures: dict[str, Any]) -> None:
+    app.say(title)
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        app.say(f"  {name:<{width}}  {f'{value:.3f}' if isinstance(value, float) else value}")
 
 
 def run() -> None:

@@ -41,7 +41,7 @@ def main() -> int:
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     form = flags.FLAGS.format
-    _check_flags(form, values.if_exists)
+    _check_flags(form)
     target = _target(values.root_dir or "", form)
     files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
@@ -65,20 +65,13 @@ def main() -> int:
     return 0
 
 
-def _check_flags(form: str, if_exists: str) -> None:
+def _check_flags(form: str) -> None:
     if flags.FLAGS.quantize and form != "tflite":
         raise UserError(
             "--quantize",
             expected="--format=tflite, which alone has weights of 8 bits",
             got=f"--format={form}",
             remedy="Leave it out, or export as tflite.",
-        )
-    if if_exists != "resume":
-        raise UserError(
-            f"--if_exists={if_exists}",
-            expected="its default: it is about trainings",
-            got=repr(if_exists),
-            remedy="--overwrite replaces an export that is there.",
         )
     missing = [n for n in ("tf2onnx", "onnxruntime") if not importlib.util.find_spec(n)]
     if form == "onnx" and missing:

@@ -4,22 +4,22 @@ import datetime
 import pathlib
 import re
 import shutil
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.experiment import export_lite, export_metadata, export_onnx
+from tfrl.experiment import export_functions
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
-from tfrl.experiment.export import save_functions, unwritable
+from tfrl.experiment.export import save_functions, write_onnx, write_tflite
 from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
-from tfrl.experiment.export_oracle import AgentOracle
-from tfrl.experiment.export_verify import verify
+from tfrl.experiment.export_verify import AgentOracle, verify
 from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing
 from tfrl.launch.app import say
+from tfrl.launch.multi_worker import restore_run
 from tfrl.launch.settings import Settings
+from tfrl.launch.training import params_of
 from tfrl.storage import files
 from tfrl.tasks.policy_export import TaskOracle, task_functions
 from tfrl.tasks.workflow import TaskWorkflow
@@ -58,7 +58,7 @@ def export(
         does not act as the policy does.
     """
     folder, workflow = RunFolder(root_dir), settings.workflow
-    if workflow.agreement is not None:
+    if workflow.worker_group is not None:
         raise UserError(
             "--strategy",
             expected="one process, which writes the export",
@@ -77,12 +77,12 @@ def export(
         metadata = _metadata(folder, workflow, state, restored, policy, form)
         metadata |= {"export": about, "verification": measured}
         text = files.to_json(metadata, indent=2) + "\n"
-        (temporary / export_metadata.FILE).write_text(text, encoding="utf-8")
+        (temporary / export_functions.METADATA_FILE).write_text(text, encoding="utf-8")
         for file in sorted(temporary.rglob("*")):
             files.sync_file(file)
         files.replace_directory(temporary, target)
     except (OSError, tf.errors.OpError) as error:
-        raise unwritable(target, error) from error
+        raise files.unwritable(f"policy folder {target}", error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -134,32 +134,25 @@ def _write(
         return write_policies(workflow.agent, agent_state, written, steps)
     written.mkdir()
     if form == "tflite":
-        return export_lite.write_tflite(policy, written, quantize=quantize)
-    return export_onnx.write_onnx(policy, written)
+        return write_tflite(policy, written, quantize=quantize)
+    return write_onnx(policy, written)
 
 
 def _restore(folder: RunFolder, checkpoint: str) -> Restored:
     """Reads the checkpoint that the flag names."""
-    which, place = _which(checkpoint), folder.checkpoints
-    if isinstance(which, pathlib.Path):
-        path, name = which, _CHECKPOINT.fullmatch(which.name)
-        if name is None or not path.is_dir():
-            raise UserError(
-                f"--checkpoint={checkpoint}",
-                expected="latest, best, a number of env steps, or a folder ckpt-<env steps>",
-                got="a folder of another name" if path.is_dir() else "no such folder",
-                remedy=f"Those of this run are in {folder.checkpoints}.",
-            )
-        which, place = int(name[1]), path.parent
-    restored = CheckpointManager(place, read_only=True, log=say).restore(which)
-    if restored is None:
+    which = _which(checkpoint)
+    if not isinstance(which, pathlib.Path):
+        return restore_run(folder, None, which)
+    name = _CHECKPOINT.fullmatch(which.name)
+    if name is None or not which.is_dir():
         raise UserError(
-            f"--root_dir={folder.root}",
-            expected="a run with a checkpoint",
-            got="none so far",
-            remedy="Let the training run to its first checkpoint.",
+            f"--checkpoint={checkpoint}",
+            expected="latest, best, a number of env steps, or a folder ckpt-<env steps>",
+            got="a folder of another name" if which.is_dir() else "no such folder",
+            remedy=f"Those of this run are in {folder.checkpoints}.",
         )
-    return restored
+    restored = CheckpointManager(which.parent, read_only=True, log=say).restore(int(name[1]))
+    return cast(Restored, restored)  # the folder is there
 
 
 def _which(text: str) -> str | int | pathlib.Path:
@@ -179,20 +172,20 @@ def _metadata(
     form: str,
 ) -> dict[str, Any]:
     run = folder.read_metadata() or {}
-    digest = params_digest(finishing.params_of(workflow.agent_state(state)))
+    digest = params_digest(params_of(workflow.agent_state(state)))
     steps = workflow.env_steps(state)
     config = folder.operative_config
     return {
         "format": form,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": export_metadata.export_versions(form),
+        "versions": export_functions.export_versions(form),
         "env_id": _env_id(run),
         "env_steps": steps,
         "learner_steps": _learner_steps(restored),
         "evaluation": _newest_evaluation(folder, steps, digest),
         "checkpoint": restored.path.name,
         "params_digest": digest,
-        "specs": export_metadata.specs_of(policy),
+        "specs": export_functions.specs_of(policy),
         "distribution": policy.distributions or None,
         "left_out": policy.left_out,
         "run": {name: run.get(name) for name in ("created", "versions", "git_hash", "seed")},

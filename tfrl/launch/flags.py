@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfrl.distribute.choice import STRATEGIES, choose
+from tfrl.launch.api import StartOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -51,18 +52,13 @@ flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to th
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonFlags:
+class CommonFlags(StartOptions):
     """The values of the common flags as the command line gave them."""
 
     root_dir: str | None
     gin_file: tuple[str, ...]
     gin_bindings: tuple[str, ...]
-    seed: int
-    if_exists: str
-    strategy: str
     tpu: str | None
-    num_logical_cpus: int
-    deterministic_ops: bool
 
 
 _captured: list[CommonFlags] = []

@@ -4,17 +4,222 @@ gin itself lets pass: undotted bindings (they become macros), misspelt scopes, d
 bindings that nothing reads, and values of the wrong type. Here each is an error that says where.
 """
 
+import ast
+import dataclasses
 import importlib
+import io
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import gin
 from absl import flags
+from gin import config_parser
 
 from tfrl.errors import UserError, did_you_mean
-from tfrl.launch import gin_reader, gin_registry, gin_types
+from tfrl.launch import gin_registry
+from tfrl.loading import import_code
+
+# Finds an included file: (path as written, place of the line) -> existing file.
+Resolve = Callable[[str, str], pathlib.Path]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/name` or `@scope/name()` in a value."""
+
+    scoped_name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%name` in a value."""
+
+    name: str
+
+
+class _Delegate(config_parser.ParserDelegate):
+    """Builds the two classes above where gin would build its own references."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        """Keeps the name as written; `evaluate` does not matter for checking."""
+        return Reference(scoped_configurable_name)
+
+    def macro(self, macro_name: str) -> Macro:
+        """Keeps the name as written."""
+        return Macro(macro_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """One `scope/selector.parameter = value`, and where it stands."""
+
+    scope: str
+    selector: str
+    parameter: str
+    value: Any
+    source: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+        return self.source if self.source == "--gin_bindings" else f"{self.source}:{self.line}"
+
+    @property
+    def key(self) -> str:
+        """The left-hand side as the user may have written it."""
+        name = f"{self.selector}.{self.parameter}" if self.parameter else self.selector
+        return f"{self.scope}/{name}" if self.scope else name
+
+
+def read_file(
+    path: pathlib.Path, resolve: Resolve, parents: tuple[pathlib.Path, ...] = ()
+) -> Iterator[Binding]:
+    """Yields the bindings of a file and of what it includes, in gin's order.
+
+    Args:
+      path: An existing gin file.
+      resolve: Finds the files that it includes.
+      parents: The files that include this one.
+
+    Yields:
+      Every binding, where it stands.
+
+    Raises:
+      UserError: Syntax errors, missing or circular includes, failing imports.
+    """
+    if path in parents:
+        raise UserError(
+            f"Gin file {path}",
+            expected="files that do not include each other in a circle",
+            got=" -> ".join(p.name for p in (*parents, path)),
+            remedy="Take one of the include lines out.",
+        )
+    for statement in _statements(_text_of(path), str(path)):
+        where = f"{path}:{statement.location.line_num}"
+        if isinstance(statement, config_parser.IncludeStatement):
+            included = resolve(statement.filename, where)
+            yield from read_file(included, resolve, (*parents, path))
+        else:
+            yield from _to_bindings(statement, str(path), where)
+
+
+def _text_of(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"Gin file {path}",
+            expected="a text file (UTF-8) that can be read",
+            got=str(error),
+            remedy="Mend it, or put back a copy of it.",
+        ) from error
+
+
+def read_binding(text: str) -> list[Binding]:
+    """Reads one value of --gin_bindings.
+
+    Args:
+      text: `name.parameter=value`.
+
+    Returns:
+      Its bindings; one, unless the text has several lines.
+
+    Raises:
+      UserError: The text is not of that form.
+    """
+    if "=" not in text:
+        raise UserError(
+            f"Gin binding '{text}'",
+            expected="name.parameter=value",
+            got="no '='",
+            remedy="Write for example --gin_bindings='train.total_env_steps=100000'.",
+        )
+    found = []
+    for statement in _statements(text, "--gin_bindings"):
+        found += list(_to_bindings(statement, "--gin_bindings", "--gin_bindings"))
+    return found
+
+
+def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
+    """Turns a statement of the parser into a binding; imports what it asks to import."""
+    if isinstance(statement, config_parser.ImportStatement):
+        try:
+            import_code(statement.module, f"Gin import of {statement.module} ({where})")
+        except ImportError as error:
+            raise UserError(
+                f"Gin import of {statement.module} ({where})",
+                expected="a module that can be imported",
+                got=str(error),
+                remedy="Install it, or add its folder to PYTHONPATH.",
+            ) from error
+    elif isinstance(statement, config_parser.BindingStatement):
+        scope, selector, parameter, value, location = statement
+        yield Binding(scope, selector, parameter, value, source, location.line_num)
+    elif isinstance(statement, config_parser.IncludeStatement):
+        raise UserError(
+            f"Gin binding 'include' ({where})",
+            expected="include lines in files only",
+            got=f"include '{statement.filename}'",
+            remedy=f"Add --gin_file={statement.filename} instead.",
+        )
+
+
+def _statements(text: str, source: str) -> Iterator[Any]:
+    """Parses gin text; syntax errors become one paragraph."""
+    try:
+        yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
+    except (SyntaxError, tokenize.TokenError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise _syntax_error(text, source, error) from error
+
+
+def _syntax_error(text: str, source: str, error: Exception) -> UserError:
+    detail, line, number = str(error.args[0]).split("\n")[0], text, 1
+    place = error.args[1] if len(error.args) > 1 else None
+    if isinstance(place, tuple) and len(place) >= 4:
+        number, line = place[1], place[3]
+    elif isinstance(place, tuple) and isinstance(place[0], int):  # tokenize's (line, column)
+        number = place[0]
+        line = (text.splitlines() or [""])[min(number, len(text.splitlines())) - 1]
+    line = str(line).strip()
+    name, _, value = line.partition("=")
+    value = value.strip()
+    remedy = "Check brackets, quotes and the form name.parameter = value."
+    if value and not value.startswith(("@", "%", "'", '"')) and not _is_literal(value):
+        remedy = f"Text needs quotes: {name.strip()}='{value}'. {remedy}"
+    where = source if source == "--gin_bindings" else f"{source}:{number}"
+    return UserError(
+        f"Gin binding '{line}' ({where})",
+        expected="name.parameter = value, where value is a Python literal, @reference or %macro",
+        got=f"a syntax error: {detail.rstrip('.')}",
+        remedy=remedy,
+    )
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yields the innermost values of nested dicts, lists and tuples."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from (*leaves(key), *leaves(item))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
 
 T = TypeVar("T")
 
@@ -68,7 +273,7 @@ def resolve(path: str, where: str = "--gin_file") -> pathlib.Path:
     )
 
 
-def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[gin_reader.Binding]:
+def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
     """Reads files and bindings without applying them, which needs no TensorFlow.
 
     Args:
@@ -81,9 +286,9 @@ def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[gin_reader.
     Raises:
       UserError: A file is missing, or a line is malformed.
     """
-    found = [b for path in files for b in gin_reader.read_file(resolve(path), resolve)]
+    found = [b for path in files for b in read_file(resolve(path), resolve)]
     for text in bindings:
-        found += gin_reader.read_binding(text)
+        found += read_binding(text)
     return found
 
 
@@ -140,19 +345,19 @@ def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
         logging.disable(before)
 
 
-def _check_names(found: Sequence[gin_reader.Binding]) -> None:
+def _check_names(found: Sequence[Binding]) -> None:
     """Every configurable and parameter exists."""
     for binding in found:
-        for leaf in gin_reader.leaves(binding.value):
-            if isinstance(leaf, gin_reader.Reference):
+        for leaf in leaves(binding.value):
+            if isinstance(leaf, Reference):
                 gin_registry.find(leaf.scoped_name.rpartition("/")[2], binding.where, "@")
         if binding.parameter and binding.selector != "macro":
             gin_registry.check_parameter(binding.selector, binding.parameter, binding.where)
 
 
-def _check_duplicates(found: Sequence[gin_reader.Binding]) -> None:
+def _check_duplicates(found: Sequence[Binding]) -> None:
     """Nobody binds a parameter twice in one file or in one list of --gin_bindings."""
-    seen: dict[tuple[str, str], gin_reader.Binding] = {}
+    seen: dict[tuple[str, str], Binding] = {}
     for binding in found:
         name = binding.key
         if binding.parameter and binding.selector != "macro":
@@ -169,15 +374,10 @@ def _check_duplicates(found: Sequence[gin_reader.Binding]) -> None:
             )
 
 
-def _check_macros(found: Sequence[gin_reader.Binding]) -> None:
+def _check_macros(found: Sequence[Binding]) -> None:
     """Every %macro is defined, and every definition (an undotted binding) is used."""
     defined = {_macro_name(b): b for b in found if not b.parameter or b.selector == "macro"}
-    used = {
-        leaf.name: b
-        for b in found
-        for leaf in gin_reader.leaves(b.value)
-        if isinstance(leaf, gin_reader.Macro)
-    }
+    used = {leaf.name: b for b in found for leaf in leaves(b.value) if isinstance(leaf, Macro)}
     for name, binding in used.items():
         if name not in defined and not gin_registry.is_constant(name):
             raise UserError(
@@ -201,18 +401,18 @@ def _check_macros(found: Sequence[gin_reader.Binding]) -> None:
             )
 
 
-def _macro_name(binding: gin_reader.Binding) -> str:
+def _macro_name(binding: Binding) -> str:
     return binding.scope if binding.selector == "macro" else binding.key
 
 
-def _check_scopes(found: Sequence[gin_reader.Binding]) -> None:
+def _check_scopes(found: Sequence[Binding]) -> None:
     """Every scope is one that the code opens or that a reference opens, and the other way round."""
     real = [b for b in found if b.parameter and b.selector != "macro"]
     bound = {part for b in real for part in b.scope.split("/") if part}
-    opened: dict[str, gin_reader.Binding] = {}
+    opened: dict[str, Binding] = {}
     for binding in found:
-        for leaf in gin_reader.leaves(binding.value):
-            if isinstance(leaf, gin_reader.Reference):
+        for leaf in leaves(binding.value):
+            if isinstance(leaf, Reference):
                 for part in leaf.scoped_name.split("/")[:-1]:
                     opened.setdefault(part, binding)
     for binding in real:
@@ -248,10 +448,10 @@ def check_types() -> None:
             plain = gin_registry.without_references(value)
             if not gin_registry.is_plain(plain):
                 continue
-            expected = gin_types.mismatch(configurable.wrapped, name, plain)
+            expected = gin_registry.mismatch(configurable.wrapped, name, plain)
             whole = isinstance(plain, float) and plain.is_integer()
             if expected is not None and whole:
-                if not gin_types.mismatch(configurable.wrapped, name, int(plain)):
+                if not gin_registry.mismatch(configurable.wrapped, name, int(plain)):
                     gin_registry.bind(scope, selector, name, int(plain))
                     continue
             if expected is not None:
@@ -264,7 +464,7 @@ def check_types() -> None:
                 )
 
 
-def _replaced_parts(found: Sequence[gin_reader.Binding]) -> set[str]:
+def _replaced_parts(found: Sequence[Binding]) -> set[str]:
     """Returns the bindings, out of files, of what only replaced values refer to.
 
     Who replaces `ModuleConfig.lr = @LinearSchedule()` of a shipped file by a number cannot take the
@@ -272,15 +472,15 @@ def _replaced_parts(found: Sequence[gin_reader.Binding]) -> set[str]:
     must be read.
     """
     real = [b for b in found if b.parameter and b.selector != "macro"]
-    last: dict[str, gin_reader.Binding] = {_full_name(b): b for b in real}
+    last: dict[str, Binding] = {_full_name(b): b for b in real}
     replaced = [b for b in real if last[_full_name(b)] is not b]
     parts: set[str] = set()
     while replaced:
-        leaves = [leaf for b in replaced for leaf in gin_reader.leaves(b.value)]
+        values = [leaf for b in replaced for leaf in leaves(b.value)]
         referred = {
             gin_registry.find(leaf.scoped_name.rpartition("/")[2], "gin").selector
-            for leaf in leaves
-            if isinstance(leaf, gin_reader.Reference)
+            for leaf in values
+            if isinstance(leaf, Reference)
         }
         new = {
             name: b
@@ -294,7 +494,7 @@ def _replaced_parts(found: Sequence[gin_reader.Binding]) -> set[str]:
     return parts
 
 
-def _full_name(binding: gin_reader.Binding) -> str:
+def _full_name(binding: Binding) -> str:
     selector = gin_registry.find(binding.selector, binding.where).selector
     return gin_registry.binding_name(binding.scope, selector, binding.parameter)
 

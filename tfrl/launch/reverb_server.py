@@ -121,13 +121,6 @@ def _check_flags(values: common_flags.CommonFlags) -> None:
             got="nothing",
             remedy="Give --root_dir=runs/..., the same again to go on.",
         )
-    if values.if_exists != "resume":
-        raise UserError(
-            f"--if_exists={values.if_exists}",
-            expected="resume, for a server",
-            got=repr(values.if_exists),
-            remedy="Give another --root_dir to begin with empty tables.",
-        )
 
 
 def _first_line(server: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import gin_files, gin_reader
+from tfrl.launch import gin_files
 from tfrl.loading import distrust, trust
 
 flags.DEFINE_boolean(
@@ -81,7 +81,7 @@ def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) ->
     RunFolder(str(root_dir)).check_files()
     for binding in gin_files.read(files, bindings):
         # Such as 'gymnasium:module:Name-v0'.
-        texts = (leaf for leaf in gin_reader.leaves(binding.value) if isinstance(leaf, str))
+        texts = (leaf for leaf in gin_files.leaves(binding.value) if isinstance(leaf, str))
         trust(*(part for text in texts for part in text.split(":")))
     if not flags.FLAGS.allow_code:
         distrust(config)

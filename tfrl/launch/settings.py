@@ -5,8 +5,7 @@ from typing import Any
 
 import gin
 
-from tfrl import struct
-from tfrl.errors import UserError
+from tfrl import checks, struct
 from tfrl.launch import (
     configurables,  # noqa: F401  (importing it registers what gin files may name)
     gin_files,
@@ -32,20 +31,14 @@ class Settings(RunOptions):
     def __post_init__(self) -> None:
         """Checks the numbers."""
         super().__post_init__()
-        if not isinstance(self.workflow, Workflow):
-            raise UserError(
-                "train.workflow",
-                expected="a workflow such as @OnPolicyWorkflow()",
-                got=repr(self.workflow),
-                remedy="A reference needs its brackets: they make the object.",
-            )
-        if self.final_eval_episodes < 1:
-            raise UserError(
-                "train.final_eval_episodes",
-                expected="at least 1",
-                got=self.final_eval_episodes,
-                remedy="100 is usual.",
-            )
+        checks.instance(
+            "train.workflow",
+            self.workflow,
+            Workflow,
+            "a workflow such as @OnPolicyWorkflow()",
+            remedy="A reference needs its brackets: they make the object.",
+        )
+        checks.at_least("train.final_eval_episodes", self.final_eval_episodes, 1)
 
 
 def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
@@ -85,8 +78,13 @@ def build_from_config(
       UserError: For anything that is wrong in them, bindings that nothing reads included.
     """
     if isinstance(bindings, Mapping):
-        bindings = [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
+        bindings = binding_lines(bindings)
     return assemble([gin_files] if isinstance(gin_files, str) else gin_files, bindings).workflow
+
+
+def binding_lines(bindings: Mapping[str, Any]) -> list[str]:
+    """Returns `{"make_env.num_envs": 8}` as the lines of a gin file."""
+    return [f"{name} = {_in_gin(value)}" for name, value in bindings.items()]
 
 
 def _in_gin(value: Any) -> str:

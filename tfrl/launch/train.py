@@ -1,16 +1,14 @@
 """`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
 
-import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, gin_files, run_config
+from tfrl.launch import api, app, gin_files, run_config
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -64,8 +62,7 @@ def main() -> int:
     common_flags.configure_tensorflow(values)
     # Before anything else computes: a strategy over processes must be the first.
     strategy = common_flags.strategy_from_flags(values, log=app.say)
-    from tfrl.distribute import lost_workers
-    from tfrl.launch import settings, training
+    from tfrl.launch import settings
 
     assembled = settings.assemble(files, values.gin_bindings)
     if flags.FLAGS.video_interval is not None:
@@ -73,27 +70,15 @@ def main() -> int:
     if flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
         use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)
-    elif flags.FLAGS.replay_reconnect_seconds is not None:
-        raise UserError(
-            "--replay_reconnect_seconds",
-            expected="a --replay_server to be waited for",
-            got="none",
-            remedy="Give --replay_server too, or leave both out.",
-        )
-    assembled.workflow.use_strategy(strategy)
-    if assembled.video_interval:
-        # Here already, so that a run that cannot be filmed leaves no folder.
-        assembled.workflow.check_video()
-    if flags.FLAGS.check_env:
-        check_environments(assembled.workflow, values.seed)
-    with contextlib.closing(assembled.workflow), lost_workers(strategy):
-        return training.train(
-            assembled,
-            values,
-            values.root_dir or default_root_dir(files),
-            termination,
-            started,
-        )
+    return api.start(
+        assembled,
+        values,
+        values.root_dir or api.default_root_dir(files),
+        strategy,
+        termination,
+        started,
+        check_env=flags.FLAGS.check_env,
+    )
 
 
 def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | None = None) -> None:
@@ -117,45 +102,10 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
             remedy="Leave the flag out.",
         )
     use(address, reconnect_seconds)
-    from tfrl.replay.reverb.calls import await_tables
+    from tfrl.replay.reverb.connection import await_tables
 
     # Here already, so that a wrong address leaves no folder.
     await_tables(workflow.replay, app.say)
-
-
-def check_environments(workflow: Any, seed: int) -> None:
-    """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
-    if workflow.env is not None:
-        from tfrl.envs.checker_host import check_before_training
-
-        with _named(repr(workflow.env.unwrapped)):
-            check_before_training(workflow.env, seed)
-        return
-    from tfrl.tasks import TaskWorkflow
-    from tfrl.tasks.environments import check_environment
-
-    if isinstance(workflow, TaskWorkflow):
-        with _named(f"of {type(workflow.task).__name__}"):
-            check_environment(workflow.task, seed)
-
-
-@contextlib.contextmanager
-def _named(environments: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(
-            f"the environments ({environments}), {error.thing}",
-            expected=error.expected,
-            got=error.got,
-            remedy=f"{error.remedy} (--nocheck_env trains without this check.)",
-        ) from error
-
-
-def default_root_dir(files: list[str]) -> str:
-    """Returns the folder of runs without --root_dir, `runs/ppo_tf_cartpole` for example."""
-    name = files[-1].removesuffix(".gin").strip("./")
-    return f"runs/{name.replace('/', '_')}"
 
 
 def run() -> None:

@@ -15,13 +15,108 @@ from tfrl.errors import UserError
 from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager
+from tfrl.experiment.metadata import params_digest
 from tfrl.experiment.run_folder import RunFolder
-from tfrl.launch import finishing, gin_registry, together
+from tfrl.launch import gin_registry, multi_worker
+from tfrl.launch.api import StartOptions
 from tfrl.launch.app import say
-from tfrl.launch.flags import CommonFlags
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
+
+
+def is_finished(folder: RunFolder, settings: Settings, state: Any) -> bool:
+    """Returns whether a summary tells of these very parameters, as the settings ask for it."""
+    summary = folder.read_summary()
+    if summary is None:
+        return False
+    workflow = settings.workflow
+    now = {
+        "env_steps": workflow.env_steps(state),
+        "eval_episodes": settings.final_eval_episodes,
+        "params_digest": params_digest(params_of(workflow.agent_state(state))),
+    }
+    return all(summary.get(name) == value for name, value in now.items())
+
+
+def finish(
+    folder: RunFolder, settings: Settings, state: Any, *, seed: int, stopped_by: str
+) -> None:
+    """Evaluates, exports and records the final parameters; a kill leaves it to the next start.
+
+    Args:
+      folder: The run folder.
+      settings: What gin describes.
+      state: The run's last state.
+      seed: Of the video's episode.
+      stopped_by: Why the training ended.
+    """
+    started = time.monotonic()
+    workflow = settings.workflow
+    agent_state = workflow.agent_state(state)
+    result = workflow.final_evaluation(state, settings.final_eval_episodes)
+    folder.check_there()
+    workflow.export_policy(state, folder.policy)
+    folder.check_there()
+    path = _record_video(folder, workflow, state, seed) if settings.video else None
+    steps, run_time = workflow.env_steps(state), workflow.run_time
+    wall_seconds = run_time.wall_seconds + time.monotonic() - started
+    folder.write_summary(
+        {
+            "env_steps": steps,
+            "wall_seconds": wall_seconds,
+            # A run of one compiled call has no time without compilation.
+            "env_steps_per_second": run_time.env_steps_per_second or steps / wall_seconds,
+            "eval_return_mean": result.mean,
+            "eval_return_std": result.std,
+            "eval_episodes": len(result.episode_returns),
+            "params_digest": params_digest(params_of(agent_state)),
+            "stopped_by": stopped_by,
+            "video": str(path.relative_to(folder.root)) if path else None,
+        }
+    )
+
+
+def params_of(agent_state: Any) -> Any:
+    """Returns the parameters of an agent, or of each policy of an agent of several."""
+    if isinstance(agent_state, dict):
+        return {module_id: state.params for module_id, state in agent_state.items()}
+    return agent_state.params
+
+
+def _record_video(folder: RunFolder, workflow: Any, state: Any, seed: int) -> Any:
+    try:
+        recorded = workflow.record_video(state, folder.videos / "final.mp4", seed)
+    except UserError as error:
+        # The video is an extra: without its encoder the run is whole.
+        say(f"Note: no video. {error}")
+        return None
+    return recorded.path
+
+
+def show(folder: RunFolder, seconds: float) -> None:
+    """Prints the outcome of the run.
+
+    Args:
+      folder: The run folder, with a summary.
+      seconds: How long the command took.
+    """
+    summary = folder.read_summary()
+    if summary is None:
+        raise RuntimeError("the run has no summary to show")
+    mean, std = summary["eval_return_mean"], summary["eval_return_std"]
+    rows = {
+        "Final return": f"{mean:.1f} +- {std:.1f} over {summary['eval_episodes']} episodes",
+        "Env steps": f"{summary['env_steps']:,}",
+        "Speed": f"{summary['env_steps_per_second']:,.0f} env steps/s in training",
+        "This command": f"{seconds:.1f} s",
+        "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
+        "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
+        "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
+    }
+    for name, value in rows.items():
+        say(f"{name:<14}{value}")
+
 
 # What may differ between the starts of one run: nothing here changes what is learnt, but that a run
 # may give its experience up and fill its buffer anew.
@@ -49,13 +144,13 @@ _STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
 
 
 def train(
-    settings: Settings, flags: CommonFlags, root_dir: str, termination: Termination, started: float
+    settings: Settings, flags: StartOptions, root_dir: str, termination: Termination, started: float
 ) -> int:
     """Trains in a run folder, going on where an earlier start of the run stopped.
 
     Args:
       settings: What gin describes.
-      flags: The common flags.
+      flags: How the run starts.
       root_dir: The run folder.
       termination: Tells of SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
@@ -67,8 +162,8 @@ def train(
       UserError: For what a user got wrong, a non-finite loss among it.
     """
     settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
-    agreement = settings.workflow.agreement
-    if agreement is not None and not agreement.is_chief:
+    group = settings.workflow.worker_group
+    if group is not None and not group.is_chief:
         return _follow(settings, flags, termination)
     folder = RunFolder(root_dir)
     with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
@@ -91,50 +186,50 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _meet(workflow: Any, flags: CommonFlags, resumes: bool = False) -> bool:
+def _meet(workflow: Any, flags: StartOptions, resumes: bool = False) -> bool:
     """Waits until the chief holds the folder; returns whether it found a run to go on with."""
-    if workflow.agreement is None:
+    if workflow.worker_group is None:
         return resumes
-    workflow.agreement.barrier("the run folder")
-    together.check_same_command(workflow, seed=flags.seed)
-    return bool(workflow.agreement.chief_says(resumes))
+    workflow.worker_group.barrier("the run folder")
+    multi_worker.check_same_command(workflow, seed=flags.seed)
+    return bool(workflow.worker_group.broadcast(resumes))
 
 
-def _follow(settings: Settings, flags: CommonFlags, termination: Termination) -> int:
+def _follow(settings: Settings, flags: StartOptions, termination: Termination) -> int:
     """Trains along with the chief, another process, which alone writes into the run folder.
 
     Every process reads the folder: it must be one that all of them see.
     """
-    workflow, agreement = settings.workflow, settings.workflow.agreement
+    workflow, group = settings.workflow, settings.workflow.worker_group
     state = _Run(settings, flags, _meet(workflow, flags)).start()
-    agreement.barrier("the restored state")
-    if agreement.chief_says(0):
+    group.barrier("the restored state")
+    if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[stop])
-            interrupted = _interrupted(agreement, termination)
+            interrupted = _interrupted(group, termination)
         if interrupted:
-            agreement.barrier("the end")
+            group.barrier("the end")
             return termination.exit_code
-    if agreement.chief_says(0):
+    if group.broadcast(0):
         workflow.final_evaluation(state, settings.final_eval_episodes)
-    agreement.barrier("the end")
+    group.barrier("the end")
     return 0
 
 
-def _interrupted(agreement: Any, termination: Termination) -> bool:
+def _interrupted(group: Any, termination: Termination) -> bool:
     """Whether a signal came, to any process: also one that came too late to end the training."""
-    return termination.requested if agreement is None else agreement.any(termination.requested)
+    return termination.requested if group is None else group.any(termination.requested)
 
 
 def _train(run: "_Run", termination: Termination, started: float) -> int:
     settings, workflow = run.settings, run.settings.workflow
     state = run.start()
     reason = run.done(state)
-    agreement = workflow.agreement
-    if agreement is not None:
-        agreement.barrier("the restored state")
-        agreement.chief_says(int(reason is None))
+    group = workflow.worker_group
+    if group is not None:
+        group.barrier("the restored state")
+        group.broadcast(int(reason is None))
     if reason is None:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
         # It would tell of earlier parameters from now on.
@@ -142,24 +237,24 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[stop])
-            if _interrupted(agreement, termination):
+            if _interrupted(group, termination):
                 steps = workflow.env_steps(state)
                 by = termination.name if termination.requested else "another worker"
                 say(f"Stopped by {by} at {steps:,} env steps; saved. The same command goes on.")
-                if agreement is not None:
-                    agreement.barrier("the end")
+                if group is not None:
+                    group.barrier("the end")
                 return termination.exit_code
         reason = workflow.report.stopped_by if workflow.report else "budget"
     else:
         say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
-    unfinished = not finishing.is_finished(run.folder, settings, state)
-    if agreement is not None:
-        agreement.chief_says(int(unfinished))
+    unfinished = not is_finished(run.folder, settings, state)
+    if group is not None:
+        group.broadcast(int(unfinished))
     if unfinished:
-        finishing.finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
-    if agreement is not None:
-        agreement.barrier("the end")  # who leaves earlier looks lost to the others
-    finishing.show(run.folder, time.monotonic() - started)
+        finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+    if group is not None:
+        group.barrier("the end")  # who leaves earlier looks lost to the others
+    show(run.folder, time.monotonic() - started)
     return 0
 
 
@@ -220,7 +315,7 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
             {"--seed": flags.seed, **gin_registry.completed(configuration, before)},
             allowed=MAY_CHANGE,
         )
-        together.check_replicas(folder, old, run.workflow)
+        multi_worker.check_replicas(folder, old, run.workflow)
     elif CheckpointManager(folder.checkpoints, read_only=True).steps:
         raise UserError(
             f"root_dir {folder.root}",
@@ -254,7 +349,7 @@ class _StopWhenAsked(Callback):
 class _Run:
     """A run folder together with what runs in it."""
 
-    def __init__(self, settings: Settings, flags: CommonFlags, resumes: bool):
+    def __init__(self, settings: Settings, flags: StartOptions, resumes: bool):
         self.settings = settings
         self.workflow = settings.workflow
         self.flags = flags
@@ -270,9 +365,9 @@ class _Run:
         if old is not None and old["compile_choices"]:
             workflow.use_compile(old["compile_choices"])
         state = workflow.setup(self.flags.seed)
-        leads = workflow.agreement is None or workflow.agreement.is_chief
+        leads = workflow.worker_group is None or workflow.worker_group.is_chief
         manager = CheckpointManager(self.folder.checkpoints, read_only=not leads, log=say)
-        restored = together.restore(manager, workflow.agreement)
+        restored = multi_worker.restore(manager, workflow.worker_group)
         if restored is not None:
             state = workflow.load(state, restored)
             self._restored_metric = restored.metric  # its values are as large as a replay buffer

@@ -113,4 +113,4 @@ def _common(replicas: Replicas, before: Any, after: Any) -> Any:
         own = tf.nest.map_structure(lambda b, a: tf.where(first, a, b), before, after)
         return merge_over_replicas(replicas, before, own)
 
-    return replicas.first(replicas.run_once(merge, before, after))
+    return replicas.any_replica(replicas.run_traced(merge, before, after))

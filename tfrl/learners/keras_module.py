@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import networks, ops, seeding, struct
+from tfrl import keras, networks, ops, seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError, did_you_mean
 from tfrl.learners.batches import counted, field
@@ -36,12 +36,12 @@ def check_model(model: Any, model_fn: Any) -> None:
             remedy="A function gives fresh parameters for every key.",
         )
     if model_fn is None:
-        if isinstance(model, tf.keras.Model):
+        if keras.is_model(model):
             return
         thing, expected = "KerasModule.model", "a tf.keras.Model"
         got = repr(model)
         remedy = "Write model=model, or model_fn=make_model for a function that makes one."
-    elif isinstance(model_fn, tf.keras.Model):
+    elif keras.is_model(model_fn):
         thing, expected = "KerasModule.model_fn", "a function without arguments that makes a model"
         got = f"the model {model_fn.name!r} itself"
         remedy = "Write model=model."
@@ -71,19 +71,19 @@ def _takes(fn: Any, count: int) -> bool:
 
 def _check_arguments(loss_fn: Any) -> None:
     """Refuses a function that cannot be called as (batch, outputs), or wants targets first."""
-    keras = False
+    of_keras = False
     if _takes(loss_fn, 2):
         try:
             names = list(inspect.signature(loss_fn).parameters)
         except ValueError:
             return
-        keras = any(name in _KERAS_ARGUMENTS for name in names[:2])
-        if not keras:
+        of_keras = any(name in _KERAS_ARGUMENTS for name in names[:2])
+        if not of_keras:
             return
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     name = "my_loss" if name == "<lambda>" else name
     remedy = "batch is the rows, outputs what the model gives for them."
-    if keras:
+    if of_keras:
         remedy = f"Write loss_fn=lambda batch, outputs: {name}(batch['y'], outputs)."
     raise UserError(
         "KerasModule.loss_fn",
@@ -108,51 +108,42 @@ def row_loss(loss_fn: Any) -> Any:
     """
     if loss_fn is None:
         return None
-    if isinstance(loss_fn, type) and issubclass(loss_fn, tf.keras.losses.Loss):
+    if keras.is_loss_class(loss_fn):
         raise UserError(
             "KerasModule.loss_fn",
             expected="a loss of Keras",
             got=f"the class {loss_fn.__name__}",
             remedy=f"Make one of it: loss_fn=tf.keras.losses.{loss_fn.__name__}().",
         )
-    if callable(loss_fn) and not _of_keras(loss_fn):
+    if callable(loss_fn) and not keras.is_loss(loss_fn):
         _check_arguments(loss_fn)
         return None
     if isinstance(loss_fn, str):
         try:
-            loss_fn = tf.keras.losses.get(loss_fn)
+            loss_fn = keras.named_loss(loss_fn)
         except ValueError:
-            known = [n for n in dir(tf.keras.losses) if n[0].islower() or n[0].isupper()]
             raise UserError(
                 "KerasModule.loss_fn",
                 expected="the name of a loss in tf.keras.losses",
                 got=repr(loss_fn),
-                remedy=did_you_mean(loss_fn, known),
+                remedy=did_you_mean(loss_fn, keras.loss_names()),
             ) from None
-    if isinstance(loss_fn, tf.keras.losses.Loss):
-        if loss_fn.reduction == tf.keras.losses.Reduction.SUM:
-            raise UserError(
-                "KerasModule.loss_fn",
-                expected="a loss that is a mean over the rows",
-                got=f"{type(loss_fn).__name__}(reduction='sum')",
-                remedy="Leave the reduction out and raise the learning rate, or write a function "
-                "(batch, outputs).",
-            )
-        return loss_fn.call
+    if keras.sums_rows(loss_fn):
+        raise UserError(
+            "KerasModule.loss_fn",
+            expected="a loss that is a mean over the rows",
+            got=f"{type(loss_fn).__name__}(reduction='sum')",
+            remedy="Leave the reduction out and raise the learning rate, or write a function "
+            "(batch, outputs).",
+        )
     if callable(loss_fn):
-        return loss_fn
+        return keras.loss_of_rows(loss_fn)
     raise UserError(
         "KerasModule.loss_fn",
         expected="a function (batch, outputs), or a loss of Keras or its name",
         got=repr(loss_fn),
         remedy="Give one of these, or None for a model that is not trained.",
     )
-
-
-def _of_keras(loss_fn: Any) -> bool:
-    return isinstance(loss_fn, tf.keras.losses.Loss) or str(
-        getattr(loss_fn, "__module__", "")
-    ).startswith("keras.")
 
 
 @struct.logic_dataclass
@@ -177,7 +168,7 @@ class KerasModule(Module):
       y: The column of the targets, for a loss of Keras.
     """
 
-    model_fn: Callable[[], tf.keras.Model] | None = None
+    model_fn: Callable[[], keras.api.Model] | None = None
     model: Any = None
     loss_fn: Any = None
     spec: Nest = None
@@ -261,7 +252,7 @@ class KerasModule(Module):
             metrics[PARAM_UPDATES] = {_GROUP: after}
         return loss, metrics
 
-    def load_into(self, model: tf.keras.Model, params: dict[str, Any]) -> None:
+    def load_into(self, model: keras.api.Model, params: dict[str, Any]) -> None:
         """Assigns trained parameters to a built model of the same layers.
 
         Args:
@@ -292,7 +283,7 @@ class KerasModule(Module):
 
 def _input_spec(model: Any) -> Nest:
     """The spec of one input of a model that knows its inputs."""
-    if not isinstance(model, tf.keras.Model):
+    if not keras.is_model(model):
         raise UserError(
             "KerasModule",
             expected="a tf.keras.Model, or a function without arguments that returns one",

@@ -1,17 +1,13 @@
-"""Keras optimizers, new and legacy, behind the names of `BoundOptimizer`.
+"""Keras optimizers, new and legacy, with the interface of `BoundOptimizer`."""
 
-The only module that knows how they keep their variables.
-"""
-
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfrl import keras
 from tfrl.learning.optimizers.bound import Slot
 
-_LEGACY = tf.keras.optimizers.legacy.Optimizer
 # The attribute by which the count of a Keras optimizer refers to it.
 _OWNER = "_tfrl_keras_optimizer"
 
@@ -27,7 +23,7 @@ class KerasOptimizer:
     def __init__(self, optimizer: Any, params: Sequence[tf.Variable]):
         """Makes the slots, before anything is traced; under a strategy, in its scope."""
         self.optimizer = optimizer
-        self.slots = _build(optimizer, params)
+        self.slots = [Slot(*slot) for slot in keras.build_slots(optimizer, params)]
         # Keras' slots are of no use without the object that holds them: a state of variables leads
         # back to it, see `over`.
         setattr(optimizer.iterations, _OWNER, self)
@@ -48,17 +44,12 @@ class KerasOptimizer:
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with gradients as they are; see `BoundOptimizer.apply`."""
-        pairs = list(zip(gradients, variables, strict=True))
-        if is_legacy(self.optimizer):
-            self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
-        else:
-            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        keras.apply_gradients(self.optimizer, list(zip(gradients, variables, strict=True)))
 
     def own_variables(self) -> dict[str, tf.Variable]:
         """Returns the variables that are no slots: counts, caches, the learning rate."""
         optimizer = self.optimizer
-        listed = optimizer.variables
-        listed = listed() if callable(listed) else listed
+        listed = keras.optimizer_variables(optimizer)
         taken = {s.variable.ref() for s in self.slots}
         found = {"iterations": optimizer.iterations, "learning_rate": optimizer.learning_rate}
         taken |= {v.ref() for v in found.values()}
@@ -73,61 +64,4 @@ class KerasOptimizer:
 
     def unbound(self) -> Any:
         """Returns a Keras optimizer of the same settings, for other variables."""
-        return fresh(self.optimizer)
-
-
-def is_keras(optimizer: Any) -> bool:
-    """Whether something is a Keras optimizer, new or legacy."""
-    return isinstance(optimizer, _LEGACY | tf.keras.optimizers.Optimizer)
-
-
-def is_legacy(optimizer: Any) -> bool:
-    """Whether a Keras optimizer is of the class before Keras 2.11."""
-    return isinstance(optimizer, _LEGACY)
-
-
-def fresh(optimizer: Any) -> Any:
-    """Returns a Keras optimizer of the same settings that has not been used."""
-    return type(optimizer).from_config(optimizer.get_config())
-
-
-def is_used(optimizer: Any) -> bool:
-    """Whether a Keras optimizer has been built for variables."""
-    if is_legacy(optimizer):
-        return bool(optimizer.variables())
-    return bool(getattr(optimizer, "_built", False))
-
-
-def own_rate(optimizer: Any) -> Any:
-    """Returns what a Keras optimizer holds as its rate: a number, a variable or a schedule."""
-    if is_legacy(optimizer):
-        return optimizer._hyper.get("learning_rate")
-    return optimizer._learning_rate
-
-
-def _build(optimizer: Any, params: Sequence[tf.Variable]) -> list[Slot]:
-    if is_legacy(optimizer):
-        optimizer._create_all_weights(params)  # the legacy class's own name for build
-        names = optimizer.get_slot_names()
-        return [Slot(n, p, optimizer.get_slot(p, n)) for p in params for n in names]
-    with _recorded(optimizer) as slots:
-        optimizer.build(list(params))
-    return slots
-
-
-@contextlib.contextmanager
-def _recorded(optimizer: Any) -> Iterator[list[Slot]]:
-    """Takes notes of `add_variable_from_reference`, by which every new optimizer adds slots."""
-    add = optimizer.add_variable_from_reference
-    slots: list[Slot] = []
-
-    def add_and_note(model_variable: Any, variable_name: str, *args: Any, **kwargs: Any) -> Any:
-        variable = add(model_variable, variable_name, *args, **kwargs)
-        slots.append(Slot(variable_name, model_variable, variable))
-        return variable
-
-    optimizer.__dict__["add_variable_from_reference"] = add_and_note
-    try:
-        yield slots
-    finally:
-        del optimizer.__dict__["add_variable_from_reference"]
+        return keras.fresh(self.optimizer)

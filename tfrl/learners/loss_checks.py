@@ -1,6 +1,5 @@
 """What a loss may take and return, checked while it is traced."""
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) ->
     To look whether a column is there, by `hasattr`, `getattr(batch, name, None)` or `get`, is none.
 
     Args:
-      call: Hands rows to modules; pure, since it is called again to find out who asked.
+      call: Hands rows to modules.
       rows: `{module_id: rows}`.
 
     Raises:
@@ -37,16 +36,16 @@ def with_columns(call: Callable[[dict[str, Nest]], T], rows: dict[str, Nest]) ->
     """
     try:
         return call(rows)
-    except AttributeError as error:
+    except (AttributeError, KeyError) as error:
+        asked = getattr(error, "obj", None)
+        name = error.name if isinstance(error, AttributeError) else error.args[0]
         for module_id, batch in rows.items():
             for path, part in _parts(batch):
-                if error.obj is part or (part is batch and _made_of(error.obj, batch)):
-                    raise _no_column(module_id, path, part, error.name) from error
-        raise
-    except KeyError as error:
-        name = error.args[0] if error.args else None
-        for module_id in _who_asked(call, rows, name):
-            raise _no_column(module_id, "", rows[module_id], name) from error
+                if asked is part or (part is batch and _made_of(asked, batch)):
+                    raise _no_column(module_id, path, part, name) from error
+            # An error of a plain dict does not know the dict.
+            if isinstance(error, KeyError) and type(batch) is dict and name not in batch:
+                raise _no_column(module_id, "", batch, name) from error
         raise
 
 
@@ -64,27 +63,6 @@ def _made_of(found: Any, batch: Nest) -> bool:
     if type(found) is not type(batch):
         return False
     return not isinstance(batch, Mapping) or batch.keys() <= found.keys()
-
-
-def _who_asked(call: Callable[..., Any], rows: dict[str, Nest], name: Any) -> list[str]:
-    """The modules whose rows were asked for an item: a KeyError does not say of what it is."""
-    asked: list[str] = []
-
-    def listening(module_id: str, batch: Nest) -> Nest:
-        if not isinstance(batch, dict):
-            return batch
-
-        class Listening(type(batch)):  # type: ignore[misc]
-            def __missing__(self, key: Any) -> Any:
-                if key == name:
-                    asked.append(module_id)
-                raise KeyError(key)
-
-        return Listening(batch)
-
-    with contextlib.suppress(KeyError):  # the one that is being explained
-        call({m: listening(m, batch) for m, batch in rows.items()})
-    return asked
 
 
 def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:

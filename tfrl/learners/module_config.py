@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tfrl import struct
+from tfrl import keras, struct
 from tfrl.errors import UserError, did_you_mean
-from tfrl.learners import keras_optimizer
 from tfrl.learning import optimizers
 from tfrl.learning.optimizers import Adam, Optimizer
 from tfrl.ops import schedules
@@ -117,8 +116,8 @@ class ModuleConfig(struct.Struct):
         chosen = self.optimizer
         if isinstance(chosen, Mapping):
             chosen = chosen.get(update_name, "adam")
-        if keras_optimizer.is_keras(chosen):
-            return keras_optimizer.fresh(chosen)
+        if keras.is_optimizer(chosen):
+            return keras.fresh(chosen)
         if not isinstance(chosen, str):
             return chosen
         optimizer = optimizers.BY_NAME[chosen]
@@ -169,7 +168,7 @@ def _positive(value: Any) -> bool:
 
 def _check_optimizer(chosen: Any) -> None:
     """Refuses what is neither the name of an optimizer nor one."""
-    if isinstance(chosen, Optimizer) or keras_optimizer.is_keras(chosen):
+    if isinstance(chosen, Optimizer) or keras.is_optimizer(chosen):
         return
     if chosen not in list(optimizers.BY_NAME):
         names = ", ".join(optimizers.BY_NAME)

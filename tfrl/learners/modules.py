@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from tfrl import networks, seeding, struct
+from tfrl import keras, networks, seeding, struct
 from tfrl.agents.core import Agent, Update
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_name
@@ -301,7 +301,7 @@ def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> Any
     if isinstance(obj, Agent | Module):
         return obj
     expected = "an Agent, a Module, or an object with init(key) and forward(params, batch, key)"
-    if isinstance(obj, tf.keras.Model):
+    if keras.is_model(obj):
         raise UserError(
             f"module {module_id!r}",
             expected=expected,

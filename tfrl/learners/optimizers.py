@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl import keras
 from tfrl.errors import UserError, did_you_mean
-from tfrl.learners import keras_optimizer
 from tfrl.learners.keras_optimizer import KerasOptimizer
 from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
 from tfrl.ops import schedules
@@ -50,7 +50,7 @@ def check_optimizer(thing: str, optimizer: Any) -> None:
     """Refuses what is no optimizer, and a Keras one that was used or holds a schedule."""
     if isinstance(optimizer, Optimizer):
         return
-    if not keras_optimizer.is_keras(optimizer):
+    if not keras.is_optimizer(optimizer):
         raise UserError(
             thing,
             expected="an optimizer of tfrl.learning.optimizers or of Keras",
@@ -58,14 +58,14 @@ def check_optimizer(thing: str, optimizer: Any) -> None:
             remedy="Make one, such as tfrl.learning.optimizers.Adam().",
         )
     _check_not_nadam(thing, optimizer)
-    if keras_optimizer.is_used(optimizer):
+    if keras.is_used(optimizer):
         raise UserError(
             thing,
             expected="an optimizer that has not been used",
             got=f"a {type(optimizer).__name__} built for other variables before",
             remedy="Make another one: optimizers cannot take more parameters later.",
         )
-    rate = keras_optimizer.own_rate(optimizer)
+    rate = keras.initial_rate(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         raise UserError(
             thing,
@@ -78,7 +78,7 @@ def check_optimizer(thing: str, optimizer: Any) -> None:
 
 def _check_not_nadam(thing: str, optimizer: Any) -> None:
     """Refuses an optimizer of Keras that counts its steps in Python, so that a trace freezes it."""
-    if isinstance(optimizer, tf.keras.optimizers.Nadam):
+    if keras.counts_in_python(optimizer):
         raise UserError(
             thing,
             expected="an optimizer that takes the same steps compiled and not",
@@ -121,7 +121,7 @@ def adam(learning_rate: float = 3e-4, epsilon: float = 1e-5) -> Any:
 
     The library's default is `tfrl.learning.optimizers.Adam`, which takes the same steps to the bit.
     """
-    return tf.keras.optimizers.legacy.Adam(learning_rate, epsilon=epsilon)
+    return keras.legacy_adam(learning_rate, epsilon)
 
 
 class OptimizerEntry:

@@ -48,7 +48,9 @@ def plan_of_replica(
     learner: Learner, batches: Mapping[str, Nest], minibatch_size: MinibatchSize, **options: Any
 ) -> MultiPlan:
     """The plan of each replica for rows of its own; traced."""
-    rows = {m: batches_lib.num_rows(learner.replicas.local(b)[0], m) for m, b in batches.items()}
+    rows = {
+        m: batches_lib.num_rows(learner.replicas.per_replica(b)[0], m) for m, b in batches.items()
+    }
     asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_replicas)
     return _plan(rows, asked, **options)
 
@@ -210,7 +212,7 @@ def agreed_steps(replicas: Replicas, module_ids: Collection[str], steps: int) ->
 
 def _of_workers(replicas: Replicas, row: np.ndarray) -> np.ndarray:
     """`[W, n]`: what every process says, in their order."""
-    return replicas.gathered(tf.constant(row)).numpy()[:: replicas.num_local]
+    return replicas.all_gather(tf.constant(row)).numpy()[:: replicas.num_local]
 
 
 def _different(lists: list[bytes]) -> UserError:

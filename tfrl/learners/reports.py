@@ -97,7 +97,7 @@ def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
 
 
 def _one(learner: Learner, value: Any) -> Any:
-    return learner.replicas.local(value)[0] if learner.replicas.several else value
+    return learner.replicas.per_replica(value)[0] if learner.replicas.several else value
 
 
 def _parameter_counts(learner: Learner) -> dict[str, dict[str, int]]:

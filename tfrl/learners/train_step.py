@@ -378,7 +378,7 @@ class TrainStep:
 
         active = self._active(state, updates, stopped, all_due=all_due)
         everywhere = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
-        found = self._replicas.first(everywhere.replace(gradients=[], param_updates={}))
+        found = self._replicas.any_replica(everywhere.replace(gradients=[], param_updates={}))
         stopped = {m: s | found.stops[m] if m in found.stops else s for m, s in stopped.items()}
         refs = self._trained_refs(updates)
         gradients = dict(zip(refs, everywhere.gradients, strict=True))
@@ -451,9 +451,11 @@ class TrainStep:
             if leaves.in_place(state):
                 self._replicas.run(step, list(gradients.values()))
             else:
-                state = stepped(learner, state, self._replicas.first(gradients))
+                state = stepped(learner, state, self._replicas.any_replica(gradients))
             if changes is not None:
-                state = with_param_updates(learner, state, owner, self._replicas.first(changes))
+                state = with_param_updates(
+                    learner, state, owner, self._replicas.any_replica(changes)
+                )
             return state
 
         return leaves.cond(_all(conditions), apply, state) if conditions else apply(state)

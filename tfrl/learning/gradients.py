@@ -66,7 +66,7 @@ def compute_update(
       update: The update.
       params: Values of all parameter groups.
       state: The agent's state, values.
-      batch: What the loss takes, rows `[N, ...]`.
+      batch: The rows of the loss, `[N, ...]`.
       key: int32 [2].
     """
     trained = {g: params[g] for g in update.groups}
@@ -94,7 +94,7 @@ def differentiate(tape: tf.GradientTape, loss: Any, values: list[tf.Tensor]) -> 
 
 
 def split_metrics(metrics: dict[str, Any]) -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
-    """Splits what a loss reports into its scalars and its updates of untrained parameters."""
+    """Splits a loss' metrics into scalars and updates of untrained parameters."""
     metrics = dict(metrics)
     updates = metrics.pop(PARAM_UPDATES, {})
     return metrics, updates

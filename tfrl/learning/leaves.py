@@ -1,7 +1,7 @@
 """State whose leaves are tensors or tf.Variables.
 
 The same code is pure over tensors, and works in place over variables: `put`, `cond` and `carried`
-are all that tells them apart.
+are the only difference.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,6 +13,7 @@ Every value that is logged anywhere reaches the root once: `merge` takes what wa
 last merge, also when loggers were saved and restored in between.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,8 +22,106 @@ from tfrl.errors import UserError, did_you_mean
 from tfrl.metrics import values
 from tfrl.metrics.blocks import Block
 from tfrl.metrics.metric import Metric, Reduce, Settings
-from tfrl.metrics.paths import Path, as_path, begins, join, put, rate_path
-from tfrl.metrics.state import SCHEMA, Entry, entries, header, no_state, read
+
+Path = tuple[str, ...]
+
+# Added to the name of a metric for its throughput.
+PER_SECOND = "_per_second"
+
+
+def as_path(name: str | Path) -> Path:
+    """Returns the path of a name; a string is a path of one part, slashes included.
+
+    Raises:
+      UserError: For anything but strings that are not empty.
+    """
+    path = (
+        (name,) if isinstance(name, str) else tuple(name) if isinstance(name, tuple | list) else ()
+    )
+    if not path or not all(isinstance(part, str) and part for part in path):
+        raise UserError(
+            "metric name",
+            expected="a string, or a tuple of strings, none of them empty",
+            got=repr(name),
+            remedy="Name it as in log('loss', x) or log(('policy_0', 'loss'), x).",
+        )
+    return path
+
+
+def join(path: Path) -> str:
+    """Returns the path as messages show it."""
+    return "/".join(path)
+
+
+def rate_path(path: Path) -> Path:
+    """Returns where the throughput of a metric is reported."""
+    return (*path[:-1], path[-1] + PER_SECOND)
+
+
+def begins(path: Path, prefix: Path) -> bool:
+    """Tells whether a path is a prefix or lies under it."""
+    return path[: len(prefix)] == prefix
+
+
+def put(row: dict[str, Any], path: Path, value: Any) -> None:
+    """Puts a value into a nested dict, making the dicts on the way."""
+    for part in path[:-1]:
+        row = row.setdefault(part, {})
+    row[path[-1]] = value
+
+
+SCHEMA = 1
+
+# What one logger hands over of one metric: its shape of values is the third item.
+Entry = tuple[Path, Settings, tuple[int, ...], Block]
+
+
+def metric_header(path: Path, metric: Metric) -> dict[str, Any]:
+    """Returns what identifies a metric, beside its blocks."""
+    settings = dataclasses.asdict(metric.settings)
+    return {"path": list(path), "shape": list(metric.shape), "settings": settings}
+
+
+def no_state(got: str) -> UserError:
+    """Returns the error for something that no logger has returned."""
+    return UserError(
+        "metrics state",
+        expected=f"what MetricsLogger.get_state or take returned, of schema {SCHEMA}",
+        got=got,
+        remedy="Use a state of this version of tfrl.",
+    )
+
+
+def read_state(state: Mapping[str, Any]) -> list[tuple[Path, Settings, tuple[int, ...], Any]]:
+    """Returns the metrics of a state or of what `take` returned, their blocks still unread."""
+    if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
+        got = f"schema {state.get('schema')}" if isinstance(state, Mapping) else repr(state)
+        raise no_state(got)
+    try:
+        return [
+            (
+                as_path(tuple(m["path"])),
+                Settings(**m["settings"]).check(join(tuple(m["path"]))),
+                tuple(m["shape"]),
+                m,
+            )
+            for m in state["metrics"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise no_state(repr(error)) from error
+
+
+def taken_entries(taken: Mapping[str, Any]) -> list[Entry]:
+    """Returns what `take` handed over, its blocks read."""
+    try:
+        return [
+            (path, settings, shape, settings.empty_block().load_json(content["fresh"]))
+            for path, settings, shape, content in read_state(taken)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise no_state(repr(error)) from error
 
 
 class MetricsLogger:
@@ -207,7 +306,7 @@ class MetricsLogger:
         for path, metric in self._metrics.items():
             block = metric.hand_over()
             if block.logged:
-                found.append({**header(path, metric), "fresh": block.to_json()})
+                found.append({**metric_header(path, metric), "fresh": block.to_json()})
         return {"schema": SCHEMA, "metrics": found}
 
     def merge(self, others: "Iterable[MetricsLogger | Mapping[str, Any]]") -> None:
@@ -234,7 +333,7 @@ class MetricsLogger:
             )
         found: list[Entry] = []
         for other in others:
-            found += other._pending() if isinstance(other, MetricsLogger) else entries(other)
+            found += other._pending() if isinstance(other, MetricsLogger) else taken_entries(other)
         before = dict(self._metrics)
         grouped: dict[Path, list[Block]] = {}
         problems: list[str] = []
@@ -270,7 +369,7 @@ class MetricsLogger:
         for path, metric in self._metrics.items():
             metric.settle()
             blocks = {k: getattr(metric, k).to_json() for k in ("shown", "fresh", "period")}
-            metrics.append({**header(path, metric), **blocks})
+            metrics.append({**metric_header(path, metric), **blocks})
         return {"schema": SCHEMA, "elapsed": self._clock() - self._since, "metrics": metrics}
 
     def set_state(self, state: Mapping[str, Any], *, handed_over: bool = False) -> None:
@@ -285,7 +384,7 @@ class MetricsLogger:
           UserError: The state is not one, or of a newer version.
         """
         metrics = {}
-        for path, settings, shape, content in read(state):
+        for path, settings, shape, content in read_state(state):
             metric = metrics[path] = Metric(join(path), settings, shape)
             try:
                 metric.shown.load_json(content["shown"])

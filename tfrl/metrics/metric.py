@@ -6,7 +6,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tfrl.errors import UserError, did_you_mean
+from tfrl import checks
+from tfrl.errors import UserError
 from tfrl.metrics import values
 from tfrl.metrics.blocks import Block, Ema, Extreme, Sum, Window
 from tfrl.metrics.values import Value
@@ -44,44 +45,20 @@ class Settings:
         Raises:
           UserError: Naming the first setting that does not fit.
         """
-        thing = f"metric {name}: "
-        if self.reduce not in _KINDS:
-            raise UserError(
-                f"{thing}reduce",
-                expected=f"one of {', '.join(_KINDS)}",
-                got=repr(self.reduce),
-                remedy=did_you_mean(str(self.reduce), _KINDS),
-            )
-        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
-        if self.window is not None and (self.reduce in _ENDLESS or not whole or self.window < 1):
-            raise UserError(
-                f"{thing}window",
-                expected="None" if self.reduce in _ENDLESS else "a whole number of at least 1",
-                got=repr(self.window),
-                remedy="A window is the number of last values of a mean, min, max or sum.",
-            )
-        if self.throughput and (self.window is not None or self.reduce not in ("sum", _ENDLESS[1])):
+        thing, endless = f"metric {name}: ", self.reduce in _ENDLESS
+        checks.one_of(f"{thing}reduce", self.reduce, _KINDS)
+        checks.at_least(f"{thing}window", self.window, 1, optional=True)
+        checks.number(f"{thing}ema_coeff", self.ema_coeff, 0, 1, closed=False, optional=True)
+        window = None if endless else self.window
+        if self.throughput and (window is not None or self.reduce not in ("sum", "lifetime_sum")):
             raise UserError(
                 f"{thing}throughput",
                 expected="False but for reduce='sum' without a window and 'lifetime_sum'",
                 got=f"True with reduce={self.reduce!r}, window={self.window!r}",
                 remedy="Only amounts that add up have a rate.",
             )
-        return self._with_coeff(thing)
-
-    def _with_coeff(self, thing: str) -> "Settings":
-        if self.ema_coeff is None:
-            default = DEFAULT_EMA_COEFF if self.reduce == "ema" else None
-            return dataclasses.replace(self, ema_coeff=default)
-        number = isinstance(self.ema_coeff, int | float) and not isinstance(self.ema_coeff, bool)
-        if self.reduce != "ema" or not number or not 0 < self.ema_coeff <= 1:
-            raise UserError(
-                f"{thing}ema_coeff",
-                expected="a number above 0 and at most 1" if self.reduce == "ema" else "None",
-                got=repr(self.ema_coeff),
-                remedy="It is the weight of a new value with reduce='ema'.",
-            )
-        return dataclasses.replace(self, ema_coeff=float(self.ema_coeff))
+        coeff = float(self.ema_coeff or DEFAULT_EMA_COEFF) if self.reduce == "ema" else None
+        return dataclasses.replace(self, window=window, ema_coeff=coeff)
 
     @property
     def stays(self) -> bool:

@@ -61,7 +61,7 @@ class Network(abc.ABC):
         """
         return self.apply(params, x), params
 
-    # Memory; what has none answers without.
+    # Memory; the defaults are those of a network without.
 
     @property
     def recurrent(self) -> bool:

@@ -42,7 +42,7 @@ class CriticEnsemble(Network, struct.Struct):
       head_scale: The gain of the heads' orthogonal kernels.
       apply_rule: "unstacked" (n plain networks), "batched" (one network of batched matmuls), which
         give the same values up to rounding, or "auto" (the faster on the device).
-      network: One critic whole, in the place of a torso, such as a `QNetwork` of quantiles. Others
+      network: A full critic, which replaces the torso, such as a `QNetwork` of quantiles. Others
         than torsos with linear heads are unstacked, and not for populations.
     """
 
@@ -85,7 +85,7 @@ class CriticEnsemble(Network, struct.Struct):
 
         Args:
           key: int32 [2].
-          spec: What the torso takes: the tuple (observation spec, action spec), or with
+          spec: The input of the torso: the tuple (observation spec, action spec), or with
             `num_actions` the observation spec.
         """
         keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]

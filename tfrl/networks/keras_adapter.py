@@ -5,10 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, specs, struct
+from tfrl import keras, seeding, specs, struct
 from tfrl.errors import UserError
 from tfrl.networks.core import Nest, Params, Torso, fold
-from tfrl.networks.keras_swap import Template, build, plain, seeded
 
 
 @struct.logic_dataclass
@@ -19,10 +18,10 @@ class KerasNetwork(Torso):
     as the moving statistics of BatchNormalization, with names like "000_kernel" that do not depend
     on how many layers Keras has named before. No gradient flows to `state` and no optimizer has
     it; losses call `apply_training`, and the Learner writes back the `state` that it returns.
-    Random layers (Dropout, GaussianNoise, ...) draw from the key that is given, the same bits on
+    Random layers (Dropout, GaussianNoise, ...) draw from the key argument, the same bits on
     every path.
 
-    Not seen: regularisation losses of layers, and what a layer of the user's own draws from
+    Not covered: regularisation losses of layers, and draws of a layer of the user's own from
     `tf.random` directly. `call` methods must not be decorated with tf.function.
 
     Attributes:
@@ -31,13 +30,13 @@ class KerasNetwork(Torso):
       template: The model that is traced; its own variables are never used.
     """
 
-    model_fn: Callable[[], tf.keras.Model]
+    model_fn: Callable[[], keras.api.Model]
     spec: Nest
-    template: Template = struct.derived()
+    template: keras.StatelessModel = struct.derived()
 
     def __post_init__(self) -> None:
         """Makes the model and its variables once."""
-        self.template = Template(*build(self.model_fn, self.spec))
+        self.template = keras.StatelessModel(*keras.build(self.model_fn, self.spec))
 
     def output_size(self, spec: Nest) -> int:
         """Returns the size of the model's output.
@@ -78,11 +77,11 @@ class KerasNetwork(Torso):
                 remedy="Make the parameters eagerly and pass them in.",
             )
         low, high = (int(w) % 2**32 for w in words)
-        with seeded(low + (high << 32)):
-            model, _ = build(self.model_fn, self.spec)
+        with keras.seeded(low + (high << 32)):
+            model, _ = keras.build(self.model_fn, self.spec)
         return {
-            "params": _named([plain(v) for v in model.trainable_variables]),
-            "state": _named([plain(v) for v in model.non_trainable_variables]),
+            "params": _named([keras.tf_variable(v) for v in model.trainable_variables]),
+            "state": _named([keras.tf_variable(v) for v in model.non_trainable_variables]),
         }
 
     def apply(
@@ -161,8 +160,4 @@ class KerasNetwork(Torso):
 
 
 def _named(variables: list[tf.Variable]) -> dict[str, tf.Tensor]:
-    """Names by position and role: Keras' own count the layers that a process has made."""
-    return {
-        f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": tf.convert_to_tensor(v)
-        for i, v in enumerate(variables)
-    }
+    return {name: tf.convert_to_tensor(v) for name, v in keras.named_variables(variables).items()}

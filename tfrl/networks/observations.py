@@ -1,4 +1,4 @@
-"""From any nest of observations to what a torso takes."""
+"""From any nest of observations to the input of a torso."""
 
 import tensorflow as tf
 

@@ -21,12 +21,12 @@ Carry = dict[str, tf.Tensor]
 
 @struct.logic_dataclass
 class RecurrentTorso(Torso):
-    """A torso and a recurrent cell behind it.
+    """A torso and a recurrent cell after it.
 
     LSTM (Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735), with x the
     features of the body, i, f, o in (0, 1) and all of them linear in x and h:
       c' = f c + i g,  h' = o tanh(c')
-    GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078, with the reset gate behind the matrix, as
+    GRU (Cho et al. 2014, https://arxiv.org/abs/1406.1078, with the reset gate after the matrix, as
     in cuDNN):
       n = tanh(W x + r (U h + b)),  h' = (1 - z) n + z h
 

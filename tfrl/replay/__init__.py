@@ -6,8 +6,7 @@ Those on Reverb import it when a table is made, and not before.
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.in_graph import InGraphBuffer, InGraphReplay
 from tfrl.replay.replicated import ReplicatedBuffer
-from tfrl.replay.reverb.maker import ReverbReplay
-from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.replay.reverb.factory import ReverbReplay, TableConfig
 
 __all__ = [
     "InGraphBuffer",

@@ -1,27 +1,140 @@
-"""The maker of replay buffers that live in variables, and what it checks."""
+"""Replay buffers that live in variables, and the factory that makes them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import checks, struct
 from tfrl.distribute.replicas import Replicas
-from tfrl.errors import UserError, did_you_mean
-from tfrl.replay import ring, stored
-from tfrl.replay.core import ReplayBuffer
-from tfrl.replay.frames import Frames
-from tfrl.replay.items import ConsecutiveItems, Items, TreeItems
-from tfrl.replay.numeric import is_count, is_number, is_size
-from tfrl.replay.packing import Packer
-from tfrl.replay.priorities import Make
-from tfrl.replay.reading import Reader
-from tfrl.replay.ring import Counts, check_given, check_trajectory, columns
+from tfrl.errors import UserError
+from tfrl.nest_packing import RowPacker
+from tfrl.replay import ring
+from tfrl.replay.core import (
+    EXTRAS,
+    ReplayBuffer,
+    check_given,
+    check_items,
+    check_specs,
+    replace_folder,
+)
+from tfrl.replay.items import ConsecutiveItems, Items, Make, TreeItems
+from tfrl.replay.ring import Counts, columns
+from tfrl.replay.ring_reader import Frames, Reader
+from tfrl.storage import checkpoint_format
 from tfrl.types import Nest, Sequences, Trajectory, Transition
+
+
+def assign_all(variables: Mapping[str, tf.Variable], values: Mapping[str, Any]) -> None:
+    """Assigns values by path, or changes nothing.
+
+    Raises:
+      UserError: Naming what is missing, unknown, or of another shape or dtype.
+    """
+    wrong = [f"no {path}" for path in variables if path not in values]
+    wrong += [f"an unknown {path}" for path in values if path not in variables]
+    for path in variables.keys() & values.keys():
+        want, got = variables[path], values[path]
+        if tuple(want.shape) != tuple(got.shape) or want.dtype != tf.as_dtype(got.dtype):
+            wrong.append(
+                f"{path} of {tf.as_dtype(got.dtype).name} {list(got.shape)} for "
+                f"{want.dtype.name} {want.shape.as_list()}"
+            )
+    if wrong:
+        raise UserError(
+            "the values of a replay buffer",
+            expected="those of a buffer of the same maker",
+            got="; ".join(sorted(wrong)[:3]),
+            remedy="Make the buffer with the specs, the capacity and the num_envs of the one that "
+            "was saved.",
+        )
+    for path, variable in variables.items():
+        variable.assign(values[path])
+
+
+# What the meaning of stored values depends on, beside their shapes.
+_MADE_WITH = (
+    "capacity",
+    "num_envs",
+    "n_step",
+    "kind",
+    "sequence_length",
+    "sequence_period",
+    "frame_stack",
+    "frames_per_step",
+    "frame_stack_axis",
+    "frame_stack_paths",
+)
+_SPECS = ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec")
+
+
+def _made_with(replay: InGraphReplay) -> dict[str, Any]:
+    """The arguments of a maker as a manifest has them; of specs `{path: "dtype shape"}`."""
+    found = {name: getattr(replay, name) for name in _MADE_WITH}
+    if replay.kind == "prioritized":
+        found["alpha"] = replay.alpha  # priorities are stored as powers
+    if replay.frame_stack_paths is not None:
+        found["frame_stack_paths"] = list(replay.frame_stack_paths)  # as JSON has it
+    for name in _SPECS:
+        leaves = struct.paths(getattr(replay, name)).items()
+        found[name] = {path: f"{x.dtype.name} {x.shape.as_list()}" for path, x in leaves}
+    return found
+
+
+def _flat_arguments(made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, each leaf of a spec as one of its own."""
+    found: dict[str, Any] = {}
+    for name, value in made_with.items():
+        leaves = value.items() if isinstance(value, dict) else [("", value)]
+        found.update({f"{name} {path}".strip(): leaf for path, leaf in leaves})
+    return found
+
+
+def save_values(folder: str, replay: InGraphReplay, values: Mapping[str, Any]) -> None:
+    """Writes the values of a buffer; a folder that is there is replaced when all is written."""
+    content = {"replay": _made_with(replay)}
+    writer = checkpoint_format.DataWriter()
+    replace_folder(
+        folder, lambda path: checkpoint_format.write(path, writer, 0, values, content, None)
+    )
+
+
+def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
+    """Reads the values of a buffer that was made in the same way.
+
+    Raises:
+      UserError: For a folder that is damaged, or of a buffer that was made in another way.
+    """
+    try:
+        values, content = checkpoint_format.read(pathlib.Path(folder))
+    except checkpoint_format.DamagedCheckpointError as error:
+        raise UserError(
+            f"replay buffer {folder}",
+            expected="a folder that ReplayBuffer.save wrote",
+            got=str(error),
+            remedy="Restore another one.",
+        ) from error
+    saved_with, given = content["manifest"].get("replay", {}), _made_with(replay)
+    # What another version did not write down cannot be compared, nor need be what it did besides.
+    both = saved_with.keys() & given.keys()
+    saved, own = (
+        _flat_arguments({name: x[name] for name in x if name in both}) for x in (saved_with, given)
+    )
+    for name in [*own, *saved]:
+        if own.get(name, "nothing") != saved.get(name, "nothing"):
+            raise UserError(
+                f"InGraphReplay.{name}",
+                expected=f"{saved.get(name, 'nothing')!r}, as the buffer in {folder} was made with",
+                got=repr(own.get(name, "nothing")),
+                remedy="Make the buffer as it was when it was saved.",
+            )
+    return values
+
 
 KINDS = ("uniform", "prioritized")
 _SMALL_FRAME = 256  # bytes
@@ -89,7 +202,7 @@ class InGraphBuffer(ReplayBuffer):
           UserError: For a leaf that is missing, or of another shape or dtype; it is named by path.
         """
         rows = columns(self.replay, trajectory)
-        length = check_trajectory(self.replay, rows)
+        length = rows["valid"].shape[0]
         if length <= self._most:
             self._write(rows)
             return
@@ -174,13 +287,7 @@ class InGraphBuffer(ReplayBuffer):
         return self._reader.read(counts, step, env).replace(weight=weight, index=index)
 
     def _check_batch_size(self, batch_size: int) -> None:
-        if not is_size(batch_size):
-            raise UserError(
-                "batch_size",
-                expected="an int of at least 1",
-                got=repr(batch_size),
-                remedy="Give the number of items as a positive whole number.",
-            )
+        checks.at_least("batch_size", batch_size, 1)
         if tf.executing_eagerly() and not bool(self.can_sample(batch_size)):
             raise UserError(
                 "batch_size",
@@ -235,11 +342,11 @@ class InGraphBuffer(ReplayBuffer):
         Raises:
           UserError: About values of another buffer; nothing changes.
         """
-        stored.assign_all(self.variables(), values)
+        assign_all(self.variables(), values)
 
     def save(self, folder: str) -> None:
         """Writes the buffer into a folder; one that is there is replaced when all is written."""
-        stored.save(folder, self.replay, self.variables())
+        save_values(folder, self.replay, self.variables())
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote.
@@ -247,7 +354,7 @@ class InGraphBuffer(ReplayBuffer):
         Raises:
           UserError: For the folder of a buffer that was made in another way, or none.
         """
-        self.load_values(stored.restore(folder, self.replay))
+        self.load_values(read_values(folder, self.replay))
 
 
 _COUNTS = tuple(struct.paths(Counts(steps=0, frames=0, first=0, age=0)))
@@ -310,14 +417,14 @@ class InGraphReplay(struct.Struct):
 
     def __post_init__(self) -> None:
         """Checks every argument, and derives what rows hold."""
-        _check_specs(self)
+        check_specs(self)
         _check_numbers(self)
         _check_capacity(self)
         self.frames = Frames(
             self.obs_spec, self.frame_stack, self.frame_stack_axis, self.frame_stack_paths
         )
-        self.frame_packer = Packer(self.frames.spec)
-        self.step_packer = Packer(self.step_spec())
+        self.frame_packer = RowPacker(self.frames.spec)
+        self.step_packer = RowPacker(self.step_spec())
 
     @property
     def period(self) -> int:
@@ -351,7 +458,7 @@ class InGraphReplay(struct.Struct):
         """Returns the spec of what is stored of each step beside its frames."""
         scalar = tf.TensorSpec([], tf.float32)
         spec = {"action": self.action_spec, "reward": scalar, "flags": scalar}
-        extras = {"policy_extras": self.policy_extras_spec, "env_extras": self.env_extras_spec}
+        extras = {name: getattr(self, f"{name}_spec") for name in EXTRAS}
         return {**spec, **{name: nest for name, nest in extras.items() if nest is not None}}
 
     def num_bytes(self) -> dict[str, int]:
@@ -387,7 +494,6 @@ class InGraphReplay(struct.Struct):
         Returns:
           An `InGraphBuffer`; under a strategy of several replicas a `ReplicatedBuffer`.
         """
-        from tfrl.replay.in_graph import InGraphBuffer
         from tfrl.replay.replicated import ReplicatedBuffer
 
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
@@ -409,58 +515,20 @@ class InGraphReplay(struct.Struct):
         return InGraphBuffer(self, variables=variables)
 
 
-def _check_specs(replay: InGraphReplay) -> None:
-    for name in ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec"):
-        for path, spec in struct.paths(getattr(replay, name)).items():
-            if not specs.is_spec(spec) or not spec.shape.is_fully_defined():
-                raise UserError(
-                    f"InGraphReplay.{name} {path}",
-                    expected="a tf.TensorSpec of a fully known shape",
-                    got=repr(spec),
-                    remedy="Give the specs that the environment and the agent have.",
-                )
-    for name in ("policy_extras_spec", "env_extras_spec"):
-        nest = getattr(replay, name)
-        if nest is not None and not isinstance(nest, dict):
-            raise UserError(
-                f"InGraphReplay.{name}",
-                expected="a dict of specs, or None",
-                got=type(nest).__name__,
-                remedy="Name the extras that are to be stored.",
-            )
-
-
 def _check_numbers(replay: InGraphReplay) -> None:
-    counts = ["capacity", "num_envs", "n_step", "frame_stack"]
-    counts += [n for n in ("sequence_length", "sequence_period") if getattr(replay, n) is not None]
-    for name in counts:
-        value = getattr(replay, name)
-        if not is_count(value):
-            _refuse(name, "an int of at least 1", value, "Give a positive whole number.")
-    for name in ("discount", "alpha"):
-        value = getattr(replay, name)
-        if not is_number(value, 0.0, 1.0):
-            _refuse(name, "a number from 0 to 1", value, "Give such a number.")
-    if replay.kind not in KINDS:
-        remedy = did_you_mean(str(replay.kind), KINDS)
-        _refuse("kind", f"one of {', '.join(KINDS)}", replay.kind, remedy)
-    if replay.frame_stack_axis not in (0, -1):
-        _refuse("frame_stack_axis", "0 or -1", replay.frame_stack_axis, "Give the stack's axis.")
-    room = replay.frames_per_step
-    if room is not None and not is_number(room, least=1.0):
-        remedy = "Give such a number, or None."
-        _refuse("frames_per_step", "a finite number of at least 1", room, remedy)
-    if replay.sequence_length is None:
-        if replay.sequence_period is not None:
-            remedy = "Give sequence_length too, or leave sequence_period out."
-            _refuse("sequence_period", "None without sequence_length", replay.period, remedy)
-    elif replay.n_step != 1:
-        remedy = "Compute n-step returns of sequences in the loss, with n_step=1 here."
-        _refuse("n_step", "1 with sequence_length", replay.n_step, remedy)
-    elif replay.period > replay.sequence_length:
-        remedy = "A longer period would leave steps out."
-        wanted = f"at most sequence_length={replay.sequence_length}"
-        _refuse("sequence_period", wanted, replay.period, remedy)
+    def name(argument: str) -> str:
+        return f"InGraphReplay.{argument}"
+
+    for argument in ("capacity", "num_envs", "n_step", "frame_stack"):
+        checks.at_least(name(argument), getattr(replay, argument), 1)
+    for argument in ("sequence_length", "sequence_period"):
+        checks.at_least(name(argument), getattr(replay, argument), 1, optional=True)
+    checks.probability(name("discount"), replay.discount)
+    checks.probability(name("alpha"), replay.alpha)
+    checks.one_of(name("kind"), replay.kind, KINDS)
+    checks.one_of(name("frame_stack_axis"), replay.frame_stack_axis, (0, -1))
+    checks.number(name("frames_per_step"), replay.frames_per_step, 1, optional=True)
+    check_items(name, replay)
 
 
 def _check_capacity(replay: InGraphReplay) -> None:
@@ -483,7 +551,3 @@ def _check_capacity(replay: InGraphReplay) -> None:
             got=capacity,
             remedy="Raise capacity, or lower n_step or sequence_length.",
         )
-
-
-def _refuse(name: str, expected: str, got: Any, remedy: str) -> None:
-    raise UserError(f"InGraphReplay.{name}", expected=expected, got=repr(got), remedy=remedy)

@@ -5,14 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding
+from tfrl import checks, seeding
 from tfrl.distribute import Replicas
 from tfrl.errors import UserError
-from tfrl.replay import stored
+from tfrl.replay import in_graph
 from tfrl.replay.core import ReplayBuffer
 from tfrl.replay.in_graph import InGraphBuffer, InGraphReplay
-from tfrl.replay.numeric import is_size
-from tfrl.replay.priorities import Make
+from tfrl.replay.items import Make
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
 
@@ -63,13 +62,15 @@ class ReplicatedBuffer(ReplayBuffer):
 
             return make
 
-        def of_replica(replica: int) -> dict[str, tf.Variable]:
+        def of_replica(replica: int) -> dict[str, tf.Variable] | None:
+            if variables is None:
+                return None
             own = f"{replica}/"
             return {p.removeprefix(own): v for p, v in variables.items() if p.startswith(own)}
 
         with self.replicas.scope():
             self._own = [
-                InGraphBuffer(own, make_on(i), None if variables is None else of_replica(i))
+                InGraphBuffer(own, make_on(i), of_replica(i))
                 for i in range(self.replicas.num_local)
             ]
 
@@ -96,7 +97,7 @@ class ReplicatedBuffer(ReplayBuffer):
     def _share(self, batch_size: int) -> int:
         """The rows of one replica: of its own call inside, of all outside."""
         count = self.replicas.num_replicas if self.replicas.outside else 1
-        if is_size(batch_size) and batch_size % count:
+        if checks.at_least("batch_size", batch_size, 1) % count:
             below = batch_size // count * count
             near = [str(n) for n in (below, below + count) if n]
             raise UserError(
@@ -156,7 +157,7 @@ class ReplicatedBuffer(ReplayBuffer):
         return self._sum(lambda: self.local().size())
 
     def _sum(self, fn: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return self.replicas.first(self._run(lambda: self.replicas.sum([fn()])))[0]
+        return self.replicas.any_replica(self._run(lambda: self.replicas.sum([fn()])))[0]
 
     def state_paths(self) -> set[str]:
         """Returns the paths of `state_values`."""
@@ -178,15 +179,15 @@ class ReplicatedBuffer(ReplayBuffer):
         Raises:
           UserError: About values of another buffer, or of another number of replicas.
         """
-        stored.assign_all(self.variables(), values)
+        in_graph.assign_all(self.variables(), values)
 
     def save(self, folder: str) -> None:
         """Writes the buffers of this process into a folder."""
-        stored.save(folder, self.replay, self.variables())
+        in_graph.save_values(folder, self.replay, self.variables())
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote on as many replicas."""
-        self.load_values(stored.restore(folder, self.replay))
+        self.load_values(in_graph.read_values(folder, self.replay))
 
 
 def _on_every_replica(name: str, shape: list[int], dtype: tf.DType) -> Any:

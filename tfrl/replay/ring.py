@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfrl import checks, struct
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UserError
 from tfrl.ops.select import where
+from tfrl.replay.core import EXTRAS, stored_extras, trajectory_specs
 from tfrl.types import Nest, Trajectory
 from tfrl.xla import may_be_xla
 
 if TYPE_CHECKING:
     from tfrl.replay.in_graph import InGraphReplay
-
-_FLAGS = ("termination", "truncation", "valid")
 
 
 def scatter(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
@@ -63,11 +62,7 @@ def oldest_step(
 def step_rows(replay: InGraphReplay, rows: dict[str, Nest]) -> tf.Tensor:
     """Returns the packed rows `[T * B, width]` of steps; zeros where they are not valid."""
     flags = tf.cast(rows["termination"], tf.float32) + 2.0 * tf.cast(rows["truncation"], tf.float32)
-    stored = {
-        name: rows[name]
-        for name in ("action", "reward", "policy_extras", "env_extras")
-        if name in rows
-    }
+    stored = {name: rows[name] for name in ("action", "reward", *EXTRAS) if name in rows}
     packed = replay.step_packer.pack({**stored, "flags": flags})
     return chosen(_flat_mask(rows), packed, 0)
 
@@ -134,74 +129,18 @@ def columns(replay: InGraphReplay, trajectory: Trajectory) -> dict[str, Nest]:
     """Returns the fields of a trajectory that are stored, as tensors, leaves `[T, B, ...]`.
 
     Raises:
-      UserError: For extras that the trajectory does not have. What else is missing stays None:
-        `check_trajectory` names it.
+      UserError: For a leaf that is missing, or of another shape or dtype, by its path; for a T that
+        is not static.
     """
-    names = ("obs", "action", "reward", "next_obs", *_FLAGS)
-    found = {name: getattr(trajectory, name) for name in names}
+    wanted, found = trajectory_specs(replay), {}
+    for name in wanted:
+        nest = getattr(trajectory, name)
+        found[name] = stored_extras(replay, name, nest) if name in EXTRAS else nest
     if found["valid"] is None and trajectory.termination is not None:  # all rows are
         found["valid"] = tf.ones(tf.convert_to_tensor(trajectory.termination).shape, tf.bool)
-    for name, spec in (
-        ("policy_extras", replay.policy_extras_spec),
-        ("env_extras", replay.env_extras_spec),
-    ):
-        if spec is not None:
-            found[name] = _named(name, getattr(trajectory, name), spec)
-    return tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), found)
-
-
-def _named(name: str, extras: Nest, spec: dict[str, Nest]) -> dict[str, Nest]:
-    """The extras that the spec names."""
-    have = extras if isinstance(extras, dict) else {}
-    missing = [key for key in spec if key not in have]
-    if missing:
-        raise UserError(
-            f"trajectory.{name}",
-            expected=f"the items {', '.join(spec)} of InGraphReplay.{name}_spec",
-            got=", ".join(have) or "none",
-            remedy=did_you_mean(missing[0], have) if have else "Ask the rollout for them.",
-        )
-    return {key: have[key] for key in spec}
-
-
-def check_given(**values: Any) -> None:
-    """Raises a UserError about the first argument of `update_priorities` that is None."""
-    for name, value in values.items():
-        if value is None:
-            raise UserError(
-                name,
-                expected="one number for each item of a batch, [N]",
-                got="None",
-                remedy="Give the index of the batch and one priority for each of its items.",
-            )
-
-
-def check_trajectory(replay: InGraphReplay, rows: dict[str, Nest]) -> int:
-    """Compares rows with the specs of a buffer.
-
-    Args:
-      replay: The buffer's maker.
-      rows: As `columns` gives them.
-
-    Returns:
-      T.
-
-    Raises:
-      UserError: Naming the first leaf that differs by its path, or for a T that is not static.
-    """
-    batch = (None, replay.num_envs)
-    boolean = tf.TensorSpec([], tf.bool)
-    wanted = {
-        "obs": replay.obs_spec,
-        "action": replay.action_spec,
-        "reward": tf.TensorSpec([], tf.float32),
-        "next_obs": replay.obs_spec,
-        **dict.fromkeys(_FLAGS, boolean),
-        "policy_extras": replay.policy_extras_spec,
-        "env_extras": replay.env_extras_spec,
-    }
+    rows = tf.nest.map_structure(lambda x: None if x is None else tf.convert_to_tensor(x), found)
     for name, nest in rows.items():
-        checks.matches_spec(f"trajectory.{name}", nest, wanted[name], batch)
+        checks.matches_spec(f"trajectory.{name}", nest, wanted[name], (None, replay.num_envs))
     length = rows["valid"].shape[0]
     if length is None:
         raise UserError(
@@ -212,7 +151,7 @@ def check_trajectory(replay: InGraphReplay, rows: dict[str, Nest]) -> int:
         )
     for path, x in struct.paths(rows).items():
         checks.leading_shape(f"trajectory.{path}", x, (length, replay.num_envs), "valid")
-    return length
+    return rows  # type: ignore[no-any-return]
 
 
 @struct.dataclass

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfrl import seeding
 from tfrl.envs.host_env import HostEnv, where
 from tfrl.envs.host_halves import join, split
+from tfrl.nest_packing import leaves_of
 from tfrl.rollout.acting import HostPolicy, policy_for
-from tfrl.rollout.packing import leaves_of
 from tfrl.rollout.step import SAME_STEP_MODES
 from tfrl.types import EnvState, Nest, Trajectory
 

@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding
+from tfrl.nest_packing import builder, leaves_of
 from tfrl.rollout.numpy_ops import IN_TUPLES, OPS
-from tfrl.rollout.packing import leaves_of, packer
 from tfrl.types import Nest
 
 _STATE, _KEY, _STEP = 0, 1, 2
@@ -65,7 +65,7 @@ class NumpyProgram:
 
         signature = [tf.TensorSpec(s.shape, s.dtype) for group in leaves for s in group]
         wrapped = tf.compat.v1.wrap_function(flat, signature)
-        self._pack = packer(structure[-1])
+        self._pack = builder(structure[-1])
         self._graph = wrapped.graph
         if self._graph.captures:
             names = [x.name for _, x in self._graph.captures]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.errors import UserError
+
 # Names that start so are temporary: they match no restore pattern and may be removed.
 TEMPORARY = ".tmp-"
 # A folder that is being replaced rests under this name until its successor is in place.
@@ -40,6 +42,18 @@ def reason(error: Exception) -> str:
         return "a full disk" if "No space left on device" in text else text.splitlines()[0]
     text = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{text} ({error.filename})" if error.filename else text
+
+
+def unwritable(
+    thing: str,
+    error: Exception,
+    *,
+    kind: str = "folder",
+    remedy: str = "Choose another place, or make room on the disk.",
+) -> UserError:
+    """Returns the error of a folder, or a file, that the system refuses to write."""
+    expected = f"a {kind} that can be written"
+    return UserError(thing, expected=expected, got=reason(error), remedy=remedy)
 
 
 def temporary_name(directory: pathlib.Path, owner: str = "") -> pathlib.Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import keras, struct
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.errors import UserError
 from tfrl.learners import Learner
@@ -215,7 +215,7 @@ def _checked_model(task: RLTask) -> Any:
             got="one that is not built yet" if not built else "one without any",
             remedy="Give it an Input, or call it once on a batch of observations.",
         )
-    compiled = isinstance(model, tf.keras.Model) and getattr(model, "optimizer", None) is not None
+    compiled = keras.is_model(model) and getattr(model, "optimizer", None) is not None
     if trains_itself(task) and compiled:
         # The slots of its optimizer would be neither saved nor undone.
         raise UserError(

@@ -94,7 +94,7 @@ def task_functions(task: RLTask, model: Any) -> PolicyFunctions:
 
 
 class TaskOracle:
-    """A task's own actions, see `tfrl.experiment.export_oracle.AgentOracle`."""
+    """A task's own actions, see `tfrl.experiment.export_verify.AgentOracle`."""
 
     def __init__(self, task: RLTask, model: Any, policy: PolicyFunctions):
         self._task, self._model, self._policy = task, model, policy

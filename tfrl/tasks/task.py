@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 
-from tfrl import checks
+from tfrl import checks, keras
 from tfrl.errors import UserError
 from tfrl.learning import optimizers
 from tfrl.tasks import clip_recording
@@ -68,7 +68,7 @@ class RLTask(abc.ABC):
         `render_mode="rgb_array"` for clips: frames are drawn only when one is recorded.
         """
 
-    def get_model(self) -> tf.keras.Model:
+    def get_model(self) -> keras.api.Model:
         """Makes the model: a built `tf.keras.Model`, or any tf.Module with variables.
 
         Called once for a run, after `tf.keras.utils.set_random_seed`.
@@ -139,7 +139,7 @@ class RLTask(abc.ABC):
         outputs = model(rows, training=True)
         return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), outputs)
 
-    def get_optimizer(self) -> optimizers.Optimizer | tf.keras.optimizers.Optimizer:
+    def get_optimizer(self) -> optimizers.Optimizer | keras.api.optimizers.Optimizer:
         """Makes the optimizer, native or of Keras; Adam with a rate of 3e-4 by default."""
         return optimizers.Adam()
 

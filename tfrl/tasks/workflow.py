@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import checks, seeding, struct
+from tfrl import checks, keras, seeding, struct
 from tfrl.envs.workers import episode_seed
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
@@ -79,7 +79,7 @@ class TaskWorkflow(Workflow):
 
     def setup(self, seed: int) -> TaskState:
         """Makes a fresh run; sets the global seeds of Python, NumPy and TensorFlow."""
-        tf.keras.utils.set_random_seed(seed % 2**32)
+        keras.seed_all(seed % 2**32)
         return self._begin(seeding.key(seed))
 
     def _begin(self, key: tf.Tensor) -> TaskState:
@@ -221,7 +221,7 @@ class TaskWorkflow(Workflow):
         state.metrics.learner["learner_steps"].assign(given["learner_steps"])
         key, iterations = seeding.key(int(given["seed"])), int(given["iterations"])
         # What models draw by themselves is not repeated from the start of the run.
-        tf.keras.utils.set_random_seed(episode_seed(int(given["seed"]) % 2**31, 0, iterations))
+        keras.seed_all(episode_seed(int(given["seed"]) % 2**31, 0, iterations))
         counters = {name: given[name] for name in (*_COUNTERS, "evaluations")}
         state.env_state.assign(given["next_episodes"])
         return state.replace(key=key, metrics=state.metrics.replace(**counters))

@@ -25,7 +25,7 @@ class Trials:
       update: Its stage.
       rollout_args: Returns arguments for a trial of the rollout; changes nothing.
       update_args: Likewise of the update.
-      reset: Puts back what trials of the update change.
+      keep: Returns a function that puts back what trials of the update change.
       choose_acting: Of environments on the host: `choose_acting(asked)` returns how the policy is
         called. None for others: the rollout is a compiled stage.
       python_steps: Whether a graph calls Python to step the environments, so that a rollout cannot
@@ -44,7 +44,7 @@ class Trials:
     update: CompiledStage
     rollout_args: Callable[[], tuple[Any, ...]]
     update_args: Callable[[], tuple[Any, ...]]
-    reset: Callable[[], None]
+    keep: Callable[[], Callable[[], None]]
     choose_acting: Callable[[str], str] | None = None
     python_steps: bool = False
     python_loop: bool = False
@@ -123,6 +123,7 @@ class CompileModeTuner:
     def _time_stages(self) -> None:
         trials, stages = self._trials, self._stages
         rollout, update = trials.rollout, trials.update
+        reset = trials.keep()
         compared = trials.choose_acting is None and rollout.mode is None
         if compared:
             stages.set_mode("rollout", rollout.choose_by_time(*trials.rollout_args()))
@@ -136,11 +137,11 @@ class CompileModeTuner:
                 wins = min(rollout.seconds.values(), default=0.0)
             elif trials.python_loop and trials.fuses_on_host:
                 wins = _BEHIND_SECONDS
-            mode = update.choose_by_time(*args, wins=wins, begin=trials.reset)
+            mode = update.choose_by_time(*args, wins=wins, begin=reset)
             stages.set_mode("update", mode)
         else:
             update.time_as_chosen(*args)
-        trials.reset()
+        reset()
         if fuses and update.mode == "xla" and self._asked["rollout"] == "auto":
             stages.set_mode("rollout", "xla")
         compared = compared and trials.overlaps and not trials.python_loop

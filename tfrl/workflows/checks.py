@@ -237,7 +237,7 @@ def on_server(replay: Any, address: str) -> Any:
     Raises:
       UserError: For an address of another form, or a buffer that Reverb cannot hold.
     """
-    from tfrl.replay.reverb.calls import check_address
+    from tfrl.replay.reverb.factory import check_address
 
     check_address(address)
     return on_reverb(replay).replace(address=address)

@@ -432,7 +432,7 @@ class Workflow(abc.ABC):
         return found
 
     @property
-    def agreement(self) -> Any:
+    def worker_group(self) -> Any:
         """How the processes of a multi-worker strategy decide together; None for one process."""
         return None
 
@@ -487,13 +487,13 @@ class Workflow(abc.ABC):
         Returns:
           The checkpoint's folder.
         """
-        values, steps, agreement = self.state_values(state), self.env_steps(state), self.agreement
+        values, steps, group = self.state_values(state), self.env_steps(state), self.worker_group
         path = pathlib.Path(directory) / f"ckpt-{steps}"
-        if agreement is None or agreement.is_chief:
+        if group is None or group.is_chief:
             manager = CheckpointManager(directory, max_to_keep=None, drop_later=False)
             path = manager.save(steps, values, self.manifest(state), metric=metric)
-        if agreement is not None:
-            agreement.barrier("a checkpoint that is written")
+        if group is not None:
+            group.barrier("a checkpoint that is written")
         return path
 
     def manifest(self, state: State) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class InGraphExperience:
         form: list[Nest] = []
 
         def sample() -> tf.Tensor:
-            own = self._workflow.replicas.local(self.sample(key, tf.constant(1.0)))[0]
+            own = self._workflow.replicas.per_replica(self.sample(key, tf.constant(1.0)))[0]
             form[:] = [tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), own)]
             return tf.constant(0)
 
@@ -73,10 +73,10 @@ class InGraphExperience:
 
     def paths(self) -> set[str]:
         """Returns the paths of `values`, without a copy of the buffer."""
-        agreement, own = self._workflow.agreement, self.buffer.state_paths()
-        if agreement is None:
+        group, own = self._workflow.worker_group, self.buffer.state_paths()
+        if group is None:
             return own  # type: ignore[no-any-return]
-        return {self._path_of(w, path) for w in range(agreement.num_workers) for path in own}
+        return {self._path_of(w, path) for w in range(group.num_workers) for path in own}
 
     def values(self) -> dict[str, Any]:
         """Returns the values of the buffers of all processes; the chief gets those of others."""
@@ -84,10 +84,10 @@ class InGraphExperience:
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Puts back what `values` gave."""
-        agreement = self._workflow.agreement
+        group = self._workflow.worker_group
         names = {path: path for path in self.buffer.state_paths()}
-        if agreement is not None:
-            names = {path: self._path_of(agreement.index, path) for path in names}
+        if group is not None:
+            names = {path: self._path_of(group.index, path) for path in names}
         self.buffer.load_values({path: values[name] for path, name in names.items()})
 
     def _path_of(self, worker: int, path: str) -> str:
@@ -106,13 +106,13 @@ def of_all_processes(
       own: Those of this process by path.
       path_of: `path_of(worker, path)` is the path of a value of another process.
     """
-    agreement = workflow.agreement
-    if agreement is None:
+    group = workflow.worker_group
+    if group is None:
         return dict(own)
     found = {}
     for path in sorted(own):
         value = np.asarray(own[path])
-        parts = agreement.each_gives(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        parts = group.gather_to_chief(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
         for worker, part in enumerate(parts):
             found[path_of(worker, path)] = part.view(value.dtype).reshape(shape)

@@ -22,10 +22,11 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
+from tfrl.nest_packing import HostPacker
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall
+from tfrl.workflows.fast_call import AsyncExecutor, FastCall
 from tfrl.workflows.runner import Iterating, Runner
 from tfrl.workflows.stages import Phase, Stages
 
@@ -74,7 +75,7 @@ class HostIterating(Iterating, Protocol):
     rollout_length: int
     overlap: bool
     all_rows_valid: bool
-    agreement: Any
+    worker_group: Any
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played."""
@@ -254,12 +255,12 @@ class CompiledLearnerCall:
         self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
         self._count = len(leaves.carried(state.replace(env_state=None, carry=None)))
-        self._bundle: Bundle | None = None
+        self._bundle: HostPacker | None = None
         self._parts: list[int] = []
         mode = made.modes["update"]
         self._jit = mode == "xla" and workflow.fuses_on_host(state, made)
-        experience = runner.experience
-        self._reads = "" if experience is None else experience.reads_batches(made)
+        self._experience: Any = runner.experience
+        self._reads = "" if self._experience is None else self._experience.reads_batches(made)
         self._eager = mode == "eager"
         self._compiled: FastCall | None = None
         self.names: list[str] = []
@@ -280,13 +281,13 @@ class CompiledLearnerCall:
 
             call = FastCall(lambda *xs: fn(form, *xs), bind, jit=jit)
             if self._reads == "python":
-                given = [*self._runner.experience.read(wait=True), *given]
+                given = [*self._experience.read(wait=True), *given]
             result = call(given)
             call.forget_function()  # it holds variables; the trace does not
             self._compiled = call
             return result
         if self._reads == "python":
-            given = [*self._runner.experience.read(wait=False), *given]
+            given = [*self._experience.read(wait=False), *given]
         return self._compiled(given)
 
     def _bind(self, form: Any, make: Callable[[], Any], args: Any) -> Any:
@@ -337,13 +338,13 @@ class CompiledLearnerCall:
         """Returns how many rows are steps, those of other processes too."""
         if self._workflow.all_rows_valid:
             return self._length * int(self._workflow.env.num_envs)
-        steps, agreement = int(np.count_nonzero(played.valid)), self._workflow.agreement
-        return steps if agreement is None else int(sum(agreement.each_says(steps)))
+        steps, group = int(np.count_nonzero(played.valid)), self._workflow.worker_group
+        return steps if group is None else int(sum(group.all_gather(steps)))
 
     def tensors_of(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""
         if self._bundle is None:
-            self._bundle = Bundle(played)
+            self._bundle = HostPacker(played)
         return self._bundle.tensors(played)
 
     # The call; traced.
@@ -351,12 +352,12 @@ class CompiledLearnerCall:
     def _traced(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
         if not self._reads:
             return self._behind(form, (), *given)
-        batches = self._runner.experience.batches()
+        batches = self._experience.batches()
         behind = counted_apart(lambda *args: self._behind(form, *args))
         return tf.function(behind, jit_compile=True, autograph=False)(batches, *given)
 
     def _behind_what_was_read(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
-        batches, count = self._runner.experience.batches_of(given)
+        batches, count = self._experience.batches_of(given)
         return self._behind(form, batches, *given[count:])
 
     def _behind(self, form: Any, batches: Nest, *given: tf.Tensor) -> list[tf.Tensor]:

@@ -86,7 +86,7 @@ class LearnerWorkflow(Workflow):
     """
 
     _not_traced = Workflow._not_traced | {
-        "_agreement",
+        "_worker_group",
         "_servers",
         "_learner",
         "_evaluators",
@@ -184,9 +184,9 @@ class LearnerWorkflow(Workflow):
         self._divide()
 
     @property
-    def agreement(self) -> Any:
+    def worker_group(self) -> Any:
         """How the processes of a multi-worker strategy decide together; None for one process."""
-        return self._agreement
+        return self._worker_group
 
     @property
     def divided_sizes(self) -> dict[str, int]:
@@ -196,11 +196,11 @@ class LearnerWorkflow(Workflow):
     def _divide(self) -> None:
         """Makes each replica's part of the environments."""
         several = self.replicas.num_workers > 1
-        self._agreement: Any = None
+        self._worker_group: Any = None
         if several:
-            from tfrl.distribute.agreement import Agreement
+            from tfrl.distribute.worker_group import WorkerGroup
 
-            self._agreement = Agreement(self.replicas.strategy)
+            self._worker_group = WorkerGroup(self.replicas.strategy)
         parts = self.replicas.num_replicas
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv):
@@ -241,7 +241,7 @@ class LearnerWorkflow(Workflow):
             return self.merged(out, self.normalizer(values), env_state)
 
         out = replicas.run(own, state.env_state, state.carry, key)
-        common = replicas.first((out.normalizer, out.metrics, out.counts))
+        common = replicas.any_replica((out.normalizer, out.metrics, out.counts))
         return out.replace(normalizer=common[0], metrics=common[1], counts=common[2])
 
     def fit(
@@ -545,7 +545,7 @@ class LearnerWorkflow(Workflow):
         """Makes a fresh run from a seed, by the hooks of `Workflow`."""
         keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run", "replay_buffer"])
         learner = self.setup_agent(keys["agent"])
-        env_state, carry = self.replicas.run_once(self._begin, keys["environment"])
+        env_state, carry = self.replicas.run_traced(self._begin, keys["environment"])
         state = self._state_over(
             learner,
             key=keys["run"],
@@ -735,9 +735,7 @@ class LearnerWorkflow(Workflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played, at random or by the policy."""
-        roll = functools.partial(
-            self.roll, action_fn=self.agent.random_actions if random else None
-        )
+        roll = functools.partial(self.roll, action_fn=self.agent.random_actions if random else None)
         if isinstance(self.env, HostEnv):
             return roll
         return made.stage("rollout/random" if random else "rollout", roll)
@@ -866,8 +864,10 @@ class LearnerWorkflow(Workflow):
         note = ("modes", tuple(sorted(self.compile.items())))
         trials = self.trials(state, made)
         if note in notes:
-            made.modes.update(notes[note][0])
-            made.seconds.update(notes[note][1])
+            modes, seconds = notes[note]
+            for name, mode in modes.items():
+                made.set_mode(name, mode)
+            made.seconds.update(seconds)
             if trials.choose_acting is not None:  # known of other environments
                 trials.choose_acting(made.modes["rollout"])
             return
@@ -878,11 +878,15 @@ class LearnerWorkflow(Workflow):
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         host_env = isinstance(self.env, HostEnv)
-        before = {p: v.numpy() for p, v in self.learner_of(state).variables().items()}
+
+        def keep() -> Callable[[], None]:
+            learner = self.learner_of(state)
+            before = {p: v.numpy() for p, v in learner.variables().items()}
+            return lambda: learner.assign_variables(before)
 
         def rollout_args() -> tuple[Any, ...]:
             # The rollout of one replica tells how the others' will do.
-            env_state, carry = self.replicas.local((state.env_state, state.carry))[0]
+            env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
         self.update_stage(state)
@@ -895,7 +899,7 @@ class LearnerWorkflow(Workflow):
             update=made.stage("update", self.update),
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
-            reset=lambda: self.learner_of(state).assign_variables(before),
+            keep=keep,
             choose_acting=functools.partial(self._choose_acting, state) if host_env else None,
             python_steps=on_host(self.env) and not host_env,
             python_loop=self.loops_on_host,

@@ -88,9 +88,9 @@ class TrainingLoop:
         self._filming: Filming | None = None
         self._folder: RunFolder | None = None
         self._identity: os.stat_result | None = None
-        self._agreement = workflow.agreement
+        self._worker_group = workflow.worker_group
         # Of several processes one keeps the files and shows the progress.
-        self._leads = self._agreement is None or self._agreement.is_chief
+        self._leads = self._worker_group is None or self._worker_group.is_chief
         self._stop: str | None = None
         self._iterations = workflow.iterations_per_call or 1
         self._train_seconds = 0.0
@@ -191,7 +191,7 @@ class TrainingLoop:
             self.workflow.run_time = RunTime()
         evaluated = None
         there = self.manager is not None and env_steps in self.manager.steps
-        saved = env_steps if self._chief_says(there) else None
+        saved = env_steps if self._broadcast(there) else None
         try:
             while env_steps < self.options.total_env_steps and not self._stops():
                 state, env_steps, row = self._call(state, env_steps)
@@ -218,13 +218,15 @@ class TrainingLoop:
         )
         return state
 
-    def _chief_says(self, value: int) -> int:
+    def _broadcast(self, value: int) -> int:
         """What the chief found; the processes must not part at a decision by time or by files."""
-        return int(value) if self._agreement is None else int(self._agreement.chief_says(value))
+        return (
+            int(value) if self._worker_group is None else int(self._worker_group.broadcast(value))
+        )
 
     def _stops(self) -> bool:
         """Whether the run ends here, by this process or another."""
-        if self._agreement is not None and self._agreement.any(self._stop is not None):
+        if self._worker_group is not None and self._worker_group.any(self._stop is not None):
             self._stop = self._stop or "worker"
         return self._stop is not None
 
@@ -240,7 +242,7 @@ class TrainingLoop:
         self._film_due = self._next(options.video_interval or None, env_steps)
         due = (self._eval_due, self._save_due, self._film_due)
         until = int(min(options.total_env_steps, *due))
-        self._iterations = self._chief_says(self._iterations)
+        self._iterations = self._broadcast(self._iterations)
         done = self.workflow.advance(state, self._iterations, until)
         self._check_folder()
         rows = [dict(r) for r in done.rows]
@@ -320,7 +322,7 @@ class TrainingLoop:
         due = env_steps >= self._save_due
         due |= seconds is not None and time.monotonic() - self._saved_at >= seconds
         due |= evaluated is not None and self._is_best(evaluated)
-        if not self._chief_says(due):
+        if not self._broadcast(due):
             return None
         self._save(state, env_steps, evaluated)
         return env_steps

@@ -603,7 +603,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return played, merge_over_replicas(replicas, env_state, after), carry
 
         played, env_state, carry = replicas.run(own, values, env_state, carry, key)
-        parts = replicas.local(played)
+        parts = replicas.per_replica(played)
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
     def digested(self, state: State, played: Trajectory) -> RolloutResult:
@@ -621,7 +621,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return self.merged(out, self.normalizer(values), None)
 
         out = replicas.run(own, played)
-        return replicas.first(out.replace(batch=None))  # type: ignore[no-any-return]
+        return replicas.any_replica(out.replace(batch=None))  # type: ignore[no-any-return]
 
     # Learner steps.
 
@@ -744,7 +744,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def forget_traces(self, experience: ReverbExperience) -> None:
         """Traces anew what refers to the iterator of an experience."""
         for _, runner in self._runners.values():
-            if getattr(runner, "experience", None) is experience:
+            if isinstance(runner, HostRunner) and runner.experience is experience:
                 runner.forget()
 
     def trials(self, state: State, made: Stages) -> Trials:
@@ -755,7 +755,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def trial_batch(self, state: State) -> Nest:
         """Returns a batch of zeros: nothing may have been added yet."""
         form = self._experience(state).batch_form(state.key)
-        return self.replicas.run_once(
+        return self.replicas.run_traced(
             lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), form)
         )
 

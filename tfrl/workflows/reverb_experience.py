@@ -65,11 +65,11 @@ class ReverbExperience:
     def can_sample(self, size: int, state: State) -> bool:
         """Whether there is a batch in every process; of any size, since `size` never is 1 alone."""
         # A server elsewhere has the items of all processes.
-        workflow, agreement = self._workflow, self._workflow.agreement
+        workflow, group = self._workflow, self._workflow.worker_group
         rows = workflow.batch_size
         rows = rows if self._elsewhere else rows // self.replicas.num_workers
         answer = self.buffer.can_sample(rows)
-        return bool(answer) if agreement is None else not agreement.any(not answer)
+        return bool(answer) if group is None else not group.any(not answer)
 
     def on_rollout(self, played: Trajectory) -> None:
         """Writes what was played."""
@@ -173,7 +173,7 @@ class ReverbExperience:
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
         """Leaves index and priorities to Python, which sends them; eagerly it is done here."""
-        found = [tf.concat(self.replicas.local(x), 0) for x in (index, priorities)]
+        found = [tf.concat(self.replicas.per_replica(x), 0) for x in (index, priorities)]
         if not tf.executing_eagerly():
             return found
         self.buffer.update_priorities(*found)
@@ -262,10 +262,10 @@ class ReverbExperience:
 
     def paths(self) -> set[str]:
         """Returns the paths of `values`."""
-        agreement, own = self._workflow.agreement, _SERVER if self._elsewhere else _TABLES
-        if agreement is None:
+        group, own = self._workflow.worker_group, _SERVER if self._elsewhere else _TABLES
+        if group is None:
             return {own}
-        return {self._path_of(worker, own) for worker in range(agreement.num_workers)}
+        return {self._path_of(worker, own) for worker in range(group.num_workers)}
 
     def values(self) -> dict[str, Any]:
         """Returns what the servers of all processes hold; the chief gets those of others."""
@@ -288,9 +288,9 @@ class ReverbExperience:
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Puts back what `values` or `copy_values` gave."""
-        agreement, name = self._workflow.agreement, _SERVER if self._elsewhere else _TABLES
-        if agreement is not None and name not in values:
-            name = self._path_of(agreement.index, name)
+        group, name = self._workflow.worker_group, _SERVER if self._elsewhere else _TABLES
+        if group is not None and name not in values:
+            name = self._path_of(group.index, name)
         packed = io.BytesIO(np.asarray(values[name]).tobytes())
         with tempfile.TemporaryDirectory() as folder:
             with zipfile.ZipFile(packed) as archive:
@@ -316,13 +316,13 @@ class ReverbExperience:
             self._workflow.forget_traces(self)  # they hold the iterator
 
     def _own_values(self) -> dict[str, Any]:
-        agreement = self._workflow.agreement
-        if agreement is None or not self._elsewhere:
+        group = self._workflow.worker_group
+        if group is None or not self._elsewhere:
             return self._saved()
         # The server's checkpoint, which the chief asks for, has what all have sent before.
-        found = {} if agreement.is_chief else self._saved(tables=False)
-        agreement.barrier("experience that was sent")
-        return self._saved() if agreement.is_chief else found
+        found = {} if group.is_chief else self._saved(tables=False)
+        group.barrier("experience that was sent")
+        return self._saved() if group.is_chief else found
 
     def _saved(self, tables: bool = True) -> dict[str, Any]:
         packed = io.BytesIO()

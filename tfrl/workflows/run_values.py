@@ -78,7 +78,8 @@ def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
     env_state, carry = state.env_state, state.carry
     if isinstance(workflow.env, HostEnv):
         env_state, carry = workflow.env.kept_state(), None
-    return {"env_state": env_state, "carry": carry, "key": state.key, **counters}
+    progress = {"env_state": env_state, "carry": carry, "key": state.key, **counters}
+    return {name: nest for name, nest in progress.items() if nest is not None}
 
 
 def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
@@ -88,8 +89,8 @@ def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
         return progress
     own = _of_replicas(progress)
     if replicas.num_workers == 1:
-        return {**progress, **struct.stack(replicas.local(own))}
-    return {**progress, **replicas.gathered(own)}
+        return {**progress, **struct.stack(replicas.per_replica(own))}
+    return {**progress, **replicas.all_gather(own)}
 
 
 def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str, Nest]:
@@ -101,7 +102,7 @@ def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str
     def own(stacked: Nest) -> Nest:
         return tf.nest.map_structure(lambda x: x[replicas.index()], stacked)
 
-    return {**progress, **replicas.run_once(own, _of_replicas(progress))}
+    return {**progress, **replicas.run_traced(own, _of_replicas(progress))}
 
 
 def _new_episodes(
@@ -141,5 +142,4 @@ def _check_replicas(
 
 def _of_replicas(progress: Mapping[str, Nest]) -> dict[str, Nest]:
     """What each replica has of its own."""
-    own = {name: progress[name] for name in ("env_state", "carry")}
-    return {name: nest for name, nest in own.items() if nest is not None}
+    return {name: progress[name] for name in ("env_state", "carry") if name in progress}

@@ -159,15 +159,15 @@ class Runner:
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
 
-            run = run if fused else never_in_xla(run)
-            return tf.function(counted_apart(run), jit_compile=fused, autograph=False)
+            fn: Any = run if fused else never_in_xla(run)
+            return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
 
         if tf.config.functions_run_eagerly():
             return make()  # type: ignore[no-any-return]
         bound: Callable[..., Any] = self.bind(state, name, make, args)
         note = ("names", made.phase.name)
-        names = self.traces.notes.setdefault(note, self._names.get(made.phase.name))
-        self._names[made.phase.name] = names
+        names = self._names.get(made.phase.name, [])
+        self._names[made.phase.name] = self.traces.notes.setdefault(note, names)
         return bound
 
     def _names_of(self, state: Any) -> list[str]:

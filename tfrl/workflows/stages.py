@@ -246,7 +246,9 @@ def stage(
     if stages is None:
         return fn
     found = stages.stage(name, fn, xla)
-    return found.inlined if inline else found
+    if inline:
+        return found.inlined
+    return found
 
 
 def _best_seconds(

@@ -29,7 +29,7 @@ KINDS = {
     "ppo_memory": (agents.PPO, "tf:Masked", {"memory": "gru", "memory_size": 4}),
     "impala": (agents.Impala, "tf:CartPole-v1", {}),
 }
-ON_POLICY = ("ppo", "ppo_memory", "impala")
+ON_POLICY = [name for name, (cls, *_) in KINDS.items() if not cls.learns_from_replay]
 
 
 @functools.cache

@@ -24,11 +24,10 @@ from tfrl.agents import DQN, PPO, TD3
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.as_tf_policy import write_policies
 from tfrl.errors import UserError
-from tfrl.experiment import export_lite, export_onnx
+from tfrl.experiment import export
 from tfrl.experiment.export import save_functions
 from tfrl.experiment.export_functions import policy_functions
-from tfrl.experiment.export_oracle import AgentOracle
-from tfrl.experiment.export_verify import verify
+from tfrl.experiment.export_verify import AgentOracle, verify
 
 
 def test_policies_that_read_different_variables_have_a_checkpoint_each(tmp_path):
@@ -157,7 +156,7 @@ def test_every_agent_of_tf_agents_in_every_format(tmp_path, monkeypatch, name, f
         write_policies(module, state, place, 5)
     else:
         place.mkdir()
-        write = export_lite.write_tflite if form == "tflite" else export_onnx.write_onnx
+        write = export.write_tflite if form == "tflite" else export.write_onnx
         about = write(policy, place)
         assert about.get("ops", "built-in") == "built-in"
     told = verify(form, place, policy, oracle)

@@ -30,7 +30,7 @@ from tfrl.compat.tf_agents.from_tf_agent_calls import experience_of, weights_of
 from tfrl.compat.tf_agents.from_tf_agent_variables import unchecked
 from tfrl.errors import UserError
 from tfrl.experiment.metadata import params_digest
-from tfrl.launch.finishing import params_of
+from tfrl.launch.training import params_of
 from tfrl.learners import Learner
 from tfrl.types import Sequences, Trajectory
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.replay.reverb import ReverbReplay
-from tfrl.replay.reverb.packing import Packing
+from tfrl.replay.reverb.signature import PackedItems
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import oracle
@@ -173,7 +173,7 @@ def stored(buffer, table="replay"):
     count = 40 * int(buffer.size(table))
     samples = buffer._connection.client.sample(table, count, emit_timesteps=False)
     if buffer.replay.packed:
-        packing = Packing(buffer.replay)
+        packing = PackedItems(buffer.replay)
         found = [(packing.unpack(np.asarray(s.data[0]).reshape(1, -1))["obs"], s) for s in samples]
         return {float(obs.numpy().ravel()[0]): s.info.priority for obs, s in found}
     at = list(buffer.replay.signature(table)).index("obs")

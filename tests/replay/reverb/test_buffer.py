@@ -187,7 +187,9 @@ class DeadlinesTest(parameterized.TestCase):
             return next(client.sample("replay", 1, emit_timesteps=False))
 
         began = time.monotonic()
-        left = mock.patch("tfrl.replay.reverb.calls.leave_behind")  # it bounds pytest's own end
+        left = mock.patch(
+            "tfrl.replay.reverb.cancellable_call.leave_behind"
+        )  # it bounds pytest's own end
         with left as left_behind, pytest.raises(UserError) as error:
             buffer.connection.guard(blocked, "sampling", 0.7)
         left_behind.assert_called_once()
@@ -237,9 +239,13 @@ class SamplingTest(parameterized.TestCase):
         message = "batch_size: expected at most the 0 items of table 'replay'"
         with pytest.raises(UserError, match=message):
             buffer.sample(None, 1)
-        with pytest.raises(UserError, match="batch_size: expected an int of at least 1, got 0"):
+        with pytest.raises(
+            UserError, match="batch_size: expected a whole number of at least 1, got 0"
+        ):
             buffer.sample(None, 0)
-        with pytest.raises(UserError, match="batch_size: expected an int of at least 1, got True"):
+        with pytest.raises(
+            UserError, match="batch_size: expected a whole number of at least 1, got True"
+        ):
             buffer.sample(None, True)
         buffer.add(helpers.rows(0, 4))
         assert buffer.sample(None, np.int64(2)).obs.shape == (2, 1)

@@ -24,9 +24,9 @@ from tests.replay.reverb.server_runs import (
 )
 from tfrl.errors import UserError
 from tfrl.replay.reverb import connection as connection_lib
-from tfrl.replay.reverb.calls import await_server, check_address
-from tfrl.replay.reverb.connection import Connection
-from tfrl.replay.reverb.lost import ServerLostError
+from tfrl.replay.reverb.cancellable_call import ServerLostError
+from tfrl.replay.reverb.connection import Connection, await_server
+from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.server import ReverbServer
 
 NOTICED = 10.0
@@ -180,7 +180,7 @@ def test_addresses(address):
 def test_numbers():
     for name in ("timeout", "heartbeat", "reconnect_seconds"):
         for value in (0, -1.0, True, "5", float("inf"), float("nan")):
-            with pytest.raises(UserError, match=f"^Connection's {name}: expected a number of sec"):
+            with pytest.raises(UserError, match=f"^Connection's {name}: expected a number above 0"):
                 Connection("localhost:1", **{name: value})
 
 

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-LOST = pathlib.Path(__file__).resolve().parents[3] / "tfrl" / "replay" / "reverb" / "lost.py"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+LOST = ROOT / "tfrl" / "replay" / "reverb" / "cancellable_call.py"
 
 # The module alone, so that these processes need not import TensorFlow.
 _LOAD = f"""

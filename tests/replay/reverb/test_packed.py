@@ -66,7 +66,7 @@ class FormTest(parameterized.TestCase):
             helpers.maker().replace(**changed, packed=True)
 
     def test_no_such_choice(self):
-        with pytest.raises(UserError, match="packed: expected True, False or None, got 'yes'"):
+        with pytest.raises(UserError, match="packed: expected one of True, False, None, got 'yes'"):
             helpers.maker(packed="yes")
 
 

@@ -14,7 +14,7 @@ from tests.replay.reverb.helpers import maker
 from tests.replay.reverb.server_runs import tables
 from tfrl.errors import UserError
 from tfrl.replay.reverb import buffer as buffer_lib
-from tfrl.replay.reverb import ports
+from tfrl.replay.reverb import server as server_lib
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.types import Trajectory
 
@@ -84,7 +84,7 @@ def test_every_listening_socket_is_bound_to_the_loopback_device():
 
     server = ReverbServer(tables())
     try:
-        found = list(ports._listening(server.port))
+        found = list(server_lib._listening(server.port))
         assert found
         for descriptor in found:
             with socket.socket(fileno=os.dup(descriptor)) as listener:
@@ -98,11 +98,11 @@ def test_a_system_that_does_not_allow_it(monkeypatch):
     def refuse(port):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(ports, "_listening", refuse)
+    monkeypatch.setattr(server_lib, "_listening", refuse)
     with pytest.raises(UserError) as error:
         ReverbServer(tables())
     assert "got operation not permitted. Linux allows it from 5.7 on." in str(error.value)
-    with pytest.raises(UserError, match="bind of the Reverb server: expected 127.0.0.1"):
+    with pytest.raises(UserError, match="bind of the Reverb server: expected one of 127.0.0.1"):
         ReverbServer(tables(), bind="localhost")
 
 

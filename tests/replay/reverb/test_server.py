@@ -286,9 +286,9 @@ def test_folders_that_do_not_do(make, tmp_path):
     with pytest.raises(UserError) as error:
         make(tables(), checkpoint_dir=tmp_path / "file" / "c")
     assert str(error.value) == (
-        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a folder in which checkpoints "
-        f"can be written, got a path that leads through a file ({tmp_path / 'file' / 'c'}). Choose "
-        "another folder, or make room there."
+        f"replay checkpoints in {tmp_path / 'file' / 'c'}: expected a folder that can be "
+        f"written, got a path that leads through a file ({tmp_path / 'file' / 'c'}). Choose "
+        "another place, or make room on the disk."
     )
     first = make(tables(), checkpoint_dir=tmp_path / "c")
     with pytest.raises(UserError, match="got one that another server is using now"):
@@ -312,7 +312,7 @@ def test_a_checkpoint_that_cannot_be_written(make, tmp_path, monkeypatch):
     in_place_of(tmp_path / "c" / ".writing")
     for call in (server.checkpoint, server.stop):
         with pytest.raises(
-            UserError, match="^replay checkpoints in .*/c: expected a folder in whi"
+            UserError, match="^replay checkpoints in .*/c: expected a folder that can"
         ):
             call()
     assert not server.alive
@@ -337,7 +337,7 @@ def test_arguments(make, tmp_path):
         make(tables()).checkpoint()
     for interval in (0, -1.0, True, "5", float("nan"), float("inf")):
         with pytest.raises(
-            UserError, match="^ReverbServer's checkpoint_interval: expected a number"
+            UserError, match="^ReverbServer's checkpoint_interval: expected a number above 0"
         ):
             make(tables(), checkpoint_dir=tmp_path, checkpoint_interval=interval)
     with pytest.raises(UserError, match="got 5 with checkpoint_dir=None"):

@@ -1,4 +1,4 @@
-"""The loss of A2C and REINFORCE, apart from networks and loops."""
+"""The loss of A2C and REINFORCE, without networks and loops."""
 
 from typing import Any
 

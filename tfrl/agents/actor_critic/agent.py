@@ -1,4 +1,4 @@
-"""What the on-policy agents share: networks, acting, values, advantages, statistics."""
+"""The base class of on-policy agents: networks, acting, values, advantages, statistics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ _TORSO = "torso=KerasNetwork(model_fn=make_model, spec=env.obs_spec)"
 
 @struct.logic_dataclass
 class ActorCritic(Agent):
-    """An on-policy agent with a policy and a value function; subclasses say what they learn.
+    """An on-policy agent with a policy and a value function; subclasses define the loss.
 
     Actions may be Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of them;
     observations any nest. Where the observation has an item `action_mask` (see
@@ -55,9 +55,9 @@ class ActorCritic(Agent):
       torso: The torso of both networks; None for a tanh MLP of `hidden` units (a CNN for images).
       shared_torso: Whether policy and value share the parameters of the torso.
       hidden: Units of the default torso's layers where it is an MLP; None for 64, 64.
-      memory: A recurrent cell behind the torso, "lstm" or "gru"; None for no memory.
+      memory: A recurrent cell after the torso, "lstm" or "gru"; None for no memory.
       memory_size: Its size; only with `memory`.
-      sequence_length: Steps through which gradients flow back; None for the whole rollout.
+      sequence_length: Steps through which gradients flow back; None for the full rollout.
       squash: Whether continuous actions are squashed with tanh into their bounds.
       obs_key: The item of a Dict observation that the default torso takes ("a/b" for a nested
         one); None for all of it.
@@ -132,12 +132,12 @@ class ActorCritic(Agent):
 
     @property
     def policy_network(self) -> networks.Network:
-        """The policy: the one given, or the default."""
+        """The policy: the argument, or the default."""
         return self.network.policy
 
     @property
     def value_network(self) -> networks.Network:
-        """The value function: the one given, or the default."""
+        """The value function: the argument, or the default."""
         return self.network.value
 
     @property
@@ -209,7 +209,7 @@ class ActorCritic(Agent):
             distribution.check_mask(mask)
 
     def _unused(self) -> dict[str, tuple[Any, str]]:
-        """What would have no effect: `{field: (value, what stands against it)}`."""
+        """The arguments without effect: `{field: (value, the argument that replaces it)}`."""
         found: dict[str, tuple[Any, str]] = {}
         both = self.policy is not None and self.value is not None
         if self.obs_key is not None and (both or self.torso is not None):
@@ -282,7 +282,7 @@ class ActorCritic(Agent):
         if not self.normalize_obs:
             return obs
         found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
-        # A mask of floats must stay what it is.
+        # A mask of floats is not normalised.
         return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
 
     # Acting.
@@ -337,7 +337,7 @@ class ActorCritic(Agent):
     def loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss at the given parameters, networks in training mode; see `policy_loss`."""
+        """The loss at `params`, networks in training mode; see `policy_loss`."""
         if self.learns_sequences:
             batch = batch_lib.time_major(batch)
         policy, value, after = self.evaluate_batch(params, batch, key)
@@ -384,7 +384,7 @@ class ActorCritic(Agent):
 
     @property
     def why_not_episodes(self) -> str | None:
-        """Why whole episodes cannot take the place of rollouts; None where they can."""
+        """Why full episodes cannot replace rollouts; None where they can."""
         return None if self.gae_horizon is None else "gae_horizon cuts rollouts, not episodes"
 
     @property
@@ -432,7 +432,7 @@ class ActorCritic(Agent):
         name = f"{type(self).__name__}.sequence_length"
         length = batch_lib.check_length(name, self.sequence_length, steps)
         if found.mask is None:
-            # Steps are counted, not sequences: where a minibatch is padded with whole sequences,
+            # Steps are counted, not sequences: where a minibatch is padded with full sequences,
             # the learner's own mask would have one item a row.
             found = found.replace(mask=tf.ones(trajectory.termination.shape, tf.bool))
         if not self.recurrent:

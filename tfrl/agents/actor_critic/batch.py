@@ -1,4 +1,4 @@
-"""What the losses of on-policy agents take, and how it is cut out of a rollout."""
+"""The batch of the losses of on-policy agents, and how it is cut out of a rollout."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The networks that on-policy agents make when they are given none."""
+"""The default networks of on-policy agents."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,10 +40,10 @@ def check_hidden(
 
     Args:
       owner: The name of the agent's class.
-      hidden: What was given; None passes.
-      given: What is given in place of the default torsos, with its verb ("a torso is"); None where
-        nothing is.
-      obs_spec: The nest of specs of what the networks see.
+      hidden: The argument; None passes.
+      given: The argument that replaces the default torsos, with its verb ("a torso is"); None if
+        there is none.
+      obs_spec: The nest of specs of the networks' input.
       obs_keys: The item that each default torso takes; None for all of the observation.
 
     Raises:
@@ -89,19 +89,19 @@ def default_policy(torso: networks.Torso, action_spec: Nest, squash: bool) -> ne
 
 
 def with_memory(torso: networks.Torso, cell: str | None, size: int) -> networks.Torso:
-    """Puts a recurrent cell behind a torso, unless `cell` is None."""
+    """Puts a recurrent cell after a torso, unless `cell` is None."""
     if cell is None:
         return torso
     return networks.RecurrentTorso(body=torso, cell=cell, size=size)
 
 
 def check_network(owner: str, name: str, network: Any, head: str) -> None:
-    """Checks that a network given to an agent is one with a head.
+    """Checks that a network argument of an agent is one with a head.
 
     Args:
       owner: The name of the agent's class.
       name: "policy" or "value".
-      network: What was given.
+      network: The argument.
       head: How to make a network with a head from a torso, as code.
 
     Raises:
@@ -121,7 +121,7 @@ def check_network(owner: str, name: str, network: Any, head: str) -> None:
 
 
 def check_used(owner: str, unused: dict[str, tuple[Any, str]]) -> None:
-    """Raises a UserError for the first of `{field: (value, what stands against it)}`."""
+    """Raises a UserError for the first of `{field: (value, the argument that replaces it)}`."""
     for name, (value, given) in unused.items():
         raise UserError(
             f"{owner}.{name}",

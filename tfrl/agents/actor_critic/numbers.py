@@ -1,4 +1,4 @@
-"""Checks of the numbers that an agent is made with."""
+"""Checks of the numbers among the arguments of an agent."""
 
 import dataclasses
 import math

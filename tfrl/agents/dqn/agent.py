@@ -206,13 +206,10 @@ class DQN(OffPolicy):
 def _num_actions(owner: str, spec: Nest) -> int:
     if specs.is_spec(spec) and specs.is_discrete(spec) and spec.shape.rank == 0:
         return specs.num_actions(spec)
-    floats = all(specs.is_spec(s) and s.dtype.is_floating for s in tf.nest.flatten(spec))
     raise UserError(
         f"{owner}.action_spec",
         expected="one Discrete action",
         got=repr(spec),
-        remedy="SAC, TD3 and PPO take continuous actions."
-        if floats
-        else "PPO and A2C take MultiDiscrete and composite actions; or number the combinations "
-        "with a wrapper.",
+        remedy="Choose PPO, which takes actions of any kind, or number combinations of discrete "
+        "actions with a wrapper.",
     )

@@ -1,4 +1,4 @@
-"""The loss of DQN, apart from networks and loops."""
+"""The loss of DQN, without networks and loops."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def dqn_loss(
         "action": batch.action,
         "next_q": next_q,
         "reward": batch.reward,
-        # Where the discount is 0, what stands in next_obs must not matter, NaN included.
+        # Where the discount is 0, values of next_obs have no effect, NaN included.
         "termination": tf.equal(batch.discount, 0.0),
         "discount": batch.discount,
         "mask": getattr(batch, "mask", None),

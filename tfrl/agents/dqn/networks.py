@@ -24,7 +24,7 @@ def default_network(
 
     Args:
       torso: The torso; None for the default.
-      obs_spec: The nest of specs of what the network sees.
+      obs_spec: The nest of specs of the network's input.
       num_actions: How many actions.
       dueling: Whether the head is a dueling one.
       hidden: Sizes of the default MLP's layers; None for 64, 64.
@@ -38,7 +38,7 @@ def default_network(
 
 
 def check_network(owner: str, network: Any, num_actions: int) -> None:
-    """Checks that a network given to an agent is a Q-network for its actions.
+    """Checks that a network argument of an agent is a Q-network for its actions.
 
     Raises:
       UserError: For a Keras model, a bare torso, a network with memory, and a network of another

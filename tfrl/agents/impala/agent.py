@@ -18,7 +18,7 @@ from tfrl.types import AgentState, Trajectory
 class Impala(ActorCritic):
     """The learner of IMPALA, on batched trajectories of a synchronous workflow.
 
-    A row of a minibatch is a whole trajectory of one environment. V-trace corrects for the gradient
+    A row of a minibatch is a full trajectory of one environment. V-trace corrects for the gradient
     steps that lie between acting and learning: those of the minibatches and epochs before.
 
     Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561. Unlike there, the value at the

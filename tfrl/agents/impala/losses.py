@@ -1,4 +1,4 @@
-"""The loss of IMPALA, apart from networks and loops."""
+"""The loss of IMPALA, without networks and loops."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the agents that learn from replayed transitions share."""
+"""The base classes of agents that learn from replayed transitions."""
 
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
 from tfrl.agents.off_policy.agent import OffPolicy

@@ -19,7 +19,7 @@ from tfrl.types import AgentState, Nest
 
 @struct.logic_dataclass
 class OffPolicyActorCritic(OffPolicy):
-    """An actor and n critics that learn from replayed transitions; subclasses say how.
+    """An actor and n critics that learn from replayed transitions; subclasses define the losses.
 
     A subclass has an `actor` to make, the value of the critics' target (`target_value`) and the
     loss of its actor. It may change the head of a critic (`make_critic_head`), and the loss of the
@@ -30,8 +30,8 @@ class OffPolicyActorCritic(OffPolicy):
         image).
       critic_torso: The critics' torso, which takes the tuple (observation, action vector), or for
         a Discrete action the observation; None for the same.
-      actor_network: The actor whole, in the place of a torso.
-      critic_network: One critic whole, likewise: the tuple to one number, or for a Discrete action
+      actor_network: A full actor, which replaces the torso.
+      critic_network: A full critic, likewise: the tuple to one number, or for a Discrete action
         the observation to a value for each. Each critic has parameters of its own.
       num_critics: How many critics.
       apply_rule: How the critics are computed, see `CriticEnsemble`.
@@ -82,13 +82,13 @@ class OffPolicyActorCritic(OffPolicy):
             apply_rule=self.apply_rule,
         )
 
-    # What a subclass says.
+    # Hooks of subclasses.
 
     def check_settings(self, seen: Nest) -> None:
         """Raises a UserError for settings that do not fit.
 
         Args:
-          seen: The nest of specs of what the networks see.
+          seen: The nest of specs of the networks' input.
         """
 
     @abc.abstractmethod
@@ -96,7 +96,7 @@ class OffPolicyActorCritic(OffPolicy):
         """Returns the actor.
 
         Args:
-          seen: The nest of specs of what it sees.
+          seen: The nest of specs of its input.
           hidden: Units of the default network's layers.
         """
 
@@ -161,7 +161,7 @@ class OffPolicyActorCritic(OffPolicy):
         return tf.cast(action - tf.cast(int(self.action_spec.minimum), action.dtype), tf.int32)
 
     def _emitted(self, action: tf.Tensor) -> Nest:
-        """The action of the spec for what the actor gives."""
+        """Maps the actor's output to an action of the spec."""
         return action if self.unit_actions is None else self.unit_actions.from_unit(action)
 
     # Learning.

@@ -1,4 +1,4 @@
-"""What the off-policy agents share: statistics, target networks, random play, checks."""
+"""The base class of off-policy agents: statistics, target networks, random play, checks."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def polyak_update(target: Nest, params: Nest, tau: float) -> Nest:
       tau: The share of the way, above 0 and at most 1.
 
     Returns:
-      A nest like `target`; what is not of floats, such as counts, is copied.
+      A nest like `target`; leaves that are not floats, such as counts, are copied.
     """
     if tau == 1:
         return params
@@ -55,16 +55,16 @@ def copy_params(params: Nest) -> Nest:
 
 @struct.logic_dataclass
 class OffPolicy(Agent):
-    """An agent that learns from replayed transitions; subclasses say what.
+    """An agent that learns from replayed transitions; subclasses define the losses.
 
-    Its losses take a `tfrl.types.Transition` of rows `[N, ...]` that `prepare_minibatch` has made
-    ready. The target of a row is
+    Its losses take a `tfrl.types.Transition` of rows `[N, ...]`, as
+    `prepare_minibatch` returns it. The target of a row is
 
       reward + discount * bootstrap(next_obs)
 
     where the reward is the sum of `n_step` discounted rewards and the row's discount is gamma^k, 0
-    where the item ends by a termination. So no loss knows n or gamma: the replay buffer is told
-    `n_step` and `discount`.
+    where the item ends by a termination. So no loss has n or gamma: `n_step` and `discount` are
+    arguments of the replay buffer.
 
     A call of the Learner is one learner step: target networks move once after it.
 
@@ -165,7 +165,7 @@ class OffPolicy(Agent):
         if not self.normalize_obs:
             return obs
         found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
-        # A mask of floats must stay what it is.
+        # A mask of floats is not normalised.
         return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
 
     def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
@@ -184,7 +184,7 @@ class OffPolicy(Agent):
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
     ) -> Nest:
-        """Returns transitions as the losses take them, made once for all updates of a step.
+        """Returns transitions as the losses take them, computed once for all updates of a step.
 
         Observations are normalised by the statistics of the moment, and actions are as the
         networks see them, see `network_action`. A dict of columns is named as a `Transition`.
@@ -216,7 +216,7 @@ class OffPolicy(Agent):
 
     @abc.abstractmethod
     def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
-        """Returns |target - Q(o, a)| of every row, from which priorities are made.
+        """Returns |target - Q(o, a)| of every row, from which priorities are computed.
 
         Args:
           state: The state before the update, values.

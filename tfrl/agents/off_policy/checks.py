@@ -14,7 +14,7 @@ from tfrl.agents.actor_critic.numbers import Bound
 from tfrl.errors import UserError
 from tfrl.types import Nest, Transition
 
-# What every transition says, and what one may say besides.
+# Fields of every transition, and optional ones.
 COLUMNS = ("obs", "action", "reward", "next_obs", "discount")
 _MORE = ("extras", "weight", "index", "mask")
 _TYPICAL = "Typical: discount 0.99, tau 0.005 (1 for a copy), obs_clip 10."
@@ -37,7 +37,7 @@ def transition_of(
     """Turns a dict of columns into transitions; other columns are left out.
 
     Args:
-      owner: What learns from them, for messages.
+      owner: The name of the learning agent, for messages.
       columns: By the names of the fields of `Transition`.
       needed: Those that must be there; others are None.
 
@@ -57,11 +57,11 @@ def transition_of(
 
 
 def check_rows(owner: str, batch: Any, **specs: Nest) -> None:
-    """Raises a UserError for columns whose rows are not as an agent's specs say.
+    """Raises a UserError for columns whose rows do not have the shapes of an agent's specs.
 
     Args:
-      owner: What learns from them, for messages.
-      batch: A `Transition`, or what has its fields; those that are None are not looked at.
+      owner: The name of the learning agent, for messages.
+      batch: A `Transition`, or a record with its fields; those that are None are not checked.
       **specs: The nest of specs of a row, by field.
     """
     for name, spec in specs.items():
@@ -118,11 +118,11 @@ def check_unused(owner: str, given: str, unused: dict[str, Any]) -> None:
 
     Args:
       owner: The name of the agent's class.
-      given: What stands against the fields, with its verb: "a torso is".
+      given: The argument that replaces the fields, with its verb: "a torso is".
       unused: Fields that would have no effect.
     """
     for name, value in unused.items():
-        # False, NumPy's too; a 0 counts as given.
+        # False, NumPy's too; a 0 counts as an argument.
         off = isinstance(value, bool | np.bool_) and not value
         if value is not None and not off:
             raise UserError(
@@ -139,7 +139,7 @@ def check_torso(owner: str, name: str, torso: Any, example: str) -> None:
     Args:
       owner: The name of the agent's class.
       name: The field.
-      torso: What was given.
+      torso: The argument.
       example: A torso that fits, as code.
     """
     if torso is None or isinstance(torso, networks.Torso):

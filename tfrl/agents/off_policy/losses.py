@@ -38,7 +38,7 @@ def critic_loss(
         value=value,
         next_value=next_value,
         reward=batch.reward,
-        # Where the discount is 0, what stands in next_obs must not matter, NaN included.
+        # Where the discount is 0, values of next_obs have no effect, NaN included.
         termination=tf.equal(batch.discount, 0.0),
         discount=batch.discount,
         mask=mask,

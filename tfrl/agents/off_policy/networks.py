@@ -22,13 +22,13 @@ def critic_torso(obs_spec: Nest, hidden: tuple[int, ...], obs_key: str | None) -
     """A ReLU MLP over observation and action; an image goes through the Nature-CNN first.
 
     Args:
-      obs_spec: The nest of specs of what the network sees.
+      obs_spec: The nest of specs of the network's input.
       hidden: Sizes of the MLP's layers.
       obs_key: The item of the observation that it takes; None for all of it.
     """
     if sees_image(obs_spec, obs_key):
         encoder = networks.make_torso(obs_spec, obs_key=obs_key)
-    else:  # without layers: what flattens, encodes and concatenates
+    else:  # without layers: it flattens, encodes and concatenates
         encoder = networks.make_torso(obs_spec, obs_key=obs_key, hidden=())
     body = networks.MLP(hidden=tuple(hidden), activation="relu")
     return networks.StateActionTorso(encoder=encoder, body=body)
@@ -47,12 +47,12 @@ def make_critic(
     """Critics of an observation and an action, or with `num_actions` of an observation alone.
 
     Args:
-      torso: The torso, which takes what the critics take; None for a ReLU MLP.
-      obs_spec: The nest of specs of what the networks see.
+      torso: The torso, which takes the critics' input; None for a ReLU MLP.
+      obs_spec: The nest of specs of the networks' input.
       num_actions: How many discrete actions; None for continuous ones.
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
-      network: One critic whole, in the place of a torso; or None.
+      network: A full critic, which replaces the torso; or None.
       head: Makes one critic of a torso; None from it for one of a single value (for each action).
       **ensemble: Fields of `CriticEnsemble`.
     """

@@ -51,7 +51,7 @@ class UnitActions(struct.Struct):
                 f"{self.owner}: action spec {path}",
                 expected="a Box of floats",
                 got=repr(leaf),
-                remedy="DQN and SAC take one Discrete action; PPO and A2C take actions of any "
+                remedy="Choose DQN for one Discrete action, or PPO, which takes actions of any "
                 "kind, and nests of them.",
             )
         low, high = (b.astype(np.float64) for b in specs.bounds(leaf))

@@ -1,4 +1,4 @@
-"""The losses of PPO, apart from networks and loops."""
+"""The losses of PPO, without networks and loops."""
 
 from typing import Any
 

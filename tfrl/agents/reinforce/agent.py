@@ -29,7 +29,7 @@ class Reinforce(A2C):
     """
 
     def __post_init__(self) -> None:
-        """Checks that the returns are those of whole episodes."""
+        """Checks that the returns are those of full episodes."""
         super().__post_init__()
         if self.gae_lambda != 1.0 or self.gae_horizon is not None:
             raise UserError(

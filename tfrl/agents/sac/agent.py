@@ -12,7 +12,7 @@ from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
 from tfrl.agents.registry import algorithm
 from tfrl.agents.sac import losses
 from tfrl.agents.sac.checks import check_settings
-from tfrl.agents.sac.networks import make_actor, whole_actor
+from tfrl.agents.sac.networks import full_actor, make_actor
 from tfrl.envs.action_masks import split_mask
 from tfrl.networks.actor_critic import mask_argument
 from tfrl.types import ActionOutput, AgentState, Nest
@@ -31,13 +31,13 @@ class SAC(OffPolicyActorCritic):
     https://arxiv.org/abs/2101.05982.
 
     Attributes:
-      actor_network: The actor whole, in the place of a torso: it gives distributions of actions, of
+      actor_network: A full actor, which replaces the torso: it outputs distributions of actions, of
         Boxes squashed Gaussians within their bounds.
       critic_subset: Critics drawn at random for each target, as in REDQ, whose actor then ascends
         the mean of all; None for all of them, whose least value both take.
       temperature: alpha, at the start if it is learnt.
       learn_temperature: Whether alpha is learnt.
-      target_entropy: What it is learnt towards, nats, for n discrete actions from 0 to log n; None
+      target_entropy: The target of the entropy, nats, for n discrete actions from 0 to log n; None
         for minus the number of action elements, or for a Discrete action `entropy_scale` times the
         entropy of uniform play.
       entropy_scale: That share, of the logarithm of the number of valid actions.
@@ -59,13 +59,13 @@ class SAC(OffPolicyActorCritic):
     takes_discrete: ClassVar[bool] = True
 
     def check_settings(self, seen: Nest) -> None:
-        """Checks counts, the target entropy, and that every given setting has an effect."""
+        """Checks counts, the target entropy, and that every argument has an effect."""
         check_settings(self, seen)
 
     def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns a categorical policy, or a squashed Gaussian over the unit vector."""
         if self.actor_network is not None:
-            return whole_actor(self, self.actor_network, seen)
+            return full_actor(self, self.actor_network, seen)
         return make_actor(
             self.actor_torso,
             seen,
@@ -171,7 +171,7 @@ class SAC(OffPolicyActorCritic):
         return ops.take_action(q, batch.action[tf.newaxis]) if self.discrete else q
 
     def _subset(self, target: Nest, key: tf.Tensor) -> tuple[networks.CriticEnsemble, Nest]:
-        """The critics that a target is made of."""
+        """The critics of a target."""
         if self.critic_subset is None:
             return self.critic, target
         draws = seeding.uniform(key, [self.num_critics])

@@ -10,16 +10,16 @@ from tfrl.agents.off_policy.checks import check_count, check_unused
 from tfrl.errors import UserError
 from tfrl.types import Nest
 
-# What a target that was computed in float32 may be above the logarithm.
+# By how much a target computed in float32 may exceed the logarithm.
 _ROUNDING = 1e-6
 
 
 def check_settings(agent: Any, seen: Nest) -> None:
-    """Checks counts, and that every setting that was given has an effect.
+    """Checks counts, and that every argument has an effect.
 
     Args:
       agent: The agent, `SAC`.
-      seen: The nest of specs of what the networks see.
+      seen: The nest of specs of the networks' input.
 
     Raises:
       UserError: Naming the first setting that cannot stand.

@@ -1,4 +1,4 @@
-"""The terms of SAC's losses, apart from networks and loops."""
+"""The terms of SAC's losses, without networks and loops."""
 
 from typing import Any
 

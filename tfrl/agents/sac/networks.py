@@ -23,7 +23,7 @@ def make_actor(
 
     Args:
       torso: The torso; None for a ReLU MLP (the Nature-CNN for an image).
-      obs_spec: The nest of specs of what the network sees.
+      obs_spec: The nest of specs of the network's input.
       action_spec: One Discrete action, or the unit vector of the continuous ones.
       hidden: Sizes of the default MLP's layers.
       obs_key: The item of the observation that the default torso takes.
@@ -79,13 +79,13 @@ def unit_gaussian(found: Any) -> distributions.SquashedGaussian | None:
     )
 
 
-def whole_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Network:
-    """Returns what SAC takes of an actor that was given whole.
+def full_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Network:
+    """Returns a full actor in the form that SAC uses, and checks it.
 
     Args:
       agent: The agent, `SAC`.
       network: Its `actor_network`.
-      seen: The nest of specs of what the network sees.
+      seen: The nest of specs of the network's input.
 
     Raises:
       UserError: It gives something else than a policy for the actions; for Boxes, than one of

@@ -28,7 +28,7 @@ class TD3(OffPolicyActorCritic):
     Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
 
     Attributes:
-      actor_network: The actor whole, in the place of a torso: it gives actions within their bounds.
+      actor_network: A full actor, which replaces the torso: it outputs actions within their bounds.
       num_critics: How many critics; targets take the least of all, the actor ascends the first.
       policy_delay: Learner steps for one of the actor and one move of the target networks.
       exploration_noise: Standard deviation of the noise of `compute_actions`.

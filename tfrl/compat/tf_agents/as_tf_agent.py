@@ -62,11 +62,10 @@ def as_tf_agent(
     """Makes a TF-Agents agent that is trained by a `tfrl.learners.Learner`.
 
     To be called in the scope of the strategy that it will be trained under, as all of TF-Agents'
-    agents. `train` of an off-policy agent (DQN, DDPG, TD3, SAC) takes windows of n_step + 1 frames
-    and is one learner step. That of an on-policy agent (PPO, A2C, REINFORCE, IMPALA) takes
-    sequences `[B, T + 1]`, T steps each, and is all epochs of minibatches on them. Ends are told
-    from boundary frames, so experience must hold them, as TF-Agents' drivers and buffers do:
-    values at a truncation are those of the terminal observation.
+    agents. `train` of an off-policy agent takes windows of n_step + 1 frames and is one learner
+    step. That of an on-policy agent takes sequences `[B, T + 1]`, T steps each, and is all epochs
+    of minibatches on them. Ends follow from boundary frames, so experience must hold them, as
+    TF-Agents' drivers and buffers do: values at a truncation are those of the terminal observation.
 
     Args:
       agent: A tfrl agent.

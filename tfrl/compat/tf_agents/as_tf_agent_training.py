@@ -125,7 +125,7 @@ class Training(abc.ABC):
         rows, seen = replicas.run(self.rows, experience, weights)
         steps = replicas.run(lambda x: replicas.sum(self.steps_in(x)), rows)
         before = tf.convert_to_tensor(learner.env_steps)
-        after = before + replicas.first(steps)
+        after = before + replicas.any_replica(steps)
         timesteps = after if self.acts_next else before
         if self.env_steps is not None:
             after = timesteps = tf.cast(tf.convert_to_tensor(self.env_steps()), tf.int64)
@@ -137,7 +137,7 @@ class Training(abc.ABC):
             jit=self.jit,
             **self.options(rows),
         )
-        metrics = replicas.first(results[DEFAULT_MODULE_ID])
+        metrics = replicas.any_replica(results[DEFAULT_MODULE_ID])
         # Only now: the losses must see the statistics that acted.
         with tf.control_dependencies(list(metrics.values())):
             if self.observes:
@@ -156,7 +156,7 @@ class Training(abc.ABC):
             after = self.observe(before, seen).normalizer
             return merge_over_replicas(learner.replicas, before.normalizer, after)
 
-        common = learner.replicas.first(learner.replicas.run(merged, before, seen))
+        common = learner.replicas.any_replica(learner.replicas.run(merged, before, seen))
         learner.assign(DEFAULT_MODULE_ID, before, before.replace(normalizer=common))
 
     def observe_frames(self, obs: Nest) -> None:
@@ -359,7 +359,7 @@ class OnPolicyTraining(Training):
     def options(self, rows: Nest) -> dict[str, Any]:
         """Epochs and minibatches."""
         replicas = self.learner.replicas
-        local = replicas.local(rows)[0] if replicas.outside else rows
+        local = replicas.per_replica(rows)[0] if replicas.outside else rows
         num_rows = next(iter(struct.paths(local).values())).shape[0]
         return {
             "num_epochs": self.num_epochs,

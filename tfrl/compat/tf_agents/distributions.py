@@ -13,14 +13,14 @@ import tensorflow_probability as tfp
 from tf_agents.distributions.shifted_categorical import ShiftedCategorical
 from tf_agents.distributions.utils import SquashToSpecNormal
 
-from tfrl import distributions, specs, struct
+from tfrl import distributions, keras, specs, struct
 from tfrl.agents import MultiAgent
 from tfrl.agents.dqn import DQN
 from tfrl.agents.td3 import TD3
 from tfrl.distributions.core import MASKED_LOGIT
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
-from tfrl.experiment.export_distribution import has_distribution, policy_parameters
+from tfrl.experiment.export_functions import has_distribution, policy_parameters
 from tfrl.types import AgentState, Nest
 
 Parameters = dict[str, tf.Tensor]
@@ -176,8 +176,7 @@ def _parameters(leaf: Any) -> Parameters:
         remedy="Give the network another projection network, or take its EncodingNetwork as a "
         "torso.",
     )
-    error._keras_call_info_injected = True  # type: ignore[attr-defined]  # pass as it is
-    raise error
+    raise keras.allow_raise(error)
 
 
 def distribution(

@@ -25,12 +25,11 @@ from tf_agents.agents.tf_agent import TFAgent
 from tf_agents.policies.greedy_policy import GreedyPolicy
 from tf_agents.specs import tensor_spec as tensor_spec_lib
 
-from tfrl import seeding, struct
+from tfrl import keras, seeding, struct
 from tfrl.compat.tf_agents import specs
 from tfrl.compat.tf_agents.from_tf_agent_variables import AgentVariables, drawn_from, recorded
 from tfrl.compat.tf_agents.trajectories import time_step_spec
 from tfrl.errors import UserError
-from tfrl.networks import keras_swap
 from tfrl.types import AgentState, Nest
 
 _LOG = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class Logic:
             raise _no_maker(_a(self._make))
         words = np.asarray(key).view(np.uint32)
         seed = int(words[0]) << 32 | int(words[1])
-        with keras_swap.seeded(seed), drawn_from(key), recorded() as made:
+        with keras.seeded(seed), drawn_from(key), recorded() as made:
             try:
                 agent = self._make(*self._specs)
             except TypeError as error:

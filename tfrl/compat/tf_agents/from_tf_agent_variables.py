@@ -17,9 +17,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops
 
-from tfrl import seeding, struct
+from tfrl import keras, seeding, struct
 from tfrl.errors import UserError
-from tfrl.networks import keras_swap
 from tfrl.types import AgentState
 
 _LOCK = threading.RLock()
@@ -82,7 +81,7 @@ class AgentVariables:
           UserError: Where the code assigns to a variable.
         """
         values = [tf.convert_to_tensor(x) for x in tf.nest.flatten(state)]
-        with _LOCK, keras_swap.read_as(self._leaves, values) as now:
+        with _LOCK, keras.read_as(self._leaves, values) as now:
             yield
             changed = [
                 path for path, x, y in zip(self._paths, values, now(), strict=True) if x is not y
@@ -160,7 +159,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
     known: set[int] = set()
 
     def add(path: str, variable: Any) -> None:
-        variable = keras_swap.plain(variable)
+        variable = keras.tf_variable(variable)
         if id(variable) not in known:
             known.add(id(variable))
             names[path] = variable
@@ -184,7 +183,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
         if hasattr(optimizer, "apply_gradients"):
             for path, variable in _of_optimizer(optimizer, primaries):
                 add(f"extra/{name}/{path}", variable)
-    rest = [v for v in map(keras_swap.plain, [*made, *agent.variables]) if id(v) not in known]
+    rest = [v for v in map(keras.tf_variable, [*made, *agent.variables]) if id(v) not in known]
     for i, variable in enumerate({id(v): v for v in rest}.values()):
         add(f"extra/others/{i:03d}_{_base(variable)}", variable)
     return names
@@ -192,7 +191,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
 
 def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterator[tuple[str, Any]]:
     """The Keras layers in an attribute or a collection, or in a module too, with their paths."""
-    if isinstance(thing, tf.keras.layers.Layer):
+    if keras.is_layer(thing):
         yield name, thing
         return
     parts: list[tuple[Any, Any]] = []
@@ -220,8 +219,7 @@ def _of_optimizer(
     optimizer: Any, primaries: dict[str, tf.Variable]
 ) -> Iterator[tuple[str, tf.Variable]]:
     """The variables of an optimizer of TensorFlow 1 or of Keras, by names that do not vary."""
-    own = getattr(optimizer, "variables", [])
-    own = list(own() if callable(own) else own)
+    own = keras.optimizer_variables(optimizer)
     slots = {id(v): path for path, v in _slots(optimizer, primaries)}
     # Keras' newer ones name a slot by what it belongs to; names may count what was made before.
     short = {v.name: path for path, v in primaries.items()}

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.networks.network import Network
 
-from tfrl import networks, specs, struct
+from tfrl import keras, networks, specs, struct
 from tfrl.compat.tf_agents import distributions
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.compat.tf_agents.specs import plain, tensor_spec
@@ -123,7 +123,7 @@ def floats(spec: Nest) -> Nest:
 Params = dict[str, Any]
 
 
-class _Model(tf.keras.Model):
+class _Model(keras.api.Model):
     """A network of TF-Agents as a Keras model of (observation, step_type, network_state)."""
 
     def __init__(self, network: Any):

@@ -30,7 +30,7 @@ class BoundOptimizer:
       optimizer: The functions.
       learning_rate: float32 scalar, the rate of the next step.
       iterations: int64 scalar, the steps so far.
-      slots: What it keeps for each parameter.
+      slots: The variables of each parameter.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BoundOptimizer:
         return bound
 
     def logic(self) -> Optimizer:
-        """Returns what its steps depend on beside the values of variables."""
+        """Returns the logic of its steps, without values of variables."""
         return self.optimizer
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:

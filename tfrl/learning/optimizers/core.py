@@ -1,4 +1,4 @@
-"""What an optimizer is: `init` and `update` over nests of parameters."""
+"""The interface of optimizers: `init` and `update` over nests of parameters."""
 
 import abc
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class Optimizer(struct.Struct, abc.ABC):
     A population has a leading axis: parameters `[P, ...]`, with a learning rate `[P]` if it differs
     between members, and `iterations` `[P]` if their counts do.
 
-    A subclass names its slots and says what one leaf's step is.
+    A subclass names its slots and defines one leaf's step.
     """
 
     @property
     @abc.abstractmethod
     def slot_names(self) -> tuple[str, ...]:
-        """What is kept for each leaf, each of its form."""
+        """The names of the slots of each leaf, which have its shape."""
 
     def init(self, params: Nest) -> Slots:
         """Returns the slots before the first step.

@@ -18,7 +18,7 @@ class SGD(Optimizer):
 
     Attributes:
       momentum: Share of the last step that the next one keeps.
-      nesterov: Whether the gradient counts as that behind the step of the momentum.
+      nesterov: Whether the gradient counts as that after the step of the momentum.
     """
 
     momentum: float = 0.0

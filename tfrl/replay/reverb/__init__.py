@@ -3,7 +3,6 @@
 Reverb itself is imported when a table is made, and not before.
 """
 
-from tfrl.replay.reverb.maker import ReverbReplay
-from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.replay.reverb.factory import ReverbReplay, TableConfig
 
 __all__ = ["ReverbReplay", "TableConfig"]

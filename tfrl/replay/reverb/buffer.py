@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
+from tfrl.replay.core import check_given
 from tfrl.replay.reverb import checkpoints
-from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS
+from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS
+from tfrl.replay.reverb.factory import ONCE
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.local import LocalServer
-from tfrl.replay.reverb.packing import as_served, suits
 from tfrl.replay.reverb.sampled import SampledTables
-from tfrl.replay.reverb.table_config import ONCE
+from tfrl.replay.reverb.server import LocalServer
+from tfrl.replay.reverb.signature import as_served, suits
 from tfrl.replay.reverb.tables import check_tables
 from tfrl.replay.reverb.writer import Writer
-from tfrl.replay.ring import check_given
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 
 # The least priority^alpha, as in the graph: an item of priority 0 can still be sampled.
@@ -292,7 +292,7 @@ class ReverbBuffer(SampledTables):
             return
         self._closed = True
         if self._connection.lost:
-            from tfrl.replay.reverb.lost import leave_behind
+            from tfrl.replay.reverb.cancellable_call import leave_behind
 
             leave_behind(self._writer)  # Reverb's destructors would wait for the server.
             self._connection.close()

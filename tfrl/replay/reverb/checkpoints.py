@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
-from tfrl.replay.reverb.packing import packs
+from tfrl.replay.core import replace_folder
+from tfrl.replay.reverb.signature import packs
 from tfrl.storage import files
 from tfrl.storage.files import from_json
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 
 _VALUES, _VALUES_SCHEMA = "values.json", 1
@@ -44,21 +45,14 @@ def save(
       values: Numbers of our side.
       write_tables: Writes Reverb's checkpoint into the path that it is given.
     """
-    target = pathlib.Path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (target.with_name(f".{target.name}.{part}") for part in ("new", "old"))
-    for rest in (fresh, old):
-        if rest.exists():
-            shutil.rmtree(rest)
-    fresh.mkdir()
-    write_tables(fresh / _TABLES)
     content = {"schema": _VALUES_SCHEMA, "tables": made_with(replay), "values": values}
-    (fresh / _VALUES).write_text(json.dumps(content, indent=1))
-    if target.exists():
-        target.rename(old)
-    fresh.rename(target)
-    if old.exists():
-        shutil.rmtree(old)
+
+    def write(fresh: pathlib.Path) -> None:
+        fresh.mkdir()
+        write_tables(fresh / _TABLES)
+        (fresh / _VALUES).write_text(json.dumps(content, indent=1))
+
+    replace_folder(folder, write)
 
 
 def restore(
@@ -170,12 +164,7 @@ class ReverbCheckpoints:
 
     def unwritable(self, error: OSError) -> UserError:
         """Returns the message about a folder that cannot be written."""
-        return UserError(
-            f"replay checkpoints in {self.directory}",
-            expected="a folder in which checkpoints can be written",
-            got=files.reason(error),
-            remedy="Choose another folder, or make room there.",
-        )
+        return files.unwritable(f"replay checkpoints in {self.directory}", error)
 
     def newest_first(self) -> list[pathlib.Path]:
         """Returns the checkpoints."""

@@ -1,19 +1,176 @@
-"""A connection to a Reverb server that notices when the server is gone.
+"""A connection to a Reverb server that notices, by a heartbeat, when the server is gone.
 
 Reverb's own calls then block for ever, or return as if they had worked.
 """
 
+import functools
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tfrl import checks
+from tfrl.distribute.multi_worker import refusal
 from tfrl.errors import UserError
-from tfrl.replay.numeric import SECONDS, is_seconds
 from tfrl.replay.reverb import library
-from tfrl.replay.reverb.calls import Callers, await_server, check_address, too_long
-from tfrl.replay.reverb.heartbeat import Heartbeat, is_broken_connection
-from tfrl.replay.reverb.lost import ServerLostError, leave_behind
+from tfrl.replay.reverb.cancellable_call import Callers, ServerLostError, leave_behind, too_long
+from tfrl.replay.reverb.factory import MOST_SECONDS, ReverbReplay, check_address
+from tfrl.replay.reverb.tables import check_tables
+
+reverb = library.reverb()
+
+# What takes connections but does not answer may be busy (writing a checkpoint) for so long.
+_BUSY_SECONDS = 120.0
+# After an outage gRPC asks ever more seldom: so long it may take to find a server that is back.
+_FOUND_SECONDS = 60.0
+# Between two questions to a server that is away.
+_AWAY_SECONDS = 0.2
+# Texts by which gRPC says that a connection broke, in the order of their frequency.
+_BROKEN = (
+    "socket closed",
+    "transport closed",
+    "broken pipe",
+    "connection reset",
+    "connection refused",
+    "failed to connect",
+    "connections to all backends failing",
+    "stream removed",
+    "goaway",
+    "unavailable",
+)
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Returns whether an error tells of a connection that broke, out of gRPC."""
+    text = f"{type(error).__name__} {error}".lower()
+    return any(sign in text for sign in _BROKEN)
+
+
+class Heartbeat:
+    """A thread that knows whether a server answers.
+
+    A question is a connection that is closed again, and `server_info`: together less than a
+    millisecond on one machine. Where nobody accepts connections at the address, the server is lost.
+    """
+
+    def __init__(self, address: str, seconds: float, reconnect_seconds: float | None):
+        """Starts the thread.
+
+        Args:
+          address: `host:port` of a server that has answered.
+          seconds: Between two questions.
+          reconnect_seconds: How long a lost server may take to come back; None for not at all.
+        """
+        self.reason = ""
+        self.reconnections = 0
+        self._address, self._seconds, self._reconnect_seconds = address, seconds, reconnect_seconds
+        # Reverb takes whole seconds.
+        self._timeout = max(1, round(seconds))
+        self._client = reverb.Client(address)
+        self._changed = threading.Condition()
+        self._awake = threading.Event()
+        self._closed = False
+        self._questions = 0
+        self._answered = time.monotonic()
+        self._lost_since: float | None = None
+        self._listening_since: float | None = None
+        self._given_up = False
+        self._silent = False
+        threading.Thread(target=self._run, name="reverb-heartbeat", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server was away at the last question."""
+        return self._lost_since is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it took the connection and did not answer, at the last question."""
+        return self._silent
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the server is lost for good; one that comes later is another."""
+        return self._given_up
+
+    def ask(self) -> None:
+        """Asks now and returns when the answer, or the lack of one, is known."""
+        for _ in range(2):  # The first may have been under way already.
+            with self._changed:
+                before = self._questions
+                self._awake.set()
+                self._changed.wait_for(
+                    functools.partial(self._over, before), timeout=3.0 * self._timeout
+                )
+
+    def wait_while_lost(self, seconds: float) -> None:
+        """Returns when the server is there, or given up, or after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self.lost or self._given_up or self._closed, timeout=seconds
+            )
+
+    def close(self) -> None:
+        """Ends the thread, within the time-out of a question."""
+        self._closed = True
+        self._awake.set()
+
+    def _over(self, questions: int) -> bool:
+        return self._questions > questions or self._given_up or self._closed
+
+    def _run(self) -> None:
+        while not self._closed and not self._given_up:
+            self._awake.wait(_AWAY_SECONDS if self.lost else self._seconds)
+            self._awake.clear()
+            if self._closed:
+                break
+            reason = self._question()
+            with self._changed:
+                self._note(reason)
+                self._questions += 1
+                self._changed.notify_all()
+
+    def _question(self) -> str | None:
+        """Returns None if the server is there, else why it seems to be away."""
+        # First, since Reverb waits out its time where nobody listens.
+        refused = refusal(self._address, timeout=self._timeout)
+        if refused is not None:
+            self._listening_since = None
+            return refused
+        now = time.monotonic()
+        try:
+            self._client.server_info(timeout=self._timeout)
+        except (RuntimeError, reverb.errors.ReverbError) as error:
+            self._listening_since = self._listening_since or now
+            busy = now - self._answered < _BUSY_SECONDS and not is_broken_connection(error)
+            self._silent = busy
+            return None if busy and not self.lost else "no answer, though somebody listens there"
+        self._answered = time.monotonic()
+        self._silent = False
+        self._listening_since = None
+        return None
+
+    def _note(self, reason: str | None) -> None:
+        if reason is None:
+            if self.lost:
+                self.reconnections += 1
+                self._lost_since = None
+            return
+        self.reason = reason
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+        self._given_up = now >= self._deadline(self._lost_since)
+
+    def _deadline(self, lost_since: float) -> float:
+        """When a lost server is given up: later if somebody listens at its address in time."""
+        deadline = lost_since + (self._reconnect_seconds or 0.0)
+        since = self._listening_since
+        if since is None or since > deadline:
+            return deadline
+        return max(deadline, since + _FOUND_SECONDS)
+
 
 reverb = library.reverb()
 
@@ -22,6 +179,68 @@ T = TypeVar("T")
 # How often a guarded call that does not come back looks for the server's state.
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
+# How long a server that takes connections has to answer before a line says that it is waited for.
+_ANSWER_SECONDS = 2.0
+
+
+def await_server(
+    address: str, client: Any, seconds: float, log: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Returns once a server has answered.
+
+    Args:
+      address: `host:port`.
+      client: The `reverb.Client` of this address.
+      seconds: How long to wait.
+      log: Takes a line where the server is not there at once; why, and how long it is waited for.
+
+    Returns:
+      `{table: reverb TableInfo}`.
+
+    Raises:
+      UserError: A malformed address, or nobody answers in time.
+    """
+    check_address(address)
+    errors = (RuntimeError, reverb.errors.ReverbError)
+    deadline = time.monotonic() + seconds
+    while True:
+        # First, since Reverb waits out its time where nobody listens.
+        reason = refusal(address, timeout=1.0)
+        left = deadline - time.monotonic()
+        if reason is None:
+            most = left if log is None else min(left, _ANSWER_SECONDS)
+            try:
+                return client.server_info(timeout=max(1, math.ceil(most)))  # type: ignore[no-any-return]
+            except errors:
+                reason = "somebody who listens there but does not answer as Reverb does"
+        if log is not None:
+            log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
+            log = None
+        if time.monotonic() + _RETRY_SECONDS >= deadline:
+            raise UserError(
+                f"Reverb server at {address}",
+                expected=f"a server that answers within {seconds:g} s",
+                got=reason,
+                remedy="Start bin/reverb_server.py with the same gin file, and give the address "
+                "that it prints.",
+            )
+        time.sleep(_RETRY_SECONDS)
+
+
+def await_tables(replay: ReverbReplay, log: Callable[[str], None]) -> None:
+    """Returns once the server of a maker has answered, and has the maker's tables.
+
+    Args:
+      replay: A maker with an address.
+      log: As of `await_server`.
+
+    Raises:
+      UserError: As of `await_server`; and about tables that are others.
+    """
+    address = str(replay.address)
+    check_address(address)
+    client = reverb.Client(address)
+    check_tables(await_server(address, client, replay.timeout, log), replay)
 
 
 class Connection:
@@ -54,10 +273,10 @@ class Connection:
           UserError: A malformed address, a number out of bounds, or nobody answers in time.
         """
         check_address(address)
-        _check_positive("timeout", timeout)
-        _check_positive("heartbeat", heartbeat)
-        if reconnect_seconds is not None:
-            _check_positive("reconnect_seconds", reconnect_seconds)
+        bound = (0, MOST_SECONDS, False)
+        checks.number("Connection's timeout", timeout, *bound)
+        checks.number("Connection's heartbeat", heartbeat, *bound)
+        checks.number("Connection's reconnect_seconds", reconnect_seconds, *bound, True)
         self.address = address
         self.client = reverb.Client(address)
         self._timeout, self._reconnect_seconds = timeout, reconnect_seconds
@@ -211,14 +430,4 @@ class Connection:
             + (f" for {waited:g} s" if waited is not None else ""),
             remedy="Start the server again with its own command (it restores its last checkpoint), "
             "then this program with the same command.",
-        )
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not is_seconds(value):
-        raise UserError(
-            f"Connection's {name}",
-            expected=SECONDS,
-            got=repr(value),
-            remedy="None is allowed for reconnect_seconds alone.",
         )

@@ -5,15 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfrl.replay.reading import STATE_IN
+from tfrl.replay.core import STATE_IN
+from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.packing import Packing, stored_signature
-from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, rebuild, state_in_spec, step_extras
-from tfrl.replay.reverb.table_config import ONCE, TableConfig
+from tfrl.replay.reverb.signature import (
+    TERMINATED,
+    TRUNCATED,
+    PackedItems,
+    rebuild,
+    state_in_spec,
+    step_extras,
+    stored_signature,
+)
 from tfrl.types import Sequences, Trajectory, Transition
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 
 # What an error of a dataset begins with that had nothing to sample.
@@ -37,7 +44,7 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
     """
     if replay.packed:
         (packed,) = flat.values()
-        flat = Packing(replay).unpack(packed)
+        flat = PackedItems(replay).unpack(packed)
     extras = {
         field: rebuild(field, spec, flat) for field, spec in step_extras(replay, config).items()
     }

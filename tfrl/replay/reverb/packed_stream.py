@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.replay.reverb.items import n_step_return
-from tfrl.replay.reverb.packing import Packing
+from tfrl.replay.reverb.signature import PackedItems
 from tfrl.replay.reverb.stream import Outlet
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 _SQUEEZED = [True]
 
@@ -25,7 +25,7 @@ class PackedStream(Outlet):
     def __init__(
         self,
         replay: "ReverbReplay",
-        packing: Packing,
+        packing: PackedItems,
         client: Any,
         highest: dict[str, float],
         make_room: Callable[[Any], None],

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.replay.core import ReplayBuffer
-from tfrl.replay.numeric import is_size
 from tfrl.replay.reverb import buffer
 from tfrl.replay.reverb.dataset import STARVED, make_dataset, make_draw
-from tfrl.replay.reverb.repeats import Repeats
-from tfrl.replay.reverb.table_config import ONCE, TableConfig
+from tfrl.replay.reverb.duplicates import Duplicates
+from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.types import Sequences, Transition
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 
 class SampledTables(ReplayBuffer):
@@ -30,7 +30,7 @@ class SampledTables(ReplayBuffer):
     def __init__(self, replay: "ReverbReplay", connection: Any):
         """Takes a maker and a `Connection`, or a `LocalServer`."""
         self.replay = replay
-        self._repeats = Repeats()
+        self._duplicates = Duplicates()
         self._highest = {config.name: 1.0 for config in replay.table_configs}
         self._use(connection)
 
@@ -39,7 +39,7 @@ class SampledTables(ReplayBuffer):
         self._connection = connection
         self.address: str = connection.address
         self._draws: dict[Any, Callable[[Any], Any]] = {}
-        self._repeats.forget()  # a restored server gives again what it had when it was saved
+        self._duplicates.forget()  # a restored server gives again what it had when it was saved
 
     @property
     def duplicates_sampled(self) -> int:
@@ -49,7 +49,7 @@ class SampledTables(ReplayBuffer):
         then is not in the table any more, and comes in a second time under the same key. An item is
         known again among the newest 65,536.
         """
-        return self._repeats.count
+        return self._duplicates.count
 
     @abc.abstractmethod
     def _settle(self) -> None:
@@ -100,10 +100,7 @@ class SampledTables(ReplayBuffer):
         """
         del key
         config = self.replay.table(table)
-        if not is_size(batch_size):
-            remedy = "Give the number of items as a positive whole number."
-            _refuse("batch_size", "an int of at least 1", repr(batch_size), remedy)
-        batch_size = int(batch_size)
+        batch_size = checks.at_least("batch_size", batch_size, 1)
         info = self._settled_info(table)
         if info.current_size < max(batch_size, info.rate_limiter_info.min_size_to_sample):
             wanted = f"at most the {info.current_size} items of table {config.name!r}, and those "
@@ -116,7 +113,7 @@ class SampledTables(ReplayBuffer):
             wanted = f"the limiter to allow {batch_size} samples within {self.replay.timeout:g} s"
             _refuse(f"table {config.name!r}", wanted, "a limiter that does not", remedy)
         if config.kind in ONCE:
-            self._repeats.note_batch(drawn)
+            self._duplicates.note_batch(drawn)
         return drawn
 
     def _draw(self, config: TableConfig, batch_size: int, beta: Any) -> Any:
@@ -180,7 +177,7 @@ class SampledTables(ReplayBuffer):
         config = self.replay.table(table)
         made = make_dataset(self.replay, self.address, config, batch_size, beta, **options)
         if config.kind in ONCE:
-            self._repeats.add_dataset(made)
+            self._duplicates.add_dataset(made)
         return made
 
     def distributed_dataset(
@@ -212,7 +209,7 @@ class SampledTables(ReplayBuffer):
             ).apply(_endless)  # or each element would be asked for in all processes
         )
         if self.replay.table(table).kind in ONCE:
-            self._repeats.add_dataset(made)
+            self._duplicates.add_dataset(made)
         return made
 
     def batches(self, dataset: Any) -> Iterator[Any]:
@@ -226,7 +223,7 @@ class SampledTables(ReplayBuffer):
             of this process was replaced by `restore` meanwhile.
         """
         iterator, address = iter(dataset), self.address
-        once = self._repeats.counts(dataset)
+        once = self._duplicates.counts(dataset)
         while True:
             if self.address != address:
                 wanted = "a dataset that was made after restore"
@@ -243,7 +240,7 @@ class SampledTables(ReplayBuffer):
             if batch is None:
                 return
             if once:
-                self._repeats.note_batch(batch)
+                self._duplicates.note_batch(batch)
             yield batch
 
 

@@ -1,25 +1,120 @@
 """A Reverb server in this process, with checkpoints that survive."""
 
+import errno
+import math
 import os
 import pathlib
 import shutil
+import socket
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from tfrl import checks
 from tfrl.errors import UserError
-from tfrl.replay.numeric import SECONDS, is_count, is_seconds
-from tfrl.replay.reverb import checkpoints, library, limits
-from tfrl.replay.reverb.calls import CHECKPOINT_SECONDS, within
-from tfrl.replay.reverb.heartbeat import is_broken_connection
+from tfrl.replay.reverb import checkpoints, library
+from tfrl.replay.reverb.cancellable_call import CHECKPOINT_SECONDS, too_long, within
+from tfrl.replay.reverb.connection import is_broken_connection
+from tfrl.replay.reverb.factory import LOOPBACK, MOST_SECONDS, check_bind
 from tfrl.replay.reverb.library import without_progress_lines
-from tfrl.replay.reverb.ports import LOOPBACK, check_bind, check_port, keep_to_loopback
+from tfrl.replay.reverb.tables import check_limits, make_tables, read_tables
 from tfrl.storage import files
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.factory import ReverbReplay
+
+
+_LISTENS = "0A"  # the state of /proc/net/tcp
+
+
+def keep_to_loopback(port: int) -> None:
+    """Lets nobody but this machine reach a server of this process.
+
+    Reverb listens on `[::]` and has no option for it. Its listening sockets are bound to the
+    loopback device, which refuses what comes from elsewhere; between its start and this call, some
+    milliseconds, it is open.
+
+    Args:
+      port: Where the server listens.
+
+    Raises:
+      UserError: The system does not allow it.
+    """
+    try:
+        for descriptor in _listening(port):
+            with socket.socket(fileno=os.dup(descriptor)) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+    except OSError as error:
+        raise UserError(
+            f"port {port} of the Reverb server",
+            expected="a system that binds it to the loopback device",
+            got=(error.strerror or str(error)).lower(),
+            remedy="Linux allows it from 5.7 on. Where the network is trusted, bind='0.0.0.0' (in "
+            "gin ReverbReplay.bind) leaves the port open: whoever reaches it can read, change and "
+            "empty the experience.",
+        ) from error
+
+
+def _listening(port: int) -> Iterator[int]:
+    """The descriptors of this process' sockets that listen on a port."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target in inodes:
+            yield int(entry)
+
+
+def check_port(port: int) -> None:
+    """Checks that a server may listen on a port; Reverb would share one that is taken.
+
+    Args:
+      port: From 1 to 65535.
+
+    Raises:
+      UserError: It may not, and why.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+        got: str = repr(port)
+    else:
+        got = _refused(port)
+    if got:
+        raise UserError(
+            f"port {port} of the Reverb server",
+            expected="a port from 1 to 65535 on which nobody else listens",
+            got=got,
+            remedy="Choose another one, or end the program that has it.",
+        )
+
+
+def _refused(port: int) -> str:
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # As gRPC binds: what a server that has ended left behind is no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return "one that another program listens on"
+            return (error.strerror or str(error)).lower()
+    return ""
+
 
 reverb = library.reverb()
 
@@ -161,12 +256,7 @@ class ReverbServer:
                 checkpoints.seal(temporary)
                 files.replace_directory(temporary, target)
             except OSError as error:
-                raise UserError(
-                    f"replay checkpoint {target}",
-                    expected="a folder that can be written",
-                    got=files.reason(error),
-                    remedy="Choose another folder, or make room there.",
-                ) from error
+                raise files.unwritable(f"replay checkpoint {target}", error) from error
 
     def stop(self, *, checkpoint: bool = True) -> None:
         """Writes a last checkpoint, if there is a `checkpoint_dir`, and ends; once only.
@@ -219,7 +309,7 @@ class ReverbServer:
 
     def _restore(self, tables: list[Any], port: int | None, folder: pathlib.Path) -> None:
         try:
-            limits.check_limits(folder, limits.read_tables(folder), tables)
+            check_limits(folder, read_tables(folder), tables)
         except (tf.errors.OpError, OSError) as error:
             raise checkpoints.DamagedError(f"its tables cannot be read: {_first(error)}") from error
         try:
@@ -328,17 +418,92 @@ def _first(error: BaseException) -> str:
 
 
 def _check_numbers(folder: object, interval: float | None, max_to_keep: int) -> None:
-    if interval is not None and not (is_seconds(interval) and folder is not None):
+    checks.number("ReverbServer's checkpoint_interval", interval, 0, MOST_SECONDS, False, True)
+    if interval is not None and folder is None:
         raise UserError(
             "ReverbServer's checkpoint_interval",
-            expected=f"{SECONDS}, and a checkpoint_dir",
-            got=f"{interval!r} with checkpoint_dir={folder!r}",
+            expected="a checkpoint_dir",
+            got=f"{interval!r} with checkpoint_dir=None",
             remedy="None writes a checkpoint at the end only.",
         )
-    if not is_count(max_to_keep):
-        raise UserError(
-            "ReverbServer's max_to_keep",
-            expected="a whole number of at least 1",
-            got=repr(max_to_keep),
-            remedy="3 is usual.",
+    checks.at_least("ReverbServer's max_to_keep", max_to_keep, 1)
+
+
+T = TypeVar("T")
+
+
+class LocalServer:
+    """Serves the tables of a maker on a free port; it lives as long as this process.
+
+    Only this machine reaches it, unless `ReverbReplay.bind` says otherwise. Nothing else can happen
+    to it that does not happen to its caller: `check` does nothing, and `guard` looks at the time
+    alone.
+
+    Attributes:
+      address: "localhost:port".
+      client: The `reverb.Client`.
+    """
+
+    lost = False
+    reconnections = 0
+
+    def __init__(self, replay: "ReverbReplay", restore_from: pathlib.Path | None = None):
+        """Starts it.
+
+        Args:
+          replay: The maker.
+          restore_from: What `checkpoint` wrote; None for empty tables.
+
+        Raises:
+          UserError: For a checkpoint that is damaged, or that has other tables or limits.
+        """
+        self._timeout = replay.timeout
+        self._server = ReverbServer(
+            make_tables(replay), bind=replay.bind, restore_from=restore_from
         )
+        self.address = self._server.address
+        self.client = reverb.Client(self.address)
+
+    def server_info(self) -> dict[str, Any]:
+        """Returns `{table: reverb TableInfo}`.
+
+        Raises:
+          ServerSilentError: It does not answer in time.
+        """
+        seconds = math.ceil(self._timeout)
+        try:
+            return self.client.server_info(timeout=seconds)
+        except reverb.errors.DeadlineExceededError as error:
+            raise too_long(seconds, self._name, "asking for tables") from error
+
+    def check(self, what: str = "using it") -> None:
+        """Returns at once."""
+
+    def guard(
+        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+    ) -> T:
+        """Returns what `fn` returns; see `Connection.guard`.
+
+        Raises:
+          ServerSilentError: It takes longer than `timeout`.
+        """
+        return fn() if timeout is None else within(timeout, fn, self._name, what)
+
+    @property
+    def _name(self) -> str:
+        return f"Reverb server of this process at {self.address}"
+
+    def keep(self, thing: T) -> T:
+        """Returns what it is given."""
+        return thing
+
+    def release(self, thing: Any) -> None:
+        """Does nothing."""
+
+    def checkpoint(self, folder: pathlib.Path) -> None:
+        """Writes content, priorities and counts of all tables into a new folder."""
+        self._server.save(folder)
+
+    def close(self) -> None:
+        """Ends the server; its items are gone."""
+        self._server.stop()

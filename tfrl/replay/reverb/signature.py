@@ -1,20 +1,28 @@
-"""What the items of a table are made of: flat signatures, `{path: spec}`."""
+"""What the items of a table are made of: flat signatures, or one column of packed bytes.
 
+Reverb keeps, compresses, sends and decodes each column of an item by itself, and that is most of
+what a small item costs. A packed item has one column: the bytes of its leaves, one behind the
+other. The name of that column is their list, so that a table says what it holds.
+"""
+
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.replay.reading import STATE_IN
-from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.nest_packing import bytes_to_leaves, num_bytes
+from tfrl.replay.core import EXTRAS, STATE_IN
+from tfrl.replay.reverb.factory import TableConfig
 from tfrl.types import Nest
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
-EXTRAS = ("policy_extras", "env_extras")
+
 # Bits of a step's `flags` in a sequence; 0 behind its end.
 VALID, TERMINATED, TRUNCATED = 1, 2, 4
 
@@ -105,3 +113,146 @@ def _text(spec: Any) -> str:
         return "no such leaf"
     dims = ", ".join("?" if d is None else str(d) for d in spec.shape)
     return f"{tf.as_dtype(spec.dtype).name} [{dims}]"
+
+
+# Bytes of an item that is packed unless told otherwise: each observation is then stored twice, so
+# that large ones would take twice the memory.
+MOST_BYTES = 1024
+_NAME = "packed "
+_DTYPES = (
+    *(tf.bool, tf.uint8, tf.uint16, tf.uint32, tf.uint64, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.float16, tf.float32, tf.float64),
+)
+# Leaves of an item that are known with its last step only; they stand behind the others.
+_LATE = ("reward", "discount", "next_obs")
+
+
+class PackedItems:
+    """Where the leaves of a maker's n-step items lie among their bytes.
+
+    Attributes:
+      name: The path of the column: "packed " and its leaves as JSON, [[path, dtype, shape], ...].
+      dtype: A structured NumPy dtype of one item.
+      late: The byte at which the leaves begin that are known with the last step: the return and
+        the discount, float32 both, and `next_obs`.
+    """
+
+    def __init__(self, replay: "ReverbReplay"):
+        """Takes a maker whose tables hold n-step items alone."""
+        found = item_signature(replay, replay.table_configs[0])
+        late = {p: _LATE.index(p.partition("/")[0]) for p in found if p.partition("/")[0] in _LATE}
+        paths = [p for p in found if p not in late] + sorted(late, key=lambda p: late[p])
+        self._leaves = {path: found[path] for path in paths}
+        listed = [[path, s.dtype.name, s.shape.as_list()] for path, s in self._leaves.items()]
+        self.name = _NAME + json.dumps(listed, separators=(",", ":"))
+        self.dtype = np.dtype(
+            [(path, s.dtype.as_numpy_dtype, tuple(s.shape)) for path, s in self._leaves.items()]
+        )
+        self.late: int = self.dtype.fields["reward"][1]  # type: ignore[index]
+        self._discount = replay.discount
+
+    @property
+    def signature(self) -> dict[str, tf.TensorSpec]:
+        """The signature of a table of packed items: one leaf, uint8 [bytes]."""
+        return {self.name: tf.TensorSpec([self.dtype.itemsize], tf.uint8, name="packed")}
+
+    def rows(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the bytes of steps `[T, B, bytes]`, each as the item of one step.
+
+        Args:
+          columns: The columns of a trajectory, `[T, B, ...]` by path.
+        """
+        rows = np.empty(columns["reward"].shape, self.dtype)
+        for path in self._leaves:
+            if path != "discount":
+                rows[path] = columns[path]
+        rows["discount"] = np.where(columns["termination"], 0.0, self._discount)
+        return rows.view(np.uint8).reshape(*rows.shape, self.dtype.itemsize)
+
+    def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the leaves `[N, ...]` by path.
+
+        Args:
+          packed: uint8 [N, bytes], N static.
+        """
+        leaves = bytes_to_leaves(packed, list(self._leaves.values()))
+        return dict(zip(self._leaves, leaves, strict=True))
+
+
+def packs(replay: "ReverbReplay") -> bool:
+    """Returns whether items can be packed: n-step items of numbers."""
+    configs = replay.table_configs
+    if any(config.is_sequence for config in configs):
+        return False
+    specs = item_signature(replay, configs[0]).values()
+    return all(s.dtype in _DTYPES and s.shape.num_elements() for s in specs)
+
+
+def suits(replay: "ReverbReplay") -> bool:
+    """Returns whether items are packed where nobody says: those that are small."""
+    if not packs(replay):
+        return False
+    specs = item_signature(replay, replay.table_configs[0]).values()
+    return sum(map(num_bytes, specs)) <= MOST_BYTES
+
+
+def stored_signature(replay: "ReverbReplay", table: Any) -> dict[str, tf.TensorSpec]:
+    """Returns the signature of a table as it is on the server: packed, or that of its leaves."""
+    return PackedItems(replay).signature if replay.packed else item_signature(replay, table)
+
+
+def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
+    """Returns the leaves of a table's signature by path, and whether they are packed.
+
+    Args:
+      signature: A nest of specs; None for a table without.
+    """
+    flat = struct.paths(signature) if signature is not None else {}
+    if len(flat) != 1 or not next(iter(flat)).startswith(_NAME):
+        return flat, False
+    listed = json.loads(next(iter(flat))[len(_NAME) :])
+    return {path: tf.TensorSpec(shape, tf.as_dtype(dtype)) for path, dtype, shape in listed}, True
+
+
+def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
+    """Returns a maker that says whether items are packed, as those of a server are if it does not.
+
+    Args:
+      replay: The maker.
+      server_info: `{table: reverb TableInfo}`.
+    """
+    if replay.packed is not None:
+        return replay
+    names = [config.name for config in replay.table_configs if config.name in server_info]
+    packed = bool(names) and leaves_of(server_info[names[0]].signature)[1] and packs(replay)
+    return replay.replace(packed=packed)
+
+
+def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
+    """Compares how a server's table stores items with how they are to be stored.
+
+    Args:
+      replay: The maker, of the same leaves.
+      table: The `TableConfig`.
+      signature: Of the server's table.
+
+    Raises:
+      UserError: One of the two packs them, or packs them in another order.
+    """
+    packed = leaves_of(signature)[1]
+    if packed != bool(replay.packed):
+        raise UserError(
+            f"Reverb table {table.name!r}, packed",
+            expected=str(bool(replay.packed)),
+            got=packed,
+            remedy="Give ReverbReplay.packed as the server was started with, or None for what it "
+            "has.",
+        )
+    wanted = stored_signature(replay, table)
+    if packed and signature.keys() != wanted.keys():
+        raise UserError(
+            f"Reverb table {table.name!r}, packed",
+            expected=f"leaves in the order {', '.join(leaves_of(wanted)[0])}",
+            got=", ".join(leaves_of(signature)[0]),
+            remedy="Serve and read it with the same version of tfrl.",
+        )

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.replay.reverb.items import make_items
-from tfrl.replay.reverb.rows import Layout
+from tfrl.replay.reverb.items import Layout, make_items
 from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, leaves
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 # Items of a writer that may be unconfirmed, and how many of them a flush of the schedule leaves: it
 # need not wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
+from tfrl.replay.reverb.factory import ONCE
+from tfrl.replay.reverb.items import Columns, make_layout
 from tfrl.replay.reverb.packed_stream import PackedStream
-from tfrl.replay.reverb.packing import Packing
-from tfrl.replay.reverb.rows import Columns, make_layout
+from tfrl.replay.reverb.signature import PackedItems
 from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, Stream
-from tfrl.replay.reverb.table_config import ONCE
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+    from tfrl.replay.reverb.factory import ReverbReplay
 
 # A flush waits in slices, so that a lost server is noticed and signals are served between them.
 _SLICE_SECONDS = 0.5
@@ -44,7 +44,7 @@ class Writer:
         envs = range(replay.num_envs)
         self._streams: list[Any]
         if replay.packed:
-            self._packing = Packing(replay)
+            self._packing = PackedItems(replay)
             self._streams = [
                 PackedStream(replay, self._packing, client, highest, self._make_room) for _ in envs
             ]

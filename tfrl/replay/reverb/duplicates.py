@@ -1,4 +1,4 @@
-"""Items of tables that give each once, and that were given again."""
+"""Keys of items that a table of kind fifo or lifo gave a second time."""
 
 import collections
 import threading
@@ -15,7 +15,7 @@ from tfrl.types import Sequences, Transition
 _WINDOW = 2**16
 
 
-class Repeats:
+class Duplicates:
     """Counts keys that come a second time; any thread may call it.
 
     Attributes:

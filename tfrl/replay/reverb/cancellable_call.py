@@ -1,108 +1,93 @@
-"""Calls that may block for ever, made in threads that can be left behind."""
+"""Calls that may block for ever, in threads that can be left behind, and errors of a lost server.
 
-import math
+A call that is blocked in Reverb's C++ cannot be cancelled. It is left behind in its thread, and
+what it uses (an iterator, a writer) is kept: the destructors of these wait for the server too, a
+prefetched dataset's for more than ten seconds.
+"""
+
+import atexit
+import faulthandler
+import os
 import queue
+import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from tfrl.distribute.rendezvous import refusal
 from tfrl.errors import UserError
-from tfrl.replay.reverb import library
-from tfrl.replay.reverb.lost import ServerSilentError, leave_behind
-from tfrl.replay.reverb.tables import check_tables
 
-if TYPE_CHECKING:
-    from tfrl.replay.reverb.maker import ReverbReplay
+# Seconds that the interpreter may take to end by itself once calls were left behind.
+ORDERLY_EXIT_SECONDS = 2.5
+
+_lock = threading.Lock()
+_left_behind: list[Any] = []
 
 
-_RETRY_SECONDS = 0.2
-# How long a server that takes connections has to answer before a line says that it is waited for.
-_ANSWER_SECONDS = 2.0
+class ServerLostError(UserError):
+    """A Reverb server does not answer any more, so this process cannot go on.
+
+    Binaries print it like any `UserError`: one paragraph, exit code 2. They then end by
+    `end_process`, since an orderly end could wait for the server again.
+    """
+
+    exit_at_once = True
+
+
+class ServerSilentError(UserError):
+    """A Reverb server is there, and a call of it did not come back in time: it was left behind.
+
+    Binaries end as with `ServerLostError`.
+    """
+
+    exit_at_once = True
+
+
+def leave_behind(*things: Any) -> None:
+    """Keeps what waits for a lost server until the process ends, and bounds the time of that end.
+
+    Args:
+      *things: Functions and objects whose destructors may block.
+    """
+    with _lock:
+        if not _left_behind:
+            atexit.register(_bound_exit)
+        _left_behind.extend(things)
+
+
+def _bound_exit() -> None:
+    """Ends this process with code 1 if its orderly end takes too long.
+
+    The clock is a thread of C: what blocks may hold the interpreter's lock.
+    """
+    _flush()
+    # Its traceback would only show the interpreter's own end. The file stays open until then.
+    silent = open(os.devnull, "w")  # noqa: SIM115
+    faulthandler.dump_traceback_later(ORDERLY_EXIT_SECONDS, exit=True, file=silent)
+    _left_behind.append(silent)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends this process now, without waiting for anything but its own output.
+
+    Args:
+      code: The exit code.
+    """
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # A closed pipe or file: nobody reads it.
+            continue
+
+
 T = TypeVar("T")
 
 # Writing or reading a checkpoint may take so long; a disk that writes 100 MB/s is done with 180 GB.
 CHECKPOINT_SECONDS = 1800.0
-
-
-def await_server(
-    address: str, client: Any, seconds: float, log: Callable[[str], None] | None = None
-) -> dict[str, Any]:
-    """Returns once a server has answered.
-
-    Args:
-      address: `host:port`.
-      client: The `reverb.Client` of this address.
-      seconds: How long to wait.
-      log: Takes a line where the server is not there at once; why, and how long it is waited for.
-
-    Returns:
-      `{table: reverb TableInfo}`.
-
-    Raises:
-      UserError: A malformed address, or nobody answers in time.
-    """
-    check_address(address)
-    errors = (RuntimeError, library.reverb().errors.ReverbError)
-    deadline = time.monotonic() + seconds
-    while True:
-        # First, since Reverb waits out its time where nobody listens.
-        reason = refusal(address, timeout=1.0)
-        left = deadline - time.monotonic()
-        if reason is None:
-            most = left if log is None else min(left, _ANSWER_SECONDS)
-            try:
-                return client.server_info(timeout=max(1, math.ceil(most)))  # type: ignore[no-any-return]
-            except errors:
-                reason = "somebody who listens there but does not answer as Reverb does"
-        if log is not None:
-            log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
-            log = None
-        if time.monotonic() + _RETRY_SECONDS >= deadline:
-            raise UserError(
-                f"Reverb server at {address}",
-                expected=f"a server that answers within {seconds:g} s",
-                got=reason,
-                remedy="Start bin/reverb_server.py with the same gin file, and give the address "
-                "that it prints.",
-            )
-        time.sleep(_RETRY_SECONDS)
-
-
-def await_tables(replay: "ReverbReplay", log: Callable[[str], None]) -> None:
-    """Returns once the server of a maker has answered, and has the maker's tables.
-
-    Args:
-      replay: A maker with an address.
-      log: As of `await_server`.
-
-    Raises:
-      UserError: As of `await_server`; and about tables that are others.
-    """
-    address = str(replay.address)
-    check_address(address)
-    client = library.reverb().Client(address)
-    check_tables(await_server(address, client, replay.timeout, log), replay)
-
-
-def check_address(address: str) -> None:
-    """Checks the form of an address.
-
-    Args:
-      address: Should be `host:port`.
-
-    Raises:
-      UserError: It is not.
-    """
-    host, colon, port = str(address).rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(
-            "The address of a Reverb server",
-            expected="host:port, for example localhost:8000",
-            got=repr(address),
-            remedy="bin/reverb_server.py prints it when it serves.",
-        )
 
 
 class Call:

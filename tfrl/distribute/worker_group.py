@@ -1,4 +1,4 @@
-"""What the Python of several workers must agree on: small values, a flag, a meeting point."""
+"""Collectives of the Python of several workers: small values, a flag, bytes, barriers."""
 
 import struct
 import zlib
@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
-from tfrl.distribute.failures import WorkerLostError, lost_workers
+from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.workers import workers_of
 
@@ -26,8 +26,8 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
     return workers_of(strategy).is_chief
 
 
-class Agreement:
-    """Lets the workers of a strategy agree; with one process every answer is its own.
+class WorkerGroup:
+    """The worker processes of a strategy and their collectives; one process is a group too.
 
     Every worker must make the same calls in the same order, since each call is a reduction over
     all of them; calls that do not match are found and raise. They cost a few
@@ -57,7 +57,7 @@ class Agreement:
         """Whether this is the process whose word counts."""
         return self._workers.is_chief
 
-    def each_says(self, value: float | int) -> list[float | int]:
+    def all_gather(self, value: float | int) -> list[float | int]:
         """Returns every worker's value, in the order of the workers.
 
         Args:
@@ -69,15 +69,18 @@ class Agreement:
             return [struct.unpack("<d", struct.pack("<q", row))[0] for row in rows]
         return [type(value)(row) for row in self._exchange(f"a {type(value).__name__}", int(value))]
 
-    def chief_says(self, value: float | int) -> float | int:
-        """Returns the chief's value; arguments as for `each_says`."""
-        return self.each_says(value)[0]
+    def broadcast(self, value: float | int) -> float | int:
+        """Returns the chief's value; arguments as for `all_gather`."""
+        return self.all_gather(value)[0]
+
+    # Names of an earlier release.
+    each_says, chief_says = all_gather, broadcast
 
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any worker."""
         return any(self._exchange("a flag", int(bool(flag))))
 
-    def each_gives(self, given: np.ndarray) -> list[np.ndarray]:
+    def gather_to_chief(self, given: np.ndarray) -> list[np.ndarray]:
         """Returns every worker's bytes to the chief, in the order of the workers; to others none.
 
         They travel in pieces of a few megabytes, and nobody but the chief makes room for all.
@@ -90,7 +93,7 @@ class Agreement:
         """
         if self.num_workers == 1:
             return [given]
-        lengths = [int(n) for n in self.each_says(int(given.size))]
+        lengths = [int(n) for n in self.all_gather(int(given.size))]
         found = [np.empty(n, np.uint8) for n in lengths] if self.is_chief else []
         # Powers of two, so that few sizes are traced.
         piece = min(_PIECE_BYTES, max(4, 1 << (max(lengths, default=0) - 1).bit_length()))
@@ -164,3 +167,6 @@ class Agreement:
             return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, mine, options)
 
         return strategy.experimental_local_results(strategy.run(replica, args=(row,)))[0]
+
+
+Agreement = WorkerGroup  # its name in an earlier release

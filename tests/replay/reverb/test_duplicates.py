@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import helpers
 from server_runs import wait_until
 
-from tfrl.replay.reverb.repeats import Repeats
+from tfrl.replay.reverb.duplicates import Duplicates
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.stream import MOST_PENDING
 
@@ -185,20 +185,20 @@ def test_restoring_is_no_repetition(tmp_path):
 
 
 def test_a_window_of_keys():
-    repeats = Repeats(window=3)
-    repeats.note(tf.constant([1, 2, 3, 2], tf.int64))
-    assert repeats.count == 1
-    repeats.note(tf.constant([4], tf.int64))  # 1 is forgotten
-    repeats.note(tf.constant([1, 4], tf.int64))
-    assert repeats.count == 2
-    repeats.forget()
-    repeats.note(tf.constant([1, 4], tf.int64))
-    assert repeats.count == 2
+    duplicates = Duplicates(window=3)
+    duplicates.note(tf.constant([1, 2, 3, 2], tf.int64))
+    assert duplicates.count == 1
+    duplicates.note(tf.constant([4], tf.int64))  # 1 is forgotten
+    duplicates.note(tf.constant([1, 4], tf.int64))
+    assert duplicates.count == 2
+    duplicates.forget()
+    duplicates.note(tf.constant([1, 4], tf.int64))
+    assert duplicates.count == 2
 
 
 def test_datasets_that_give_each_item_once():
-    repeats = Repeats()
+    duplicates = Duplicates()
     one, other = tf.data.Dataset.range(4), tf.data.Dataset.range(4)
-    repeats.add_dataset(one)
-    assert repeats.counts(one.take(2).prefetch(1))
-    assert not repeats.counts(other) and not repeats.counts([1, 2])
+    duplicates.add_dataset(one)
+    assert duplicates.counts(one.take(2).prefetch(1))
+    assert not duplicates.counts(other) and not duplicates.counts([1, 2])

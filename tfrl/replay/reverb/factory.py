@@ -1,16 +1,173 @@
-"""The maker of replay buffers on Reverb, and what it checks."""
+"""Factories of replay buffers on Reverb, and the tables that they describe."""
 
 from typing import Any, NoReturn
 
-from tfrl import specs, struct
+from tfrl import checks, struct
 from tfrl.errors import UserError
-from tfrl.replay.numeric import SECONDS, is_count, is_number, is_seconds
-from tfrl.replay.reverb.ports import LOOPBACK, check_bind
-from tfrl.replay.reverb.table_config import TableConfig
+from tfrl.replay.core import check_items, check_specs
 from tfrl.types import Nest
+
+KINDS = ("uniform", "prioritized", "fifo", "lifo")
+# Kinds that give each item once; their limiter stops writers where the table is full.
+ONCE = ("fifo", "lifo")
+_LIMITS = ("min_size", "samples_per_insert", "tolerance")
+_ITEMS = ("n_step", "sequence_length", "sequence_period", "episode_length")
+
+
+@struct.logic_dataclass
+class TableConfig(struct.Struct):
+    """One table of a `ReverbReplay`; what is None is as the maker's argument of that name.
+
+    The arguments that say what an item is (`n_step`, `sequence_length`, `sequence_period`,
+    `episode_length`) belong together: with one of them given, the others are not taken over. A
+    table of kind "fifo" or "lifo" takes over no limit but the capacity.
+
+    Attributes:
+      name: The table's name on the server.
+      kind: "uniform", "prioritized", "fifo" or "lifo".
+      capacity: Items, at most.
+      alpha: The exponent of priorities.
+      n_step: Steps of an item, at most.
+      sequence_length: L, for items that are sequences.
+      sequence_period: Steps from the start of a sequence to that of the next.
+      episode_length: The longest episode, for items that are whole episodes.
+      min_size: Items before anything is sampled.
+      samples_per_insert: Samples for each item that is inserted; 0 for no limit.
+      tolerance: Samples that may be missing or too many.
+    """
+
+    name: str
+    kind: str | None = None
+    capacity: int | None = None
+    alpha: float | None = None
+    n_step: int | None = None
+    sequence_length: int | None = None
+    sequence_period: int | None = None
+    episode_length: int | None = None
+    min_size: int | None = None
+    samples_per_insert: float | None = None
+    tolerance: float | None = None
+
+    def resolved(self, replay: Any) -> "TableConfig":
+        """Returns it with what is None taken from a maker, checked.
+
+        Raises:
+          UserError: Naming the table's argument.
+        """
+        own_items = any(getattr(self, name) is not None for name in _ITEMS)
+        taken = {}
+        for name in (f for f in type(self).__dataclass_fields__ if f != "name"):  # type: ignore[attr-defined]
+            value = getattr(self, name)
+            own = (own_items and name in _ITEMS) or (self.kind in ONCE and name in _LIMITS)
+            taken[name] = getattr(replay, name) if value is None and not own else value
+        taken.update(n_step=taken["n_step"] or 1, min_size=taken["min_size"] or 1)
+        found = TableConfig(name=self.name, **taken)
+        _check(found)
+        return found
+
+    @property
+    def period(self) -> int:
+        """Steps from the start of a sequence to that of the next of the same episode."""
+        return self.sequence_period or self.steps
+
+    @property
+    def steps(self) -> int:
+        """Steps of an item, at most."""
+        return self.sequence_length or self.episode_length or self.n_step or 1
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Whether items are whole episodes."""
+        return self.episode_length is not None
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether items are `Sequences` (episodes too), and not a `Transition`."""
+        return self.sequence_length is not None or self.whole_episodes
+
+    @property
+    def limits_inserts(self) -> bool:
+        """Whether writers are stopped until items are sampled."""
+        return self.kind in ONCE or bool(self.samples_per_insert)
+
+    def error_buffer(self) -> float:
+        """How many samples may be missing or too many, for the limiter of the ratio."""
+        ratio, least = float(self.samples_per_insert or 0.0), self.min_size or 1
+        return self.tolerance or max(1.0, ratio) * max(10.0, 0.1 * least)
+
+
+def _check(table: TableConfig) -> None:
+    def name(argument: str) -> str:
+        return f"ReverbReplay table {table.name!r}, {argument}"
+
+    checks.one_of(name("kind"), table.kind, KINDS)
+    for argument in ("capacity", "min_size"):
+        checks.at_least(name(argument), getattr(table, argument), 1)
+    for argument in _ITEMS:
+        checks.at_least(name(argument), getattr(table, argument), 1, optional=True)
+    checks.probability(name("alpha"), table.alpha)
+    for argument in ("samples_per_insert", "tolerance"):
+        checks.number(name(argument), getattr(table, argument), 0, optional=True)
+    if (table.min_size or 1) > (table.capacity or 1):
+        raise UserError(
+            name("min_size"),
+            expected=f"at most capacity={table.capacity}",
+            got=repr(table.min_size),
+            remedy="It could never be sampled.",
+        )
+    least = max(1.0, table.samples_per_insert or 0.0)
+    if table.samples_per_insert and table.error_buffer() < least:
+        raise UserError(
+            name("tolerance"),
+            expected=f"at least {least:g}",
+            got=repr(table.tolerance),
+            remedy="A smaller one could stop samples and inserts for ever.",
+        )
+    if table.whole_episodes and table.sequence_length is not None:
+        raise UserError(
+            name("episode_length"),
+            expected="None with sequence_length",
+            got=repr(table.episode_length),
+            remedy="Give one of them; a second table may have the other.",
+        )
+    check_items(name, table)
+
 
 # The name of the table where `tables` is not given.
 TABLE = "replay"
+# Who reaches a server: this machine alone, or anybody.
+LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # nosec B104
+# Reverb takes milliseconds and whole seconds as C's integers, which longer times do not fit in.
+MOST_SECONDS = 1e6
+
+
+def check_bind(bind: str) -> None:
+    """Checks who is to reach a server."""
+    checks.one_of(
+        "bind of the Reverb server",
+        bind,
+        (LOOPBACK, ANYWHERE),
+        remedy=f"{LOOPBACK} is for this machine alone, {ANYWHERE} for any other.",
+    )
+
+
+def check_address(address: str) -> None:
+    """Checks the form of an address.
+
+    Args:
+      address: Should be `host:port`.
+
+    Raises:
+      UserError: It is not.
+    """
+    host, colon, port = str(address).rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError(
+            "The address of a Reverb server",
+            expected="host:port, for example localhost:8000",
+            got=repr(address),
+            remedy="bin/reverb_server.py prints it when it serves.",
+        )
 
 
 @struct.logic_dataclass
@@ -81,10 +238,17 @@ class ReverbReplay(struct.Struct):
 
     def __post_init__(self) -> None:
         """Checks every argument, and resolves the tables."""
-        _check_specs(self)
-        _check_numbers(self)
+        check_specs(self)
+        checks.at_least("ReverbReplay.num_envs", self.num_envs, 1)
+        checks.probability("ReverbReplay.discount", self.discount)
+        checks.number("ReverbReplay.timeout", self.timeout, 0, MOST_SECONDS, False)
+        reconnect = self.reconnect_seconds
+        checks.number("ReverbReplay.reconnect_seconds", reconnect, 0, MOST_SECONDS, False, True)
+        checks.instance("ReverbReplay.tables", self.tables, tuple, "a tuple of TableConfig")
         check_bind(self.bind)
         configs = self.tables or (TableConfig(name=TABLE),)
+        for config in configs:
+            checks.instance("ReverbReplay.tables", config, TableConfig, "a tuple of TableConfig")
         self.table_configs = tuple(config.resolved(self) for config in configs)
         names = [config.name for config in self.table_configs]
         if len(set(names)) < len(names) or "" in names:
@@ -139,7 +303,7 @@ class ReverbReplay(struct.Struct):
         Args:
           table: Its name; None for the first one.
         """
-        from tfrl.replay.reverb.packing import stored_signature
+        from tfrl.replay.reverb.signature import stored_signature
 
         return stored_signature(self, self.table(table))
 
@@ -180,45 +344,10 @@ def _shares(limits: Any, count: int) -> dict[str, Any]:
     return shares
 
 
-def _check_specs(replay: ReverbReplay) -> None:
-    for name in ("obs_spec", "action_spec", "policy_extras_spec", "env_extras_spec"):
-        nest = getattr(replay, name)
-        for path, spec in struct.paths(nest).items():
-            if not specs.is_spec(spec) or not spec.shape.is_fully_defined():
-                wanted = "a tf.TensorSpec of a fully known shape"
-                remedy = "Give the specs that the environment and the agent have."
-                _refuse(f"{name} {path}", wanted, repr(spec), remedy)
-        if "extras" in name and nest is not None and not isinstance(nest, dict):
-            remedy = "Name the extras that are to be stored."
-            _refuse(name, "a dict of specs, or None", type(nest).__name__, remedy)
-
-
-def _check_numbers(replay: ReverbReplay) -> None:
-    count = replay.num_envs
-    if not is_count(count):
-        remedy = "Give a positive whole number."
-        _refuse("num_envs", "an int of at least 1", repr(count), remedy)
-    if not is_number(replay.discount, 0.0, 1.0):
-        wanted = "a number from 0 to 1"
-        _refuse("discount", wanted, repr(replay.discount), "Give such a number.")
-    for name in ("timeout", "reconnect_seconds"):
-        value = getattr(replay, name)
-        if value is None and name == "reconnect_seconds":
-            continue
-        if not is_seconds(value):
-            _refuse(name, SECONDS, repr(value), "Give such a number.")
-    wrong = [t for t in replay.tables if not isinstance(t, TableConfig)]
-    if wrong or not isinstance(replay.tables, tuple):
-        wanted, remedy = "a tuple of TableConfig", "Give such a tuple, or leave it out."
-        _refuse("tables", wanted, repr(wrong[0] if wrong else replay.tables), remedy)
-
-
 def _check_packed(replay: ReverbReplay) -> None:
-    from tfrl.replay.reverb.packing import packs
+    from tfrl.replay.reverb.signature import packs
 
-    if replay.packed not in (None, True, False):
-        remedy = "None takes what the server has."
-        _refuse("packed", "True, False or None", repr(replay.packed), remedy)
+    checks.one_of("ReverbReplay.packed", replay.packed, (True, False, None))
     if replay.packed and not packs(replay):
         wanted = "False or None for sequences, and for leaves that are no numbers or empty"
         _refuse("packed", wanted, "True", "Leave it out.")

@@ -14,6 +14,7 @@ from tfrl.errors import UserError
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_registry
+from tfrl.launch.app import say
 
 
 def check_same_command(workflow: Any, **flags: Any) -> None:
@@ -26,10 +27,10 @@ def check_same_command(workflow: Any, **flags: Any) -> None:
     Raises:
       UserError: In every process, naming the workers that differ from the chief.
     """
-    if workflow.agreement is None:
+    if workflow.worker_group is None:
         return
     text = json.dumps({**flags, **gin_registry.configuration()}, sort_keys=True, default=repr)
-    codes = workflow.agreement.each_says(zlib.crc32(text.encode()))
+    codes = workflow.worker_group.all_gather(zlib.crc32(text.encode()))
     others = [i for i, code in enumerate(codes) if code != codes[0]]
     if others:
         workers = workers_of(workflow.replicas.strategy)
@@ -72,14 +73,12 @@ def check_replicas(folder: RunFolder, metadata: Mapping[str, Any] | None, workfl
 _PLACES = ("strategy", "num_logical_cpus")
 
 
-def restore(
-    manager: CheckpointManager, agreement: Any, which: str | int = "latest"
-) -> Restored | None:
+def restore(manager: CheckpointManager, group: Any, which: str | int = "latest") -> Restored | None:
     """Restores, in every process, the checkpoint that the chief chooses.
 
     Args:
       manager: Of the folder of checkpoints.
-      agreement: The workflow's agreement, or None for one process.
+      group: The workflow's group, or None for one process.
       which: See `CheckpointManager.restore`.
 
     Returns:
@@ -88,13 +87,13 @@ def restore(
     Raises:
       UserError: As `CheckpointManager.restore`; or the chief's checkpoint is not to be seen here.
     """
-    if agreement is None:
+    if group is None:
         return manager.restore(which)
-    if agreement.is_chief:
+    if group.is_chief:
         restored = manager.restore(which)
-        agreement.chief_says(-1 if restored is None else restored.step)
+        group.broadcast(-1 if restored is None else restored.step)
         return restored
-    step = agreement.chief_says(-1)
+    step = group.broadcast(-1)
     if step < 0:
         return None
     restored = manager.restore(step)
@@ -104,6 +103,24 @@ def restore(
             expected=f"the one of {step} env steps, from which worker 0 goes on",
             got="none",
             remedy="Give every process the same --root_dir, in a file system that all of them see.",
+        )
+    return restored
+
+
+def restore_run(folder: RunFolder, group: Any, which: str | int) -> Restored:
+    """Restores a checkpoint of a run whose folder is only read; arguments as of `restore`.
+
+    Raises:
+      UserError: There is no such checkpoint.
+    """
+    manager = CheckpointManager(folder.checkpoints, read_only=True, log=say)
+    restored = restore(manager, group, which)
+    if restored is None:
+        raise UserError(
+            f"--root_dir={folder.root}",
+            expected="a run with a checkpoint",
+            got="none so far",
+            remedy="Let the training run to its first checkpoint.",
         )
     return restored
 

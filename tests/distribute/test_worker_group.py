@@ -5,55 +5,55 @@ import processes
 import pytest
 import tensorflow as tf
 
-from tfrl.distribute import Agreement, is_chief
+from tfrl.distribute import WorkerGroup, is_chief
 
 
 def test_one_process_has_its_own_bytes():
     own = np.arange(5, dtype=np.uint8)
-    (found,) = Agreement().each_gives(own)
+    (found,) = WorkerGroup().gather_to_chief(own)
     np.testing.assert_array_equal(found, own)
 
 
 @pytest.mark.parametrize("strategy", [None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])])
 def test_one_process_agrees_with_itself(strategy):
-    agreement = Agreement(strategy)
-    assert (agreement.num_workers, agreement.index, agreement.is_chief) == (1, 0, True)
+    group = WorkerGroup(strategy)
+    assert (group.num_workers, group.index, group.is_chief) == (1, 0, True)
     assert is_chief(strategy)
-    assert agreement.each_says(0.1) == [0.1]
-    assert agreement.chief_says(3) == 3
-    assert agreement.any(True) is True
-    assert agreement.any(False) is False
-    agreement.barrier("end")
+    assert group.all_gather(0.1) == [0.1]
+    assert group.broadcast(3) == 3
+    assert group.any(True) is True
+    assert group.any(False) is False
+    group.barrier("end")
 
 
 @pytest.mark.parametrize(
     "value", [0.1, -0.0, math.inf, 1e-300, True, False, 0, -1, 2**62, -(2**63)]
 )
 def test_values_keep_type_and_bits(value):
-    answer = Agreement().chief_says(value)
+    answer = WorkerGroup().broadcast(value)
     assert type(answer) is type(value) and repr(answer) == repr(value)
 
 
 def test_nan_too():
-    assert math.isnan(Agreement().chief_says(math.nan))
+    assert math.isnan(WorkerGroup().broadcast(math.nan))
 
 
 PROGRAM = """
     import sys, time
-    from tfrl.distribute import Agreement, is_chief, make_strategy
+    from tfrl.distribute import WorkerGroup, is_chief, make_strategy
     from tfrl.errors import UserError
     strategy = make_strategy(startup_seconds=60)
-    agreement = Agreement(strategy, timeout_seconds=2)
-    i = agreement.index
-    assert is_chief(strategy) == agreement.is_chief == (i == 0)
-    print(agreement.each_says(0.1 + i), agreement.each_says(-2**62 + i))
-    print(agreement.chief_says(7 + i), agreement.chief_says(i == 0), agreement.any(i == 1))
-    print(agreement.any(False), agreement._sum.experimental_get_tracing_count())
+    group = WorkerGroup(strategy, timeout_seconds=2)
+    i = group.index
+    assert is_chief(strategy) == group.is_chief == (i == 0)
+    print(group.all_gather(0.1 + i), group.all_gather(-2**62 + i))
+    print(group.broadcast(7 + i), group.broadcast(i == 0), group.any(i == 1))
+    print(group.any(False), group._sum.experimental_get_tracing_count())
     import numpy as np
-    import tfrl.distribute.agreement as module
+    import tfrl.distribute.worker_group as module
     parts = [np.random.default_rng(k).integers(0, 256, n, np.uint8) for k, n in enumerate((7, 21))]
     none = np.zeros(0, np.uint8)
-    gives = agreement.each_gives
+    gives = group.gather_to_chief
 
     def right_of(own, *wanted):
         found = gives(own)  # the chief has all, the other nothing
@@ -67,17 +67,17 @@ PROGRAM = """
     print("bytes", *right)
     time.sleep(i)
     started = time.monotonic()
-    agreement.barrier("together")
+    group.barrier("together")
     print("waited", time.monotonic() - started > 0.5)
     try:
-        agreement.barrier("this" if i else "that")
+        group.barrier("this" if i else "that")
     except RuntimeError as error:
         print(error)
     if i == 1:
         time.sleep(4)
     else:
         try:
-            agreement.barrier("the end")
+            group.barrier("the end")
         except UserError as error:
             print(type(error).__name__, error)
 """

@@ -1,0 +1,40 @@
+"""What follows from the registry: names, gin files and pages of every algorithm."""
+
+import pathlib
+
+import pytest
+
+import tfrl
+from tests.agents.registered import ON_POLICY, OWN, cases, folder
+from tfrl.agents import ALGORITHMS, Agent, algorithm
+from tfrl.agents.registry import algorithm_names
+from tfrl.launch import gin_files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_every_folder_with_the_decorator_is_registered():
+    """The names that `dir(tfrl)` reads from the sources are those of the decorators."""
+    assert {cls.__name__ for cls in OWN} == tfrl._names_in_sources()
+    assert set(tfrl.agents.__all__) >= set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("cls", OWN)
+def test_an_algorithm_has_a_name_gin_files_and_a_page(cls):
+    assert issubclass(cls, Agent) and ALGORITHMS[cls.__name__] is cls
+    assert getattr(tfrl, cls.__name__) is getattr(tfrl.agents, cls.__name__) is cls
+    assert cls.__name__ in algorithm_names(from_replay=cls.learns_from_replay).split(", ")
+    assert list((gin_files.package_gin_dir() / cls.__name__.lower()).glob("*.gin"))
+    assert (ROOT / "docs" / "algorithms" / f"{folder(cls)}.md").is_file()
+    assert cases([cls])
+
+
+def test_registration():
+    @algorithm
+    class Mine(ON_POLICY[0]):
+        pass
+
+    try:
+        assert tfrl.Mine is Mine and "Mine" in dir(tfrl)
+    finally:
+        del ALGORITHMS["Mine"], tfrl.Mine

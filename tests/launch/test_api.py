@@ -1,0 +1,51 @@
+"""A training run from Python."""
+
+import json
+
+import pytest
+
+import tfrl
+from tests.launch.launch_runs import TINY
+from tfrl.errors import UserError
+
+FILE = "ppo/tf_cartpole.gin"
+BINDINGS = dict(text.split("=", 1) for text in TINY)
+# The values of flags are lines of gin; those of Python are objects.
+VALUES = {
+    **{name: int(text) for name, text in BINDINGS.items() if text.isdigit()},
+    "PPO.discount": 0.99,
+    "OnPolicyWorkflow.compile": "graph",
+}
+
+
+def train(root, **bindings):
+    return tfrl.train(FILE, root_dir=root, video=False, progress=False, **{**VALUES, **bindings})
+
+
+def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
+    root = tmp_path / "run"
+    first = train(root, total_env_steps=64)
+    assert first == json.loads((root / "summary.json").read_text())
+    assert (first["env_steps"], first["eval_episodes"]) == (64, 4)
+    second = train(root, total_env_steps=128)
+    assert second["env_steps"] == 128
+    assert "going on at 64 of 128 env steps" in capsys.readouterr().out
+    assert (root / "operative_config.gin").is_file()
+    with pytest.raises(UserError, match="if_exists=fail"):
+        train(root, total_env_steps=128, if_exists="fail")
+    with pytest.raises(UserError, match="if_exists: expected .*got resum"):
+        train(root, total_env_steps=128, if_exists="resum")
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ({"total_env_stps": 64}, "train.total_env_stps"),
+        ({"PPO.discont": 0.9}, "PPO.discont"),
+        ({"strategy": "miror"}, "strategy"),
+    ],
+)
+def test_a_mistake_is_named_and_leaves_no_folder(tmp_path, bindings, message):
+    with pytest.raises(UserError, match=message):
+        train(tmp_path / "run", **bindings)
+    assert not (tmp_path / "run").exists()

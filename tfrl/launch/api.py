@@ -1,0 +1,148 @@
+"""`tfrl.train`: a training run from Python, and what `bin/train.py` shares with it.
+
+Nothing here defines an absl flag, so that a program with flags of its own may import it.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfrl.errors import UserError
+from tfrl.launch.termination import Termination
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfrl.launch.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class StartOptions:
+    """How a run starts, beside its configuration; see the flags of the same names."""
+
+    seed: int
+    if_exists: str
+    strategy: str
+    num_logical_cpus: int
+    deterministic_ops: bool
+
+
+def train(
+    gin_files: str | Sequence[str],
+    root_dir: str | pathlib.Path | None = None,
+    *,
+    seed: int = 0,
+    if_exists: str = "resume",
+    strategy: str = "auto",
+    check_env: bool = True,
+    **bindings: Any,
+) -> dict[str, Any]:
+    """Trains as `tfrl-train` does, in a run folder, and returns the run's summary.
+
+    A second call goes on with the run in the folder. Ctrl-C raises KeyboardInterrupt at once: the
+    next call goes on from the newest checkpoint.
+
+    Args:
+      gin_files: One or several; later ones win: `"ppo/tf_cartpole.gin"`.
+      root_dir: The run folder; `runs/ppo_tf_cartpole` by default.
+      seed: Of every random draw.
+      if_exists: For a folder that holds a run: "resume" it, "fail", or "new" for a fresh folder.
+      strategy: How computation spreads over devices.
+      check_env: Whether to check the environments shortly before training.
+      **bindings: They win over the files. A name without a dot is one of `train`:
+        `total_env_steps=100_000`. Others are keys of a dict: `**{"make_env.num_envs": 8}`.
+
+    Returns:
+      What `summary.json` holds: `eval_return_mean`, `env_steps`, `env_steps_per_second`, ...
+
+    Raises:
+      UserError: For anything that is wrong in files, bindings, folder or environments.
+    """
+    from tfrl.distribute import make_strategy
+    from tfrl.experiment.run_folder import RunFolder
+    from tfrl.launch import settings
+
+    started = time.monotonic()
+    options = StartOptions(seed, if_exists, strategy, num_logical_cpus=1, deterministic_ops=False)
+    files = [gin_files] if isinstance(gin_files, str) else list(gin_files)
+    named = {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
+    folder = default_root_dir(files) if root_dir is None else str(root_dir)
+    chosen = make_strategy(strategy, log=print)
+    assembled = settings.assemble(files, settings.binding_lines(named))
+    start(assembled, options, folder, chosen, Termination(), started, check_env=check_env)
+    return RunFolder(folder).read_summary() or {}
+
+
+def start(
+    settings: "Settings",
+    options: StartOptions,
+    root_dir: str,
+    strategy: "tf.distribute.Strategy",
+    termination: Termination,
+    started: float,
+    *,
+    check_env: bool,
+) -> int:
+    """Checks what may fail without leaving a folder, and trains.
+
+    Args:
+      settings: What gin describes.
+      options: How the run starts.
+      root_dir: The run folder.
+      strategy: How computation spreads over devices.
+      termination: Reports SIGTERM and Ctrl-C.
+      started: `time.monotonic()` at the start of the command.
+      check_env: Whether to check the environments.
+
+    Returns:
+      The exit code, see `training.train`.
+    """
+    from tfrl.distribute import lost_workers
+    from tfrl.launch import training
+
+    workflow = settings.workflow
+    workflow.use_strategy(strategy)
+    if settings.video_interval:
+        workflow.check_video()
+    if check_env:
+        check_environments(workflow, options.seed)
+    with contextlib.closing(workflow), lost_workers(strategy):
+        return training.train(settings, options, root_dir, termination, started)
+
+
+def default_root_dir(files: list[str]) -> str:
+    """Returns the folder of runs without --root_dir, `runs/ppo_tf_cartpole` for example."""
+    name = files[-1].removesuffix(".gin").strip("./")
+    return f"runs/{name.replace('/', '_')}"
+
+
+def check_environments(workflow: Any, seed: int) -> None:
+    """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
+    if workflow.env is not None:
+        from tfrl.envs.checker_host import check_before_training
+
+        with _named(repr(workflow.env.unwrapped)):
+            check_before_training(workflow.env, seed)
+        return
+    from tfrl.tasks import TaskWorkflow
+    from tfrl.tasks.environment_check import check_environment
+
+    if isinstance(workflow, TaskWorkflow):
+        with _named(f"of {type(workflow.task).__name__}"):
+            check_environment(workflow.task, seed)
+
+
+@contextlib.contextmanager
+def _named(environments: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"the environments ({environments}), {error.thing}",
+            expected=error.expected,
+            got=error.got,
+            remedy=f"{error.remedy} (--nocheck_env trains without this check.)",
+        ) from error
