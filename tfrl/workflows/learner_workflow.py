@@ -854,7 +854,8 @@ class LearnerWorkflow(Workflow):
     def compile_choices(self, state: State) -> dict[str, str]:
         """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
         state = self.ready(state)
-        modes = self.runner(state).settled(state).modes
+        # Of any phase: to ask which one it is may be a call of all processes.
+        modes = self.runner(state).settled(state, Phase()).modes
         chosen = {name: modes[name] for name in ("loop", "rollout", "update")}
         return {**chosen, "evaluation": self.evaluation_mode}
 

@@ -709,8 +709,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
             row, outputs = once(tf.constant(0))
             return row, [x[tf.newaxis] for x in outputs]
         if tf.executing_eagerly():
-            return _mean([once(tf.constant(j))[0] for j in range(int(due))]), []
-        names = _names_of(once)
+            rows = [once(tf.constant(j))[0] for j in range(int(due))]
+            # An iteration without a learner step has a row of the same form.
+            names = list(rows[0]) if rows else self._names_of(state, once)
+            return _mean(rows, names), []
+        names = self._names_of(state, once)
         tally, size = MetricAccumulator(names), self.batch_size // self.replicas.num_workers
         dtypes = self._experience(state).host_outputs
         kept = [tf.TensorArray(t, due, element_shape=[size]) for t in dtypes]
@@ -732,6 +735,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
         row = dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
         return row, [array.stack() for array in kept]
 
+    def _names_of(self, state: State, once: Callable[..., Any]) -> list[str]:
+        """The names of a learner step's metrics, which a loop asks for; traced and never run."""
+        notes, names = self.runner(state).traces.notes, []
+
+        def probe() -> tf.Tensor:
+            names[:] = sorted(once(tf.constant(0))[0])
+            return tf.constant(0)
+
+        if "names of an update" not in notes:
+            tf.function(probe, autograph=False).get_concrete_function()
+            notes["names of an update"] = names
+        return notes["names of an update"]  # type: ignore[no-any-return]
+
     # How it is compiled.
 
     def fuses_on_host(self, state: State, made: Stages) -> bool:
@@ -750,7 +766,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         trials = super().trials(state, made)
-        return dataclasses.replace(trials, prefers_fused=not self.loops_in_python)
+        fuses = not (self.loops_in_python and self.replicas.several)
+        return dataclasses.replace(
+            trials, prefers_fused=not self.loops_in_python, fuses_on_host=fuses
+        )
 
     def trial_batch(self, state: State) -> Nest:
         """Returns a batch of zeros: nothing may have been added yet."""
@@ -797,23 +816,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         )
 
 
-def _mean(rows: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+def _mean(rows: list[dict[str, tf.Tensor]], names: list[str]) -> dict[str, tf.Tensor]:
     """The means of rows of metrics, as `MetricAccumulator` has them."""
-    names = list(rows[0]) if rows else []
     tally = MetricAccumulator(names)
     sums = tally.start()
     for row in rows:
         sums = tally.add(sums, tf.stack([tf.cast(row[n], tf.float32) for n in names]))
     return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
-
-
-def _names_of(once: Callable[..., Any]) -> list[str]:
-    """The names of the metrics of a learner step, which a loop asks for; traced and never run."""
-    names: list[str] = []
-
-    def probe() -> tf.Tensor:
-        names[:] = sorted(once(tf.constant(0))[0])
-        return tf.constant(0)
-
-    tf.function(probe, autograph=False).get_concrete_function()
-    return names

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfrl.distribute.failures import lost_workers
+from tfrl.distribute.multi_worker import lost_workers
 from tfrl.errors import UserError
 from tfrl.replay.reverb.dataset import STARVED
 from tfrl.storage import files

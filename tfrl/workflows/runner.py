@@ -6,7 +6,7 @@ these variables. It holds no variable, so that a state ends when nobody refers t
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
+from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces
@@ -23,6 +24,8 @@ from tfrl.xla import never_in_xla
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
+# A row in a loop has a fixed length, since its names are known only when all is traced.
+SLOTS = 256
 
 COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
@@ -110,8 +113,6 @@ class Runner:
             with made.in_use():
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
 
-        with made.in_use():
-            self._names.setdefault(made.phase.name, self._names_of(state))
         return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 
     def run(
@@ -153,7 +154,6 @@ class Runner:
         """The loop over iterations as a compiled function."""
 
         def make() -> Any:
-            self._names[made.phase.name] = self._names_of(state)
             fused = made.modes["loop"] == "xla"
 
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
@@ -169,23 +169,6 @@ class Runner:
         names = self._names.get(made.phase.name, [])
         self._names[made.phase.name] = self.traces.notes.setdefault(note, names)
         return bound
-
-    def _names_of(self, state: Any) -> list[str]:
-        """The names of an iteration's metrics, which a row of fixed length asks for.
-
-        It is traced and never run: the stages that are called keep their traces for the loop.
-        """
-        names: list[str] = []
-
-        def once(carried: list[tf.Tensor]) -> tf.Tensor:
-            begun = self._workflow.prefetch(leaves.with_carried(state, carried))
-            key = seeding.fold_in(begun.key, begun.metrics.iterations)
-            names[:] = sorted(self._workflow.iterate(begun, key)[0])
-            return tf.constant(0)
-
-        fn = tf.function(counted_apart(once), autograph=False)
-        fn.get_concrete_function(leaves.carried(state))
-        return names
 
     def _has_clocks(self, made: Stages) -> bool:
         return stages.may_have_clocks(made.modes["loop"]) and self._workflow.times_stages(made)
@@ -204,9 +187,8 @@ class Runner:
         if timed:
             with tf.control_dependencies(stages.data(metrics)):
                 end = tf.timestamp()
-        # Eager calls do not trace before.
         names = self._names.setdefault(made.phase.name, sorted(metrics))
-        floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
+        floats = row_of(metrics, names)
         with tf.control_dependencies([end] if timed else []):
             counters = state.metrics.counters()
         return state, floats, counters, tf.stack([middle - start, end - middle])
@@ -221,8 +203,7 @@ class Runner:
           seconds by part.
         """
         begun = self._workflow.prefetch(state)
-        n = len(self._names[made.phase.name])
-        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[n])
+        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[SLOTS])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
 
         def of(carried: list[tf.Tensor]) -> Any:
@@ -259,7 +240,7 @@ class Runner:
         if per_row == 1:
             carried, *row = iterated(carried)
             return carried, done + 1, *row
-        tally = MetricAccumulator(self._names[made.phase.name])
+        zeros = tf.zeros([2, SLOTS])
         # What a loop carries costs a graph several operations in each iteration.
         timed = self._has_clocks(made)
         zero = tf.zeros([2], tf.float64)
@@ -267,9 +248,12 @@ class Runner:
 
         def once(carried: Any, sums: Any, seconds: Any) -> Any:
             carried, f, _, s = iterated(carried)
-            return carried, tally.add(sums, f), [t + s for t in seconds]
+            return carried, tally().add(sums, f), [t + s for t in seconds]
 
-        start = (carried, tally.start(), [zero] if timed else [])
+        def tally() -> MetricAccumulator:
+            return MetricAccumulator(self._names[made.phase.name], SLOTS)
+
+        start = (carried, zeros, [zero] if timed else [])
         if steps is not None:  # it is known now where the limit is reached
             left = (limit - of(carried).metrics.env_steps - 1) // steps + 1
             # At least 1: the caller has seen that neither end is reached.
@@ -292,7 +276,7 @@ class Runner:
                 name="iterations",
             )
         counters = of(carried).metrics.counters()
-        return carried, done, tally.result(sums), counters, seconds[0] if timed else zero
+        return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
 
     def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
@@ -340,13 +324,26 @@ class Rows:
         """Adds an iteration; the last one ends its row."""
         self._done += 1
         if self._per_row > 1:
-            tally = self._tally = self._tally or MetricAccumulator(names)
+            tally = self._tally = self._tally or MetricAccumulator(names, SLOTS)
             self._sums = tally.add(tally.start() if self._sums is None else self._sums, floats)
             if self._done % self._per_row and not last:
                 return
             floats, self._sums = tally.result(self._sums), None
         self.floats.append(floats.numpy())
         self.counters.append(counters.numpy())
+
+
+def row_of(metrics: Mapping[str, tf.Tensor], names: list[str]) -> tf.Tensor:
+    """Returns the metrics of an iteration as a row, float32 [SLOTS]."""
+    if len(names) > SLOTS:
+        raise UserError(
+            "the metrics of an iteration",
+            expected=f"at most {SLOTS}",
+            got=len(names),
+            remedy="Report fewer, or combine some.",
+        )
+    floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
+    return tf.pad(floats, [[0, SLOTS - len(names)]])
 
 
 def variables_of(state: Any) -> dict[str, tf.Variable]:
@@ -358,6 +355,6 @@ def as_rows(done: int, names: list[str], floats: Any, counters: Any) -> list[dic
     """Returns the rows of metrics of a call, `{name: number}`, with the counters."""
     floats, counters = np.asarray(floats)[:done], np.asarray(counters)[:done]
     return [
-        {**dict(zip(COUNTERS, c, strict=True)), **dict(zip(names, f, strict=True))}
+        {**dict(zip(COUNTERS, c, strict=True)), **dict(zip(names, f, strict=False))}
         for f, c in zip(floats.tolist(), counters.tolist(), strict=True)
     ]
