@@ -128,7 +128,7 @@ def check_environments(workflow: Any, seed: int) -> None:
             check_before_training(workflow.env, seed)
         return
     from tfrl.tasks import TaskWorkflow
-    from tfrl.tasks.environment_check import check_environment
+    from tfrl.tasks.environments import check_environment
 
     if isinstance(workflow, TaskWorkflow):
         with _named(f"of {type(workflow.task).__name__}"):

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents import Agent, OffPolicy
+from tfrl.agents import Agent, ExternalUpdate, OffPolicy
 from tfrl.agents.off_policy.checks import MaskedTransition
 from tfrl.compat.tf_agents.replay import sequences, transitions
 from tfrl.compat.tf_agents.trajectories import FIRST, LAST, from_trajectory
@@ -187,6 +187,8 @@ class Training(abc.ABC):
         key = seeding.stream(tf.convert_to_tensor(self.learner.key), "tf_agents/loss")
         found = {}
         for update in self.agent.updates:
+            if isinstance(update, ExternalUpdate):
+                continue  # it tells no loss without a step
             loss, _ = update.loss(state.params, state, rows, seeding.stream(key, update.name))
             found[f"{update.name}/{_LOSS}"] = loss
         return _shared_out(found, replicas)

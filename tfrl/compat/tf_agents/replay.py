@@ -17,10 +17,10 @@ from tfrl import struct
 from tfrl.compat.tf_agents import specs
 from tfrl.compat.tf_agents.trajectories import FIRST, LAST, MID, steps_of
 from tfrl.errors import UserError
-from tfrl.replay.reverb.calls import within
+from tfrl.replay.reverb.cancellable_call import within
+from tfrl.replay.reverb.factory import ReverbReplay
+from tfrl.replay.reverb.items import Columns
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.maker import ReverbReplay
-from tfrl.replay.reverb.rows import Columns
 from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING
 from tfrl.types import Nest, Sequences, Trajectory, Transition
 
