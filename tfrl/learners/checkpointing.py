@@ -12,13 +12,15 @@ read alone. The folder is written under a temporary name and renamed, so that `p
 checkpoint or none; one process writes it at a time.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import pathlib
 import urllib.parse
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +30,11 @@ from tfrl._version import __version__
 from tfrl.errors import UserError, did_you_mean
 from tfrl.storage import checkpoint_format, codec, files
 from tfrl.storage.checkpoint_format import DamagedCheckpointError, DataWriter
+
+if TYPE_CHECKING:
+    from tfrl.learners.learner import Learner
+
+L = TypeVar("L", bound="Learner")
 
 # Raise it when the layout or the manifest changes its meaning.
 SCHEMA_VERSION = 1
@@ -255,7 +262,7 @@ def _folder_name(name: str) -> str:
     return quoted.replace(".", "%2E") if set(quoted) <= {"."} else quoted
 
 
-def save_to_path(learner: Any, path: Any) -> pathlib.Path:
+def save_to_path(learner: Learner, path: Any) -> pathlib.Path:
     """Saves a learner's whole state, in place of an earlier save at the same path.
 
     Args:
@@ -289,7 +296,9 @@ def save_to_path(learner: Any, path: Any) -> pathlib.Path:
     return final
 
 
-def _assembled(cls: Any, modules: dict[str, Any], added: list[str], kwargs: dict[str, Any]) -> Any:
+def _assembled(
+    cls: type[L], modules: dict[str, Any], added: list[str], kwargs: dict[str, Any]
+) -> L:
     """Builds a learner as it came to be: modules that were added later get optimizers apart."""
     first = {m: x for m, x in modules.items() if m not in added} or modules
     config, chosen = kwargs.pop("config"), kwargs.pop("policies_to_train", None)
@@ -312,7 +321,7 @@ _OPTIONS = ("check_numerics", "policies_to_train", "shared")
 _FUNCTION = "a function"
 
 
-def _options(learner: Any) -> dict[str, Any]:
+def _options(learner: Learner) -> dict[str, Any]:
     """The arguments of a learner's constructor that JSON can hold."""
     chosen = getattr(learner, "policies_to_train", None)
     if callable(chosen):
@@ -327,7 +336,7 @@ def _options(learner: Any) -> dict[str, Any]:
     }
 
 
-def restore_from_path(learner: Any, path: Any, component: str | None = None) -> None:
+def restore_from_path(learner: Learner, path: Any, component: str | None = None) -> None:
     """Restores what `save_to_path` saved, or a part of it; everything fits, or nothing changes.
 
     Args:
@@ -363,7 +372,7 @@ def restore_from_path(learner: Any, path: Any, component: str | None = None) -> 
     learner.set_state(state)
 
 
-def from_checkpoint(cls: Any, path: Any, modules: Any = None, **kwargs: Any) -> Any:
+def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any) -> L:
     """Makes a built learner out of what `save_to_path` saved.
 
     Args:

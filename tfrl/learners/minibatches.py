@@ -105,6 +105,8 @@ def minibatch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
     Returns:
       int32 `[plan.steps, plan.size]` of row numbers; -1 for a masked row (remainder "pad").
     """
+    if tf.executing_eagerly():
+        return tf.constant(_on_host(plan, key), tf.int32)
     if plan.epochs == 1:
         return _epoch_indices(plan, seeding.fold_in(key, 0))
     # A loop, because the graph of a permutation is large.
@@ -137,6 +139,20 @@ def _epoch_indices(plan: MinibatchPlan, key: tf.Tensor) -> tf.Tensor:
         # A minibatch larger than the batch goes round more than once.
         order = tf.tile(order, [-(-used // plan.rows)])[:used]
     return tf.reshape(order, [plan.steps_per_epoch, plan.size])
+
+
+def _on_host(plan: MinibatchPlan, key: tf.Tensor) -> np.ndarray:
+    """`minibatch_indices` in NumPy, for batches whose number of rows changes from call to call."""
+    used = plan.steps_per_epoch * plan.size
+    epochs = []
+    for epoch in range(plan.epochs):
+        order = np.arange(plan.rows)
+        if plan.shuffle:
+            order = permutation(seeding.fold_in(key, epoch), plan.rows).numpy()
+        if used > plan.rows and plan.remainder == "pad":
+            order = np.pad(order, (0, used - plan.rows), constant_values=-1)
+        epochs.append(np.resize(order, [plan.steps_per_epoch, plan.size]))
+    return np.concatenate(epochs)
 
 
 @struct.logic_dataclass

@@ -40,11 +40,11 @@ def permutation(key: tf.Tensor, n: int) -> tf.Tensor:
       UserError: When n is out of range.
     """
     checks.at_least("n", n, 1, maximum=2**31 - 1)
+    if tf.executing_eagerly():  # a hundred small operations would take milliseconds
+        return tf.constant(_on_host(key, n), tf.int32)
     if n <= _SORT_UP_TO:
         bits = seeding.uniform_bits(key, [n], tf.int32)
         return tf.argsort(bits, direction="DESCENDING")  # Ascending would negate the least int32.
-    if tf.executing_eagerly():  # a hundred small operations would take milliseconds
-        return tf.constant(_feistel_on_host(key, n), tf.int32)
     return tf.cast(_feistel_permutation(key, n), tf.int32)
 
 
@@ -78,8 +78,11 @@ def _feistel_permutation(key: tf.Tensor, n: int) -> tf.Tensor:
     return walked[:n]
 
 
-def _feistel_on_host(key: tf.Tensor, n: int) -> np.ndarray:
-    """`_feistel_permutation` in NumPy."""
+def _on_host(key: tf.Tensor, n: int) -> np.ndarray:
+    """`permutation` in NumPy."""
+    if n <= _SORT_UP_TO:
+        bits = seeding.uniform_bits(key, [n], tf.int32).numpy().astype(np.int64)
+        return np.argsort(-bits, kind="stable")
     a, b = (np.uint32(size) for size in _domain(n))
     round_keys = seeding.uniform_bits(key, [_ROUNDS], tf.uint32).numpy()
 

@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.agents import Agent, ExternalUpdate, OffPolicy
 from tfrl.agents.off_policy.agent import MaskedTransition
 from tfrl.compat.tf_agents.replay import sequences, transitions
 from tfrl.compat.tf_agents.trajectories import FIRST, LAST, from_trajectory
+from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UserError
@@ -40,7 +42,7 @@ class Training(abc.ABC):
 
     def __init__(
         self,
-        agent: Any,
+        agent: Agent,
         learner: Learner,
         counter: tf.Variable,
         *,
@@ -185,6 +187,8 @@ class Training(abc.ABC):
         key = seeding.stream(tf.convert_to_tensor(self.learner.key), "tf_agents/loss")
         found = {}
         for update in self.agent.updates:
+            if isinstance(update, ExternalUpdate):
+                continue  # it tells no loss without a step
             loss, _ = update.loss(state.params, state, rows, seeding.stream(key, update.name))
             found[f"{update.name}/{_LOSS}"] = loss
         return _shared_out(found, replicas)
@@ -238,7 +242,7 @@ def refuse_dynamic(experience: Any) -> tf.Operation:
     return tf.debugging.Assert(tf.constant(False), [str(message)])
 
 
-def _shared_out(metrics: dict[str, tf.Tensor], replicas: Any) -> dict[str, tf.Tensor]:
+def _shared_out(metrics: dict[str, tf.Tensor], replicas: Replicas) -> dict[str, tf.Tensor]:
     if not replicas.several:
         return metrics
     return {name: x / float(replicas.num_replicas) for name, x in metrics.items()}
@@ -252,6 +256,8 @@ def check_weights(weights: Any, rows: int) -> tf.Tensor:
 
 class OffPolicyTraining(Training):
     """One learner step on windows `[B, n_step + 1]` of frames."""
+
+    agent: OffPolicy
 
     def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
         """Returns transitions, and the steps that they were made of."""
