@@ -28,6 +28,7 @@ TINY = (
     "train.final_eval_episodes=4",
 )
 IN_TIME = 120.0
+TRAINING = ("tfrl.launch.train", "tfrl.launch.evaluate")
 
 
 def arguments(root, steps=512, *bindings, tiny=TINY):
@@ -86,6 +87,8 @@ def wait_for_steps(process, root, steps):
 def in_process(main, capsys, *args):
     """Runs a binary's main behind its real frame; returns (exit code, stdout, stderr)."""
     flags.FLAGS.unparse_flags()
+    if main.__module__ in TRAINING and not any("--strategy" in str(x) for x in args):
+        args = (*args, "--strategy=one_device")  # pytest has several CPUs, a process of a user one
     with pytest.raises(SystemExit) as end:
         app.run(main, argv=["program", *map(str, args)])
     out, err = capsys.readouterr()
