@@ -12,6 +12,7 @@ import time
 import pytest
 from absl import flags
 
+from tests import forked
 from tfrl.launch import app
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,6 +50,12 @@ def environment():
 
 
 def run(binary, *args, cwd=None):
+    """Runs a binary in a fork, see `tests.forked`."""
+    return forked.run(command(binary, *args), cwd=cwd, env=environment(), timeout=IN_TIME)
+
+
+def run_alone(binary, *args, cwd=None):
+    """Runs a binary in a process of its own, as a user does."""
     return subprocess.run(
         command(binary, *args),
         cwd=cwd,
@@ -61,15 +68,9 @@ def run(binary, *args, cwd=None):
 
 
 def start(binary, *args, log):
-    """Starts a process whose output goes to a file, so that no pipe can fill up."""
-    with open(log, "wb") as file:
-        return subprocess.Popen(
-            command(binary, *args),
-            env=environment(),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
+    """Starts a fork whose output goes to a file, so that no pipe can fill up."""
+    log.write_bytes(b"")
+    return forked.Process(command(binary, *args), env=environment(), stdout=log, stderr=log)
 
 
 def wait_for_steps(process, root, steps):

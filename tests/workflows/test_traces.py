@@ -147,7 +147,10 @@ def test_other_logic_is_traced_anew():
 # XLA's programs are what TensorFlow keeps for the life of a process.
 @pytest.mark.parametrize(
     ("name", "runs"),
-    [("xla", 25), *(pytest.param(n, 100, marks=pytest.mark.slow) for n in ("xla", "replay", "host"))],
+    [
+        ("xla", 25),
+        *(pytest.param(n, 100, marks=pytest.mark.slow) for n in ("xla", "replay", "host")),
+    ],
 )
 def test_many_runs_keep_the_memory(name, runs):
     """The smallest program of a workflow takes 8 MB, all that a workflow compiles about 100."""
