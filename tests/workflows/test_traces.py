@@ -146,12 +146,9 @@ def test_other_logic_is_traced_anew():
 
 # XLA's programs are what TensorFlow keeps for the life of a process.
 @pytest.mark.parametrize(
-    ("name", "runs"),
-    [
-        ("xla", 25),
-        *(pytest.param(n, 100, marks=pytest.mark.slow) for n in ("xla", "replay", "host")),
-    ],
+    ("name", "runs"), [("xla", 25), ("xla", 100), ("replay", 100), ("host", 100)]
 )
+@pytest.mark.variants(1)
 def test_many_runs_keep_the_memory(name, runs):
     """The smallest program of a workflow takes 8 MB, all that a workflow compiles about 100."""
     for i in range(runs):
