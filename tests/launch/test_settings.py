@@ -27,6 +27,8 @@ def _families(name):
     """Algorithm; suite and kind of task. Files that share them differ in numbers only."""
     kind = next((k for k in ("minatar", "_ant", "breakout") if k in name), "")
     algorithm, _, file = name.partition("/")
+    if algorithm == "tf_agents":  # the agents are theirs
+        return {algorithm}
     return {algorithm, (file.partition("_")[0], kind)}
 
 
