@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ class Process:
         if self.returncode is None:
             with contextlib.suppress(FileNotFoundError):
                 self.returncode = int(self._status.read_text())
+                shutil.rmtree(self._status.parent)
         return self.returncode
 
     def wait(self, timeout=None):
