@@ -9,6 +9,10 @@ INSTALLED := .venv/.installed
 TEST_WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS='-k gae'
 ARGS ?=
+# The fast tests run in two parts, one after the other: TensorFlow keeps what it has compiled for
+# the life of a process.
+RUNS := tests/compat tests/launch tests/workflows
+PARTS := "$(RUNS)" "tests $(RUNS:%=--ignore=%)"
 
 .PHONY: help venv train test test-slow lint bench bench-peers
 
@@ -42,7 +46,10 @@ train: $(INSTALLED)
 	$(PY) bin/train.py --root_dir=runs/ppo_tf_cartpole
 
 test: $(INSTALLED)
-	$(PY) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 $(ARGS)
+	@failed=0; for part in $(PARTS); do \
+	  $(PY) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 \
+	    $$part $(ARGS) || { code=$$?; [[ $$code == 5 ]] || failed=$$code; }; \
+	done; exit $$failed  # 5: no test of this part is chosen
 
 test-slow: $(INSTALLED)
 	.ci/slow $(ARGS)

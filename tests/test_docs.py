@@ -9,7 +9,7 @@ from concurrent import futures
 
 import pytest
 
-from tests.docs_helpers import FILE_NAME, ROOT, blocks, run, session, write_files
+from tests.docs_helpers import FILE_NAME, QUICK, ROOT, blocks, run, session, write_files
 
 PAGE = (ROOT / "docs" / "own_tasks.md").read_text()
 BLOCKS = blocks(PAGE)
@@ -37,7 +37,7 @@ WRAPPED = "assert env.max_episode_steps == 25 and env.action_repeat == 2\n"
 
 def python_session(folder):
     lines = [code + WRAPPED if "ActionRepeat(" in code else code for code in SESSION[:-1]]
-    return run([sys.executable, "-c", "\n".join([*lines, CHECKS])], folder)
+    return run([sys.executable, "-c", "\n".join([QUICK, *lines, CHECKS])], folder)
 
 
 def command_and_policy(folder):
@@ -137,7 +137,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def learner_page(tmp_path_factory):
     """What the session of docs/learner.md printed, and the names that there are."""
-    lines = [*session(blocks(LEARNER)), LEARNER_CHECKS]
+    lines = [QUICK, *session(blocks(LEARNER)), LEARNER_CHECKS]
     folder = tmp_path_factory.mktemp("learner")
     out = run([sys.executable, "-c", "\n".join(lines)], folder)
     *printed, names = out.splitlines()

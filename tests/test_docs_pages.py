@@ -11,7 +11,7 @@ from concurrent import futures
 import pytest
 
 from tests.agents import registered
-from tests.docs_helpers import ROOT, blocks, run, session, write_files
+from tests.docs_helpers import QUICK, ROOT, blocks, run, session, write_files
 
 DOCS = ROOT / "docs"
 PAGES = {p.stem: p.read_text() for p in sorted((DOCS / "algorithms").glob("*.md"))}
@@ -187,14 +187,16 @@ def ran(tmp_path_factory):
     environment, others = (tmp_path_factory.mktemp(name) for name in ("environment", "others"))
     write_files(blocks(ENVIRONMENT), environment)
     write_files([*blocks(NETWORK), *blocks(INDEX)], others)
-    lines = [FEWER_STEPS, *session(blocks(ENVIRONMENT)), ASSEMBLED, MISTAKES]
+    lines = [QUICK, FEWER_STEPS, *session(blocks(ENVIRONMENT)), ASSEMBLED, MISTAKES]
     network = "\n".join([*session(blocks(NETWORK)), ASSEMBLED, NETWORKS])
     index = "\n".join([*session(blocks(INDEX)), ASSEMBLED, REWARDS])
     sessions = {page: "\n".join(session(blocks(text))) for page, text in PAGES.items()}
     with futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(python, "\n".join(lines), environment)
         arguments = (network, index, json.dumps(sessions))
-        second = pool.submit(python, "\n".join([OTHER_SESSIONS, COLUMNS]), others, *arguments)
+        second = pool.submit(
+            python, "\n".join([QUICK, OTHER_SESSIONS, COLUMNS]), others, *arguments
+        )
     *printed, columns = second.result()
     end = printed.index("end of a page")
     return types.SimpleNamespace(

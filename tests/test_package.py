@@ -222,6 +222,8 @@ def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
             "--root_dir=run",
             "--gin_file=ppo/tf_cartpole.gin",
             f"--gin_bindings=train.total_env_steps={steps}",
+            "--gin_bindings=OnPolicyWorkflow.compile='graph'",
+            "--gin_bindings=train.final_eval_episodes=4",
         ],
         tmp_path,
     )

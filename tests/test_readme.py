@@ -1,6 +1,5 @@
 """What the README tells people to type is run as it stands."""
 
-import pathlib
 import re
 import shlex
 import subprocess
@@ -8,7 +7,8 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.docs_helpers import QUICK, ROOT, run
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -16,18 +16,10 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def run(command, folder):
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_python_example_is_short_and_runs(tmp_path):
     code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
-    out = run([sys.executable, "-c", code], tmp_path)
+    out = run([sys.executable, "-c", QUICK + code], tmp_path)
     assert 9.0 < float(out.strip().splitlines()[-1]) <= 500.0
 
 
@@ -77,13 +69,22 @@ def test_the_pendulum_command_runs(tmp_path):
     assert "Final return" in out
 
 
-def test_make_train_solves_cartpole_and_its_policy_is_used(tmp_path):
-    shown = run(["make", "--dry-run", "--no-print-directory", "train"], ROOT)
+# The whole training is slow; a short one of graphs goes the same way through every command.
+SHORT = (
+    *("train.total_env_steps=2_048", "OnPolicyWorkflow.compile='graph'"),
+    *("train.eval_interval=None", "train.final_eval_episodes=2"),
+)
+
+
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_make_train_and_its_policy_is_used(tmp_path, short):
+    make = ["make", "--dry-run", "--no-print-directory", "train"]
+    shown = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (line,) = [x for x in shown.splitlines() if x.startswith(".venv/bin/python bin/train.py")]
-    command = shlex.split(line)
+    command = shlex.split(line) + [f"--gin_bindings={b}" for b in SHORT if short]
     out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
     assert "Final return" in out and "tensorboard --logdir" in out
-    assert float(re.search(r"Final return\s+([\d.]+)", out)[1]) >= 490
+    assert float(re.search(r"Final return\s+([\d.]+)", out)[1]) >= (8 if short else 490)
     video = re.search(r"Video\s+(\S+)", out)[1]
     assert (tmp_path / video).stat().st_size > 1000
     text = "".join(blocks("bash")).replace("\\\n", " ")
@@ -93,7 +94,7 @@ def test_make_train_solves_cartpole_and_its_policy_is_used(tmp_path):
     assert '"eval_episodes": 20' in out.splitlines()[-1]
     assert (tmp_path / "play.gif").stat().st_size > 1000
     assert len(exports) == 2
-    for command in exports:
+    for command in exports[: 1 if short else 2]:  # tests/launch/test_export.py has the formats
         assert command[0] == ".venv/bin/python"
         out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
         assert '"verified": true' in out.splitlines()[-1], out

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forked
 from tfrl import struct
 
 
@@ -162,9 +162,7 @@ class StrategyTest(tf.test.TestCase):
         # Logical devices can only be made before TensorFlow starts: in a process of its own.
         script = pathlib.Path(self.get_temp_dir()) / "on_two_devices.py"
         script.write_text(_ON_TWO_DEVICES)  # autograph reads the source
-        done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=120
-        )
+        done = forked.run([sys.executable, script])
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.split("\n")[-2], "Point s [1.0, 4.0] [[2.0]]")
 

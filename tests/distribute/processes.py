@@ -10,6 +10,8 @@ import sys
 import textwrap
 import time
 
+from tests import forked
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IN_TIME = 120.0
 
@@ -62,15 +64,10 @@ class Cluster:
             env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **self._env}
             env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
             env["TF_CONFIG"] = tf_config(self.ports, i)
-            with open(self._log(i, "out"), "ab") as out, open(self._log(i, "err"), "ab") as err:
-                self._processes[i] = subprocess.Popen(
-                    self._command,
-                    env=env,
-                    stdout=out,
-                    stderr=err,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+            out, err = self._log(i, "out"), self._log(i, "err")
+            for log in (out, err):
+                log.touch()
+            self._processes[i] = forked.Process(self._command, env=env, stdout=out, stderr=err)
         return self
 
     def signal(self, index, number=signal.SIGKILL):

@@ -1,10 +1,10 @@
-import subprocess
 import sys
 import textwrap
 
 import pytest
 import tensorflow as tf
 
+from tests import forked
 from tfrl.distribute import describe, make_strategy, strategy
 from tfrl.errors import UserError
 
@@ -104,9 +104,8 @@ def test_one_device_computes_like_no_strategy():
     assert float(tf.function(lambda: variable * 3.0, jit_compile=True)()) == 6.0
 
 
-def run(code, timeout=100):
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+def run(code):
+    return forked.run([sys.executable, "-c", textwrap.dedent(code)])
 
 
 def test_two_logical_cpus_reduce():

@@ -12,6 +12,7 @@ import time
 import pytest
 from absl import flags
 
+from tests import forked
 from tfrl.launch import app
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,6 +29,7 @@ TINY = (
     "train.final_eval_episodes=4",
 )
 IN_TIME = 120.0
+TRAINING = ("tfrl.launch.train", "tfrl.launch.evaluate")
 
 
 def arguments(root, steps=512, *bindings, tiny=TINY):
@@ -48,6 +50,12 @@ def environment():
 
 
 def run(binary, *args, cwd=None):
+    """Runs a binary in a fork, see `tests.forked`."""
+    return forked.run(command(binary, *args), cwd=cwd, env=environment(), timeout=IN_TIME)
+
+
+def run_alone(binary, *args, cwd=None):
+    """Runs a binary in a process of its own, as a user does."""
     return subprocess.run(
         command(binary, *args),
         cwd=cwd,
@@ -60,15 +68,9 @@ def run(binary, *args, cwd=None):
 
 
 def start(binary, *args, log):
-    """Starts a process whose output goes to a file, so that no pipe can fill up."""
-    with open(log, "wb") as file:
-        return subprocess.Popen(
-            command(binary, *args),
-            env=environment(),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
+    """Starts a fork whose output goes to a file, so that no pipe can fill up."""
+    log.write_bytes(b"")
+    return forked.Process(command(binary, *args), env=environment(), stdout=log, stderr=log)
 
 
 def wait_for_steps(process, root, steps):
@@ -86,6 +88,8 @@ def wait_for_steps(process, root, steps):
 def in_process(main, capsys, *args):
     """Runs a binary's main behind its real frame; returns (exit code, stdout, stderr)."""
     flags.FLAGS.unparse_flags()
+    if main.__module__ in TRAINING and not any("--strategy" in str(x) for x in args):
+        args = (*args, "--strategy=one_device")  # pytest has several CPUs, a process of a user one
     with pytest.raises(SystemExit) as end:
         app.run(main, argv=["program", *map(str, args)])
     out, err = capsys.readouterr()

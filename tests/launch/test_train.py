@@ -21,12 +21,20 @@ from tests.launch.launch_runs import (
     environment,
     in_process,
     run,
+    run_alone,
 )
-from tfrl.launch import train
+from tfrl.launch import termination, train
 
 ROWS = list(range(ITERATION, 1024 + 1, ITERATION))
 EVERY = f"train.checkpoint_interval={ITERATION}"
 ONE_BY_ONE = "OnPolicyWorkflow.iterations_per_call=1"
+
+
+@pytest.fixture(name="here")
+def fixture_here(capsys, monkeypatch):
+    """Goes on with a run inside this process, which has traced it once: (code, stdout, stderr)."""
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    return lambda *args: in_process(train.main, capsys, *args)
 
 
 @pytest.fixture(name="straight", scope="module")
@@ -60,7 +68,7 @@ def fixture_straight(tmp_path_factory):
 def fixture_first(tmp_path_factory):
     """A run of 512 env steps that writes to pipes: (folder, completed process)."""
     root = tmp_path_factory.mktemp("first") / "run"
-    done = run("train", *arguments(root, 512, "train.eval_interval=256"))
+    done = run_alone("train", *arguments(root, 512, "train.eval_interval=256"))
     assert done.returncode == 0, done.stdout + done.stderr
     return root, done
 
@@ -152,12 +160,14 @@ def test_a_terminal_gets_a_bar(straight):
     _check_records(root)
 
 
-def test_the_same_command_shows_the_result_and_a_larger_budget_goes_on(first, straight, tmp_path):
+def test_the_same_command_shows_the_result_and_a_larger_budget_goes_on(
+    first, straight, tmp_path, here
+):
     root = copy_of(first[0], tmp_path / "run")
     before = launch_runs.tree(root)
-    again = run("train", *arguments(root, 512, "train.eval_interval=256"))
-    assert (again.returncode, again.stderr) == (0, "")
-    head, *result = again.stdout.splitlines()
+    code, out, err = here(*arguments(root, 512, "train.eval_interval=256"))
+    assert (code, err) == (0, "")
+    head, *result = out.splitlines()
     assert head == (
         f"tfrl 0.1.0: nothing to train in {root}: the budget is done; a larger "
         "train.total_env_steps goes on."
@@ -166,9 +176,9 @@ def test_the_same_command_shows_the_result_and_a_larger_budget_goes_on(first, st
     assert launch_runs.tree(root) == before
 
     # Three iterations a call, other checkpoints: none of it changes a bit.
-    more = run("train", *arguments(root, 1024, "OnPolicyWorkflow.iterations_per_call=3"))
-    assert more.returncode == 0, more.stderr
-    assert "going on at 512 of 1,024 env steps" in more.stdout
+    code, out, err = here(*arguments(root, 1024, "OnPolicyWorkflow.iterations_per_call=3"))
+    assert code == 0, err
+    assert "going on at 512 of 1,024 env steps" in out
     assert digest(root) == digest(straight[0])
     _check_records(root)
     # The run time goes on too: this start alone has at most 416 steps beyond its first call.
@@ -181,7 +191,7 @@ def _manifest(checkpoints, step):
     return json.loads((checkpoints / f"ckpt-{step}" / "manifest.json").read_text())["manifest"]
 
 
-def test_sigterm_and_sigkill_leave_no_trace(straight, tmp_path):
+def test_sigterm_and_sigkill_leave_no_trace(straight, tmp_path, here):
     root = tmp_path / "run"
     args = arguments(root, 1024, EVERY, ONE_BY_ONE, "train.eval_interval=256")
     log = tmp_path / "log"
@@ -202,24 +212,24 @@ def test_sigterm_and_sigkill_leave_no_trace(straight, tmp_path):
     process.kill()
     assert process.wait(timeout=60) == -signal.SIGKILL
 
-    done = run("train", *args)
-    assert done.returncode == 0, done.stderr
-    assert "going on at" in done.stdout
+    code, out, err = here(*args)
+    assert code == 0, err
+    assert "going on at" in out
     assert digest(root) == digest(straight[0])
     _check_records(root)
     assert not list(root.rglob(".tmp-*"))
 
 
-def test_a_damaged_checkpoint_is_said_and_the_previous_used(straight, tmp_path):
+def test_a_damaged_checkpoint_is_said_and_the_previous_used(straight, tmp_path, here):
     root = copy_of(straight[0], tmp_path / "run")
     newest, previous = root / "checkpoints" / "ckpt-1024", root / "checkpoints" / "ckpt-992"
     damage(newest)
     args = arguments(root, 1024, "train.eval_interval=256", "train.video=False")
-    done = run("train", *args)
-    assert done.returncode == 0, done.stderr
-    assert f"checkpoint {newest} is damaged: data.data-00000-of-00001 has " in done.stdout
-    assert f"using {previous.name} instead" in done.stdout
-    assert "going on at 992 of 1,024" in done.stdout
+    code, out, err = here(*args)
+    assert code == 0, err
+    assert f"checkpoint {newest} is damaged: data.data-00000-of-00001 has " in out
+    assert f"using {previous.name} instead" in out
+    assert "going on at 992 of 1,024" in out
     assert digest(root) == digest(straight[0])
     _check_records(root)
 

@@ -4,6 +4,7 @@ import collections
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from scipy import stats
@@ -47,6 +48,7 @@ class PermutationTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllEqual(np.sort(one), np.arange(n))
 
     @parameterized.parameters(257, 511, 4096, 8191, 32768, 65537, 100_003, 131_072, 999_983)
+    @pytest.mark.variants(5)
     def test_bijection_and_equal_bits_in_all_modes(self, n):
         key = seeding.key(n)
         eager = ops.permutation(key, n)

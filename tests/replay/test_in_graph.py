@@ -275,6 +275,7 @@ print("peak", peak())
         self.assertLess(resident() - before, 1.2 * said)
 
     @parameterized.product(kind=("uniform", "prioritized"), jit_compile=(False, True))
+    @pytest.mark.variants(2)
     def test_a_step_is_added_in_place(self, kind, jit_compile):
         """Copying 64 MB takes over 5 ms, and longer where the host is slow."""
         best, frames, copied = [], np.ones([16_000_000], np.float32), []

@@ -62,7 +62,7 @@ def workflow(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(3)
+@pytest.mark.variants(2)
 def test_an_iteration_of_a_workflow_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)
@@ -74,7 +74,7 @@ def test_an_iteration_of_a_workflow_is_one_program(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.variants(3)
+@pytest.mark.variants(2)
 def test_an_evaluation_is_one_program(name):
     flow = workflow(name)
     state = flow.setup(0)

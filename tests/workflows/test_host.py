@@ -19,7 +19,10 @@ from tfrl.workflows import OnPolicyWorkflow
 LENGTHS = (2, 3, 1, 5)
 
 
-def make(mode="SAME_STEP", compile="auto", **options):
+NUMPY = {"rollout": "numpy", "update": "graph"}
+
+
+def make(mode="SAME_STEP", compile=NUMPY, **options):
     agent = {n: options.pop(n) for n in ("memory", "normalize_obs") if n in options}
     return OnPolicyWorkflow(
         env=HostEnv(Scripted(LENGTHS, mode), mode),
@@ -81,7 +84,7 @@ class HostTrainingTest(parameterized.TestCase):
             np.testing.assert_allclose(x, found[1][path], atol=1e-4, err_msg=path)
 
     def test_choices_are_made_and_told(self):
-        workflow = make()
+        workflow = make(compile="auto")
         choices = workflow.compile_choices(workflow.setup(0))
         self.assertIn(choices["rollout"], ("numpy", "graph"))
         self.assertIn(choices["update"], ("xla", "graph"))

@@ -21,7 +21,7 @@ class HostTest(parameterized.TestCase):
     def make(self, mode="SAME_STEP", **changes):
         agent = functools.partial(DQN, hidden=(8,))
         env = HostEnv(Scripted((2, 3, 1, 5), mode), mode)
-        return workflow(env=env, agent=agent, compile="auto", **changes)
+        return workflow(env=env, agent=agent, compile="graph", **changes)
 
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")
     @pytest.mark.variants(1)

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from tests.docs_helpers import ROOT, blocks, run, session
+from tests.docs_helpers import QUICK, ROOT, blocks, run, session
 
 PAGE = (ROOT / "docs" / "off_policy.md").read_text()
 
@@ -47,7 +47,7 @@ def commands():
 @pytest.fixture(name="page", scope="module")
 def fixture_page(tmp_path_factory):
     """What the page's session printed, and what its commands build."""
-    code = "\n".join([*session(blocks(PAGE)), ASSEMBLED])
+    code = "\n".join([QUICK, *session(blocks(PAGE)), ASSEMBLED])
     folder = tmp_path_factory.mktemp("page")
     out = run([sys.executable, "-c", code, json.dumps(commands())], folder)
     *printed, last = out.splitlines()

@@ -113,23 +113,23 @@ class StatisticsTest(parameterized.TestCase):
         self.assertNotIn("nonfinite/statistics", row)
         self.assertEqual(float(w.agent_state(state).normalizer.count), 32.0)
 
-    @parameterized.parameters(1e20, -3e38)
+    @parameterized.parameters((1e20, 1), (1e20, 2), (-3e38, 1), (-3e38, 2))
     @pytest.mark.variants(1)
-    def test_one_wrong_value_is_counted_and_ruins_nothing(self, number):
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        for over in (None, strategy):
-            env = WrongOnce(env=tfrl.make_env("tf:CartPole-v1", num_envs=4), number=number)
-            env = RewardNormalize(env=env)
-            agent = PPO(
-                obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,), normalize_obs=True
-            )
-            w = workflow(agent=agent, env=env, strategy=over, rollout_length=16)
-            done = w.advance(w.setup(0), 2)
-            replicas = 2 if over else 1  # each has a first environment
-            counts = [(row["obs_outliers"], row["reward_outliers"]) for row in done.rows]
-            self.assertEqual(counts, [(4.0 * replicas, 1.0 * replicas), (0.0, 0.0)])
-            deviation = statistics.std(w.agent_state(done.state).normalizer).numpy()
-            self.assertTrue(np.all((deviation > 1e-3) & (deviation < 2.0)), deviation)
+    def test_one_wrong_value_is_counted_and_ruins_nothing(self, number, replicas):
+        devices = [f"CPU:{i}" for i in range(replicas)]
+        over = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None
+        env = WrongOnce(env=tfrl.make_env("tf:CartPole-v1", num_envs=4), number=number)
+        env = RewardNormalize(env=env)
+        agent = PPO(
+            obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,), normalize_obs=True
+        )
+        w = workflow(agent=agent, env=env, strategy=over, rollout_length=16)
+        done = w.advance(w.setup(0), 2)
+        # Each replica has a first environment.
+        counts = [(row["obs_outliers"], row["reward_outliers"]) for row in done.rows]
+        self.assertEqual(counts, [(4.0 * replicas, 1.0 * replicas), (0.0, 0.0)])
+        deviation = statistics.std(w.agent_state(done.state).normalizer).numpy()
+        self.assertTrue(np.all((deviation > 1e-3) & (deviation < 2.0)), deviation)
 
 
 class StepTest(parameterized.TestCase):

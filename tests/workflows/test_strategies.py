@@ -42,24 +42,33 @@ def arrays(workflow, state):
 
 
 class MirroredTest(parameterized.TestCase):
+    # The fast test of all this is `test_a_run_goes_on_to_the_bit`: under replicas, each state is
+    # traced for itself.
     @parameterized.parameters("graph", "xla", "eager")
-    @pytest.mark.variants(1)
+    @pytest.mark.slow
     def test_counts_are_those_of_all_replicas_together(self, mode):
         flow = workflow(mirrored(), compile=mode)
-        row, state = flow.step(flow.setup(0))
+        self.check_counts(flow, flow.setup(0))
+
+    def check_counts(self, flow, state):
+        row, state = flow.step(state)
         self.assertEqual(row["env_steps"], 8 * 16)
         self.assertEqual(row["learner_steps"], 4)  # 2 epochs of 2 minibatches
         row, state = flow.step(state)
         self.assertEqual(row["env_steps"], 2 * 8 * 16)
         # The normaliser has seen the rows of both replicas, once each.
         self.assertEqual(float(flow.agent_state(state).normalizer.count), 2 * 8 * 16)
+        return state
 
+    @pytest.mark.slow
     def test_replicas_collect_different_experience_and_hold_equal_parameters(self):
         flow = workflow(mirrored(4))
-        state = flow.advance(flow.setup(0), 3).state
+        self.check_replicas(flow, flow.advance(flow.setup(0), 3).state, 4)
+
+    def check_replicas(self, flow, state, n):
         values = arrays(flow, state)
         obs = values["progress/env_state/obs"]
-        self.assertEqual(obs.shape, (4, 2, 4))  # replicas, environments of each, observation
+        self.assertEqual(obs.shape, (n, 8 // n, 4))  # replicas, environments of each, observation
         self.assertLen({row.tobytes() for row in obs.reshape(8, 4)}, 8)
         for v in flow.learner_of(state).variables().values():
             copies = [c.numpy() for c in flow.replicas.strategy.experimental_local_results(v)]
@@ -68,7 +77,8 @@ class MirroredTest(parameterized.TestCase):
 
     def test_a_run_goes_on_to_the_bit(self):
         flow = workflow(mirrored())
-        state = flow.advance(flow.setup(0), 2).state
+        state = self.check_counts(flow, flow.setup(0))
+        self.check_replicas(flow, state, 2)
         kept = arrays(flow, state)
         state = flow.advance(state, 2).state
         again = flow.load_values(flow.setup(9), kept)

@@ -1,6 +1,5 @@
 """Specs and time steps of this library as TF-Agents' own, by hand and for any spec."""
 
-import subprocess
 import sys
 
 import hypothesis
@@ -10,6 +9,7 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 from tf_agents.specs import array_spec, tensor_spec
 
+from tests import forked
 from tfrl import specs
 from tfrl.compat import tf_agents as compat
 from tfrl.types import EnvState
@@ -147,5 +147,5 @@ def test_tf_agents_loads_when_it_is_used():
         "import sys, tfrl.compat, tfrl.envs.suites; "
         "sys.exit('tf_agents' in sys.modules or 'gym' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = forked.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

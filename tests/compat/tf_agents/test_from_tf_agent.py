@@ -151,7 +151,7 @@ class ActingTest(parameterized.TestCase):
 class Decorated(DqnAgent):
     """An agent as users write them."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def _train(self, experience, weights):
         return super()._train(experience, weights)
 

@@ -16,6 +16,7 @@ from absl.testing import parameterized
 from tf_agents.networks.q_rnn_network import QRnnNetwork
 
 import tfrl
+from tests import forked
 from tests.compat.tf_agents.from_tf_agent_cases import make_cloning, make_dqn
 from tests.workflows.small_off_policy import (
     PRIORITIZED,
@@ -186,10 +187,8 @@ import json, sys
 from tfrl.launch import configurables
 print(json.dumps([m for m in ("tf_agents", "reverb") if m in sys.modules]))
 """
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-        self.assertEqual(json.loads(done.stdout), [])
+        done = forked.run([sys.executable, "-c", code])
+        self.assertEqual(json.loads(done.stdout), [], done.stderr)
 
 
 @pytest.mark.slow

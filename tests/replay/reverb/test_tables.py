@@ -1,7 +1,6 @@
 """Tables, their signatures and limits, and what a maker refuses."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from absl.testing import parameterized
 sys.path.insert(0, str(Path(__file__).parent))
 import helpers
 
+from tests import forked
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.tables import check_tables
@@ -248,7 +248,7 @@ class ConfigTest(parameterized.TestCase):
             "capacity=3, num_envs=1).signature()\n"
             "assert 'reverb' not in sys.modules\n"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = forked.run([sys.executable, "-c", code])
         assert done.returncode == 0, done.stderr
 
     def test_a_machine_without_reverb(self):
