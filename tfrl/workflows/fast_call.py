@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute, executor
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.replay.packing import from_bytes
@@ -40,12 +41,12 @@ class FastCall:
           jit: Whether XLA compiles it.
         """
         self._fn, self._bind, self._jit = fn, bind, jit
-        self._made: Any = None
+        self._call: Callable[..., list[tf.Tensor]] | None = None
 
     @property
     def is_traced(self) -> bool:
         """Whether it has been called."""
-        return self._made is not None
+        return self._call is not None
 
     def _make(self) -> Any:
         traced = self._fn if self._jit else never_in_xla(self._fn)
@@ -53,10 +54,32 @@ class FastCall:
 
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls it; the tensors must be shaped as those of the first call."""
-        if self._made is None:
+        if self._call is None:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            self._made = self._bind(self._make, specs)
-        return self._made.flat(leaves)
+            self._call = _direct(self._bind(self._make, specs))
+        return self._call(leaves)
+
+
+def _direct(bound: Any) -> Callable[..., list[tf.Tensor]]:
+    """Returns a call of a bound function of lists without TensorFlow's checks of each tensor.
+
+    Source: `AtomicFunction.call_flat` and `Context.call_function` of TensorFlow 2.15; what they do
+    besides concerns gradients, handles among the outputs, and calls inside a graph.
+    """
+    atomic = bound._made._inference_function
+    captured, count = list(bound._captured), len(atomic.function_type.flat_outputs)
+    name = atomic.name.decode()
+
+    def call(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        ctx = context.context()
+        options = ctx.function_call_options.as_attrs()
+        attributes = tuple(part for option in options.items() for part in option)
+        with atomic_function.InterpolateRuntimeError(atomic):
+            return execute.quick_execute(  # type: ignore[no-any-return]
+                name, count, [*leaves, *captured], attributes, ctx
+            )
+
+    return call
 
 
 def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
