@@ -156,6 +156,37 @@ class _Record:
         )
 
 
+def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
+    """Returns one step, as `_Record` would, without arrays to be filled."""
+    obs = player.state.obs
+    action, extras = player.send(0)
+    player.receive()
+    state = player.state
+    next_obs, info = state.obs, state.info
+    if player.env.autoreset in SAME_STEP_MODES:
+        ended = state.termination | state.truncation
+        if ended.any():
+            next_obs = where(ended, info["final_obs"], next_obs)
+    return Trajectory(
+        obs=_as_row(obs),
+        action=_as_row(action),
+        reward=_as_row(state.reward),
+        next_obs=_as_row(next_obs),
+        termination=_as_row(state.termination),
+        truncation=_as_row(state.truncation),
+        valid=~_as_row(info["autoreset"]),
+        policy_extras=None if extras is None else _as_row(extras),
+        env_extras={name: _as_row(info[name]) for name in fields} or None,
+    )
+
+
+def _as_row(nest: Nest) -> Nest:
+    """Adds the axis of time."""
+    if type(nest) is np.ndarray:
+        return nest[np.newaxis]
+    return tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], nest)
+
+
 def host_rollout(
     env: HostEnv,
     agent: Any,
@@ -191,26 +222,25 @@ def host_rollout(
     halves, states = env.halves, env.states_of(env_state)
     several = len(halves) > 1
     carries = [carry] if not several or carry is None else split(carry)
-    records = [
-        _Record(
-            HostPlayer(
-                half,
-                agent,
-                states[i],
-                agent_state,
-                seeding.fold_in(key, i) if several else key,
-                length,
-                action_fn,
-                carries[i] if carry is not None else None,
-            ),
+    players = [
+        HostPlayer(
+            half,
+            agent,
+            states[i],
+            agent_state,
+            seeding.fold_in(key, i) if several else key,
             length,
-            fields,
+            action_fn,
+            carries[i] if carry is not None else None,
         )
         for i, half in enumerate(halves)
     ]
-    _play(records, length, one_episode)
-    players = [record.player for record in records]
-    found = [record.trajectory() for record in records]
+    if length == 1 and not several:
+        found = [_one_step(players[0], fields)]
+    else:
+        records = [_Record(player, length, fields) for player in players]
+        _play(records, length, one_episode)
+        found = [record.trajectory() for record in records]
     if not several:
         trajectory, state, after = found[0], players[0].state, players[0].carry
     else:

@@ -1,14 +1,16 @@
 """Nests of one form taken apart and built quickly: `tf.nest` takes 10 to 20 microseconds."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl.types import Nest
+from tfrl.types import Nest, Trajectory
 
 Packer = Callable[[Sequence[Any]], Nest]
+_FIELDS = [field.name for field in dataclasses.fields(Trajectory)]
 
 
 def packer(form: Nest) -> Packer:
@@ -36,6 +38,11 @@ def _collect(nest: Nest, found: list[Any]) -> None:
     elif kind is tuple or kind is list:
         for part in nest:
             _collect(part, found)
+    elif isinstance(nest, Trajectory):
+        for name in _FIELDS:
+            part = getattr(nest, name)
+            if part is not None:
+                _collect(part, found)
     else:
         found.extend(tf.nest.flatten(nest))
 

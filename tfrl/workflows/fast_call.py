@@ -16,6 +16,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.replay.packing import from_bytes
+from tfrl.rollout.packing import leaves_of
 from tfrl.types import Nest
 from tfrl.xla import never_in_xla
 
@@ -112,8 +113,14 @@ class AsyncExecutor:
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls `fn(*args)` without waiting for what TensorFlow computes in it."""
-        with context.executor_scope(self._executor):
+        # What `context.executor_scope` does, without the generator of a context manager.
+        ctx = context.context()
+        before = ctx.executor
+        ctx.executor = self._executor
+        try:
             return fn(*args)
+        finally:
+            ctx.executor = before
 
     def wait(self) -> None:
         """Waits for all calls."""
@@ -178,7 +185,7 @@ class Bundle:
 
     def tensors(self, nest: Nest) -> list[tf.Tensor]:
         """Returns a nest of the form as tensors, for `nest`."""
-        leaves = tf.nest.flatten(nest)
+        leaves = leaves_of(nest)
         found = [tf.convert_to_tensor(leaves[i]) for i in self._alone]
         if self._together:
             parts = [leaves[i].reshape(-1).view(np.uint8) for i in self._together]
@@ -193,3 +200,32 @@ class Bundle:
             for i, part in zip(self._together, parts, strict=True):
                 leaves[i] = from_bytes(part, [], self._specs[i])
         return tf.nest.pack_sequence_as(self._form, [leaves[i] for i in range(len(self._specs))])
+
+
+class JoinedOutputs:
+    """Tensors of a call that Python reads, joined by dtype: each that it reads takes its time."""
+
+    def __init__(self) -> None:
+        """Takes their form at the first `join`."""
+        self._shapes: list[tuple[int, ...]] = []
+        self._groups: list[list[int]] = []
+
+    def join(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns a vector for each dtype; traced."""
+        groups: dict[tf.DType, list[int]] = {}
+        for i, x in enumerate(tensors):
+            groups.setdefault(x.dtype, []).append(i)
+        self._shapes = [tuple(x.shape.as_list()) for x in tensors]
+        self._groups = list(groups.values())
+        return [tf.concat([tf.reshape(tensors[i], [-1]) for i in g], 0) for g in self._groups]
+
+    def arrays(self, joined: Sequence[tf.Tensor]) -> list[np.ndarray]:
+        """Returns the tensors of `join` in NumPy; waits for their call."""
+        found: list[Any] = [None] * len(self._shapes)
+        for group, vector in zip(self._groups, joined, strict=True):
+            values, at = vector.numpy(), 0
+            for i in group:
+                shape = self._shapes[i]
+                end = at + math.prod(shape)
+                found[i], at = values[at:end].reshape(shape), end
+        return found

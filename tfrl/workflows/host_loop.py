@@ -22,7 +22,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall
+from tfrl.workflows.fast_call import AsyncExecutor, Bundle, FastCall, JoinedOutputs
 from tfrl.workflows.metric_accumulator import MetricAccumulator
 from tfrl.workflows.run_state import Progress
 
@@ -123,18 +123,20 @@ class _Begun:
       play_key: int32 [2].
       learn_key: int32 [2], of what follows it.
       learner_steps: int64, those behind the parameters.
-      values: The leaves of the acting state, with draws those that are read; empty for the
-        variables as they are.
-      draws: For each half of the environments, the draws of its policy.
+      values: The leaves of the acting state; empty for the variables as they are.
+      joined: For policies in NumPy in their place, what they read of it and their draws; see
+        `JoinedOutputs`.
       notes: What the call that made it leaves to Python.
     """
 
-    __slots__ = ("draws", "learn_key", "learner_steps", "notes", "play_key", "values")
+    __slots__ = ("joined", "learn_key", "learner_steps", "notes", "play_key", "values")
 
-    def __init__(self, play_key: Any, learn_key: Any, learner_steps: Any, values: Any, draws: Any):
+    def __init__(
+        self, play_key: Any, learn_key: Any, learner_steps: Any, values: Any, joined: Any = ()
+    ):
         self.notes: list[tf.Tensor] = []
         self.play_key, self.learn_key, self.learner_steps = play_key, learn_key, learner_steps
-        self.values, self.draws = values, draws
+        self.values, self.joined = values, joined
 
 
 class _Rows:
@@ -174,6 +176,7 @@ class _Rest:
         self._form: Nest = struct.values(workflow.acting_state(program.learner))
         self._counts_form: Nest = None
         self._bundle: Bundle | None = None
+        self._joined = JoinedOutputs()
         self._parts: list[int] = []
         eager = program.update.mode == "eager"
         jit = program.fuses_on_host and program.update.mode == "xla"
@@ -194,9 +197,9 @@ class _Rest:
         how = tuple(policy.mode for policy in self._policies)
         name = ("behind the host", self._lag, how, *program.how)
         call = program.bind(name, make, args)
-        told = (self.names, self.tally, self._parts)
+        told = (self.names, self.tally, self._parts, self._joined)
         notes = program.traces.notes
-        self.names, self.tally, self._parts = notes.setdefault(name, told)
+        self.names, self.tally, self._parts, self._joined = notes.setdefault(name, told)
         return call
 
     @property
@@ -216,20 +219,23 @@ class _Rest:
         begun = []
         for i in range(1 + self._lag):
             play_key, learn_key = keys_of(progress.key, progress.iterations + i)
-            begun.append(_Begun(play_key, learn_key, steps, values, None))
+            begun.append(_Begun(play_key, learn_key, steps, values))
         return begun
 
     def foresee(self, begun: _Begun) -> Nest:
         """Returns the state to act by, and hands policies in NumPy what they would compute."""
         wait_for(begun.learner_steps)
-        if not begun.values:
+        if begun.values:
+            return tf.nest.pack_sequence_as(self._form, begun.values)
+        if not begun.joined:
             # Variables as they are: reading them into tensors is dear, and nothing changes them.
             return self._workflow.acting_state(self._program.learner)
-        if begun.draws is None:
-            return tf.nest.pack_sequence_as(self._form, begun.values)
-        leaves = [x.numpy() for x in begun.values]
-        for policy, draws in zip(self._policies, begun.draws, strict=True):
-            policy.foresee(leaves, [x.numpy() for x in draws])
+        arrays = self._joined.arrays(begun.joined)
+        at = len(self._policies[0].reads)
+        each = (len(arrays) - at) // len(self._policies)
+        for i, policy in enumerate(self._policies):
+            start = at + i * each
+            policy.foresee(arrays[:at], arrays[start : start + each])
         return None
 
     # What a rollout gave.
@@ -290,7 +296,7 @@ class _Rest:
         steps = tf.identity(counters[-1])
         play_key, next_key = keys_of(progress.key, progress.iterations + lag)
         values: list[tf.Tensor] = []
-        draws: list[list[tf.Tensor]] = []
+        joined: list[tf.Tensor] = []
         if lag or self._in_numpy:
             with tf.control_dependencies([steps]):
                 leaves = tf.nest.flatten(program.acting_state())
@@ -301,11 +307,11 @@ class _Rest:
             several = len(self._policies) > 1
             for i, policy in enumerate(self._policies):
                 key = seeding.fold_in(play_key, i) if several else play_key
-                draws.append(policy.draws(key, self._length))
+                values += policy.draws(key, self._length)
+            values, joined = [], self._joined.join(values)
         notes = list(program.notes) if program.note_dtypes else []
-        self._parts = [count, len(notes), len(values), *(len(own) for own in draws)]
-        flat = [x for own in draws for x in own]
-        known = [*tf.nest.flatten(progress), *notes, *values, *flat]
+        self._parts = [count, len(notes), len(values), len(joined)]
+        known = [*tf.nest.flatten(progress), *notes, *values, *joined]
         return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
 
     def parted(self, found: list[tf.Tensor]) -> Any:
@@ -315,8 +321,7 @@ class _Rest:
             parts.append(found[at : at + size])
             at += size
         play_key, learn_key, steps, sums, counters = found[at:]
-        draws = parts[3:] if len(parts) > 3 else None
-        begun = _Begun(play_key, learn_key, steps, parts[2], draws)
+        begun = _Begun(play_key, learn_key, steps, parts[2], parts[3])
         begun.notes = parts[1]
         return parts[0], begun, sums, counters
 
