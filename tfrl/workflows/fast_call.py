@@ -188,8 +188,8 @@ class Bundle:
         leaves = leaves_of(nest)
         found = [tf.convert_to_tensor(leaves[i]) for i in self._alone]
         if self._together:
-            parts = [leaves[i].reshape(-1).view(np.uint8) for i in self._together]
-            found.append(tf.constant(np.concatenate(parts)))
+            joined = b"".join([leaves[i].tobytes() for i in self._together])
+            found.append(tf.constant(np.frombuffer(joined, np.uint8)))
         return found
 
     def nest(self, tensors: Sequence[tf.Tensor]) -> Nest:

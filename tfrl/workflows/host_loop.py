@@ -80,7 +80,8 @@ class HostLoop:
         if self._of[0] is not progress.iterations or self._of[1] != phase:
             self._begun = collections.deque(rest.begin(progress))
         self._of = (None, "")  # until all is done: what fails half-way must begin anew
-        done, env_steps, seconds = 0, int(progress.env_steps), np.zeros(2)
+        done, env_steps = 0, int(progress.env_steps)
+        playing = other = 0.0  # seconds
         rows = _Rows(program.workflow.iterations_per_row)
         while done < iterations and env_steps < limit:
             start = time.perf_counter()
@@ -100,7 +101,8 @@ class HostLoop:
             rows.add(metrics, counters)
             if not done % rows.length or done >= iterations or env_steps >= limit:
                 program.guarded(rows.end, rest)
-            seconds += (end - middle, middle - start + time.perf_counter() - end)
+            playing += end - middle
+            other += middle - start + time.perf_counter() - end
         if self._ahead is not None:
             program.guarded(wait_for, self._begun[-1].learner_steps)
             program.guarded(self._ahead.wait)
@@ -109,7 +111,7 @@ class HostLoop:
             begun.notes = []
         progress = rest.progress(counts).replace(env_state=env_state, carry=carry)
         self._of = (progress.iterations, phase)
-        return progress, len(rows.floats), rows.floats, rows.counters, seconds
+        return progress, len(rows.floats), rows.floats, rows.counters, (playing, other)
 
     def _call(self, rest: "_Rest", leaves: list[tf.Tensor]) -> Any:
         found = rest.call(leaves) if self._ahead is None else self._ahead(rest.call, leaves)
