@@ -135,11 +135,11 @@ class HostPacker:
 
     def tensors(self, nest: Nest) -> list[tf.Tensor]:
         """Returns a nest as tensors, for `nest`."""
-        leaves = tf.nest.flatten(nest)
+        leaves = leaves_of(nest)
         found = [tf.convert_to_tensor(leaves[i]) for i in self._single]
         if self._packed:
-            parts = [leaves[i].reshape(-1).view(np.uint8) for i in self._packed]
-            found.append(tf.constant(np.concatenate(parts)))
+            joined = b"".join([leaves[i].tobytes() for i in self._packed])
+            found.append(tf.constant(np.frombuffer(joined, np.uint8)))
         return found
 
     def nest(self, tensors: Sequence[tf.Tensor]) -> Nest:
@@ -179,6 +179,11 @@ def _collect(nest: Nest, found: list[Any]) -> None:
     elif kind is tuple or kind is list:
         for part in nest:
             _collect(part, found)
+    elif hasattr(kind, "_tfrl_layout"):
+        for name in kind._tfrl_layout.dynamic:
+            part = getattr(nest, name)
+            if part is not None:
+                _collect(part, found)
     else:
         found.extend(tf.nest.flatten(nest))
 

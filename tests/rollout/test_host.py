@@ -75,6 +75,21 @@ def oracle(steps, start=(0, 0)):
 
 class RolloutTest(parameterized.TestCase):
     @parameterized.parameters(("SAME_STEP", "SAME_STEP"), ("NEXT_STEP", "NEXT_STEP"))
+    def test_rollouts_of_one_step_are_the_rows_of_a_long_one(self, mode, native):
+        env, agent, fields = HostEnv(Scripted(LENGTHS, native), mode), Counting(), ("twice",)
+        state, carry, rows = env.reset(0), None, []
+        for _ in range(9):
+            row, state, carry = rollout(
+                env, agent, state, (), seeding.key(0), 1, fields, carry=carry
+            )
+            rows.append(row)
+        _, want, _, _ = played(mode, native, agent=agent, fields=fields)
+        found = tf.nest.map_structure(lambda *xs: np.concatenate(xs), *rows)
+        for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(want), strict=True):
+            np.testing.assert_array_equal(a, b)
+            self.assertEqual(a.dtype, b.dtype)
+
+    @parameterized.parameters(("SAME_STEP", "SAME_STEP"), ("NEXT_STEP", "NEXT_STEP"))
     def test_every_real_step_is_there_once_with_its_true_successor(self, mode, native):
         _, rows, _, _ = played(mode, native)
         want = oracle(9)

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from tests.envs.host_backends import Scripted
 from tfrl import seeding, specs
 from tfrl.agents import PPO
+from tfrl.rollout import numpy_program
 from tfrl.rollout.numpy_ops import OPS
 from tfrl.rollout.numpy_program import NotInNumpy, NumpyProgram
 
@@ -233,3 +234,24 @@ class DependenceTest(parameterized.TestCase):
             for a, b in zip(tf.nest.flatten(got), tf.nest.flatten(want), strict=True):
                 self.assertEqual((a.dtype, a.shape), (b.dtype.as_numpy_dtype, b.shape))
                 np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+class BlasTest(parameterized.TestCase):
+    def test_a_step_takes_one_thread_and_gives_the_others_back(self):
+        blas = numpy_program._BLAS
+        before = blas.threads()
+        self.addCleanup(blas.set_threads, before)
+        blas.set_threads(2)
+        if blas.threads() != 2:
+            self.skipTest("NumPy uses no OpenBLAS of several threads here")
+        program = NumpyProgram(lambda state, key, x: 2 * x, (), [tf.TensorSpec([2], tf.float32)])
+        program.begin((), seeding.key(0), 1)
+        found, step = [], program._step
+
+        def seen(kept, given):
+            found.append(blas.threads())
+            return step(kept, given)
+
+        program._step = seen
+        program.run(0, [np.ones(2, np.float32)])
+        self.assertEqual((found, blas.threads()), ([1], 2))

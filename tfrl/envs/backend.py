@@ -187,12 +187,17 @@ def check_finite(
 
 def is_finite(step: Step) -> bool:
     """Whether all rewards and observations of a step are finite."""
-    if not np.isfinite(step.reward).all():
+    if not _all_finite(step.reward):
         return False
     leaves = [step.obs] if isinstance(step.obs, np.ndarray) else tf.nest.flatten(step.obs)
     if step.final_obs is not None:
         leaves = [*leaves, *tf.nest.flatten(step.final_obs)]
-    return all(x.dtype.kind != "f" or np.isfinite(x).all() for x in leaves)
+    return all(x.dtype.kind != "f" or _all_finite(x) for x in leaves)
+
+
+def _all_finite(x: np.ndarray) -> bool:
+    """Counting takes half the time of `all`."""
+    return bool(np.count_nonzero(np.isfinite(x)) == x.size)
 
 
 def _check_nest(name: str, field: str, nest: Nest, unseen: np.ndarray, steps: np.ndarray) -> None:

@@ -14,6 +14,8 @@ from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.rollout.step import SAME_STEP_MODES
 from tfrl.types import EnvState, Nest, Trajectory
 
+_SMALL_BYTES = 2**14
+
 
 class HostPlayer:
     """Steps an agent in a host environment; it begins at a state and keeps the newest.
@@ -73,27 +75,45 @@ class HostPlayer:
 
 
 class Rows:
-    """Arrays `[T, ...]` of the leaves of a nest, filled step by step."""
+    """Arrays `[T, ...]` of the leaves of a nest, step by step.
+
+    Small leaves are kept as they are and joined at the end, in a third of the time that copies into
+    an array take. So nothing may change them meanwhile.
+    """
 
     def __init__(self, length: int):
         """Makes them at the first step."""
         self._length = length
         self._form: Nest = None
-        self._arrays: list[np.ndarray] | None = None
+        self._columns: list[Any] = []
 
     def put(self, t: int, nest: Nest) -> None:
-        """Stores step t."""
+        """Stores step t, which follows the last one."""
         leaves = [nest] if type(nest) is np.ndarray else leaves_of(nest)
-        if self._arrays is None:
+        if not self._columns:
             self._form = nest
-            kinds = [np.asarray(x) for x in leaves]
-            self._arrays = [np.zeros((self._length, *x.shape), x.dtype) for x in kinds]
-        for array, leaf in zip(self._arrays, leaves, strict=True):
-            array[t] = leaf
+            self._columns = [self._column(np.asarray(x)) for x in leaves]
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            if type(column) is list:
+                column.append(leaf)
+            else:
+                column[t] = leaf
+
+    def _column(self, first: np.ndarray) -> Any:
+        if first.ndim and first.nbytes <= _SMALL_BYTES:
+            return []
+        return np.zeros((self._length, *first.shape), first.dtype)
 
     def nest(self) -> Nest:
-        """Returns the nest of arrays."""
-        return tf.nest.pack_sequence_as(self._form, self._arrays)
+        """Returns the nest of arrays; zeros in the steps that were not taken."""
+        arrays = [_joined(x, self._length) if type(x) is list else x for x in self._columns]
+        return tf.nest.pack_sequence_as(self._form, arrays)
+
+
+def _joined(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Returns rows as one array `[T, ...]`; zeros in the steps that were not taken."""
+    missing = [np.zeros_like(rows[0])] * (length - len(rows))
+    return np.concatenate([*rows, *missing]).reshape(length, *rows[0].shape)
 
 
 class _Record:
@@ -102,14 +122,11 @@ class _Record:
     def __init__(self, player: HostPlayer, length: int, fields: Sequence[str]):
         self.player = player
         self._same_step = player.env.autoreset in SAME_STEP_MODES
-        self._obs = Rows(length + 1)
-        # One after the other, not as one nest: taking nests apart takes longer than storing them.
-        names = ("action", "reward", "termination", "truncation")
-        self._rows = {name: Rows(length) for name in names}
+        self._obs, self._action = Rows(length + 1), Rows(length)
         self._extras: Rows | None = None
-        self._more = {name: Rows(length) for name in fields}
-        self._length = length
-        self._valid = np.zeros((length, player.env.num_envs), bool)
+        self._fields, self._length = fields, length
+        # Of each step: reward, termination, truncation, autoreset, and the fields.
+        self._steps: list[tuple[Nest, ...]] = []
         self._ends: list[tuple[int, np.ndarray, Nest]] = []
         self.over = np.zeros(player.env.num_envs, bool)  # where an episode has ended
         self._obs.put(0, player.state.obs)
@@ -117,7 +134,7 @@ class _Record:
     def send(self, t: int) -> None:
         """Starts step t."""
         action, extras = self.player.send(t)
-        self._rows["action"].put(t, action)
+        self._action.put(t, action)
         if extras is not None:
             if self._extras is None:
                 self._extras = Rows(self._length)
@@ -126,19 +143,16 @@ class _Record:
     def receive(self, t: int) -> None:
         """Ends step t."""
         self.player.receive()
-        state, rows = self.player.state, self._rows
-        rows["reward"].put(t, state.reward)
-        rows["termination"].put(t, state.termination)
-        rows["truncation"].put(t, state.truncation)
-        for name, more in self._more.items():
-            more.put(t, state.info[name])
+        state = self.player.state
+        info, termination, truncation = state.info, state.termination, state.truncation
+        more = [info[name] for name in self._fields]
+        self._steps.append((state.reward, termination, truncation, info["autoreset"], *more))
         self._obs.put(t + 1, state.obs)
-        np.logical_not(state.info["autoreset"], out=self._valid[t])
-        ended = state.termination | state.truncation
-        if ended.any():
+        ended = termination | truncation
+        if np.count_nonzero(ended):  # faster than `any`
             self.over |= ended
             if self._same_step:
-                self._ends.append((t, ended, state.info["final_obs"]))
+                self._ends.append((t, ended, info["final_obs"]))
 
     def trajectory(self) -> Trajectory:
         """Returns all steps, in NumPy."""
@@ -146,14 +160,58 @@ class _Record:
         next_obs = tf.nest.map_structure(lambda x: x[1:], obs)
         if self._ends:
             next_obs = _with_ends(next_obs, self._ends)
+        columns = [self._column(rows) for rows in zip(*self._steps, strict=True)]
+        reward, termination, truncation, autoreset, *more = columns
+        valid = ~autoreset
+        valid[len(self._steps) :] = False
         return Trajectory(
             obs=tf.nest.map_structure(lambda x: x[:-1], obs),
+            action=self._action.nest(),
+            reward=reward,
             next_obs=next_obs,
-            valid=self._valid,
+            termination=termination,
+            truncation=truncation,
+            valid=valid,
             policy_extras=None if self._extras is None else self._extras.nest(),
-            env_extras={name: more.nest() for name, more in self._more.items()} or None,
-            **{name: rows.nest() for name, rows in self._rows.items()},
+            env_extras=dict(zip(self._fields, more, strict=True)) or None,
         )
+
+    def _column(self, rows: tuple[Nest, ...]) -> Nest:
+        """One of the columns of `_steps`, `[T, ...]`."""
+        if type(rows[0]) is np.ndarray:
+            return _joined(rows, self._length)
+        return tf.nest.map_structure(lambda *xs: _joined(xs, self._length), *rows)
+
+
+def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
+    """Returns one step, as `_Record` would, without arrays to be filled."""
+    obs = player.state.obs
+    action, extras = player.send(0)
+    player.receive()
+    state = player.state
+    next_obs, info = state.obs, state.info
+    if player.env.autoreset in SAME_STEP_MODES:
+        ended = state.termination | state.truncation
+        if ended.any():
+            next_obs = where(ended, info["final_obs"], next_obs)
+    return Trajectory(
+        obs=_as_row(obs),
+        action=_as_row(action),
+        reward=_as_row(state.reward),
+        next_obs=_as_row(next_obs),
+        termination=_as_row(state.termination),
+        truncation=_as_row(state.truncation),
+        valid=~_as_row(info["autoreset"]),
+        policy_extras=None if extras is None else _as_row(extras),
+        env_extras={name: _as_row(info[name]) for name in fields} or None,
+    )
+
+
+def _as_row(nest: Nest) -> Nest:
+    """Adds the axis of time."""
+    if type(nest) is np.ndarray:
+        return nest[np.newaxis]
+    return tf.nest.map_structure(lambda x: np.asarray(x)[np.newaxis], nest)
 
 
 def host_rollout(
@@ -191,26 +249,25 @@ def host_rollout(
     halves, states = env.halves, env.states_of(env_state)
     several = len(halves) > 1
     carries = [carry] if not several or carry is None else split(carry)
-    records = [
-        _Record(
-            HostPlayer(
-                half,
-                agent,
-                states[i],
-                agent_state,
-                seeding.fold_in(key, i) if several else key,
-                length,
-                action_fn,
-                carries[i] if carry is not None else None,
-            ),
+    players = [
+        HostPlayer(
+            half,
+            agent,
+            states[i],
+            agent_state,
+            seeding.fold_in(key, i) if several else key,
             length,
-            fields,
+            action_fn,
+            carries[i] if carry is not None else None,
         )
         for i, half in enumerate(halves)
     ]
-    _play(records, length, one_episode)
-    players = [record.player for record in records]
-    found = [record.trajectory() for record in records]
+    if length == 1 and not several:
+        found = [_one_step(players[0], fields)]
+    else:
+        records = [_Record(player, length, fields) for player in players]
+        _play(records, length, one_episode)
+        found = [record.trajectory() for record in records]
     if not several:
         trajectory, state, after = found[0], players[0].state, players[0].carry
     else:

@@ -170,6 +170,11 @@ def _strided_slice(op: tf.Operation) -> Callable[..., Any]:
 
 def _sliced_from_the_right(op: tf.Operation, masks: dict[str, int]) -> Callable[..., Any]:
     at = op.get_attr("ellipsis_mask").bit_length() - 1
+    known = [_known(op, i) for i in (1, 2, 3)]
+    if None not in known:
+        where = [_index(masks, i, *known) for i in range(len(known[0]))]
+        where[at] = Ellipsis
+        return lambda x, *_: x[tuple(where)]
 
     def cut(x: np.ndarray, begin: Any, end: Any, stride: Any) -> np.ndarray:
         index = [_index(masks, i, begin, end, stride) for i in range(len(begin))]

@@ -5,11 +5,14 @@ half a millisecond, several times what a small update takes. A loop that calls o
 again gives it flat lists of tensors instead.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute, executor
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from tfrl.distribute.tracing import counted_apart
 from tfrl.xla import never_in_xla
@@ -33,7 +36,7 @@ class FastCall:
           jit: Whether XLA compiles it.
         """
         self._fn, self._bind, self._jit = fn, bind, jit
-        self._made: Any = None
+        self._call: Callable[..., list[tf.Tensor]] | None = None
 
     def forget_function(self) -> None:
         """Drops the function behind the trace, with all that it refers to."""
@@ -45,10 +48,32 @@ class FastCall:
 
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls it; the tensors must be shaped as those of the first call."""
-        if self._made is None:
+        if self._call is None:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            self._made = self._bind(self._make, specs)
-        return self._made.flat(leaves)
+            self._call = _direct(self._bind(self._make, specs))
+        return self._call(leaves)
+
+
+def _direct(bound: Any) -> Callable[..., list[tf.Tensor]]:
+    """Returns a call of a bound function of lists without TensorFlow's checks of each tensor.
+
+    Source: `AtomicFunction.call_flat` and `Context.call_function` of TensorFlow 2.15; what they do
+    besides concerns gradients, handles among the outputs, and calls inside a graph.
+    """
+    atomic = bound._made._inference_function
+    captured, count = list(bound._captured), len(atomic.function_type.flat_outputs)
+    name = atomic.name.decode()
+
+    def call(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        ctx = context.context()
+        options = ctx.function_call_options.as_attrs()
+        attributes = tuple(part for option in options.items() for part in option)
+        with atomic_function.InterpolateRuntimeError(atomic):
+            return execute.quick_execute(  # type: ignore[no-any-return]
+                name, count, [*leaves, *captured], attributes, ctx
+            )
+
+    return call
 
 
 def _forgotten(*args: Any) -> Any:
@@ -85,8 +110,14 @@ class AsyncExecutor:
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls `fn(*args)` without waiting for what TensorFlow computes in it."""
-        with context.executor_scope(self._executor):
+        # What `context.executor_scope` does, without the generator of a context manager.
+        ctx = context.context()
+        before = ctx.executor
+        ctx.executor = self._executor
+        try:
             return fn(*args)
+        finally:
+            ctx.executor = before
 
     def wait(self) -> None:
         """Waits for all calls."""
@@ -127,3 +158,32 @@ class FastReading:
             self._attributes,
             context.context(),
         )
+
+
+class JoinedOutputs:
+    """Tensors of a call that Python reads, joined by dtype: each that it reads takes its time."""
+
+    def __init__(self) -> None:
+        """Takes their form at the first `join`."""
+        self._shapes: list[tuple[int, ...]] = []
+        self._groups: list[list[int]] = []
+
+    def join(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns a vector for each dtype; traced."""
+        groups: dict[tf.DType, list[int]] = {}
+        for i, x in enumerate(tensors):
+            groups.setdefault(x.dtype, []).append(i)
+        self._shapes = [tuple(x.shape.as_list()) for x in tensors]
+        self._groups = list(groups.values())
+        return [tf.concat([tf.reshape(tensors[i], [-1]) for i in g], 0) for g in self._groups]
+
+    def arrays(self, joined: Sequence[tf.Tensor]) -> list[np.ndarray]:
+        """Returns the tensors of `join` in NumPy; waits for their call."""
+        found: list[Any] = [None] * len(self._shapes)
+        for group, vector in zip(self._groups, joined, strict=True):
+            values, at = vector.numpy(), 0
+            for i in group:
+                shape = self._shapes[i]
+                end = at + math.prod(shape)
+                found[i], at = values[at:end].reshape(shape), end
+        return found

@@ -26,7 +26,7 @@ from tfrl.nest_packing import HostPacker
 from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.fast_call import AsyncExecutor, FastCall
+from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
 from tfrl.workflows.runner import Iterating, Runner
 from tfrl.workflows.stages import Phase, Stages
 
@@ -147,7 +147,8 @@ class HostRunner(Runner):
         if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
             self._inputs = collections.deque(rest.begin(state))
         self._of = (None, "")  # until all is done: what fails half-way must begin anew
-        done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
+        done, env_steps = 0, int(state.metrics.env_steps)
+        playing = other = 0.0  # seconds
         rows = HostRows(self._workflow.iterations_per_row)
         while done < iterations and env_steps < limit:
             start = time.perf_counter()
@@ -170,7 +171,8 @@ class HostRunner(Runner):
             rows.add(metrics, counters)
             if not done % rows.length or done >= iterations or env_steps >= limit:
                 self.call_guarded(rows.end, rest)
-            seconds += (end - middle, middle - start + time.perf_counter() - end)
+            playing += end - middle
+            other += middle - start + time.perf_counter() - end
         if self._executor is not None:
             self.call_guarded(wait_for, self._inputs[-1].learner_steps)
             self.call_guarded(self._executor.wait)
@@ -181,7 +183,7 @@ class HostRunner(Runner):
         state = leaves.with_carried(form, counts).replace(env_state=env_state, carry=carry)
         self._of = (state.metrics.iterations, phase)
         self._names[phase] = rest.names
-        return state, len(rows.floats), rows.floats, rows.counters, seconds
+        return state, len(rows.floats), rows.floats, rows.counters, (playing, other)
 
     def _call(self, form: Any, rest: "CompiledLearnerCall", given: list[tf.Tensor]) -> Any:
         if self._executor is None:
@@ -199,18 +201,20 @@ class ActorInputs:
       play_key: int32 [2].
       learn_key: int32 [2], of what follows it.
       learner_steps: int64, those behind the parameters.
-      values: The leaves of the acting state, with draws those that are read; empty for the
-        variables as they are.
-      draws: For each half of the environments, the draws of its policy.
+      values: The leaves of the acting state; empty for the variables as they are.
+      joined: For policies in NumPy in their place, what they read of it and their draws; see
+        `JoinedOutputs`.
       outputs: What the call that made it leaves to Python.
     """
 
-    __slots__ = ("draws", "learn_key", "learner_steps", "outputs", "play_key", "values")
+    __slots__ = ("joined", "learn_key", "learner_steps", "outputs", "play_key", "values")
 
-    def __init__(self, play_key: Any, learn_key: Any, learner_steps: Any, values: Any, draws: Any):
+    def __init__(
+        self, play_key: Any, learn_key: Any, learner_steps: Any, values: Any, joined: Any = ()
+    ):
         self.outputs: Sequence[tf.Tensor] = []
         self.play_key, self.learn_key, self.learner_steps = play_key, learn_key, learner_steps
-        self.values, self.draws = values, draws
+        self.values, self.joined = values, joined
 
 
 class HostRows:
@@ -256,6 +260,7 @@ class CompiledLearnerCall:
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
         self._count = len(leaves.carried(state.replace(env_state=None, carry=None)))
         self._bundle: HostPacker | None = None
+        self._joined = JoinedOutputs()
         self._parts: list[int] = []
         mode = made.modes["update"]
         self._jit = mode == "xla" and workflow.fuses_on_host(state, made)
@@ -296,9 +301,9 @@ class CompiledLearnerCall:
         how = tuple(policy.mode for policy in self._policies)
         name = ("after the rollout", self._lag, how, *self._how)
         call = self._runner.bind(form, name, make, args)
-        told = (self.names, self.tally, self._parts)
+        found = (self.names, self.tally, self._parts, self._joined)
         notes = self._runner.traces.notes
-        self.names, self.tally, self._parts = notes.setdefault(name, told)
+        self.names, self.tally, self._parts, self._joined = notes.setdefault(name, found)
         return call
 
     @property
@@ -316,20 +321,23 @@ class CompiledLearnerCall:
         inputs = []
         for i in range(1 + self._lag):
             play_key, learn_key = keys_of(state.key, state.metrics.iterations + i)
-            inputs.append(ActorInputs(play_key, learn_key, steps, values, None))
+            inputs.append(ActorInputs(play_key, learn_key, steps, values))
         return inputs
 
     def acting_state(self, state: Any, inputs: ActorInputs) -> Nest:
         """Returns the state to act by, and hands policies in NumPy what they would compute."""
         wait_for(inputs.learner_steps)
-        if not inputs.values:
+        if inputs.values:
+            return tf.nest.pack_sequence_as(self._form, inputs.values)
+        if not inputs.joined:
             # Variables as they are: reading them into tensors is dear, and nothing changes them.
             return state.agent_state
-        if inputs.draws is None:
-            return tf.nest.pack_sequence_as(self._form, inputs.values)
-        values = [x.numpy() for x in inputs.values]
-        for policy, draws in zip(self._policies, inputs.draws, strict=True):
-            policy.foresee(values, [x.numpy() for x in draws])
+        arrays = self._joined.arrays(inputs.joined)
+        at = len(self._policies[0].reads)
+        each = (len(arrays) - at) // len(self._policies)
+        for i, policy in enumerate(self._policies):
+            start = at + i * each
+            policy.foresee(arrays[:at], arrays[start : start + each])
         return None
 
     # What a rollout gave.
@@ -389,7 +397,7 @@ class CompiledLearnerCall:
         steps = tf.identity(counters[-1])
         play_key, next_key = keys_of(state.key, state.metrics.iterations + lag)
         values: list[tf.Tensor] = []
-        draws: list[list[tf.Tensor]] = []
+        joined: list[tf.Tensor] = []
         if lag or self._in_numpy:
             with tf.control_dependencies([steps]):
                 read = tf.nest.flatten(struct.values(state.agent_state))
@@ -400,11 +408,11 @@ class CompiledLearnerCall:
             several = len(self._policies) > 1
             for i, policy in enumerate(self._policies):
                 key = seeding.fold_in(play_key, i) if several else play_key
-                draws.append(policy.draws(key, self._length))
+                values += policy.draws(key, self._length)
+            values, joined = [], self._joined.join(values)
         after = leaves.carried(state.replace(env_state=None, carry=None))
-        self._parts = [count, len(outputs), len(values), *(len(own) for own in draws)]
-        flat = [x for own in draws for x in own]
-        known = [*after, *outputs, *values, *flat]
+        self._parts = [count, len(outputs), len(values), len(joined)]
+        known = [*after, *outputs, *values, *joined]
         return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
 
     def partition(self, found: list[tf.Tensor]) -> Any:
@@ -414,8 +422,7 @@ class CompiledLearnerCall:
             parts.append(found[at : at + size])
             at += size
         play_key, learn_key, steps, sums, counters = found[at:]
-        draws = parts[3:] if len(parts) > 3 else None
-        inputs = ActorInputs(play_key, learn_key, steps, parts[2], draws)
+        inputs = ActorInputs(play_key, learn_key, steps, parts[2], parts[3])
         inputs.outputs = parts[1]
         return parts[0], inputs, sums, counters
 
