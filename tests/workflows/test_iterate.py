@@ -10,6 +10,7 @@ from tfrl import make_env, seeding, struct
 from tfrl.agents import A2C, DQN, PPO
 from tfrl.errors import UserError
 from tfrl.learners import Learner, ModuleConfig
+from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 
@@ -31,6 +32,13 @@ def _iterated(workflow, state, iterations):
         key = seeding.fold_in(state.key, state.metrics.iterations)
         metrics, state = workflow.iterate(state, key)
     return metrics, state
+
+
+def _assert_close(a, b):
+    tf.nest.map_structure(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+        *map(struct.values, (a, b)),
+    )
 
 
 def _assert_same(a, b):
@@ -107,6 +115,25 @@ def test_the_same_iterate_under_two_replicas():
         a, b = two.replicas.per_replica(variable)
         np.testing.assert_array_equal(a, b)
     assert int(state.metrics.env_steps) == 64
+
+
+@pytest.mark.parametrize("agent", [PPO, DQN])
+def test_an_iteration_by_itself_over_variables(agent):
+    """Called from Python, without a runner: the same run, which then goes on."""
+    if agent is PPO:
+        workflow = _workflow(num_epochs=1)
+    else:
+        env = make_env("tf:CartPole-v1", num_envs=1)
+        settings = {"batch_size": 4, "random_steps": 4, "compile": "graph"}
+        replay = functools.partial(InGraphReplay, capacity=32)
+        workflow = OffPolicyWorkflow(env, DQN, replay=replay, iterations_per_row=1, **settings)
+    state, other = workflow.setup(0), workflow.setup(0)
+    for _ in range(7):
+        key = seeding.fold_in(state.key, state.metrics.iterations)
+        _, state = workflow.iterate(state, key)
+        other = workflow.step(other)[1]
+    _assert_close(state.agent_state, other.agent_state)
+    assert int(workflow.step(state)[1].metrics.iterations) == 8
 
 
 def test_what_changes_a_buffer_in_place_takes_variables():

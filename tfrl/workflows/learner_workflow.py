@@ -646,13 +646,14 @@ class LearnerWorkflow(Workflow):
         if runner is None:
             return self.copied(state, None)
         iterations = int(state.metrics.iterations)
-        if iterations != runner.iterations:
+        if iterations < runner.iterations:
             raise UserError(
                 "the state given to the workflow",
                 expected=f"the newest of its run, of iteration {runner.iterations}",
                 got=f"that of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
+        runner.iterations = iterations  # `iterate` may have been called by itself
         return state
 
     def copied(self, state: State, runner: Runner | None) -> State:
@@ -710,7 +711,7 @@ class LearnerWorkflow(Workflow):
     def begin_call(self, state: State) -> State:
         """Leaves out what no iteration changes."""
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
-        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
+        return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
 
     def end_call(self, before: State, after: State) -> State:
         """Puts back what `begin_call` left out."""

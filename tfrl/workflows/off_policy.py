@@ -471,6 +471,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         made = stages.current()
         phase = self.phase_of(state) if made is None else made.phase
         act = self.agent.random_actions if phase.random else None
+        if self.overlaps and phase.learns and state.prefetched is None:
+            state = self._prefetched(state)
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         if state.prefetched is not None:
             *_, play_key = state.prefetched
@@ -532,6 +534,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
         made = stages.current()
         if not self.overlaps or made is None or not made.phase.learns:
             return state
+        return self._prefetched(state)
+
+    def _prefetched(self, state: State) -> State:
         batch = self._batch_of(state, state.metrics.iterations, state.metrics.env_steps)
         return state.replace(prefetched=batch)  # type: ignore[no-any-return]
 
