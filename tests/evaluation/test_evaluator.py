@@ -187,7 +187,8 @@ class EvaluatorTest(parameterized.TestCase):
         ),
         (
             {"discount": 1.01},
-            "discount: expected a number of at least 0 and at most 1, got 1.01. Give one finite number.",
+            "discount: expected a number of at least 0 and at most 1, got 1.01. Give one finite "
+            "number.",
         ),
         (
             {"compile": "jit"},
