@@ -324,5 +324,5 @@ class ColumnsTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, r"of \w+, obs: expected rows of shape \[\d\], got"):
             learner.update_from_batch({**columns, "obs": wide}, shuffle=False)
         del columns["reward"], columns["discount"]
-        with self.assertRaisesRegex(UserError, "rewards, without reward, discount. Name the"):
+        with self.assertRaisesRegex(UserError, "rewards, without reward, discount."):
             learner.update_from_batch({**columns, "rewards": batch.reward})

@@ -427,8 +427,8 @@ class MessagesTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        ({"sequence_length": 0}, "PPO.sequence_length: expected a whole number of steps, at least"),
-        ({"gae_horizon": 2.5}, "PPO.gae_horizon: expected a whole number of steps, at least 1, or"),
+        ({"sequence_length": 0}, "PPO.sequence_length: expected a whole number of at least"),
+        ({"gae_horizon": 2.5}, "PPO.gae_horizon: expected a whole number of at least 1 or"),
         ({"memory": "rnn"}, "RecurrentTorso.cell: expected one of gru, lstm, got 'rnn'"),
         ({"memory_size": -1}, "RecurrentTorso.size: expected a whole number of at least 1, got -1"),
         (

@@ -183,8 +183,8 @@ def test_rows_that_restart_get_new_noise():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"torque_noise_max": -1.0}, "expected a finite number of at least 0, got -1.0"),
-        ({"torque_noise_max": float("nan")}, "expected a finite number of at least 0, got nan"),
+        ({"torque_noise_max": -1.0}, "expected a number of at least 0, got -1.0"),
+        ({"torque_noise_max": float("nan")}, "expected a number of at least 0, got nan"),
         ({"book_or_nips": "paper"}, "expected one of book, nips, got 'paper'"),
     ],
 )

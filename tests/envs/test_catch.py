@@ -166,12 +166,12 @@ def test_squares_shrink_in_large_grids_and_stay_even():
     [
         (
             {"rows": 1},
-            "Catch.rows: expected a number from 2 to 1000, got 1. The ball must have somewhere to "
-            "fall.",
+            "Catch.rows: expected a whole number of at least 2 and at most 1000, got 1. Give 2 to "
+            "1000.",
         ),
         (
             {"columns": 0},
-            "Catch.columns: expected a whole number of at least 1, got 0. Give such a number.",
+            "Catch.columns: expected a whole number of at least 1, got 0. Give 1 or more.",
         ),
     ],
 )

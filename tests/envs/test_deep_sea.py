@@ -206,12 +206,13 @@ def test_the_picture():
     [
         (
             {"size": 1},
-            "DeepSea.size: expected a number from 2 to 1000, got 1. bsuite takes 5 to 50.",
+            "DeepSea.size: expected a whole number of at least 2 and at most 1000, got 1. Give 2 "
+            "to 1000.",
         ),
         (
             {"unscaled_move_cost": -0.1},
-            "DeepSea.unscaled_move_cost: expected a finite number of at least 0, got -0.1. bsuite "
-            "takes 0.01.",
+            "DeepSea.unscaled_move_cost: expected a number of at least 0, got -0.1. Give one "
+            "finite number.",
         ),
         (
             {"mapping_seed": True},

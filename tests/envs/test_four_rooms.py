@@ -196,8 +196,8 @@ def test_the_picture():
     [
         (
             {"success_prob": 1.5},
-            "FourRooms.success_prob: expected a probability, from 0 to 1, got 1.5. The paper has "
-            "2/3; 1 makes every move certain.",
+            "FourRooms.success_prob: expected a number of at least 0 and at most 1, got 1.5. Give "
+            "one finite number.",
         ),
         (
             {"goal": (0, 3)},

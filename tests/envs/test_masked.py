@@ -169,15 +169,19 @@ def test_the_picture():
     [
         (
             {"num_valid": 1},
-            "Masked.num_valid: expected a number from 2 to num_actions = 20, got 1. Among fewer "
-            "than 2 valid actions there is nothing to choose.",
+            "Masked.num_valid: expected a whole number of at least 2 and at most 20, got 1. Give "
+            "2 to 20.",
         ),
         (
             {"num_actions": 3, "num_valid": 4},
-            "Masked.num_valid: expected a number from 2 to num_actions = 3, got 4. Among fewer "
-            "than 2 valid actions there is nothing to choose.",
+            "Masked.num_valid: expected a whole number of at least 2 and at most 3, got 4. Give 2 "
+            "to 3.",
         ),
-        ({"length": 1001}, "Masked.length: expected at most 1000, got 1001. Make it shorter."),
+        (
+            {"length": 1001},
+            "Masked.length: expected a whole number of at least 1 and at most 1000, got 1001. "
+            "Give 1 to 1000.",
+        ),
     ],
 )
 def test_messages(changes, message):

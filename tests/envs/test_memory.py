@@ -176,12 +176,12 @@ def test_the_picture():
     [
         (
             {"num_cues": 1},
-            "Memory.num_cues: expected at least 2, got 1. One needs no memory.",
+            "Memory.num_cues: expected a whole number of at least 2, got 1. One needs no memory.",
         ),
         (
             {"delay": -1},
-            "Memory.delay: expected an int from 0 to 998, got -1. Give the number of steps between "
-            "the cue and the question.",
+            "Memory.delay: expected a whole number of at least 0 and at most 998, got -1. Give 0 "
+            "to 998.",
         ),
     ],
 )

@@ -163,8 +163,7 @@ class RelayTest(parameterized.TestCase):
     @parameterized.parameters(
         (
             {"half_length": 2},
-            "Relay.half_length: expected at least the number of agents, 3 (itself at least 1), "
-            "got 2. Longer lanes give the news time to arrive.",
+            "Relay.half_length: expected a whole number of at least 3, got 2. Give 3 or more.",
         ),
         (
             {"step_cost": 0.4},

@@ -65,7 +65,9 @@ def test_chain():
     np.testing.assert_array_equal(obs[:, 0], np.eye(4)[:3])
     state = env.step(env.reset(seeding.key(0)), tf.constant([0, 1], tf.int64))
     np.testing.assert_array_equal(state.obs.numpy().argmax(-1), [0, 1])
-    with pytest.raises(UserError, match="Chain.length: expected at least 2, got 1"):
+    with pytest.raises(
+        UserError, match="Chain.length: expected a whole number of at least 2, got 1"
+    ):
         Chain(length=1)
 
 
