@@ -254,7 +254,7 @@ print("peak", peak())
         replay = InGraphReplay(
             obs_spec=ATARI,
             action_spec=ACTION,
-            capacity=20_000,
+            capacity=10_000,
             num_envs=2,
             frame_stack=4,
             kind="prioritized",
