@@ -63,10 +63,8 @@ def pytest_collection_modifyitems(items):
 
 
 def spread(cases, n):
-    """Returns n places of so many cases: the first, the last, and the rest evenly between."""
-    if n >= cases:
-        return set(range(cases))
-    return {round(i * (cases - 1) / max(n - 1, 1)) for i in range(n)}
+    """Returns n places of so many cases, evenly spaced from the first on."""
+    return {i * cases // n for i in range(n)}
 
 
 def pytest_collection_finish():

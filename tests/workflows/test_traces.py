@@ -62,8 +62,8 @@ def on_policy(env_id="tf:CartPole-v1", compile="graph", **options):
 CASES = {
     "graph": on_policy,
     "stages": functools.partial(on_policy, compile={"loop": "eager", "rollout": "graph"}),
-    "xla": functools.partial(on_policy, compile="xla"),
     "replay": lambda: off_policy(agent=functools.partial(TracedDQN, hidden=(4,))),
+    "xla": functools.partial(on_policy, compile="xla"),
 }
 ON_HOST = {
     "host": functools.partial(on_policy, "gymnasium:CartPole-v1"),
