@@ -136,7 +136,7 @@ BINDINGS = {
     "no steps": ("train.total_env_steps=0", "total_env_steps: expected a positive whole number"),
     "negative checkpoints": ("train.max_to_keep=-1", "max_to_keep: expected a positive whole"),
     "negative seconds": ("train.checkpoint_seconds=-1", "checkpoint_seconds: expected a positive"),
-    "no episodes": ("train.final_eval_episodes=0", "train.final_eval_episodes: expected at least"),
+    "no episodes": ("train.final_eval_episodes=0", "train.final_eval_episodes: expected a whole"),
     "negative length": (
         "OnPolicyWorkflow.rollout_length=-8",
         "rollout_length: expected a whole number",

@@ -37,7 +37,7 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
     """Returns items `[N, ...]` without weights.
 
     Args:
-      replay: The maker.
+      replay: The factory.
       config: The table that was sampled.
       info: `reverb.SampleInfo`.
       flat: `{path: tensor}` as the table's signature says.
@@ -99,7 +99,7 @@ def sequences(
     """Returns padded items without weights.
 
     Args:
-      replay: The maker.
+      replay: The factory.
       config: The table that was sampled.
       info: `reverb.SampleInfo`.
       flat: `{path: tensor}` as the table's signature says, padded.
@@ -162,7 +162,7 @@ def make_dataset(
     """Returns batches without end: a `tf.data.Dataset` of `Transition` or `Sequences`.
 
     Args:
-      replay: The maker.
+      replay: The factory.
       address: "host:port" of the server.
       config: The table.
       batch_size: N.

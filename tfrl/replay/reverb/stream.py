@@ -1,12 +1,12 @@
-"""The steps of one environment on their way into tables."""
+"""The steps of one environment on their way into tables: as columns, or as packed items."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.replay.reverb.items import Layout, make_items
-from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, leaves
+from tfrl.replay.reverb.items import Layout, make_items, n_step_return
+from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, PackedItems, leaves
 
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
@@ -18,6 +18,7 @@ MOST_PENDING, LEFT_PENDING = 40, 20
 # tunes lengths by what happens to be confirmed, and its short chunks of frames take more room.
 # A sequence is read whole; an n-step item reads two, and all else in their chunks for nothing.
 _FRAME_BYTES, _SEQUENCE_CHUNK, _ITEM_CHUNK = 1024, 16, 2
+_SQUEEZED = [True]  # of the one column of a packed item
 
 
 class Outlet:
@@ -99,7 +100,7 @@ class Stream(Outlet):
         """Opens a writer.
 
         Args:
-          replay: The maker.
+          replay: The factory.
           layout: Its columns.
           client: A `reverb.Client`.
           highest: The priority of new items by table, shared by all streams.
@@ -197,3 +198,83 @@ class Stream(Outlet):
         """
         flags = [VALID] * (steps - 1) + [VALID | TRUNCATED]
         return [self.append_at(column, [np.uint8(flag)]) for flag in flags]
+
+
+class PackedStream(Outlet):
+    """The steps of an environment's episode as bytes, and the items made of them.
+
+    Each item is a value of its own in a column, one for each n, and a chunk of its own: Reverb
+    decodes nothing else to sample it.
+    """
+
+    def __init__(
+        self,
+        replay: "ReverbReplay",
+        packing: PackedItems,
+        client: Any,
+        highest: dict[str, float],
+        make_room: Callable[[Any], None],
+    ):
+        """Opens a writer.
+
+        Args:
+          replay: The maker.
+          packing: Its items' bytes.
+          client: A `reverb.Client`.
+          highest: The priority of new items by table, shared by all streams.
+          make_room: Called where as many items are unconfirmed as may be.
+        """
+        super().__init__(client, 1, highest, make_room)
+        steps: dict[int, list[str]] = {}
+        for config in replay.table_configs:
+            steps.setdefault(config.n_step or 1, []).append(config.name)
+        self._tables = [(n, steps[n]) for n in sorted(steps)]
+        self._late, self._keep = packing.late, max(steps)
+        self._powers = [replay.discount**j for j in range(self._keep + 1)]
+        self._rows: list[np.ndarray] = []
+        self._rewards: list[float] = []
+        self._length = 0
+
+    def step(self, row: np.ndarray, reward: float, terminated: bool, truncated: bool) -> None:
+        """Makes the items that are complete by a step.
+
+        Args:
+          row: uint8 [bytes], the step as an item of one step.
+          reward: Its reward.
+          terminated: Whether it ends the episode so.
+          truncated: Likewise.
+        """
+        self._length += 1
+        self._rows.append(row)
+        self._rewards.append(reward)
+        for column, (n, tables) in enumerate(self._tables):
+            if self._length >= n:
+                self._make(column, tables, n, terminated)
+        if terminated or truncated:
+            self._end(terminated)
+        elif len(self._rows) > 4 * self._keep + 64:
+            del self._rows[: -self._keep]
+            del self._rewards[: -self._keep]
+
+    def cut(self) -> None:
+        """Truncates the episode that goes on, if one does."""
+        if self._length:
+            self._end(terminated=False)
+
+    def _end(self, terminated: bool) -> None:
+        """Makes the items that the end leaves short, the oldest first."""
+        for column, (n, tables) in enumerate(self._tables):
+            for k in range(min(self._length, n - 1), 0, -1):
+                self._make(column, tables, k, terminated)
+        self._rows, self._rewards, self._length = [], [], 0
+
+    def _make(self, column: int, tables: list[str], k: int, terminated: bool) -> None:
+        """Makes the item of the last k steps."""
+        item = self._rows[-1]
+        if k > 1:
+            item, late = self._rows[-k].copy(), self._late
+            values = n_step_return(self._powers, self._rewards[-k:], terminated)
+            item[late:] = self._rows[-1][late:]
+            item[late : late + 8] = np.array(values, np.float32).view(np.uint8)
+        refs = self._writer.Append([None] * column + [item])
+        self.create(tables, [refs[column : column + 1]], _SQUEEZED)

@@ -9,9 +9,8 @@ import numpy as np
 from tfrl.errors import UserError
 from tfrl.replay.reverb.factory import ONCE
 from tfrl.replay.reverb.items import Columns, make_layout
-from tfrl.replay.reverb.packed_stream import PackedStream
 from tfrl.replay.reverb.signature import PackedItems
-from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, Stream
+from tfrl.replay.reverb.stream import LEFT_PENDING, MOST_PENDING, Outlet, PackedStream, Stream
 from tfrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Writer:
         """Opens a writer for each environment.
 
         Args:
-          replay: The maker.
+          replay: The factory.
           client: A `reverb.Client`.
           highest: The priority of new items by table; it is read when an item is made.
           check: Raises if the server was lost.
