@@ -127,7 +127,7 @@ BINDINGS = {
     ),
     "unknown argument of the task": (
         "make_env.env_kwargs={'gravity_': 1.0}",
-        "make_env('tf:CartPole-v1'): expected the arguments of the task",
+        "make_env('tf:CartPole-v1'): expected arguments of the task",
     ),
     "negative environments": (
         "make_env.num_envs=-4",
