@@ -209,7 +209,7 @@ def test_a_second_layer_is_an_error():
 @pytest.mark.parametrize("limit", [0, -1, 2.5, True])
 def test_a_wrong_limit_is_an_error(limit):
     with pytest.raises(
-        UserError, match="max_episode_steps: expected a whole number of at least 1, or None"
+        UserError, match="max_episode_steps: expected a whole number of at least 1 or None"
     ):
         make(("..",), Autoreset.SAME_STEP, limit)
 

@@ -431,7 +431,7 @@ class TestCrashes:
                 manager.save(2, values_of(2), {})
         assert str(error.value) == (
             f"checkpoint {tmp_path / 'ckpt-2'}: expected a folder that can be written, "
-            "got a full disk. Make room or choose another --root_dir; "
+            "with room on the disk, got a full disk. Make room or choose another --root_dir; "
             "earlier checkpoints are untouched."
         )
         assert os.listdir(tmp_path) == ["ckpt-1"]

@@ -33,7 +33,7 @@ def test_it_trains_and_goes_on_with_the_run(tmp_path, capsys):
     assert (root / "operative_config.gin").is_file()
     with pytest.raises(UserError, match="if_exists=fail"):
         train(root, total_env_steps=128, if_exists="fail")
-    with pytest.raises(UserError, match="if_exists: expected .*got resum"):
+    with pytest.raises(UserError, match="if_exists: expected .*got .resum"):
         train(root, total_env_steps=128, if_exists="resum")
 
 

@@ -173,8 +173,7 @@ def test_front_door_imports_no_tensorflow():
         ),
         (
             ["--tpu=local", "--strategy=one_device"],
-            "Error: --tpu: expected no TPU with --strategy=one_device, got 'local'. Leave one of "
-            "the two out.\n",
+            "Error: --tpu: expected no TPU with --strategy=one_device, got 'local'.\n",
         ),
         (
             ["--mode=user"],

@@ -248,7 +248,7 @@ def test_messages_of_the_registry():
     params, found = registry()
     assert message(found.add, "a", "net", adam(), [variable("c")]) == (
         "register_optimizer('a', 'net'): expected a name that this module does not have, got one "
-        "of ['net']."
+        "of ['net']. Choose another name."
     )
     assert "got a/w:0 (in ('a', 'net')), b/w:0 (in ('b', 'net'))" in message(
         found.add, ALL_MODULES, "all", adam(), list(params.values())

@@ -118,7 +118,9 @@ class PermutationTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(0, -3, 2.0, True, 2**31)
     def test_bad_sizes(self, n):
-        with self.assertRaisesRegex(UserError, "n: expected a whole number from 1 to"):
+        with self.assertRaisesRegex(
+            UserError, "n: expected a whole number of at least 1 and"
+        ):
             ops.permutation(seeding.key(0), n)
 
 

@@ -176,7 +176,7 @@ class StatisticsTest(tf.test.TestCase, parameterized.TestCase):
         constant = statistics.update(empty, tf.fill([100, 3], 1234.567))
         self.assertAllEqual(statistics.normalize(constant, tf.fill([3], 1234.567)), [0, 0, 0])
         self.assertAllEqual(statistics.normalize(constant, tf.fill([3], 1e9), clip=5.0), [5, 5, 5])
-        with self.assertRaisesRegex(UserError, "clip: expected a number above 0, or None, got -1"):
+        with self.assertRaisesRegex(UserError, "clip: expected a number above 0 or None, got -1"):
             statistics.normalize(empty, x, clip=-1)
 
     def test_state_of_a_loop_and_one_trace(self):

@@ -161,7 +161,7 @@ class RolloutTest(parameterized.TestCase):
         np.testing.assert_array_equal(rows.env_extras["twice"], 2 * rows.next_obs[..., 2])
 
     def test_an_unknown_field_is_an_error(self):
-        with self.assertRaisesRegex(UserError, "env_extra_fields: expected names out of"):
+        with self.assertRaisesRegex(UserError, "env_extra_fields: expected some of"):
             played("SAME_STEP", "SAME_STEP", fields=("thrice",))
 
     def test_a_state_left_behind_is_an_error(self):

@@ -286,7 +286,7 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
         (
             {"return_images": True, "shape": (3, 4, 2)},
             "env.render() for a clip: expected a picture, uint8 [H, W], [H, W, 1], [H, W, 3] or "
-            "[H, W, 4], got uint8 [3, 4, 2].",
+            "[H, W, 4], got uint8 [3, 4, 2]. Correct the render method of the environment.",
         ),
         (
             {"return_states": True, "info": {"terminated": np.bool_(True)}},

@@ -311,7 +311,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             return state
         start = int(state.metrics.env_steps) + self.learning_starts
         if self.checkpoint_replay:
-            begun = int(state.metrics.learner["learner_steps"]) > 0
+            begun = int(tf.convert_to_tensor(state.metrics.learner["learner_steps"])) > 0
             start = _BEGUN if begun else self.learning_starts
             own = {p.removeprefix(REPLAY): x for p, x in values.items() if p.startswith(REPLAY)}
             self._experience(state).load(own)

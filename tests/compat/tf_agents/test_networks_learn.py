@@ -19,7 +19,7 @@ from tf_agents.networks import (
 )
 
 import tfrl
-from tfrl import networks, seeding, specs, struct
+from tfrl import seeding, specs, struct
 from tfrl.agents import DDPG, DQN, PPO, SAC, TD3
 from tfrl.compat.tf_agents import from_tf_agents_network, tensor_spec
 from tfrl.errors import UserError
@@ -162,11 +162,6 @@ class TestWholeNetworks:
         )
         with pytest.raises(UserError, match="TD3.critic_network: expected a network that gives "):
             TD3(**given, critic_network=from_tf_agents_network(joined, (OBS, BOX)))
-        torso = networks.MLP(hidden=(4,))
-        with pytest.raises(UserError, match="TD3.actor_torso.*actor_network is given"):
-            TD3(**given, actor_network=actor_net(TD3), actor_torso=torso)
-        with pytest.raises(UserError, match="SAC.max_log_std.*actor_network is given"):
-            SAC(**given, actor_network=actor_net(SAC), max_log_std=1.0)
         theirs = actor_network.ActorNetwork(tensor_spec(OBS), tensor_spec(BOX))
         with pytest.raises(UserError, match="SAC.actor_network.*from_tf_agents_network.make"):
             SAC(**given, actor_network=theirs)

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.docs_helpers import ROOT, blocks, session
+from tfrl.envs.adapters import envpool as adapter
 from tfrl.envs.adapters.gymnasium_env import AtariOptions
 from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS
 
@@ -44,4 +45,4 @@ def test_envpools_defaults():
     envpool = pytest.importorskip("envpool")
     config = envpool.make_spec("Pong-v5").config
     assert config.use_fire_reset and config.repeat_action_probability == 0
-    assert envpool._NOT_DRAWN == "envpool.mujoco"
+    assert adapter._NOT_DRAWN == "envpool.mujoco"

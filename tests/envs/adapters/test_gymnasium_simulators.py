@@ -158,8 +158,7 @@ class AtariTest(parameterized.TestCase):
         ),
         (
             dict(frame_skip=0),
-            "frame_skip: expected a whole number of at least 1, got 0. Usual are frame_skip 4, "
-            "noop_max 30, screen_size 84, frame_stack 4.",
+            "frame_skip: expected a whole number of at least 1, got 0. Give 1 or more.",
         ),
         (
             dict(episodic_life=True, terminal_on_life_loss=True),

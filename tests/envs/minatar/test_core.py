@@ -206,8 +206,8 @@ def test_a_bad_probability_is_an_error(prob):
     with pytest.raises(UserError) as error:
         tfrl.make_env("tf:Breakout-MinAtar", sticky_action_prob=prob)
     assert str(error.value) == (
-        "Breakout.sticky_action_prob: expected a probability, from 0 to 1, got "
-        f"{prob!r}. MinAtar's own is 0.1; 0 makes the game take every action."
+        "Breakout.sticky_action_prob: expected a number of at least 0 and at most 1, got "
+        f"{prob!r}. MinAtar's own is 0.1; 0 takes every action."
     )
 
 
