@@ -37,9 +37,7 @@ def arguments(root, steps=512, *bindings, tiny=TINY):
     merged = {}
     for text in (*tiny, f"train.total_env_steps={steps}", *bindings):
         merged[text.partition("=")[0].strip()] = text
-    # pytest has several CPUs, a process of a user one.
-    bindings = [f"--gin_bindings={text}" for text in merged.values()]
-    return [f"--root_dir={root}", "--strategy=one_device", *bindings]
+    return [f"--root_dir={root}", *(f"--gin_bindings={text}" for text in merged.values())]
 
 
 def command(binary, *args):
@@ -91,7 +89,7 @@ def in_process(main, capsys, *args):
     """Runs a binary's main behind its real frame; returns (exit code, stdout, stderr)."""
     flags.FLAGS.unparse_flags()
     if main.__module__ in TRAINING and not any("--strategy" in str(x) for x in args):
-        args = (*args, "--strategy=one_device")
+        args = (*args, "--strategy=one_device")  # pytest has several CPUs, a process of a user one
     with pytest.raises(SystemExit) as end:
         app.run(main, argv=["program", *map(str, args)])
     out, err = capsys.readouterr()

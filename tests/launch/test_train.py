@@ -68,7 +68,8 @@ def fixture_straight(tmp_path_factory):
 def fixture_first(tmp_path_factory):
     """A run of 512 env steps that writes to pipes: (folder, completed process)."""
     root = tmp_path_factory.mktemp("first") / "run"
-    done = run_alone("train", *arguments(root, 512, "train.eval_interval=256"))
+    args = arguments(root, 512, "train.eval_interval=256")
+    done = run_alone("train", "--strategy=one_device", *args)  # as `in_process` goes on
     assert done.returncode == 0, done.stdout + done.stderr
     return root, done
 
