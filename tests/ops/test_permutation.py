@@ -118,9 +118,7 @@ class PermutationTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(0, -3, 2.0, True, 2**31)
     def test_bad_sizes(self, n):
-        with self.assertRaisesRegex(
-            UserError, "n: expected a whole number of at least 1 and"
-        ):
+        with self.assertRaisesRegex(UserError, "n: expected a whole number of at least 1 and"):
             ops.permutation(seeding.key(0), n)
 
 
