@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
-from tfrl.errors import UserError
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces
@@ -24,8 +23,9 @@ from tfrl.xla import never_in_xla
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
-# A row in a loop has a fixed length, since its names are known only when all is traced.
-SLOTS = 256
+# Metrics of a row in a loop, whose names are known only when all is traced. A loop with more is
+# traced again: every slot costs something in each iteration.
+_SLOTS = 40
 
 COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
@@ -82,6 +82,7 @@ class Runner:
         self.seconds: dict[str, dict[str, float]] = {}
         self._loops: dict[Hashable, Callable[..., Any]] = {}
         self._names: dict[str, list[str]] = {}
+        self._slots = _SLOTS
 
     def settled(self, state: Any, phase: Phase | None = None) -> Stages:
         """Returns the stages of a phase, by default that of the state, in settled modes."""
@@ -140,7 +141,7 @@ class Runner:
         return rows, state, {"call": call, **self._split(made, call, *map(float, seconds))}
 
     def _run(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
-        if made.modes["loop"] == "eager":
+        if made.modes["loop"] == "eager" or tf.config.functions_run_eagerly():
             return self._run_eagerly(state, made, iterations, limit)
         carried = leaves.carried(state)
         args = (carried, tf.constant(iterations), tf.constant(limit, tf.int64))
@@ -155,6 +156,8 @@ class Runner:
 
         def make() -> Any:
             fused = made.modes["loop"] == "xla"
+            if self._workflow.iterations_per_row > 1:  # every slot is summed in each iteration
+                self._slots = self._count_metrics(state)
 
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
@@ -162,13 +165,28 @@ class Runner:
             fn: Any = run if fused else never_in_xla(run)
             return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
 
-        if tf.config.functions_run_eagerly():
-            return make()  # type: ignore[no-any-return]
-        bound: Callable[..., Any] = self.bind(state, name, make, args)
+        try:
+            bound: Callable[..., Any] = self.bind(state, name, make, args)
+        except _MoreMetricsError as error:
+            self._slots = error.number
+            bound = self.bind(state, name, make, args)
         note = ("names", made.phase.name)
         names = self._names.get(made.phase.name, [])
         self._names[made.phase.name] = self.traces.notes.setdefault(note, names)
         return bound
+
+    def _count_metrics(self, state: Any) -> int:
+        """The number of an iteration's metrics; it is traced and never run."""
+        names: list[str] = []
+
+        def once(carried: list[tf.Tensor]) -> tf.Tensor:
+            begun = self._workflow.prefetch(leaves.with_carried(state, carried))
+            names.extend(self._workflow.iterate(begun, begun.key)[0])
+            return tf.constant(0)
+
+        fn = tf.function(counted_apart(once), autograph=False)
+        fn.get_concrete_function(leaves.carried(state))
+        return len(names)
 
     def _has_clocks(self, made: Stages) -> bool:
         return stages.may_have_clocks(made.modes["loop"]) and self._workflow.times_stages(made)
@@ -188,7 +206,7 @@ class Runner:
             with tf.control_dependencies(stages.data(metrics)):
                 end = tf.timestamp()
         names = self._names.setdefault(made.phase.name, sorted(metrics))
-        floats = row_of(metrics, names)
+        floats = _row_of(metrics, names, self._slots)
         with tf.control_dependencies([end] if timed else []):
             counters = state.metrics.counters()
         return state, floats, counters, tf.stack([middle - start, end - middle])
@@ -203,7 +221,7 @@ class Runner:
           seconds by part.
         """
         begun = self._workflow.prefetch(state)
-        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[SLOTS])
+        floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
 
         def of(carried: list[tf.Tensor]) -> Any:
@@ -240,7 +258,7 @@ class Runner:
         if per_row == 1:
             carried, *row = iterated(carried)
             return carried, done + 1, *row
-        zeros = tf.zeros([2, SLOTS])
+        zeros = tf.zeros([2, self._slots])
         # What a loop carries costs a graph several operations in each iteration.
         timed = self._has_clocks(made)
         zero = tf.zeros([2], tf.float64)
@@ -251,7 +269,7 @@ class Runner:
             return carried, tally().add(sums, f), [t + s for t in seconds]
 
         def tally() -> MetricAccumulator:
-            return MetricAccumulator(self._names[made.phase.name], SLOTS)
+            return MetricAccumulator(self._names[made.phase.name], self._slots)
 
         start = (carried, zeros, [zero] if timed else [])
         if steps is not None:  # it is known now where the limit is reached
@@ -324,7 +342,7 @@ class Rows:
         """Adds an iteration; the last one ends its row."""
         self._done += 1
         if self._per_row > 1:
-            tally = self._tally = self._tally or MetricAccumulator(names, SLOTS)
+            tally = self._tally = self._tally or MetricAccumulator(names)
             self._sums = tally.add(tally.start() if self._sums is None else self._sums, floats)
             if self._done % self._per_row and not last:
                 return
@@ -333,17 +351,22 @@ class Rows:
         self.counters.append(counters.numpy())
 
 
-def row_of(metrics: Mapping[str, tf.Tensor], names: list[str]) -> tf.Tensor:
-    """Returns the metrics of an iteration as a row, float32 [SLOTS]."""
-    if len(names) > SLOTS:
-        raise UserError(
-            "the metrics of an iteration",
-            expected=f"at most {SLOTS}",
-            got=len(names),
-            remedy="Report fewer, or combine some.",
-        )
+class _MoreMetricsError(Exception):
+    """A loop was traced for fewer metrics than there are."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+def _row_of(metrics: Mapping[str, tf.Tensor], names: list[str], slots: int) -> tf.Tensor:
+    """The metrics of an iteration as a row, float32 [slots]; from Python without padding."""
     floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
-    return tf.pad(floats, [[0, SLOTS - len(names)]])
+    if tf.executing_eagerly() or len(names) == slots:
+        return floats
+    if len(names) > slots:
+        raise _MoreMetricsError(len(names))
+    return tf.pad(floats, [[0, slots - len(names)]])
 
 
 def variables_of(state: Any) -> dict[str, tf.Variable]:
