@@ -177,13 +177,17 @@ class Workflow(abc.ABC):
             self._add_runner(state, found)
         return found
 
+    def _variable_of(self, state: State) -> tf.Variable | None:
+        """A variable by which a state is known; None for one of tensors."""
+        return next(iter(variables_of(state).values()), None)
+
     def _runner_of(self, state: State) -> Runner | None:
-        variable = next(iter(variables_of(state).values()), None)
+        variable = self._variable_of(state)
         _, runner = self._runners.get(variable if variable is None else id(variable), (None, None))
         return runner
 
     def _add_runner(self, state: State, runner: Runner) -> None:
-        variable = next(iter(variables_of(state).values()), None)
+        variable = self._variable_of(state)
         if variable is None:
             self._runners[None] = (None, runner)
             return

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl.distribute.tracing import counted_apart
 from tfrl.types import Nest, Trajectory
 
 if TYPE_CHECKING:
@@ -32,13 +31,10 @@ class InGraphExperience:
 
     def can_sample(self, size: int, state: State) -> bool:
         """Whether there are so many items; from Python."""
-        runner = self._workflow.runner(state)
-
-        def make() -> Any:
-            ask = counted_apart(lambda: self.buffer.can_sample(size))
-            return tf.function(ask, autograph=False)
-
-        return bool(runner.bind(state, ("can sample", size), make, ())())
+        ask = self._workflow.runner(state).once(
+            state, ("can sample", size), lambda: self.buffer.can_sample(size)
+        )
+        return bool(ask())
 
     # Traced.
 

@@ -597,6 +597,10 @@ class LearnerWorkflow(Workflow):
         self._add_runner(state, self.make_runner(state))
         return state
 
+    def _variable_of(self, state: State) -> tf.Variable | None:
+        steps = state.metrics.learner.get("learner_steps")
+        return steps if isinstance(steps, tf.Variable) else None
+
     def make_runner(self, state: State) -> Runner:
         """Returns what runs the iterations over the variables of a state."""
         shares = self.shares_traces

@@ -5,6 +5,7 @@ belongs to the variables of one state: compile modes, and compiled functions wit
 these variables. It holds no variable, so that a state ends when nobody refers to it.
 """
 
+import functools
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
@@ -99,6 +100,13 @@ class Runner:
     def bind(self, state: Any, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
         """Returns a compiled function over the variables of a state, see `Traces.bound`."""
         return self.traces.bound(name, make, args, variables_of(state))
+
+    def once(self, state: Any, name: Hashable, fn: Callable[[], Any]) -> Any:
+        """Returns a compiled function without arguments over the variables of a state."""
+        if name not in self._loops:
+            make = functools.partial(tf.function, counted_apart(fn), autograph=False)
+            self._loops[name] = self.bind(state, name, make, ())
+        return self._loops[name]
 
     def take_modes(self, other: "Runner") -> None:
         """Takes the modes of the runner that a state was copied from."""
