@@ -9,7 +9,7 @@ from tfrl.errors import UserError
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.fast_call import bound_call
-from tfrl.workflows.stages import CompiledStage, Phase, Stages, check_compile
+from tfrl.workflows.stages import CompiledStage, RunPhase, Stages, check_compile
 
 SEAMS = ("rollout", "update")
 
@@ -145,7 +145,7 @@ def test_compile_argument():
     ],
 )
 def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollout, update, chosen):
-    made = Stages(Phase(), {}, {}, None)
+    made = Stages(RunPhase(), {}, {}, None)
     stages_of = {name: made.stage(name, None) for name in SEAMS}
     times = {"rollout": rollout, "update": {}}
     found = {"rollout": min(rollout, key=rollout.get), "update": update}

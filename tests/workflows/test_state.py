@@ -91,6 +91,8 @@ def test_a_state_of_tensors_is_not_consumed():
     workflow.step(one)
     with pytest.raises(UserError, match="of iteration 2, got that of iteration 1, which a later"):
         workflow.step(one)
+    with pytest.raises(UserError, match="which a later step has consumed"):
+        workflow.evaluate(one)
 
 
 def test_the_state_of_another_equal_workflow():

@@ -24,7 +24,7 @@ from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.run_state import RunMetrics
 from tfrl.workflows.run_state import State as RunState
 from tfrl.workflows.runner import Runner, variables_of
-from tfrl.workflows.stages import MODES, Phase, Stages
+from tfrl.workflows.stages import MODES, RunPhase, Stages
 
 # A `tfrl.workflows.State`, unless a workflow has its own.
 State = Any
@@ -201,9 +201,9 @@ class Workflow(abc.ABC):
 
     # What a runner asks.
 
-    def phase_of(self, state: State) -> Phase:
+    def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in: a part that is traced in one way."""
-        return Phase()
+        return RunPhase()
 
     def settle_modes(self, state: State, made: Stages) -> None:
         """Settles the compile modes of a run; here that of its loop is given."""

@@ -28,7 +28,7 @@ from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
 from tfrl.workflows.runner import Iterating, Runner
-from tfrl.workflows.stages import Phase, Stages
+from tfrl.workflows.stages import RunPhase, Stages
 
 T = TypeVar("T")
 # A row of metrics has a fixed length, since its names are known only when all is traced.
@@ -80,7 +80,7 @@ class HostIterating(Iterating, Protocol):
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played."""
 
-    def action_fn_of(self, phase: Phase) -> Callable[..., Any]:
+    def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
         """Returns how the agent acts in a phase."""
 
     def after_rollout(

@@ -67,7 +67,7 @@ from tfrl.workflows.run_values import (
     progress_values,
 )
 from tfrl.workflows.runner import Runner
-from tfrl.workflows.stages import Phase, Stages, check_compile
+from tfrl.workflows.stages import RunPhase, Stages, check_compile
 
 SEAMS = ("rollout", "update", "evaluation", "loop")
 
@@ -379,16 +379,8 @@ class LearnerWorkflow(Workflow):
         learner.build(key)
         return learner
 
-    def acting_state(self, learner: Learner) -> Any:
-        """Returns the variables that the agent acts by.
-
-        Those of the only module, or `{module_id: AgentState}` for an agent of several.
-        """
-        states = {m: learner.module_state(m) for m in self.modules}
-        return states if hasattr(self.agent, "modules") else states[DEFAULT_MODULE_ID]
-
     def normalizer(self, agent_state: Any) -> Nest:
-        """Returns the observation statistics out of a state as `acting_state` gives it."""
+        """Returns the observation statistics out of an AgentState, or those of several by id."""
         if hasattr(self.agent, "modules"):
             found = {m: state.normalizer for m, state in agent_state.items()}
             found = {m: x for m, x in found.items() if x is not None}
@@ -745,7 +737,7 @@ class LearnerWorkflow(Workflow):
             return roll
         return made.stage("rollout/random" if random else "rollout", roll)
 
-    def action_fn_of(self, phase: Phase) -> ActionFn:
+    def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns how the agent acts in a phase."""
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
@@ -795,6 +787,8 @@ class LearnerWorkflow(Workflow):
         self, state: State, num_episodes: int | None, key: tf.Tensor
     ) -> EvaluationResult:
         """Plays greedy episodes, divided among the replicas."""
+        if self._runner_of(state) is not None:
+            state = self.ready(state)  # one that was consumed is an error
         n, replicas = num_episodes or self.eval_episodes, self.replicas
         known, mode = self._evaluators, self.evaluation_mode
         if (n, mode) not in known:
@@ -860,7 +854,7 @@ class LearnerWorkflow(Workflow):
         """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
         state = self.ready(state)
         # Of any phase: to ask which one it is may be a call of all processes.
-        modes = self.runner(state).settled(state, Phase()).modes
+        modes = self.runner(state).settled(state, RunPhase()).modes
         chosen = {name: modes[name] for name in ("loop", "rollout", "update")}
         return {**chosen, "evaluation": self.evaluation_mode}
 
@@ -895,14 +889,13 @@ class LearnerWorkflow(Workflow):
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
-        self.update_stage(state)
         if self.loops_on_host and not host_env:
             rollout = self.host_rollout(made, random=False)
         else:
             rollout = made.stage("rollout", functools.partial(self.collect, action_fn=None))
         return Trials(
             rollout=rollout,  # type: ignore[arg-type]
-            update=made.stage("update", self.update),
+            update=self.update_stage(state),  # type: ignore[arg-type]
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
             keep=keep,
@@ -911,7 +904,6 @@ class LearnerWorkflow(Workflow):
             python_loop=self.loops_on_host,
             several=self.replicas.several,
             several_workers=self.replicas.num_workers > 1,
-            fuses_on_host=self.fuses_on_host(state, made),
             overlaps=self.overlaps,
         )
 

@@ -51,7 +51,7 @@ from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.reverb_experience import ReverbExperience
 from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
 from tfrl.workflows.runner import Runner
-from tfrl.workflows.stages import CompiledStage, Phase, Stages
+from tfrl.workflows.stages import CompiledStage, RunPhase, Stages
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
@@ -393,7 +393,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # Phases: who acts, and whether the agent learns.
 
-    def phase_of(self, state: State) -> Phase:
+    def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
         env_steps, start = int(state.metrics.env_steps), int(state.metrics.learning_start)
         # Items that episodes' ends make come and go. What has begun goes on with those that there
@@ -405,7 +405,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if due and not learns:
             ends.append(env_steps + 1)  # an iteration may suffice
         name = f"{'random' if random else 'policy'}, {'learns' if learns else 'fills'}"
-        return Phase(name, min(ends, default=None), random=random, learns=learns)
+        return RunPhase(name, min(ends, default=None), random=random, learns=learns)
 
     def end_call(self, before: State, after: State) -> State:
         """Notes that the updates have begun."""

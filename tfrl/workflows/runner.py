@@ -17,9 +17,9 @@ from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
-from tfrl.traces import Traces
+from tfrl.traces import Traces, specs_of
 from tfrl.workflows import stages
-from tfrl.workflows.stages import Phase, Stages
+from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
 
 # Rows of metrics that one call can return.
@@ -40,7 +40,7 @@ class Iterating(Protocol):
     def iterate(self, state: Any, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], Any]:
         """One iteration; traced."""
 
-    def phase_of(self, state: Any) -> Phase:
+    def phase_of(self, state: Any) -> RunPhase:
         """Returns the phase that a run is in."""
 
     def settle_modes(self, state: Any, stages: Stages) -> None:
@@ -85,7 +85,7 @@ class Runner:
         self._names: dict[str, list[str]] = {}
         self._slots = _SLOTS
 
-    def settled(self, state: Any, phase: Phase | None = None) -> Stages:
+    def settled(self, state: Any, phase: RunPhase | None = None) -> Stages:
         """Returns the stages of a phase, by default that of the state, in settled modes."""
 
         def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
@@ -153,7 +153,9 @@ class Runner:
             return self._run_eagerly(state, made, iterations, limit)
         carried = leaves.carried(state)
         args = (carried, tf.constant(iterations), tf.constant(limit, tf.int64))
-        how = (made.phase.name, *sorted(made.modes.items()))
+        how: tuple[Any, ...] = (made.phase.name, *sorted(made.modes.items()))
+        if not leaves.in_place(state):  # such a runner serves states of any form
+            how = (*how, specs_of(args))
         if how not in self._loops:
             self._loops[how] = self._traced(state, made, ("loop", *how), args)
         carried, *rest = self._loops[how](*args)
@@ -307,7 +309,7 @@ class Runner:
     def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
         state = self._workflow.prefetch(state)
-        rows = Rows(self._workflow.iterations_per_row)
+        rows = MetricRows(self._workflow.iterations_per_row)
         done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
         while done < iterations and env_steps < limit:
             state, f, c, s = self._iterate(state, made)
@@ -330,7 +332,7 @@ class Runner:
         return {"rollout": call * a / (a + b), "update": call * b / (a + b)}
 
 
-class Rows:
+class MetricRows:
     """Collects the rows of a call from Python; each is of so many iterations.
 
     Attributes:

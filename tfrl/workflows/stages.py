@@ -31,7 +31,7 @@ _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class RunPhase:
     """A part of a run whose iterations are traced in one way.
 
     Attributes:
@@ -166,7 +166,7 @@ class Stages:
 
     def __init__(
         self,
-        phase: Phase,
+        phase: RunPhase,
         modes: dict[str, str],
         seconds: dict[str, dict[str, float]],
         bind: Callable[..., Any] | None,
