@@ -406,7 +406,7 @@ def _one_more(env: gymnasium.Env, action: Nest) -> Any:
 
 def check_vector(env: VectorEnv, steps: int, seed: int, stochastic: bool) -> None:
     """Checks a vector environment; arguments as of `check_env`. It is left open."""
-    batch = Batch(env)
+    batch = CheckedBatch(env)
     note_unbounded(f"single_action_space of {batch.name}", batch.action_spec)
     start = batch.reset(seed)
     played = _play_batch(batch, start, steps, np.random.default_rng(seed))
@@ -427,7 +427,7 @@ def check_vector(env: VectorEnv, steps: int, seed: int, stochastic: bool) -> Non
 
 
 def _play_batch(
-    batch: "Batch", start: Answer, steps: int, rng: np.random.Generator
+    batch: "CheckedBatch", start: Answer, steps: int, rng: np.random.Generator
 ) -> list[tuple[Nest, Answer]]:
     played = []
     now = start
@@ -438,7 +438,7 @@ def _play_batch(
     return played
 
 
-class Batch:
+class CheckedBatch:
     """Calls a vector environment, and checks whatever it answers.
 
     Attributes:
@@ -631,8 +631,8 @@ def _form(leaf: tuple[str, list[int]] | None) -> str:
     return "no such space" if leaf is None else f"{leaf[0]} {leaf[1]}"
 
 
-_MODES: dict[AutoresetMode, Callable[[Batch, str, Answer, Any, np.ndarray], None]] = {
-    AutoresetMode.NEXT_STEP: Batch._next_step,
-    AutoresetMode.SAME_STEP: Batch._same_step,
-    AutoresetMode.DISABLED: Batch._disabled,
+_MODES: dict[AutoresetMode, Callable[[CheckedBatch, str, Answer, Any, np.ndarray], None]] = {
+    AutoresetMode.NEXT_STEP: CheckedBatch._next_step,
+    AutoresetMode.SAME_STEP: CheckedBatch._same_step,
+    AutoresetMode.DISABLED: CheckedBatch._disabled,
 }

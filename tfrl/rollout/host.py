@@ -74,7 +74,7 @@ class HostPlayer:
         return carry if frozen or not starts.any() else where(starts, self._fresh, carry)
 
 
-class Rows:
+class StepRows:
     """Arrays `[T, ...]` of the leaves of a nest, step by step.
 
     Small leaves are kept as they are and joined at the end, in a third of the time that copies into
@@ -122,8 +122,8 @@ class _Record:
     def __init__(self, player: HostPlayer, length: int, fields: Sequence[str]):
         self.player = player
         self._same_step = player.env.autoreset in SAME_STEP_MODES
-        self._obs, self._action = Rows(length + 1), Rows(length)
-        self._extras: Rows | None = None
+        self._obs, self._action = StepRows(length + 1), StepRows(length)
+        self._extras: StepRows | None = None
         self._fields, self._length = fields, length
         # Of each step: reward, termination, truncation, autoreset, and the fields.
         self._steps: list[tuple[Nest, ...]] = []
@@ -137,7 +137,7 @@ class _Record:
         self._action.put(t, action)
         if extras is not None:
             if self._extras is None:
-                self._extras = Rows(self._length)
+                self._extras = StepRows(self._length)
             self._extras.put(t, extras)
 
     def receive(self, t: int) -> None:

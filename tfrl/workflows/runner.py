@@ -25,7 +25,7 @@ from tfrl.xla import never_in_xla
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
 # Metrics of a row in a loop, whose names are known only when all is traced. A loop with more is
-# traced again: every slot costs something in each iteration.
+# traced again.
 _SLOTS = 40
 
 COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
@@ -166,8 +166,6 @@ class Runner:
 
         def make() -> Any:
             fused = made.modes["loop"] == "xla"
-            if self._workflow.iterations_per_row > 1:  # every slot is summed in each iteration
-                self._slots = self._count_metrics(state)
 
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
                 return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
@@ -184,19 +182,6 @@ class Runner:
         names = self._names.get(made.phase.name, [])
         self._names[made.phase.name] = self.traces.notes.setdefault(note, names)
         return bound
-
-    def _count_metrics(self, state: Any) -> int:
-        """The number of an iteration's metrics; it is traced and never run."""
-        names: list[str] = []
-
-        def once(carried: list[tf.Tensor]) -> tf.Tensor:
-            begun = self._workflow.prefetch(leaves.with_carried(state, carried))
-            names.extend(self._workflow.iterate(begun, begun.key)[0])
-            return tf.constant(0)
-
-        fn = tf.function(counted_apart(once), autograph=False)
-        fn.get_concrete_function(leaves.carried(state))
-        return len(names)
 
     def _has_clocks(self, made: Stages) -> bool:
         return stages.may_have_clocks(made.modes["loop"]) and self._workflow.times_stages(made)

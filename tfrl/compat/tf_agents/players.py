@@ -106,7 +106,7 @@ class DevicePlayer(Player):
         self._state = None
 
 
-class HostPlayer(Player):
+class HostEnvPlayer(Player):
     """Plays a `HostEnv`: of NEXT_STEP, or one environment of any mode."""
 
     env: HostEnv
@@ -164,7 +164,7 @@ class HostPlayer(Player):
 def make_player(env: Env, seed: int, discount: float) -> Player:
     """Returns the player of an environment."""
     if isinstance(env, HostEnv):
-        return HostPlayer(env, seed, discount)
+        return HostEnvPlayer(env, seed, discount)
     return DevicePlayer(env, seed, discount)
 
 

@@ -18,7 +18,7 @@ from tfrl.envs.adapters.gymnasium_env import (
     channels_last,
     full_mask,
 )
-from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, Source, image, make_vector
+from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, VectorSource, image, make_vector
 from tfrl.envs.backend import Backend, Step
 from tfrl.envs.core import Autoreset
 from tfrl.envs.env_calls import env_error
@@ -40,7 +40,7 @@ class GymnasiumBackend(Backend):
     `reset_mask`.
     """
 
-    def __init__(self, source: Source, num_envs: int):
+    def __init__(self, source: VectorSource, num_envs: int):
         """Makes the environments, and resets them once to see what they give.
 
         Args:
@@ -340,7 +340,7 @@ def make_gymnasium(
     gymnasium_vector.require_packages(name, spec)
     options = _atari_options(name, spec.entry_point, atari, kwargs)
     gymnasium_vector.check_kwargs(name, spec, kwargs, _general(options))
-    source = Source(
+    source = VectorSource(
         name=name,
         spec=spec,
         kwargs=kwargs,

@@ -162,7 +162,7 @@ OuterWrapper = Callable[[VectorEnv], VectorEnv]
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class VectorSource:
     """All that it takes to make the environments of a task, any number of them.
 
     Attributes:
@@ -221,7 +221,7 @@ class Made:
     stepped: str = "native"
 
 
-def make_vector(source: Source, num_envs: int) -> Made:
+def make_vector(source: VectorSource, num_envs: int) -> Made:
     """Makes `num_envs` environments together, and puts the outer wrappers on.
 
     Raises:
@@ -265,7 +265,7 @@ def declared_mode(vector: VectorEnv) -> AutoresetMode | None:
     return mode if isinstance(mode, AutoresetMode) else None
 
 
-def _native(source: Source, num_envs: int) -> Made | str:
+def _native(source: VectorSource, num_envs: int) -> Made | str:
     """The task's own vector environment, or why it cannot be had."""
     spec = source.spec
     if spec.vector_entry_point is None:
@@ -296,7 +296,7 @@ def _native(source: Source, num_envs: int) -> Made | str:
     )
 
 
-def _native_kwargs(source: Source, make: Callable[..., Any], num_envs: int) -> Any:
+def _native_kwargs(source: VectorSource, make: Callable[..., Any], num_envs: int) -> Any:
     """Arguments of a vector entry point, or why it cannot do the same as single environments."""
     parameters = inspect.signature(make).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -331,7 +331,7 @@ def _modes(asked: Autoreset) -> tuple[AutoresetMode, ...]:
     return (AutoresetMode[asked.name],)
 
 
-def _not_native(source: Source, num_envs: int, reason: str) -> None:
+def _not_native(source: VectorSource, num_envs: int, reason: str) -> None:
     """Says why the environments are stepped one after another."""
     if source.vectorization == "native":
         raise UserError(
@@ -348,7 +348,7 @@ def _not_native(source: Source, num_envs: int, reason: str) -> None:
     )
 
 
-def _of_singles(source: Source, num_envs: int) -> Made:
+def _of_singles(source: VectorSource, num_envs: int) -> Made:
     """Single environments, one after another or each in a process."""
     kwargs = dict(source.kwargs)
     if source.render_mode is not None:
@@ -375,7 +375,7 @@ def _of_singles(source: Source, num_envs: int) -> Made:
     return Made(vector, mode, native=False, stepped=stepped)
 
 
-def _wrapped(source: Source, wrapper: OuterWrapper, made: Made) -> VectorEnv:
+def _wrapped(source: VectorSource, wrapper: OuterWrapper, made: Made) -> VectorEnv:
     """Puts an outer wrapper on; whatever goes wrong, the environments are closed."""
     try:
         wrapped = wrapper(made.vector)

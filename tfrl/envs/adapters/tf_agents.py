@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfrl import checks
-from tfrl.envs.adapters.tf_agents_backend import Source, TFAgentsBackend
+from tfrl.envs.adapters.tf_agents_backend import TimeStepSource, TFAgentsBackend
 from tfrl.envs.adapters.tf_agents_specs import Splitter
 from tfrl.envs.core import Autoreset
 from tfrl.envs.host import refuse_cached
@@ -204,7 +204,7 @@ def make_tf_agents(
     _check_kwargs(name, make, kwargs)
     expected = "functions PyEnvironment -> PyEnvironment"
     refuse_device_wrappers(name, wrappers, expected, "tf_agents.environments.wrappers")
-    source = Source(
+    source = TimeStepSource(
         name=name,
         make=functools.partial(_wrapped, functools.partial(make, **kwargs), tuple(wrappers)),
         takes_size="num_envs" in inspect.signature(make).parameters,

@@ -343,7 +343,7 @@ _NUMBERS = ("step_type", "reward", "discount")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TimeStepSource:
     """What a batch is made from.
 
     Attributes:
@@ -367,7 +367,7 @@ class TFAgentsBackend(Backend):
     The last frame of an episode terminates it where its discount is 0, and truncates it otherwise.
     """
 
-    def __init__(self, source: Source, num_envs: int, autoreset: Autoreset):
+    def __init__(self, source: TimeStepSource, num_envs: int, autoreset: Autoreset):
         """Makes the environments.
 
         Args:

@@ -54,7 +54,7 @@ class Enemies(struct.Struct):
 
 
 @struct.dataclass
-class Advance(struct.Struct):
+class Moved(struct.Struct):
     """What happened in `advance`.
 
     Attributes:
@@ -140,7 +140,7 @@ def advance(
     player: tuple[tf.Tensor, tf.Tensor],
     bullets: tuple[tf.Tensor, tf.Tensor],
     move_frames: tf.Tensor,
-) -> tuple[Enemies, Advance]:
+) -> tuple[Enemies, Moved]:
     """Moves enemies and their bullets, and lets submarines fire.
 
     Args:
@@ -177,7 +177,7 @@ def advance(
         ),
         bomb=tf.where(_off(bomb), GONE, bomb),
     )
-    happened = Advance(
+    happened = Moved(
         shot=tf.reduce_any(ran, axis=-1), touched=tf.reduce_any(touches & in_row, axis=-1)
     )
     return after, happened
