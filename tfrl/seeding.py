@@ -53,7 +53,7 @@ def as_key(key_or_seed: Any) -> tf.Tensor:
     Raises:
       UserError: For anything else.
     """
-    if isinstance(key_or_seed, int) and not isinstance(key_or_seed, bool):
+    if isinstance(key_or_seed, int | np.integer) and not isinstance(key_or_seed, bool):
         return key(key_or_seed)
     found = tf.convert_to_tensor(key_or_seed)
     if not found.dtype.is_integer or found.shape != [2]:

@@ -1,10 +1,12 @@
 """The shared records. Every part of the library uses these names and no others."""
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks, struct
 
 Nest = Any
 
@@ -12,6 +14,9 @@ Nest = Any
 @struct.dataclass
 class Trajectory(struct.Struct):
     """Steps of experience, time-major `[T, B, ...]` (or any leading axes they are cut to).
+
+    Every field may be left out: a None is an empty subtree. `actions`, `rewards`, `dones` and
+    `extras` read the same under EvoRL's names, see `SampleBatch`.
 
     Attributes:
       obs: o_t, a nest.
@@ -21,20 +26,74 @@ class Trajectory(struct.Struct):
       termination: bool `[T, B]`; the episode ended in a terminal state at this step.
       truncation: bool `[T, B]`; the episode was cut at this step.
       valid: bool `[T, B]`; False for a row that exists only because of an autoreset, or is frozen
-        after an end. Invalid rows count in no loss, statistic or counter.
+        after an end. Invalid rows count in no loss, statistic or counter. None: all are valid.
       policy_extras: What the agent put into `ActionOutput.extras`, a nest.
       env_extras: The `info` fields of the environment that were asked for, a dict.
     """
 
-    obs: Nest
-    action: Nest
-    reward: Nest
-    next_obs: Nest
-    termination: tf.Tensor
-    truncation: tf.Tensor
-    valid: tf.Tensor
+    obs: Nest = None
+    action: Nest = None
+    reward: Nest = None
+    next_obs: Nest = None
+    termination: Any = None
+    truncation: Any = None
+    valid: Any = None
     policy_extras: Nest = None
     env_extras: Nest = None
+
+    @property
+    def actions(self) -> Nest:
+        """`action`."""
+        return self.action
+
+    @property
+    def rewards(self) -> Nest:
+        """`reward`."""
+        return self.reward
+
+    @property
+    def dones(self) -> Any:
+        """Whether the episode ended at this step, in either way; None where that is not known."""
+        ends = [x for x in (self.termination, self.truncation) if x is not None]
+        return functools.reduce(tf.logical_or, ends) if ends else None
+
+    @property
+    def extras(self) -> struct.TensorDict:
+        """`{"policy_extras": ..., "env_extras": ...}`, without what is left out."""
+        found = {"policy_extras": self.policy_extras, "env_extras": self.env_extras}
+        return struct.TensorDict({name: x for name, x in found.items() if x is not None})
+
+
+def SampleBatch(  # noqa: N802  EvoRL's record
+    obs: Nest = None,
+    actions: Nest = None,
+    rewards: Nest = None,
+    next_obs: Nest = None,
+    dones: Any = None,
+    extras: Mapping[str, Nest] | None = None,
+) -> Trajectory:
+    """Returns a `Trajectory` of the fields of EvoRL's `SampleBatch`, each of which may be left out.
+
+    Args:
+      obs: o_t.
+      actions: a_t.
+      rewards: r_t, or a dict of them.
+      next_obs: o_{t+1}.
+      dones: bool; becomes `termination`: what a time limit cut is told by `Trajectory` alone.
+      extras: `policy_extras` and `env_extras`.
+    """
+    extras = dict(extras or {})
+    checks.known("extras of a SampleBatch", extras, ("policy_extras", "env_extras"))
+    if dones is not None:
+        dones = tf.cast(dones, tf.bool)
+    return Trajectory(
+        obs=obs, action=actions, reward=rewards, next_obs=next_obs, termination=dones, **extras
+    )
+
+
+def obs_of(record: Nest) -> Nest:
+    """Returns the observation of a `Trajectory`; anything else is one."""
+    return record.obs if isinstance(record, Trajectory) else record
 
 
 @struct.dataclass

@@ -376,6 +376,6 @@ class LearningTest(parameterized.TestCase):
         env = relay(num_envs=2, autoreset="DISABLED")
         agent = joint(env, {"shared": SMALL})
         state = agent.init(KEY)
-        trajectory = eval_rollout_episode(env, agent, env.reset(KEY), state, KEY)
+        trajectory, _ = eval_rollout_episode(env, agent, env.reset(KEY), state, KEY)
         self.assertEqual(trajectory.reward["agent_1"].shape, [24, 2])
         self.assertIsNone(trajectory.policy_extras)

@@ -83,7 +83,7 @@ class HalvesTest(parameterized.TestCase):
 
     def test_episodes_of_an_evaluation(self):
         env, log = halves()
-        rows = eval_rollout_episode(env, Always(), env.reset(0), (), seeding.key(0), length=20)
+        rows, _ = eval_rollout_episode(env, Always(), env.reset(0), (), seeding.key(0), length=20)
         np.testing.assert_array_equal(rows.valid.numpy().sum(0), [2, 3, 1, 4])
         self.assertEqual(log.count("send a"), 3)  # a half that is over steps no more
         result = Evaluator(env=env, agent=Always(), num_episodes=6).evaluate((), seeding.key(0))

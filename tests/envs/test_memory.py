@@ -52,7 +52,7 @@ def recall(agent, num_envs=1000, state=(), **kwargs):
         lambda: fast_eval_rollout_episode(env, agent, env.reset(key), state, key, carry=carry),
         autograph=False,
     )
-    totals = play()
+    totals, _ = play()
     steps = kwargs.get("delay", 20) + 2
     np.testing.assert_array_equal(totals.episode_lengths, np.full(num_envs, steps))
     assert set(totals.episode_returns.numpy()) <= {0.0, 1.0}

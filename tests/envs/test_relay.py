@@ -42,7 +42,7 @@ def returns(agent, num_envs=4000, **kwargs):
     play = tf.function(
         lambda key: fast_eval_rollout_episode(env, agent, env.reset(key), {}, key), autograph=False
     )
-    return play(KEY)
+    return play(KEY)[0]
 
 
 def actions(*moves):

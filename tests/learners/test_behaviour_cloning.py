@@ -52,7 +52,7 @@ def transitions(key, n):
 
 def mean_return(agent, state):
     env = make_env("tf:CartPole-v1", num_envs=32, autoreset="DISABLED")
-    result = tf.function(
+    result, _ = tf.function(
         lambda: fast_eval_rollout_episode(env, agent, env.reset(KEY), state, KEY, 500),
         autograph=False,
     )()

@@ -158,14 +158,6 @@ class RolloutErrorTest(parameterized.TestCase):
             )
         return str(caught.exception)
 
-    def test_bare_environment(self):
-        self.assertEqual(
-            self.message(env=fakes.Scripted(lengths=((9,),), mode=None)),
-            "env: expected an environment with an autoreset mode, got the bare Scripted (no "
-            "final_obs and no autoreset in info). Make it with tfrl.make_env, which adds time "
-            "limit, episode statistics and autoreset.",
-        )
-
     @parameterized.parameters(0, -2, 2.5, True, None)
     def test_length(self, length):
         self.assertEqual(
@@ -179,8 +171,8 @@ class RolloutErrorTest(parameterized.TestCase):
     def test_unknown_extra_field(self):
         self.assertEqual(
             self.message(fields=("total", "totl")),
-            "env_extra_fields: expected some of autoreset, final_obs, total, "
-            "got totl. Did you mean total?",
+            "env_extra_fields: expected some of autoreset, final_obs, obs, reward, termination, "
+            "total, truncation, got totl. Did you mean total?",
         )
 
     def test_carry_that_appears(self):

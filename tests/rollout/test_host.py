@@ -181,7 +181,7 @@ class EpisodeTest(parameterized.TestCase):
     def test_totals_are_those_of_the_trajectory(self, mode, discount):
         env = HostEnv(Scripted(LENGTHS, mode), mode)
         args = (env, Always(1), env.reset(0), (), seeding.key(0))
-        totals = fast_eval_rollout_episode(*args, discount=discount)
+        totals, _ = fast_eval_rollout_episode(*args, discount=discount)
         np.testing.assert_array_equal(totals.episode_lengths, LENGTHS)
         rewards = [[100 * b + t + 2.0 for t in range(n)] for b, n in enumerate(LENGTHS)]
         np.testing.assert_array_equal(totals.episode_returns, [sum(r) for r in rewards])
@@ -193,7 +193,7 @@ class EpisodeTest(parameterized.TestCase):
 
     def test_a_recorded_episode_ends_with_the_longest(self):
         env = HostEnv(Scripted(LENGTHS), "SAME_STEP")
-        rows = eval_rollout_episode(env, Always(), env.reset(0), (), seeding.key(0), length=40)
+        rows, _ = eval_rollout_episode(env, Always(), env.reset(0), (), seeding.key(0), length=40)
         self.assertEqual(rows.obs.shape, (40, 3, 3))
         np.testing.assert_array_equal(rows.valid.numpy().sum(0), LENGTHS)
         self.assertLen(env.backend.taken, 3)

@@ -1,6 +1,7 @@
 """The agent protocol: pure functions over an `AgentState`, and a plan of updates."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +12,7 @@ from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.errors import UserError
 from tfrl.loading import loadable
 from tfrl.ops import statistics
-from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
+from tfrl.types import ActionOutput, AgentState, Nest, Trajectory, obs_of
 
 # loss(params, state, batch, key) -> (scalar loss, dict of scalar metrics)
 LossFn = Callable[
@@ -76,6 +77,9 @@ OwnUpdate = ExternalUpdate
 class Agent(abc.ABC):
     """Static logic of an agent. Subclasses are `struct.logic_dataclass`es.
 
+    `init` takes a key, or specs and a key: `init(obs_spec, action_spec, key)`. `compute_actions`
+    and `evaluate_actions` take observations, or a `Trajectory` for its `obs`.
+
     Attributes:
       obs_spec: The nest of specs of one observation that it takes.
       action_spec: The nest of specs of one action that it gives.
@@ -83,6 +87,18 @@ class Agent(abc.ABC):
 
     obs_spec: Nest
     action_spec: Nest
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets the methods of a subclass take what the class says, see there."""
+        super().__init_subclass__(**kwargs)
+        wrappers = {
+            "init": _taking_specs,
+            "compute_actions": _taking_records,
+            "evaluate_actions": _taking_records,
+        }
+        for name, wrapper in wrappers.items():
+            if name in vars(cls):
+                setattr(cls, name, wrapper(vars(cls)[name]))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Agent":
         """Explains the equivalent of another library's `PPO("MlpPolicy", env)`."""
@@ -100,7 +116,21 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: tf.Tensor) -> AgentState:
-        """Makes a fresh state from a key."""
+        """Makes a fresh state from a key, int32 [2]."""
+
+    def init_of(
+        self, init: Callable[..., Any], obs_spec: Nest, action_spec: Nest, key: tf.Tensor
+    ) -> Any:
+        """Returns the state of specs that are given with the key; `init` is the agent's own."""
+        for name, given in (("obs_spec", obs_spec), ("action_spec", action_spec)):
+            if given != getattr(self, name):
+                raise UserError(
+                    f"{name} of {type(self).__name__}.init",
+                    expected=f"the {name} that it was made with: {getattr(self, name)}",
+                    got=repr(given),
+                    remedy="Its networks are made of the specs: give them to the constructor.",
+                )
+        return init(self, key)
 
     @abc.abstractmethod
     def compute_actions(
@@ -123,6 +153,9 @@ class Agent(abc.ABC):
 
     # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy`.
     learns_from_replay = False
+    # Whether it acts by more than the observation: it is given a `Trajectory` of `obs`, and of
+    # `reward`, `termination`, `truncation` and `env_extras` (the `info`) of the step before.
+    takes_records = False
     # Passes over a rollout and gradient steps of a pass, the defaults of a workflow.
     epochs_and_minibatches = (4, 4)
 
@@ -218,6 +251,29 @@ class Agent(abc.ABC):
           A bool scalar tensor, or None when the agent never stops early.
         """
         return None
+
+
+def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an `init` that also takes specs before the key; they must be those of the agent."""
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) + len(kwargs) == 1:
+            return init(self, *args, **kwargs)
+        given = dict(zip(("obs_spec", "action_spec", "key"), args, strict=False), **kwargs)
+        return self.init_of(init, **given)
+
+    return wrapped
+
+
+def _taking_records(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that acts, of which the observations may be a `Trajectory`."""
+
+    @functools.wraps(act)
+    def wrapped(self: Any, state: Any, obs: Nest, *args: Any, **kwargs: Any) -> Any:
+        return act(self, state, obs if self.takes_records else obs_of(obs), *args, **kwargs)
+
+    return wrapped
 
 
 class NormalizingAgent(Agent):

@@ -80,10 +80,9 @@ class Evaluator(struct.Struct):
         """The environment as it is played: agents that have ended are paid nothing."""
         return RewardActive(env=self.env) if agent_ids(self.env) else self.env
 
-    @property
-    def num_rounds(self) -> int:
+    def num_rounds(self, num_episodes: int) -> int:
         """How often every environment slot plays an episode."""
-        return -(-self.num_episodes // self.env.num_envs)
+        return -(-num_episodes // self.env.num_envs)
 
     def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         """Plays the episodes; a pure function for eager, graph and XLA.
@@ -97,40 +96,54 @@ class Evaluator(struct.Struct):
           [num_episodes].
         """
         agent_state = struct.values(agent_state)
-
-        def play_round(carry: Any, index: tf.Tensor) -> tuple[Any, tuple[tf.Tensor, tf.Tensor]]:
-            reset_key, key_of_round = self.round_keys(key, index)
-            totals = fast_eval_rollout_episode(
-                self.played_env,
-                self.agent,
-                self.start(reset_key),
-                agent_state,
-                key_of_round,
-                self.episode_limit,
-                action_fn=self.action_fn,
-                discount=self.discount,
-            )
-            return carry, (totals.discounted_returns, totals.episode_lengths)
-
         batch, ids = [self.env.num_envs], agent_ids(self.env)
         one: Any = tf.TensorSpec(batch, tf.float32)
         spec = (dict.fromkeys(ids, one) if ids else one, tf.TensorSpec(batch, tf.int32))
-        _, played = scan(play_round, (), self.num_rounds, spec)  # [rounds, B]
+        rounds = self.num_rounds(self.num_episodes)
+        _, played = scan(
+            lambda carry, i: (carry, self.play_round(agent_state, key, i)), (), rounds, spec
+        )  # [rounds, B]
         count = self.num_episodes
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1])[:count], played)
 
-    def evaluate(self, agent_state: Any, key: tf.Tensor) -> EvaluationResult:
-        """Plays the episodes, compiled once, and computes their statistics on the host.
+    def play_round(
+        self, agent_state: Any, key: tf.Tensor, index: tf.Tensor
+    ) -> tuple[Nest, tf.Tensor]:
+        """Plays round number `index`: returns and lengths, [B]; pure, as `run`."""
+        reset_key, key_of_round = self.round_keys(key, index)
+        totals, _ = fast_eval_rollout_episode(
+            self.played_env,
+            self.agent,
+            self.start(reset_key),
+            agent_state,
+            key_of_round,
+            self.episode_limit,
+            action_fn=self.action_fn,
+            discount=self.discount,
+        )
+        return totals.discounted_returns, totals.episode_lengths
+
+    def evaluate(
+        self, agent_state: Any, key: tf.Tensor, num_episodes: int | None = None
+    ) -> EvaluationResult:
+        """Plays the episodes, compiled once for any number, and computes their statistics.
 
         Args:
           agent_state: The agent's state; leaves may be tensors or tf.Variables.
           key: int32 [2].
+          num_episodes: How many episodes count, in the place of the field.
 
         Returns:
           Returns and lengths per episode, mean, standard deviation and interval.
         """
-        # Values, so that variables and tensors share one trace.
-        return self.result(self._compiled_run(struct.values(agent_state), key))
+        count = self.num_episodes if num_episodes is None else num_episodes
+        checks.at_least("num_episodes", count, 1)
+        agent_state = struct.values(agent_state)  # so variables and tensors share one trace
+        rounds = [
+            self._compiled_play(agent_state, key, tf.constant(i))
+            for i in range(self.num_rounds(count))
+        ]
+        return self.result(tf.nest.map_structure(lambda *xs: tf.concat(xs, 0)[:count], *rounds))
 
     def result(self, played: Any) -> EvaluationResult:
         """Computes the statistics of what `run` returned, on the host."""
@@ -138,11 +151,12 @@ class Evaluator(struct.Struct):
         return EvaluationResult.of(returns, lengths)
 
     @functools.cached_property
-    def _compiled_run(self) -> Callable[..., Any]:
-        run = self.compiled(lambda agent_state, key: self.run(agent_state, key))
+    def _compiled_play(self) -> Callable[..., Any]:
+        play = self.compiled(lambda *args: self.play_round(*args))
         if on_host(self.env):  # a trace would keep them
-            return run
-        return traces_of(logic_key(self)).notes.setdefault("run", run)
+            return play
+        any_number = logic_key(self.replace(num_episodes=1))
+        return traces_of(any_number).notes.setdefault("play", play)
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `fn`, which plays, compiled in the mode `compile`."""
@@ -219,7 +233,7 @@ class EpisodeCollector(Evaluator):
         """
         agent_state = struct.values(agent_state)
         rounds = []
-        for index in range(self.num_rounds):
+        for index in range(self.num_rounds(self.num_episodes)):
             played = self._compiled_round(agent_state, key, tf.constant(index))
             rounds.append(tf.nest.map_structure(lambda x: x.numpy(), played))
         count = self.num_episodes
@@ -244,7 +258,7 @@ class EpisodeCollector(Evaluator):
     ) -> tuple[Trajectory, EpisodeTotals]:
         """Plays round number `index`; a pure function for eager, graph and XLA."""
         reset_key, step_key = self.round_keys(key, index)
-        trajectory = eval_rollout_episode(
+        trajectory, _ = eval_rollout_episode(
             self.played_env,
             self.agent,
             self.start(reset_key),

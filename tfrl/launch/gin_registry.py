@@ -373,17 +373,23 @@ def _unread() -> set[tuple[str, str, str]]:
     return result
 
 
-def configuration() -> dict[str, str]:
-    """Returns every binding that was read as `{name: value as gin shows it}`, without macros."""
+def values() -> dict[str, Any]:
+    """Returns every binding that was read as `{name: value}`, without macros.
+
+    A value that refers to something keeps gin's reference there.
+    """
     unread = _unread()
     return {
-        binding_name(scope, selector, parameter): repr(
-            without_references(value, lambda reference: reference)
-        )
-        for (scope, selector), values in bound().items()
-        for parameter, value in values.items()
+        binding_name(scope, selector, parameter): without_references(value, lambda x: x)
+        for (scope, selector), bindings in bound().items()
+        for parameter, value in bindings.items()
         if (scope, selector, parameter) not in unread
     }
+
+
+def configuration() -> dict[str, str]:
+    """Returns every binding that was read as `{name: value as gin shows it}`, without macros."""
+    return {name: repr(value) for name, value in values().items()}
 
 
 def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What the gin name `train` stands for, and how both binaries assemble it."""
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from tfrl import checks, struct
 from tfrl.launch import (
     configurables,  # noqa: F401  (importing it registers what gin files may name)
     gin_files,
+    gin_registry,
 )
 from tfrl.workflows import RunOptions, Workflow
 
@@ -57,11 +59,16 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
     gin_files.parse(files, bindings)
     settings = gin_files.call(Settings)
     gin_files.check_used()
+    settings.workflow.config = types.MappingProxyType(gin_registry.values())
     return settings
 
 
 def build_from_config(
-    gin_files: str | Sequence[str], bindings: Sequence[str] | Mapping[str, Any] = ()
+    gin_files: str | Sequence[str],
+    bindings: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    enable_multi_devices: bool = False,
+    enable_jit: bool = True,
 ) -> Workflow:
     """Makes the workflow that a binary makes of the same gin files and bindings.
 
@@ -70,16 +77,28 @@ def build_from_config(
         ones win: `ppo/tf_cartpole.gin`.
       bindings: They win over the files: lines such as `"make_env.num_envs = 8"`, or
         `{"make_env.num_envs": 8}`, where a text that begins with @ or % is a reference.
+      enable_multi_devices: Whether the run is spread over all devices, as `--strategy=mirrored`
+        does; sizes are those of all of them together.
+      enable_jit: False runs everything eagerly, for a debugger; True leaves what the files say.
 
     Returns:
-      The workflow. What the files bind to `train.*` (budget, evaluations) is for `workflow.learn`.
+      The workflow, whose `config` holds the bindings that were read. What the files bind to
+      `train.*` (budget, evaluations) is for `workflow.learn`.
 
     Raises:
       UserError: For anything that is wrong in them, bindings that nothing reads included.
     """
     if isinstance(bindings, Mapping):
         bindings = binding_lines(bindings)
-    return assemble([gin_files] if isinstance(gin_files, str) else gin_files, bindings).workflow
+    files = [gin_files] if isinstance(gin_files, str) else gin_files
+    workflow = assemble(files, bindings).workflow
+    if enable_multi_devices:
+        from tfrl.distribute import make_strategy
+
+        workflow.use_strategy(make_strategy("mirrored"))
+    if not enable_jit:
+        workflow.use_compile("eager")
+    return workflow
 
 
 def binding_lines(bindings: Mapping[str, Any]) -> list[str]:

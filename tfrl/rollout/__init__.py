@@ -7,10 +7,14 @@ from tfrl.rollout.episode import (
     eval_rollout_episode,
     fast_eval_rollout_episode,
 )
+from tfrl.rollout.one_step import RolloutFn, env_step, eval_env_step
 
 __all__ = [
     "EpisodeTotals",
+    "RolloutFn",
+    "env_step",
     "episode_totals",
+    "eval_env_step",
     "eval_rollout_episode",
     "fast_eval_rollout_episode",
     "rollout",

@@ -171,6 +171,9 @@ class HostPolicy:
 
     def _choose(self, state: Any, key: tf.Tensor, length: int, obs: Nest, carry: Nest) -> str:
         """NumPy where it gives the same actions faster than a call of TensorFlow."""
+        if getattr(self._agent, "takes_records", False):
+            self.why_not_numpy = "it takes records"
+            return "graph"
         try:
             self._begin("numpy", state, key, length, carry)
             ours = self._act("numpy", obs, 0, carry)

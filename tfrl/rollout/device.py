@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks
-from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.rollout.host import host_rollout
 from tfrl.rollout.step import (
@@ -14,14 +13,20 @@ from tfrl.rollout.step import (
     ActionFn,
     Loop,
     Stepper,
+    acting,
     autoreset_mode,
+    check_fields,
+    env_of,
+    extra_fields,
+    is_step,
     scan,
+    successor,
 )
 from tfrl.types import EnvState, Nest, Trajectory
 
 
 def rollout(
-    env: Env,
+    env: Any,
     agent: Any,
     env_state: EnvState,
     agent_state: Any,
@@ -40,15 +45,16 @@ def rollout(
     which is stepped in Python, call it outside of one.
 
     Args:
-      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
-      agent: Any object with `compute_actions`; a recurrent one also offers
+      env: An environment as `tfrl.make_env` gives it; or only its `step(env_state, action)`. One
+        without an autoreset layer goes on after an end as it does, and all its rows are valid.
+      agent: Any object with `compute_actions`, or only such a function; a recurrent one also offers
         `initial_carry(batch_size)`.
       env_state: The state to go on from.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: T, the number of steps; static.
-      env_extra_fields: Names of `info` fields of the state after each step, to be stored in
-        `Trajectory.env_extras`.
+      env_extra_fields: Names of `info` fields of the state after each step, or of fields that it
+        has itself ("termination"), to be stored in `Trajectory.env_extras`.
       action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
         `compute_actions` if None.
       carry: Recurrent state for the first step; the agent's `initial_carry` if None. In rows where
@@ -59,13 +65,13 @@ def rollout(
       The trajectory, every leaf [T, B, ...]; the environments' state and the carry to go on from.
 
     Raises:
-      UserError: For a bare environment, a length that is not a positive int, an extra field that
-        the environment does not give, or an agent whose carry changes its structure.
+      UserError: For a length that is not a positive int, an extra field that the environment does
+        not give, or an agent whose carry changes its structure.
     """
     length = checks.at_least("length", length, 1)
-    fields = tuple(env_extra_fields)
-    checks.known("env_extra_fields", fields, env_state.info)
-    action_fn = action_fn or agent.compute_actions
+    fields = check_fields(env_extra_fields, env_state)
+    env = env_of(env, env_state)
+    agent, action_fn = acting(agent, action_fn, "compute_actions")
     if isinstance(env, HostEnv):
         autoreset_mode(env, env_state)
         return host_rollout(
@@ -81,7 +87,10 @@ def rollout(
             in_numpy=in_numpy,
         )
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
-    same_step = stepper.mode in SAME_STEP_MODES
+    # Every row is a step, so validity needs no storage.
+    all_steps = stepper.mode in SAME_STEP_MODES or "autoreset" not in env_state.info
+    # Elsewhere the successor is the next row's observation, and needs none.
+    stored = stepper.mode in SAME_STEP_MODES or env.autoreset is None
 
     def step(loop: Loop, t: tf.Tensor) -> tuple[Loop, dict[str, Any]]:
         new_loop, output = stepper.step(loop, t)
@@ -96,18 +105,17 @@ def rollout(
         if output.extras is not None:  # to tf.nest a None inside a dict is a leaf
             row["policy_extras"] = output.extras
         if fields:
-            row["env_extras"] = {n: state.info[n] for n in fields}
-        if same_step:
-            row["next_obs"] = state.info["final_obs"]
-        else:
-            row["autoreset"] = state.info["autoreset"]
+            row["env_extras"] = extra_fields(fields, state)
+        if stored:
+            row["next_obs"] = successor(state)
+        if not all_steps:
+            row["valid"] = is_step(state)
         return new_loop, row
 
     loop, rows = scan(step, stepper.start, length)
-    if same_step:  # every row is a step, so validity needs no storage
+    if all_steps:
         rows["valid"] = tf.ones(rows["termination"].shape, tf.bool)
-    else:  # the successor is the next row's observation, so it needs none
-        rows["valid"] = tf.logical_not(rows.pop("autoreset"))
+    if not stored:
         rows["next_obs"] = tf.nest.map_structure(_shifted, rows["obs"], loop.env_state.obs)
     return Trajectory(**rows), loop.env_state, loop.carry
 

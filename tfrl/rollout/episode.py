@@ -1,18 +1,26 @@
 """One episode per environment: as a trajectory, or only its return and length."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfrl import checks, struct
-from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
-from tfrl.rollout.device import rollout
 from tfrl.rollout.host import host_episode_totals, host_rollout
-from tfrl.rollout.step import ActionFn, Loop, Stepper
+from tfrl.rollout.step import (
+    ActionFn,
+    Loop,
+    Stepper,
+    acting,
+    check_fields,
+    env_of,
+    extra_fields,
+    is_step,
+    scan,
+    successor,
+)
 from tfrl.types import EnvState, Nest, Trajectory
 
 
@@ -32,7 +40,7 @@ class EpisodeTotals(struct.Struct):
 
 
 def eval_rollout_episode(
-    env: Env,
+    env: Any,
     agent: Any,
     env_state: EnvState,
     agent_state: Any,
@@ -41,48 +49,77 @@ def eval_rollout_episode(
     env_extra_fields: Sequence[str] = (),
     action_fn: ActionFn | None = None,
     carry: Nest = None,
-) -> Trajectory:
+    light: bool = False,
+) -> tuple[Trajectory, EnvState]:
     """Records one episode of every environment, from `env_state` to its first end.
 
-    Rows after the end are invalid, whatever the environment's autoreset mode puts there. Otherwise
-    it is `rollout` with `agent.evaluate_actions`.
+    No step is taken any more when all have ended. Rows after the end of an episode are invalid,
+    whatever the environment's autoreset mode puts there.
 
     Args:
-      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
-      agent: Any object with `evaluate_actions`.
+      env: As of `rollout`.
+      agent: Any object with `evaluate_actions`, or only such a function.
       env_state: The state to start from, usually of a fresh `env.reset`.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
-      env_extra_fields: Names of `info` fields to be stored.
-      action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
+      env_extra_fields: As of `rollout`.
+      action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
+      light: Whether only rewards, ends and extra fields are kept: observations take memory.
 
     Returns:
-      The trajectory, every leaf [length, B, ...].
+      The trajectory, every leaf [length, B, ...], and the environments' last state.
 
     Raises:
       UserError: As `rollout`, and if neither `length` nor the environment has a limit.
     """
+    fields = check_fields(env_extra_fields, env_state)
+    env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
-    action_fn = action_fn or agent.evaluate_actions
-    fields = tuple(env_extra_fields)
+    agent, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
-        checks.known("env_extra_fields", fields, env_state.info)
-        play: Callable[..., Any] = functools.partial(host_rollout, one_episode=True)
-    else:
-        play = rollout
-    trajectory, _, _ = play(
-        env, agent, env_state, agent_state, key, length, fields, action_fn, carry
+        trajectory, state, _ = host_rollout(
+            *(env, agent, env_state, agent_state, key, length, fields, action_fn, carry),
+            one_episode=True,
+        )
+        ends = tf.logical_or(trajectory.termination, trajectory.truncation)
+        ends = tf.cast(tf.logical_and(ends, trajectory.valid), tf.int32)
+        before_end = tf.equal(tf.cumsum(ends, axis=0, exclusive=True), 0)  # [T, B]
+        trajectory = trajectory.replace(valid=tf.logical_and(trajectory.valid, before_end))
+        if light:
+            dropped = dict.fromkeys(("obs", "action", "next_obs", "policy_extras"))
+            trajectory = trajectory.replace(**dropped)
+        return trajectory, state
+    stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
+
+    def step(carried: Nest, t: tf.Tensor) -> tuple[Nest, dict[str, Any]]:
+        loop, running = carried
+        after, output = stepper.step(loop, t)
+        state = after.env_state
+        row = {
+            "reward": state.reward,
+            "termination": state.termination,
+            "truncation": state.truncation,
+            "valid": running & is_step(state),
+        }
+        if fields:
+            row["env_extras"] = extra_fields(fields, state)
+        if not light:
+            row.update(obs=loop.env_state.obs, action=output.action, next_obs=successor(state))
+            if output.extras is not None:
+                row["policy_extras"] = output.extras
+        return (after, running & ~(state.termination | state.truncation)), row
+
+    running = tf.ones([env.num_envs], tf.bool)
+    (loop, _), rows = scan(
+        step, (stepper.start, running), length, going=lambda carried: tf.reduce_any(carried[1])
     )
-    ends = tf.logical_or(trajectory.termination, trajectory.truncation)
-    ends = tf.cast(tf.logical_and(ends, trajectory.valid), tf.int32)
-    before_end = tf.equal(tf.cumsum(ends, axis=0, exclusive=True), 0)  # [T, B]
-    return trajectory.replace(valid=tf.logical_and(trajectory.valid, before_end))
+    return Trajectory(**rows), loop.env_state
 
 
 def fast_eval_rollout_episode(
-    env: Env,
+    env: Any,
     agent: Any,
     env_state: EnvState,
     agent_state: Any,
@@ -92,43 +129,45 @@ def fast_eval_rollout_episode(
     action_fn: ActionFn | None = None,
     carry: Nest = None,
     discount: float | None = None,
-) -> EpisodeTotals:
+) -> tuple[EpisodeTotals, EnvState]:
     """Sums up one episode of every environment; stops as soon as all of them have ended.
 
     The same episodes as `eval_rollout_episode` plays, without storing them. An episode that has
     not ended after `length` steps counts as far as it came.
 
     Args:
-      env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
-      agent: Any object with `evaluate_actions`.
+      env: As of `rollout`.
+      agent: Any object with `evaluate_actions`, or only such a function.
       env_state: The state to start from, usually of a fresh `env.reset`.
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: The most steps that an episode may take, static; `env.max_episode_steps` if None.
       env_extra_fields: Checked as in `rollout`; nothing is stored.
-      action_fn: As in `rollout`; the agent's `evaluate_actions` if None.
+      action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
       discount: Asks for `discounted_returns` too, if not None.
 
     Returns:
-      Returns and lengths of the episodes, each [B].
+      Returns and lengths of the episodes, each [B], and the environments' last state.
 
     Raises:
       UserError: As `eval_rollout_episode`.
     """
+    check_fields(env_extra_fields, env_state)
+    env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
-    checks.known("env_extra_fields", env_extra_fields, env_state.info)
-    action_fn = action_fn or agent.evaluate_actions
+    agent, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
-        found = host_episode_totals(
+        *found, last = host_episode_totals(
             env, agent, env_state, agent_state, key, length, action_fn, carry, discount
         )
         returns, lengths, discounted = (
             None if x is None else tf.convert_to_tensor(x) for x in found
         )
-        return EpisodeTotals(
+        totals = EpisodeTotals(
             episode_returns=returns, episode_lengths=lengths, discounted_returns=discounted
         )
+        return totals, last
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     zeros = tf.nest.map_structure(tf.zeros_like, stepper.start.env_state.reward)
     totals = EpisodeTotals(
@@ -142,17 +181,16 @@ def fast_eval_rollout_episode(
     ) -> tuple[tf.Tensor, Loop, tf.Tensor, EpisodeTotals]:
         loop, _ = stepper.step(loop, t)
         state = loop.env_state
-        counts = tf.logical_and(running, tf.logical_not(state.info["autoreset"]))
-        totals = _add_step(totals, state.reward, counts, discount)
+        totals = _add_step(totals, state.reward, running & is_step(state), discount)
         ends = tf.logical_or(state.termination, state.truncation)
         return t + 1, loop, tf.logical_and(running, tf.logical_not(ends)), totals
 
-    _, _, _, totals = tf.while_loop(
+    _, loop, _, totals = tf.while_loop(
         lambda t, loop, running, totals: tf.logical_and(t < length, tf.reduce_any(running)),
         body,
         (tf.constant(0), stepper.start, tf.ones([env.num_envs], tf.bool), totals),
     )
-    return totals
+    return totals, loop.env_state
 
 
 def episode_totals(trajectory: Trajectory, discount: float | None = None) -> EpisodeTotals:
@@ -184,11 +222,11 @@ def episode_totals(trajectory: Trajectory, discount: float | None = None) -> Epi
     )
 
 
-def episode_limit(env: Env, length: int | None, name: str) -> int:
+def episode_limit(env: Any, length: int | None, name: str) -> int:
     """Returns the most steps of an episode: `length`, else the environment's own limit."""
     if length is not None:
         return checks.at_least(name, length, 1)
-    if env.max_episode_steps is None:
+    if getattr(env, "max_episode_steps", None) is None:
         raise UserError(
             name,
             expected="a limit of the episode's steps",

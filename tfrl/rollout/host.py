@@ -11,7 +11,7 @@ from tfrl.envs.host_env import HostEnv, where
 from tfrl.envs.host_halves import join, split
 from tfrl.nest_packing import leaves_of
 from tfrl.rollout.acting import HostPolicy, policy_for
-from tfrl.rollout.step import SAME_STEP_MODES
+from tfrl.rollout.step import SAME_STEP_MODES, extra_fields, seen_by
 from tfrl.types import EnvState, Nest, Trajectory
 
 _SMALL_BYTES = 2**14
@@ -47,7 +47,9 @@ class HostPlayer:
             self._fresh = tf.nest.map_structure(np.zeros_like, _arrays(carry))
         self.carry = _arrays(carry)
         self._restarts = env.autoreset in SAME_STEP_MODES
-        self._policy.begin(agent_state, key, length, env_state.obs, self.carry)
+        self._agent = agent
+        seen = seen_by(agent, env_state)
+        self._policy.begin(agent_state, key, length, seen, self.carry)
 
     def step(self, t: int) -> None:
         """Acts and steps."""
@@ -56,7 +58,9 @@ class HostPlayer:
 
     def send(self, t: int) -> tuple[Nest, Nest]:
         """Acts and starts step t; returns the action and the extras."""
-        action, self._after, extras = self._policy.act(self.state.obs, t, self.carry)
+        action, self._after, extras = self._policy.act(
+            seen_by(self._agent, self.state), t, self.carry
+        )
         self.env.send(self.state, action)
         return action, extras
 
@@ -145,7 +149,7 @@ class _Record:
         self.player.receive()
         state = self.player.state
         info, termination, truncation = state.info, state.termination, state.truncation
-        more = [info[name] for name in self._fields]
+        more = extra_fields(self._fields, state).values()
         self._steps.append((state.reward, termination, truncation, info["autoreset"], *more))
         self._obs.put(t + 1, state.obs)
         ended = termination | truncation
@@ -203,7 +207,7 @@ def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
         truncation=_as_row(state.truncation),
         valid=~_as_row(info["autoreset"]),
         policy_extras=None if extras is None else _as_row(extras),
-        env_extras={name: _as_row(info[name]) for name in fields} or None,
+        env_extras=_as_row(extra_fields(fields, state)) or None,
     )
 
 
@@ -323,7 +327,7 @@ def blank_trajectory(
         truncation=env_state.truncation,
         valid=np.ones(env.num_envs, bool),
         policy_extras=extras,
-        env_extras={n: env_state.info[n] for n in fields} or None,
+        env_extras=extra_fields(fields, env_state) or None,
     )
     # Of arrays tf.stack would make int32 of int64.
     return tf.nest.map_structure(lambda x: tf.stack([tf.convert_to_tensor(x)] * length), row)
@@ -339,11 +343,11 @@ def host_episode_totals(
     action_fn: Callable[..., Any],
     carry: Nest,
     discount: float | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, EnvState]:
     """Sums up one episode of every environment; see `fast_eval_rollout_episode`.
 
     Returns:
-      Returns float32 [B], lengths int32 [B], and discounted returns float32 [B] or None.
+      Returns float32 [B], lengths int32 [B], discounted returns float32 [B] or None, and the state.
     """
     player = HostPlayer(env, agent, env_state, agent_state, key, length, action_fn, carry)
     returns, discounted = np.zeros((2, env.num_envs), np.float32)
@@ -361,7 +365,7 @@ def host_episode_totals(
         running &= ~(state.termination | state.truncation)
         if not running.any():
             break
-    return returns, lengths, None if discount is None else discounted
+    return returns, lengths, None if discount is None else discounted, player.state
 
 
 def _with_ends(next_obs: Nest, ends: list[tuple[int, np.ndarray, Nest]]) -> Nest:

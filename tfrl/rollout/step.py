@@ -1,19 +1,96 @@
-"""One step of an agent in an environment, and the checks of what a rollout is given."""
+"""One step of an agent in an environment, and what a rollout is given."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.envs.core import Autoreset, Env, where_rows
 from tfrl.errors import UserError
-from tfrl.types import ActionOutput, EnvState, Nest
+from tfrl.types import ActionOutput, EnvState, Nest, Trajectory
 
 # action_fn(agent_state, obs, key, carry) -> ActionOutput
 ActionFn = Callable[..., ActionOutput]
 
 SAME_STEP_MODES = (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
+# What a row of experience has of a state beside `info`, by names that may be asked for.
+_OWN_FIELDS = ("obs", "reward", "termination", "truncation")
+
+
+@dataclasses.dataclass(frozen=True)
+class SteppedEnv:
+    """Environments of which only the function `step` is known."""
+
+    step: Callable[[EnvState, Nest], EnvState]
+    num_envs: int
+    autoreset: Autoreset | None = None
+
+
+def env_of(env: Any, env_state: EnvState) -> Any:
+    """Returns the environments behind `env`: itself, or those whose `step` it is."""
+    if hasattr(env, "step"):
+        return env
+    owner = getattr(env, "__self__", None)
+    if owner is not None and getattr(owner, "step", None) == env:
+        return owner
+    if not callable(env):
+        raise UserError(
+            "env",
+            expected="an environment, or a function step(env_state, action) -> EnvState",
+            got=repr(env),
+        )
+    return SteppedEnv(step=env, num_envs=int(env_state.termination.shape[0]))
+
+
+def acting(agent: Any, action_fn: ActionFn | None, method: str) -> tuple[Any, ActionFn]:
+    """Returns the agent and how it acts.
+
+    Args:
+      agent: An agent, or a function that acts; one that is an agent's method has that agent.
+      action_fn: Acts in the place of the agent's method.
+      method: "compute_actions" or "evaluate_actions".
+    """
+    if not hasattr(agent, method) and callable(agent):
+        agent, action_fn = getattr(agent, "__self__", None), action_fn or agent
+    return agent, action_fn or getattr(agent, method)
+
+
+def check_fields(fields: Sequence[str], env_state: EnvState) -> tuple[str, ...]:
+    """Returns the extra fields of a rollout; raises a UserError for unknown ones."""
+    checks.known("env_extra_fields", fields, {*env_state.info, *_OWN_FIELDS})
+    return tuple(fields)
+
+
+def extra_fields(fields: Sequence[str], state: EnvState) -> dict[str, Nest]:
+    """Returns the fields of a state that were asked for: of `info`, or of the record itself."""
+    return {n: state.info[n] if n in state.info else getattr(state, n) for n in fields}
+
+
+def successor(state: EnvState) -> Nest:
+    """Returns the true successor at a step; that of a bare environment is what it shows next."""
+    return state.info.get("final_obs", state.obs)
+
+
+def seen_by(agent: Any, state: EnvState) -> Nest:
+    """Returns what an agent acts by: the observation, or a record where it takes those."""
+    if not getattr(agent, "takes_records", False):
+        return state.obs
+    return Trajectory(
+        obs=state.obs,
+        reward=state.reward,
+        termination=state.termination,
+        truncation=state.truncation,
+        env_extras=state.info,
+    )
+
+
+def is_step(state: EnvState) -> tf.Tensor:
+    """Returns bool [B]: which rows are steps, and not there because of an autoreset only."""
+    if "autoreset" in state.info:
+        return tf.logical_not(state.info["autoreset"])
+    return tf.ones(state.termination.shape, tf.bool)
 
 
 @struct.dataclass
@@ -47,8 +124,8 @@ class Stepper:
         carry: Nest,
     ):
         """Reads variables, derives the keys of all steps and fills in the first carry."""
-        self.env = env
-        self.mode = autoreset_mode(env, env_state)
+        self.env, self.agent = env, agent
+        self.mode = env.autoreset
         self.action_fn = action_fn
         self.agent_state = struct.values(agent_state)
         # One draw for all steps: inside the loop a key costs a single gather. Philox counts, so a
@@ -61,7 +138,8 @@ class Stepper:
     def step(self, loop: Loop, t: tf.Tensor) -> tuple[Loop, ActionOutput]:
         """Acts and steps; returns the next loop state and what the agent answered."""
         state = loop.env_state
-        output = self.action_fn(self.agent_state, state.obs, tf.gather(self.keys, t), loop.carry)
+        seen = seen_by(self.agent, state)
+        output = self.action_fn(self.agent_state, seen, tf.gather(self.keys, t), loop.carry)
         new_state = self.env.step(state, output.action)
         return Loop(env_state=new_state, carry=self._next_carry(new_state, output.carry)), output
 
@@ -72,10 +150,10 @@ class Stepper:
             return None
         if self.mode is Autoreset.DISABLED:  # no further episode starts
             return carry
-        if self.mode in SAME_STEP_MODES:
-            starts = tf.logical_or(state.termination, state.truncation)
-        else:
+        if self.mode is Autoreset.NEXT_STEP:
             starts = state.info["autoreset"]
+        else:
+            starts = tf.logical_or(state.termination, state.truncation)
         return where_rows(starts, self.fresh_carry, carry)
 
 
@@ -130,6 +208,7 @@ def scan(
     init: Nest,
     length: int,
     output_spec: Nest = None,
+    going: Callable[[Nest], tf.Tensor] | None = None,
 ) -> tuple[Nest, Nest]:
     """Runs `carry, output = step(carry, t)` for t = 0 .. length - 1 and stacks the outputs.
 
@@ -142,12 +221,14 @@ def scan(
       init: The first carried nest, of tensors.
       length: How many steps, static, at least 1.
       output_spec: The nest of TensorSpecs of one output; None finds it by tracing `step` once more.
+      going: `going(carry) -> bool`: no step is taken any more when it is False; None for always.
 
     Returns:
-      The last carried nest, and the outputs with a static leading axis [length].
+      The last carried nest, and the outputs with a static leading axis [length], zeros in those of
+      steps that were not taken.
     """
     if length == 1 or tf.executing_eagerly():  # a loop of one step is 160 operations of a graph
-        return _scan_in_python(step, init, length)
+        return _scan_in_python(step, init, length, going)
     if output_spec is None:
         output_spec = _output_spec(step, init)
     specs = tf.nest.flatten(output_spec)
@@ -162,8 +243,11 @@ def scan(
         arrays = tuple(a.write(t, x) for a, x in zip(arrays, leaves, strict=True))
         return t + 1, carry, arrays
 
+    def more(t: tf.Tensor, carry: Nest, _: Any) -> tf.Tensor:
+        return t < length if going is None else (t < length) & going(carry)
+
     _, carry, arrays = tf.while_loop(
-        lambda t, *_: t < length,
+        more,
         body,
         (tf.constant(0), init, arrays),
     )
@@ -171,9 +255,14 @@ def scan(
     return carry, tf.nest.pack_sequence_as(output_spec, stacked)
 
 
-def _scan_in_python(step: Any, init: Nest, length: int) -> tuple[Nest, Nest]:
-    carry, outputs = init, []
+def _scan_in_python(step: Any, init: Nest, length: int, going: Any) -> tuple[Nest, Nest]:
+    outputs: list[Nest] = []
+    carry = init
     for t in range(length):
+        if t and going is not None and not going(carry):
+            blank = tf.nest.map_structure(tf.zeros_like, outputs[-1])
+            outputs += [blank] * (length - t)
+            break
         carry, output = step(carry, tf.constant(t))
         outputs.append(output)
     return carry, tf.nest.map_structure(lambda *xs: tf.stack(xs), *outputs)

@@ -77,10 +77,11 @@ class TaskWorkflow(Workflow):
 
     # The run.
 
-    def setup(self, seed: int) -> TaskState:
-        """Makes a fresh run; sets the global seeds of Python, NumPy and TensorFlow."""
-        keras.seed_all(seed % 2**32)
-        return self._begin(seeding.key(seed))
+    def setup(self, seed: int | tf.Tensor) -> TaskState:
+        """Makes a fresh run from a seed or a key; sets Python's, NumPy's and TensorFlow's seeds."""
+        key = seeding.as_key(seed)
+        keras.seed_all(int(key[0]) % 2**32)
+        return self._begin(key)
 
     def _begin(self, key: tf.Tensor) -> TaskState:
         """A fresh run over a model, workers and a replay buffer of its own."""

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import pathlib
+import types
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +59,16 @@ class Workflow(abc.ABC):
 
     # Attributes that say nothing of what is traced; modes are part of a trace's name.
     _not_traced = frozenset(
-        ("iterations_per_call", "report", "run_time", "_folders", "_runners", "replicas", "compile")
+        (
+            "iterations_per_call",
+            "report",
+            "run_time",
+            "_folders",
+            "_runners",
+            "replicas",
+            "compile",
+            "config",
+        )
     )
     # Iterations that share a row of metrics.
     iterations_per_row = 1
@@ -85,6 +95,8 @@ class Workflow(abc.ABC):
         # What `check_env` looks at before a training; None where the workflow does it itself.
         self.env: Any = None
         self.replicas = Replicas()
+        # The gin bindings that it was built of, see `build_from_config`.
+        self.config: Mapping[str, Any] = types.MappingProxyType({})
         self.report: RunReport | None = None
         # Over all starts of a run; checkpoints carry it.
         self.run_time = RunTime()
@@ -95,10 +107,10 @@ class Workflow(abc.ABC):
 
     # Hooks of a fresh run.
 
-    def setup(self, seed: int) -> State:
-        """Makes a fresh run from a seed, by the hooks below."""
+    def setup(self, seed: int | tf.Tensor) -> State:
+        """Makes a fresh run from a seed, or a key int32 [2], by the hooks below."""
         names = ["agent", "environment", "run", "replay_buffer"]
-        keys = seeding.streams(seeding.key(seed), names)
+        keys = seeding.streams(seeding.as_key(seed), names)
         agent_state, opt_state = self.setup_agent_and_optimizer(keys["agent"])
         state = RunState(
             key=keys["run"],
@@ -434,6 +446,18 @@ class Workflow(abc.ABC):
                 remedy="Restore with the configuration that it was saved with.",
             )
         return found
+
+    @property
+    def enable_multi_devices(self) -> bool:
+        """Whether runs are spread over several replicas, see `use_strategy`."""
+        return self.replicas.several
+
+    def rescale_config(self, num_replicas: int) -> None:
+        """Is called before several replicas divide the sizes, which are those of all together.
+
+        A workflow whose sizes are meant for each replica multiplies them here.
+        """
+        return
 
     @property
     def worker_group(self) -> Any:

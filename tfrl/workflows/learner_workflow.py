@@ -202,6 +202,8 @@ class LearnerWorkflow(Workflow):
 
             self._worker_group = WorkerGroup(self.replicas.strategy)
         parts = self.replicas.num_replicas
+        if parts > 1:
+            self.rescale_config(parts)
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv):
                 check_place(env.backend.name, parts)
@@ -533,9 +535,11 @@ class LearnerWorkflow(Workflow):
 
     # The run.
 
-    def setup(self, seed: int) -> State:
-        """Makes a fresh run from a seed, by the hooks of `Workflow`."""
-        keys = seeding.streams(seeding.key(seed), ["agent", "environment", "run", "replay_buffer"])
+    def setup(self, seed: int | tf.Tensor) -> State:
+        """Makes a fresh run from a seed, or a key int32 [2], by the hooks of `Workflow`."""
+        keys = seeding.streams(
+            seeding.as_key(seed), ["agent", "environment", "run", "replay_buffer"]
+        )
         learner = self.setup_agent(keys["agent"])
         env_state, carry = self.replicas.run_traced(self._begin, keys["environment"])
         state = self._state_over(

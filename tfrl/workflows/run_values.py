@@ -7,6 +7,7 @@ axis.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 _LEARNER, _PROGRESS = "learner/", "progress/"
-_COUNTERS = (
-    *("iterations", "env_steps", "episodes", "evaluations", "episode_return", "episode_length"),
-)
+# Fields of the counters that are the learner's, or follow from it.
+_OF_LEARNER = ("learner", "learning_start")
 
 
 def learner_values(workflow: LearnerWorkflow, state: State) -> dict[str, Any]:
@@ -67,14 +67,20 @@ def load_progress(
     progress = _scattered(workflow, tf.nest.pack_sequence_as(gathered, leaves))
     if isinstance(workflow.env, HostEnv):
         progress = _new_episodes(workflow, progress, state, environments)
-    counters = {name: progress.pop(name) for name in _COUNTERS}
+    counters = {name: progress.pop(name) for name in _counters(state)}
     metrics = state.metrics.replace(**counters)
     return state.replace(metrics=metrics, **progress)  # type: ignore[no-any-return]
 
 
+def _counters(state: State) -> dict[str, Any]:
+    """The counters of a run by name; a workflow's own among them."""
+    names = (field.name for field in dataclasses.fields(state.metrics))
+    return {name: getattr(state.metrics, name) for name in names if name not in _OF_LEARNER}
+
+
 def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
     """What changes beside the variables; without what a checkpoint cannot hold."""
-    counters = {name: getattr(state.metrics, name) for name in _COUNTERS}
+    counters = _counters(state)
     env_state, carry = state.env_state, state.carry
     if isinstance(workflow.env, HostEnv):
         env_state, carry = workflow.env.kept_state(), None

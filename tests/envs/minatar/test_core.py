@@ -138,7 +138,7 @@ def test_random_play_is_distributed_as_the_packages(name):
     def play(key):
         return fast_eval_rollout_episode(env, Chooses(list(choices)), env.reset(key), {}, key)
 
-    result = play(KEY)
+    result, _ = play(KEY)
     ours = np.array([result.episode_returns, result.episode_lengths], np.float64)
     for a, b in zip(ours, theirs, strict=True):
         error = np.sqrt(a.var() / a.size + b.var() / b.size)

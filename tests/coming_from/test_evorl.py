@@ -1,0 +1,372 @@
+"""What readers of EvoRL know works here under the names of `evorl_items`."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tests.coming_from import evorl_items, pages
+from tfrl import Evaluator, RandomAgent, struct, traces
+from tfrl import seeding as keys
+from tfrl.agents import PPO, SAC
+from tfrl.envs import Autoreset
+from tfrl.errors import UserError
+from tfrl.evaluation import EpisodeCollector
+from tfrl.replay import InGraphReplay
+from tfrl.rollout import (
+    RolloutFn,
+    env_step,
+    eval_env_step,
+    eval_rollout_episode,
+    fast_eval_rollout_episode,
+    rollout,
+)
+from tfrl.types import SampleBatch, Trajectory
+from tfrl.workflows.run_state import RunMetrics, State
+
+KEY = keys.key(7)
+FIELDS = ("obs", "action", "reward", "next_obs", "termination", "truncation", "valid")
+
+
+@pytest.fixture(scope="module")
+def env():
+    return tfrl.make_env("tf:CartPole-v1", num_envs=3)
+
+
+@pytest.fixture(scope="module")
+def agent(env):
+    return PPO(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,))
+
+
+@pytest.fixture(scope="module")
+def agent_state(agent):
+    return agent.init(KEY)
+
+
+@pytest.fixture(scope="module")
+def workflow():
+    sizes = {
+        "make_env.num_envs": 4,
+        "OnPolicyWorkflow.rollout_length": 8,
+        "OnPolicyWorkflow.num_minibatches": 1,
+        "OnPolicyWorkflow.num_epochs": 1,
+        "OnPolicyWorkflow.eval_episodes": 4,
+        "OnPolicyWorkflow.compile": "graph",
+    }
+    return tfrl.build_from_config("ppo/tf_cartpole.gin", sizes)
+
+
+class TestRecords:
+    def test_every_field_may_be_left_out(self):
+        batch = SampleBatch(obs=tf.ones([2, 4]))
+        assert [x is None for x in (batch.actions, batch.rewards, batch.dones)] == [True] * 3
+        assert batch.extras == {}
+        assert len(tf.nest.flatten(Trajectory(reward=tf.ones(3)))) == 1
+
+    def test_it_reads_under_both_names(self):
+        batch = SampleBatch(
+            actions=tf.constant([1]),
+            rewards={"goal": tf.constant([2.0])},
+            dones=tf.constant([True]),
+            extras={"policy_extras": {"log_prob": tf.constant([0.5])}},
+        )
+        assert isinstance(batch, Trajectory)
+        assert batch.action is batch.actions
+        assert batch.reward["goal"] is batch.rewards["goal"]
+        assert batch.extras.policy_extras.log_prob == 0.5
+        ends = Trajectory(
+            termination=tf.constant([True, False]), truncation=tf.constant([False] * 2)
+        )
+        assert ends.dones.numpy().tolist() == [True, False]
+
+    def test_unknown_extras_are_refused(self):
+        with pytest.raises(UserError, match="extras of a SampleBatch: expected some of env_extras"):
+            SampleBatch(extras={"other": 1})
+
+    def test_dict_and_dataclass(self):
+        tree = struct.TensorDict(a={"b": 1.0})
+        tree.a.c = 2.0
+        assert tree.a.b == tree["a"]["b"] == 1.0
+
+        @struct.dataclass
+        class Data(struct.Struct):
+            x: tf.Tensor
+            name: str = struct.field(static=True, default="n")
+
+        data = Data(x=tf.constant(1.0))
+        assert tf.nest.flatten(data.replace(x=tf.constant(2.0))) == [2.0]
+        with pytest.raises(AttributeError):
+            data.x = 3.0
+
+
+class TestAgent:
+    def test_it_acts_on_records(self, env, agent, agent_state):
+        obs = env.reset(KEY).obs
+        for act in (agent.compute_actions, agent.evaluate_actions):
+            plain, record = (act(agent_state, x, KEY).action for x in (obs, SampleBatch(obs=obs)))
+            np.testing.assert_array_equal(plain, record)
+
+    def test_specs_may_come_with_the_key(self, env, agent, agent_state):
+        state = agent.init(env.obs_spec, env.action_spec, KEY)
+        tf.nest.map_structure(np.testing.assert_array_equal, state.params, agent_state.params)
+        with pytest.raises(
+            UserError, match="action_spec of PPO.init: expected the action_spec that"
+        ):
+            agent.init(env.obs_spec, env.obs_spec, KEY)
+
+    @pytest.mark.parametrize("env_id", ["tf:Pendulum-v1", "gymnasium:CartPole-v1"])
+    def test_a_random_agent_without_specs(self, env_id):
+        env, agent = tfrl.make_env(env_id, num_envs=2), RandomAgent()
+        state = agent.init(env.obs_spec, env.action_spec, KEY)
+        start = env.reset(0 if env_id.startswith("gym") else KEY)
+        trajectory, _, _ = rollout(env, agent, start, state, KEY, 3)
+        named = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        assert trajectory.action.shape[:2] == [3, 2]
+        one, two = (
+            x.compute_actions(s, start.obs, KEY) for x, s in ((agent, state), (named, state))
+        )
+        np.testing.assert_array_equal(one.action, two.action)
+        with pytest.raises(UserError, match="expected the specs, since it was made without"):
+            agent.init(KEY)
+
+    @pytest.mark.parametrize("env_id", ["tf:CartPole-v1", "gymnasium:CartPole-v1"])
+    def test_an_agent_that_looks_at_more_than_the_observation(self, env_id):
+        @struct.logic_dataclass
+        class AfterReward(RandomAgent):
+            """Goes right after a reward, and left at the start."""
+
+            takes_records = True
+
+            def compute_actions(self, state, obs, key, carry=None):
+                output = super().compute_actions(state, obs.obs, key, carry)
+                return output.replace(action=tf.cast(obs.rewards > 0, tf.int64))
+
+        env = tfrl.make_env(env_id, num_envs=2)
+        agent = AfterReward(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        start = env.reset(0 if env_id.startswith("gym") else KEY)
+        trajectory, _, _ = rollout(env, agent, start, agent.init(KEY), KEY, 3)
+        assert np.asarray(trajectory.action).tolist() == [[0, 0], [1, 1], [1, 1]]
+
+
+class TestRollout:
+    @pytest.mark.parametrize("bound", [True, False])
+    def test_bare_functions(self, env, agent, agent_state, bound):
+        step, act = env.step, agent.compute_actions
+        if not bound:
+            step, act = (
+                (lambda *args: env.step(*args)),
+                (lambda *args: agent.compute_actions(*args)),
+            )
+        start = env.reset(KEY)
+        ours, last, _ = rollout(env, agent, start, agent_state, KEY, 30)
+        theirs, also_last, _ = rollout(step, act, start, agent_state, KEY, 30)
+        for name in FIELDS:
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        np.testing.assert_array_equal(last.obs, also_last.obs)
+        with pytest.raises(UserError, match="env: expected an environment, or a function step"):
+            rollout(3, act, start, agent_state, KEY, 3)
+
+    def test_fields_of_the_record_itself(self, env, agent, agent_state):
+        fields = ("termination", "episode_length")
+        played, _, _ = rollout(env, agent, env.reset(KEY), agent_state, KEY, 30, fields)
+        np.testing.assert_array_equal(played.env_extras["termination"], played.termination)
+        with pytest.raises(UserError, match="env_extra_fields: expected some of .*termination"):
+            rollout(env, agent, env.reset(KEY), agent_state, KEY, 3, ("steps",))
+
+    @pytest.mark.parametrize("mode", ["graph", "xla"])
+    def test_no_step_once_all_have_ended(self, env, agent, agent_state, mode):
+        steps = tf.Variable(0)
+
+        def counted(state, action):
+            if mode == "graph":
+                steps.assign_add(1)
+            return env.step(state, action)
+
+        @tf.function(autograph=False, jit_compile=mode == "xla")
+        def play(key):
+            start = env.reset(key)
+            act = agent.evaluate_actions
+            whole, last = eval_rollout_episode(counted, act, start, agent_state, KEY, 200)
+            light, _ = eval_rollout_episode(env, agent, start, agent_state, KEY, 200, light=True)
+            totals, same = fast_eval_rollout_episode(env, agent, start, agent_state, KEY, 200)
+            return whole, light, totals, last.obs, same.obs
+
+        whole, light, totals, last, same = play(KEY)
+        longest = int(tf.reduce_max(totals.episode_lengths))
+        assert longest < 200
+        assert mode == "xla" or int(steps) == longest
+        assert whole.reward.shape == [200, 3]
+        assert not whole.valid.numpy()[longest:].any()
+        lengths = tf.reduce_sum(tf.cast(whole.valid, tf.int32), 0)
+        np.testing.assert_array_equal(lengths, totals.episode_lengths)
+        np.testing.assert_array_equal(light.valid, whole.valid)
+        np.testing.assert_array_equal(last, same)
+        assert light.obs is light.action is light.next_obs is light.policy_extras is None
+        # The successor of every step is what the next one saw.
+        np.testing.assert_array_equal(whole.obs[1:4], whole.next_obs[:3])
+
+    def test_without_an_autoreset_layer(self, env, agent, agent_state):
+        bare = env.unwrapped
+        start = bare.reset(KEY)
+        played, _, _ = rollout(bare, agent, start, agent_state, KEY, 5)
+        assert played.valid.numpy().all()
+        np.testing.assert_array_equal(played.next_obs[:-1], played.obs[1:])
+        ours, _ = fast_eval_rollout_episode(bare, agent, start, agent_state, KEY, 100)
+        theirs, _ = fast_eval_rollout_episode(
+            env.step, agent.evaluate_actions, env.reset(KEY), agent_state, KEY, 100
+        )
+        assert ours.episode_lengths.shape == theirs.episode_lengths.shape
+
+    def test_one_step(self, env, agent, agent_state):
+        start = env.reset(KEY)
+        step, after = env_step(
+            env.step, agent.compute_actions, start, agent_state, KEY, ("reward",)
+        )
+        assert step.obs.shape == [3, 4]
+        np.testing.assert_array_equal(step.env_extras["reward"], step.reward)
+        light, same = eval_env_step(env, agent, start, agent_state, KEY)
+        assert light.obs is light.action is None
+        assert light.reward.shape == after.reward.shape == same.reward.shape
+
+    def test_the_protocol_is_met(self):
+        fn: RolloutFn = rollout
+        assert callable(fn)
+
+    @pytest.mark.parametrize("autoreset", [Autoreset.SAME_STEP, Autoreset.DISABLED])
+    def test_autoreset_modes(self, agent, agent_state, autoreset):
+        env = tfrl.make_env("tf:CartPole-v1", num_envs=3, autoreset=autoreset)
+        played, _, _ = rollout(env, agent, env.reset(KEY), agent_state, KEY, 80)
+        assert played.valid.numpy().all() == (autoreset is Autoreset.SAME_STEP)
+        assert played.dones.numpy().any()
+
+
+class TestEvaluator:
+    def test_another_number_of_episodes_is_no_trace(self, env, agent, agent_state):
+        evaluator = Evaluator(env=env, agent=agent, num_episodes=6, max_steps=20)
+        first = evaluator.evaluate(agent_state, KEY)
+        known = traces.traces_of(traces.logic_key(evaluator.replace(num_episodes=1))).notes["play"]
+        for number in (3, 9, 5):
+            found = evaluator.evaluate(agent_state, KEY, num_episodes=number)
+            assert found.episode_returns.shape == found.episode_lengths.shape == (number,)
+            shared = min(number, 6)
+            np.testing.assert_array_equal(
+                found.episode_returns[:shared], first.episode_returns[:shared]
+            )
+        evaluator.replace(num_episodes=12).evaluate(agent_state, KEY)
+        assert known.experimental_get_tracing_count() == 1
+        with pytest.raises(UserError, match="num_episodes"):
+            evaluator.evaluate(agent_state, KEY, num_episodes=0)
+
+    def test_trajectories_of_the_same_episodes(self, env, agent, agent_state):
+        collector = EpisodeCollector(env=env, agent=agent, num_episodes=2, max_steps=20)
+        found = collector.collect(agent_state, KEY)
+        assert [len(e.reward) for e in found.episodes] == found.result.episode_lengths.tolist()
+
+
+class TestWorkflow:
+    def test_config(self, workflow):
+        assert workflow.config["make_env.num_envs"] == 4
+        with pytest.raises(TypeError):
+            workflow.config["make_env.num_envs"] = 5
+        assert not workflow.enable_multi_devices
+
+    def test_a_run(self, workflow):
+        state = workflow.setup(keys.key(3))
+        np.testing.assert_array_equal(state.key, workflow.setup(3).key)
+        names = ["key", "metrics", "agent_state", "opt_state", "env_state", "replay_buffer_state"]
+        assert isinstance(state, State)
+        assert all(hasattr(state, name) for name in names)
+        metrics, state = workflow.step(state)
+        assert metrics["env_steps"] == 32
+        one, state = workflow.evaluate(state)
+        two, state = workflow.evaluate(state)
+        assert one["eval_return_mean"] != two["eval_return_mean"]
+        assert workflow.learn(state, total_env_steps=64).metrics.env_steps == 64
+
+    def test_enable_jit_and_multi_devices(self):
+        sizes = {"make_env.num_envs": 4, "OnPolicyWorkflow.rollout_length": 8}
+        eager = tfrl.build_from_config("ppo/tf_cartpole.gin", sizes, enable_jit=False)
+        assert set(eager.compile.values()) == {"eager"}
+        several = tfrl.build_from_config("ppo/tf_cartpole.gin", sizes, enable_multi_devices=True)
+        assert several.enable_multi_devices
+        assert several.replicas.num_replicas == len(tf.config.list_logical_devices("CPU"))
+
+    def test_sizes_of_each_replica(self, env, agent):
+        class Sized(tfrl.OnPolicyWorkflow):
+            def rescale_config(self, num_replicas):
+                self.env = self.env.with_num_envs(3 * num_replicas)
+                self.eval_env = self.eval_env.with_num_envs(3 * num_replicas)
+
+        workflow = Sized(env, agent, rollout_length=4, num_minibatches=1, remainder="pad")
+        workflow.use_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+        assert (workflow.env.num_envs, workflow.replica_env.num_envs) == (6, 3)
+
+    def test_counters_of_ones_own_are_saved(self, env, agent, tmp_path):
+        @struct.dataclass
+        class Counters(RunMetrics):
+            worst: tf.Tensor = None
+
+        class Counting(tfrl.OnPolicyWorkflow):
+            def setup_workflow_metrics(self):
+                fields = {n: getattr(RunMetrics.start(), n) for n in RunMetrics.start().__dict__}
+                return Counters(**{**fields, "worst": tf.constant(-1.0)})
+
+            def iterate(self, state, key):
+                row, state = super().iterate(state, key)
+                worst = tf.maximum(state.metrics.worst, row["value_loss"])
+                metrics = state.metrics.replace(worst=worst)
+                return {**row, "worst": worst}, state.replace(metrics=metrics)
+
+        workflow = Counting(
+            env, agent, rollout_length=4, num_epochs=1, num_minibatches=1, compile="graph"
+        )
+        row, state = workflow.step(workflow.setup(0))
+        assert row["worst"] == row["value_loss"] > 0
+        workflow.save(state, tmp_path)
+        assert workflow.restore(tmp_path).metrics.worst == row["worst"]
+
+    def test_demonstrations_fill_the_buffer(self):
+        env = tfrl.make_env("tf:Pendulum-v1", num_envs=2)
+
+        class Demonstrated(tfrl.OffPolicyWorkflow):
+            def postsetup_replay_buffer(self, state):
+                demonstrator = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+                start, agent_state = env.reset(KEY), demonstrator.init(KEY)
+                played, _, _ = rollout(env, demonstrator, start, agent_state, KEY, 20)
+                self.replay_buffer(state).add(played)
+                return state
+
+        agent = SAC(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8, 8))
+        workflow = Demonstrated(
+            env,
+            agent,
+            replay_buffer=InGraphReplay(
+                capacity=100,
+                num_envs=2,
+                obs_spec=env.obs_spec,
+                action_spec=env.action_spec,
+            ),
+            random_steps=0,
+            batch_size=8,
+            compile="graph",
+        )
+        state = workflow.setup(0)
+        assert int(workflow.replay_buffer(state).size()) == 40
+        row, state = workflow.step(state)
+        assert row["learner_steps"] == 2  # of the first two env steps, from demonstrations
+
+
+def test_the_page_has_the_table():
+    assert pages.shown("docs/coming_from_evorl.md", "evorl") == pages.table(
+        "EvoRL", evorl_items.ITEMS
+    )
+
+
+def test_the_page_runs():
+    text = (pages.ROOT / "docs/coming_from_evorl.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(block, names)  # noqa: S102  our own page
+    assert names["metrics"]["eval_episodes"] > 0

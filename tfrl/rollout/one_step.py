@@ -1,0 +1,90 @@
+"""One step of an agent in its environments, as a record."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfrl.rollout.step import (
+    ActionFn,
+    acting,
+    check_fields,
+    env_of,
+    extra_fields,
+    is_step,
+    seen_by,
+    successor,
+)
+from tfrl.types import EnvState, Nest, Trajectory
+
+
+class RolloutFn(Protocol):
+    """What `rollout` is: a function of one's own that is called as it can stand in its place."""
+
+    def __call__(
+        self,
+        env: Any,
+        agent: Any,
+        env_state: EnvState,
+        agent_state: Any,
+        key: tf.Tensor,
+        length: int,
+        env_extra_fields: Sequence[str] = (),
+        action_fn: ActionFn | None = None,
+        carry: Nest = None,
+    ) -> tuple[Trajectory, EnvState, Nest]:
+        """Returns experience [T, B, ...], the environments' state, and the carry."""
+
+
+def env_step(
+    env: Any,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    env_extra_fields: Sequence[str] = (),
+) -> tuple[Trajectory, EnvState]:
+    """Acts once and steps once, for agents without memory; those with one take `rollout`.
+
+    Args:
+      env: As of `rollout`, on the device.
+      agent: Any object with `compute_actions`, or only such a function.
+      env_state: The state to act on.
+      agent_state: The agent's state.
+      key: int32 [2]; the action draws from it.
+      env_extra_fields: As of `rollout`.
+
+    Returns:
+      The step, leaves [B, ...], and the environments' state after it.
+    """
+    fields = check_fields(env_extra_fields, env_state)
+    env = env_of(env, env_state)
+    agent, action_fn = acting(agent, None, "compute_actions")
+    output = action_fn(agent_state, seen_by(agent, env_state), key, None)
+    after = env.step(env_state, output.action)
+    step = Trajectory(
+        obs=env_state.obs,
+        action=output.action,
+        reward=after.reward,
+        next_obs=successor(after),
+        termination=after.termination,
+        truncation=after.truncation,
+        valid=is_step(after),
+        policy_extras=output.extras,
+        env_extras=extra_fields(fields, after) or None,
+    )
+    return step, after
+
+
+def eval_env_step(
+    env: Any,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    env_extra_fields: Sequence[str] = (),
+) -> tuple[Trajectory, EnvState]:
+    """Is `env_step` by `evaluate_actions`, and keeps rewards, ends and extra fields only."""
+    agent, action_fn = acting(agent, None, "evaluate_actions")
+    step, after = env_step(env, action_fn, env_state, agent_state, key, env_extra_fields)
+    return step.replace(obs=None, action=None, next_obs=None, policy_extras=None), after
