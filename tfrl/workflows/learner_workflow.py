@@ -96,6 +96,8 @@ class LearnerWorkflow(Workflow):
     loops_in_python = False
     # Whether learning runs in the background of the next rollout on the host.
     overlap = False
+    # What the host's runner does in two parts: the rollout in Python, one call for the rest.
+    _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
 
     def __init__(
         self,
@@ -229,11 +231,10 @@ class LearnerWorkflow(Workflow):
           action_fn: How the agent acts; its `compute_actions` by default.
         """
         replicas, agent_state = self.replicas, state.agent_state
-        collect = stages.stage(
-            "rollout" if action_fn is None else "rollout/random",
-            functools.partial(self.collect, action_fn=action_fn),
-            inline=self.overlaps,
-        )
+        collect: Any = functools.partial(self.collect, action_fn=action_fn)
+        if not isinstance(self.env, HostEnv):  # whose policy alone is compiled
+            name = "rollout" if action_fn is None else "rollout/random"
+            collect = stages.stage(name, collect, inline=self.overlaps)
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
             values = struct.values(agent_state)
@@ -284,14 +285,10 @@ class LearnerWorkflow(Workflow):
     ) -> tuple[dict[str, tf.Tensor], State]:
         """Returns the row of an iteration and the state with its counters."""
         state = state.after(out)
+        if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
+            self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         return {**out.metrics, **metrics, **episodes}, state
-
-    @abc.abstractmethod
-    def learn_from(
-        self, state: State, out: RolloutResult, key: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], State]:
-        """Learns from a rollout: the second half of `iterate`, and what it returns."""
 
     def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
         """Returns what a replica's rollout found together with that of the others."""
@@ -327,6 +324,18 @@ class LearnerWorkflow(Workflow):
                 for m, own in state.agent_state.items()
             }
         return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+
+    def stages_of(self, state: State) -> Stages | None:
+        """Returns the stages in use, None where `iterate` is called by itself: once for a state."""
+        made = stages.current()
+        if made is None and tf.executing_eagerly() and self._runner_of(state) is not None:
+            self.ready(state)
+        return made
+
+    def _note_iterations(self, state: State) -> None:
+        runner = self._runner_of(state)
+        if runner is not None:
+            runner.iterations = int(state.metrics.iterations)
 
     @property
     def learner(self) -> Learner:
@@ -601,8 +610,17 @@ class LearnerWorkflow(Workflow):
         """Returns what runs the iterations over the variables of a state."""
         shares = self.shares_traces
         traces = traces_of(logic_key((type(self), self, self.learner))) if shares else Traces()
-        kind = HostRunner if self.loops_on_host else Runner
+        kind = HostRunner if self.loops_on_host and not self.changed_hooks else Runner
         return kind(self, traces, int(state.metrics.iterations))
+
+    @property
+    def changed_hooks(self) -> list[str]:
+        """The parts of an iteration that a class of one's own has in the library's place.
+
+        On the host such a workflow's `iterate` runs as it is written, without overlap.
+        """
+        methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
+        return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
 
     @property
     def loops_on_host(self) -> bool:
@@ -653,7 +671,6 @@ class LearnerWorkflow(Workflow):
                 got=f"that of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
-        runner.iterations = iterations  # `iterate` may have been called by itself
         return state
 
     def copied(self, state: State, runner: Runner | None) -> State:
@@ -746,6 +763,7 @@ class LearnerWorkflow(Workflow):
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
 
+    @abc.abstractmethod
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
@@ -755,10 +773,8 @@ class LearnerWorkflow(Workflow):
           state: Before the iteration, without environments.
           played: What the rollout gave.
           key: int32 [2].
-          batches: For subclasses: those that were read before, or ().
+          batches: Those that were read before, or ().
         """
-        metrics, state = self.learn_from(state, self.digested(state, played), key)
-        return metrics, state, []
 
     def digested(self, state: State, played: Trajectory) -> RolloutResult:
         """Returns what is made of a rollout on the host."""
@@ -877,7 +893,11 @@ class LearnerWorkflow(Workflow):
             return
         tuner = CompileModeTuner(self.compile, trials, made)
         tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
-        notes[note] = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+        found = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+        # A run that is restored asks for these modes by name.
+        named = {n: made.modes[n] for n in ("loop", "rollout", "update")}
+        named["evaluation"] = self.evaluation_mode
+        notes[note] = notes["modes", tuple(sorted(named.items()))] = found
 
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
