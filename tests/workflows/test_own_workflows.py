@@ -183,3 +183,23 @@ def test_a_restored_run_is_not_timed_again(env, tmp_path, monkeypatch):
     np.testing.assert_equal(restored["iterations"], 2)
     assert again.compile["update"] in ("graph", "xla")
     assert row["iterations"] == 1
+
+
+def test_states_of_another_form_are_refused(env):
+    class Other(tfrl.OnPolicyWorkflow):
+        def setup_agent_and_optimizer(self, key):
+            agent_state, opt_state = super().setup_agent_and_optimizer(key)
+            return agent_state.replace(params={"policy": {}}), opt_state
+
+    ppo = functools.partial(tfrl.OnPolicyWorkflow, env, rollout_length=LENGTH, num_minibatches=1)
+    with pytest.raises(
+        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* at par"
+    ):
+        Other(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1).setup(0)
+    other = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4).setup(0)
+    with pytest.raises(UserError, match="replay_buffer_state of the state: expected the form"):
+        ppo(tfrl.PPO).step(other)
+    with pytest.raises(UserError, match="expected what `setup` returned, got NoneType"):
+        ppo(tfrl.PPO).step(None)
+    with pytest.raises(UserError, match="^replay_buffer: expected a function"):
+        tfrl.OffPolicyWorkflow(env, tfrl.DQN, replay_buffer=5)

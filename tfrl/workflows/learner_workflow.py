@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
@@ -561,8 +561,9 @@ class LearnerWorkflow(Workflow):
         )
         if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
             given = self.setup_agent_and_optimizer(keys["agent"])
-            made = (state.agent_state, state.opt_state)
-            tf.nest.map_structure(lambda variable, x: variable.assign(x), made, given)
+            for name, x in zip(("agent_state", "opt_state"), given, strict=True):
+                what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
+                _assign(what, getattr(state, name), x)
         return self.postsetup_replay_buffer(state)
 
     def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
@@ -660,6 +661,7 @@ class LearnerWorkflow(Workflow):
         Raises:
           UserError: For a state that a later step has consumed.
         """
+        checks.instance("the state given to the workflow", state, State, "what `setup` returned")
         runner = self._runner_of(state)
         if runner is None:
             return self.copied(state, None)
@@ -693,13 +695,11 @@ class LearnerWorkflow(Workflow):
         names = ["replay_buffer_state"]
         if runner is None:
             names += ["agent_state", "opt_state"]
-            counters = (copy.metrics.learner, state.metrics.learner)
-            tf.nest.map_structure(lambda v, x: v.assign(x), *counters)
+            _assign("the counters of the state", copy.metrics.learner, state.metrics.learner)
         else:
             self.runner(copy).take_modes(runner)
         for name in names:
-            own, given = getattr(copy, name), getattr(state, name)
-            tf.nest.map_structure(lambda v, x: v.assign(x), own, given)
+            _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
         return copy
 
     def snapshot(self, state: State) -> State:
@@ -971,3 +971,22 @@ class LearnerWorkflow(Workflow):
         load_learner(self, state, values)
         self.runner(state).iterations = int(state.metrics.iterations)
         return state
+
+
+def _assign(what: str, variables: Nest, values: Nest) -> None:
+    """Assigns a nest of values; raises a UserError for one of another form."""
+    own, given = struct.paths(variables), struct.paths(values)
+    wrong = sorted(set(own) ^ set(given)) or [
+        f"{p} of shape {tuple(given[p].shape)} for {tuple(x.shape)}"
+        for p, x in own.items()
+        if tuple(given[p].shape) != tuple(x.shape)
+    ]
+    if wrong:
+        raise UserError(
+            what,
+            expected="the form that this workflow's have",
+            got=f"another one at {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
+            remedy="Begin with what `setup` of this workflow, or its hook, returns.",
+        )
+    for path, variable in own.items():
+        variable.assign(given[path])

@@ -193,7 +193,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 got=repr(replay_buffer),
                 remedy="Give one of the two.",
             )
-        self.replay = self._make_replay(replay_buffer if replay is None else replay)
+        name = "replay" if replay_buffer is None else "replay_buffer"
+        self.replay = self._make_replay(replay_buffer if replay is None else replay, name)
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         steps = rollout_length * env.num_envs
         if iterations_per_row is None:
@@ -206,8 +207,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_agent(self.agent)
         check_config(self.agent, learner_config)
 
-    def _make_replay(self, replay: Any) -> Any:
-        """The maker of the buffer."""
+    def _make_replay(self, replay: Any, name: str) -> Any:
+        """The maker of the buffer, the argument of a name."""
         env, agent = self.env, self.agent
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
@@ -215,6 +216,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             replay = functools.partial(kind, capacity=capacity)
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = made_replay(
+                name,
                 replay,
                 obs_spec=agent.obs_spec,
                 action_spec=agent.action_spec,
