@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import sys
 import types
 from concurrent import futures
@@ -48,7 +49,8 @@ def command_and_policy(folder):
     short = ["--gin_bindings=train.final_eval_episodes=8", "--gin_bindings=train.video=False"]
     run([sys.executable, str(ROOT / "bin" / "train.py"), *arguments, *short], folder)
     check = "import sys; print(action.shape, 'tfrl' in sys.modules)"
-    return run([sys.executable, "-c", SESSION[-1] + check], folder)
+    command = [sys.executable, "-c", SESSION[-1] + check]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
