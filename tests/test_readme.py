@@ -16,9 +16,13 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_python_example_is_short_and_runs(tmp_path):
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_python_example_is_short_and_runs(tmp_path, short):
     code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    if short:
+        code = code.replace("100_000, eval_interval=50_000", "12_288, eval_interval=8_192")
+        assert "12_288" in code
     out = run([sys.executable, "-c", QUICK + code], tmp_path)
     assert 9.0 < float(out.strip().splitlines()[-1]) <= 500.0
 

@@ -123,13 +123,13 @@ class FillTest(parameterized.TestCase):
         assert_same(*bits_of)
 
     def test_a_run_without_learner_steps_is_told(self):
-        flow = workflow(random_steps=20)
+        flow = workflow(random_steps=20, learning_starts=32, iterations_per_row=1)
         with self.assertWarnsRegex(UserWarning, "learns nothing: it ends at total_env_steps=20"):
             state = flow.learn(flow.setup(0), total_env_steps=20, progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             flow.learn(state, total_env_steps=20, progress=False)  # nothing is left to do
-            flow.learn(state, total_env_steps=22, progress=False)
+            flow.learn(state, total_env_steps=34, progress=False)
 
     @parameterized.parameters("eager", "graph")
     @pytest.mark.variants(1)

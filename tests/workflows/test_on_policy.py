@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 import tfrl
 from tests.agents import registered
-from tfrl import struct, traces
+from tfrl import struct
 from tfrl.agents import PPO, RandomAgent
 from tfrl.envs.core import carrying
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
@@ -179,8 +179,7 @@ class StepTest(parameterized.TestCase):
         self.assertGreater(invalid, 0)
 
     def test_stages_trace_once(self):
-        traces.forget_all()
-        w = workflow()
+        w = workflow(autoreset="NEXT_STEP", rollout_length=64)
         state = w.setup(0)
         for n in (1, 2, 3, 1):
             state = w.advance(state, n).state

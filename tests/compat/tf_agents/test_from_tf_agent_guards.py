@@ -277,7 +277,7 @@ class EagerTest(parameterized.TestCase):
 
 class ColumnsTest(parameterized.TestCase):
     @parameterized.parameters("dqn", "categorical_dqn_n_step", "sac", "ddpg")
-    @pytest.mark.variants(2)
+    @pytest.mark.variants(1)
     def test_missing_columns_are_refused_by_name(self, name):
         module = made(name)
         batch = items(module.action_spec)
