@@ -85,7 +85,7 @@ class LendingTest(parameterized.TestCase):
         variables = module.logic.variables
         mine = tf.nest.flatten(variables.form)
         handles = [v.handle for v in mine]
-        for other in (made("dqn", hidden=(5,)), made("sac")):
+        for other in (made("dqn", hidden=(5,)), made("ddpg")):
             with self.assertRaisesRegex(UserError, "the state of a TFAgent"):
                 with variables.stand_for(variables_of(other)):
                     self.fail("lent")
