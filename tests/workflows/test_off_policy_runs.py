@@ -1,5 +1,6 @@
 """OffPolicyWorkflow: any split into calls, copies, checkpoints."""
 
+import collections
 import functools
 import tempfile
 from unittest import mock
@@ -60,7 +61,7 @@ class RunTest(parameterized.TestCase):
                 patch.setattr(OffPolicyWorkflow, "_gathered", lambda *a, own=gather: own(*a))
                 if not together:
                     patch.setattr(OffPolicyWorkflow, "gathers", lambda *_: False)
-                traces.forget_all()
+                patch.setattr(traces, "_all", collections.OrderedDict())  # traced anew
                 state, _ = run(flow, 5, 40)
             self.assertEqual(gather.called, together)
             found.append(bits(flow, state))
