@@ -170,6 +170,10 @@ CASES = {
         with_gradients(with_options(ops.expected_sarsa_loss, discount=0.9), "q"),
         q_rows("next_pi"),
     ),
+    "quantile_huber_loss": (
+        with_gradients(ops.quantile_huber_loss, "quantiles"),
+        {"quantiles": floats(5, 4), "targets": floats(5, 3), "mask": MASK[:, 0]},
+    ),
     "mask_action_values": (
         ops.mask_action_values,
         {
