@@ -83,6 +83,7 @@ def of_many_kinds():
         "lends": EncoderHead(head=2.0),
         "borrows": EncoderHead(head=3.0),
         "delayed": RegressionAgent(delay=2),
+        "later": RegressionAgent(delay=3),
         "stops": Dot(stop_above=1.5),
         "nan": Dot(),
         "root": Root(),
@@ -99,7 +100,8 @@ def joint():
 
 
 def keras():
-    return built({"model": KerasModule(model_fn=normalised, loss_fn="mse"), "sum": SumAgent()})
+    model = KerasModule(model_fn=normalised, loss_fn="mse")
+    return built({"model": model, "sum": SumAgent(), "delayed": RegressionAgent(delay=2)})
 
 
 X = seeding.normal(KEY, [6, 2])
@@ -111,6 +113,7 @@ CASES = {
             "lends": column([1.0, 2.0], [0.5, -1.0], [3.0, 1.0]),
             "borrows": column([4.0, 0.5]),
             "delayed": {"x": X[:3], "y": tf.range(3.0)},
+            "later": {"x": X[3:], "y": tf.range(3.0)},
             "stops": column([1, 1], [2, 2], [1, 1]),
             "nan": column([1, 1], [np.nan, 1], [2, 1]),
             "root": column([1.0, 2.0], [2.0, 2.0], [3.0, 1.0]),
@@ -120,7 +123,7 @@ CASES = {
     "joint": (joint, {"a": {"w": X}, "b": {"w": X}}, {"minibatch_size": 2}),
     "keras": (
         keras,
-        {"model": ROWS, "sum": {"x": X}},
+        {"model": ROWS, "sum": {"x": X}, "delayed": ROWS},
         {"num_epochs": 2, "minibatch_size": 4, "remainder": "pad"},
     ),
 }
