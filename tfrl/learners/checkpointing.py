@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfrl import seeding
 from tfrl._version import __version__
 from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.learner_state import TRAINED
 from tfrl.storage import checkpoint_format, codec, files
 from tfrl.storage.checkpoint_format import DamagedCheckpointError, DataWriter
 
@@ -392,6 +393,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
         passed, each with the reason.
     """
     folder, manifest = open_folder(path)
+    asked = kwargs.get("policies_to_train")
     described = manifest["modules"]
     if modules is not None and not isinstance(modules, Mapping):
         if len(described) != 1:
@@ -443,6 +445,8 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             remedy="Pass them: modules={module_id: module}; or take another save.",
         ) from error
     restore_from_path(learner, folder)
+    if asked is not None:  # The state has that of the save.
+        learner.train_only(asked)
     return learner
 
 
@@ -528,7 +532,9 @@ def _check_fit(
     """Compares the variables of a learner with stored ones, by component."""
     problems = [f"no {'/'.join(k)}" for k in expected if k not in stored]
     problems += [f"unknown {'/'.join(k)}" for k in stored if k not in expected]
-    problems += [f"unknown {name}" for name in stored_values if name not in present]
+    # A learner with a function for it takes the saved policies to train too.
+    known = (*present, TRAINED)
+    problems += [f"unknown {name}" for name in stored_values if name not in known]
     for keys in (k for k in stored if k in expected):
         want, have = (
             {f"{'/'.join(keys)}/{path}": x for path, x in variables[keys].items()}

@@ -1178,13 +1178,16 @@ class Learner:
 
         Args:
           components: What to return, of `rl_module`, `optimizer`, `counters`, `metrics`,
-            `weights_seq_no`, or down to `rl_module/<module_id>` and
+            `should_module_be_updated`, or down to `rl_module/<module_id>` and
             `optimizer/<module_id>/<optimizer_name>`; None for all.
           not_components: What to leave out, likewise.
 
         Returns:
           `{"rl_module": {module_id: {path: array}}, "optimizer": {module_id: {optimizer_name:
-          {path: array}}}, "counters": {...}, "metrics": {...}, "weights_seq_no": int}`.
+          {path: array}}}, "counters": {...}, "metrics": {...}, "should_module_be_updated": [id] or
+          None for all, "weights_seq_no": int}`. The last one is there whatever `components` says,
+          unless `not_components` names it. A function `policies_to_train` cannot be saved: there
+          is no `should_module_be_updated` then.
 
         Raises:
           UserError: For an unknown component.
@@ -1192,17 +1195,20 @@ class Learner:
         self._check_built("get_state")
         return learner_state.get_state(self, components, not_components)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads all that it is given, whatever `weights_seq_no` says.
+    def set_state(self, state: Mapping[str, Any], *, only_newer_weights: bool = False) -> None:
+        """Loads all that it is given.
 
         Args:
-          state: What `get_state` returned, or a part of it.
+          state: What `get_state` returned, or a part of it. Without `should_module_be_updated`
+            this learner's `policies_to_train` stays.
+          only_newer_weights: Whether `rl_module` is loaded only where its `weights_seq_no` is
+            above this learner's, or 0 or left out; otherwise always.
 
         Raises:
           UserError: Naming every unknown, missing or mis-shaped part; nothing is loaded then.
         """
         self._check_built("set_state")
-        learner_state.set_state(self, state)
+        learner_state.set_state(self, state, only_newer_weights=only_newer_weights)
 
     def load_if_newer(self, state: Mapping[str, Any]) -> bool:
         """Loads a state only if its `weights_seq_no` is above this learner's, for collectors.
@@ -1219,8 +1225,7 @@ class Learner:
                 "Learner.load_if_newer",
                 expected="a state with weights_seq_no",
                 got=f"one of {sorted(state)}",
-                remedy="Take it by get_state(['rl_module', 'weights_seq_no']), or load it by "
-                "set_state.",
+                remedy="Take it by get_state('rl_module'), or load it by set_state.",
             )
         if int(state["weights_seq_no"]) <= int(self.weights_seq_no.numpy()):
             return False
