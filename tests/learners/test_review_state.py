@@ -11,6 +11,7 @@ from tests.learners.learner_fakes import (
     assert_same,
     built,
     column,
+    metrics_of,
     sgd,
     values,
 )
@@ -221,14 +222,14 @@ def test_policies_to_train_out_of_a_generator():
 def test_a_wrong_state_changes_nothing(part, expected):
     learner = built({"a": Dot()})
     learner.update_from_batch({"a": BATCH["a"]})
-    before, rows = values(learner), learner.metrics.peek()
+    before, rows = values(learner), metrics_of(learner)
     fine = {"rl_module": {"a": {"params/w": np.full([2], 9, np.float32)}}}
     state = {**fine, **part} if isinstance(part, dict) else part
     said = message(learner.set_state, state)
     assert said.startswith("Learner.set_state: expected")
     assert expected in said
     assert_same(values(learner), before)
-    assert learner.metrics.peek() == rows
+    assert metrics_of(learner) == rows
 
 
 def test_which_modules_are_trained_is_state(tmp_path):

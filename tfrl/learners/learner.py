@@ -49,10 +49,10 @@ from tfrl.learners.parameters import (
     shared_groups,
 )
 from tfrl.learners.planning import MinibatchSize
-from tfrl.learners.reports import Results, mean_of, report
+from tfrl.learners.reports import Results, mean_of, put_logged, report
 from tfrl.learners.update import MinibatchIndices, train
 from tfrl.learning import leaves
-from tfrl.learning.gradients import clip_gradients, differentiate
+from tfrl.learning.gradients import clip_gradients_dict, differentiate
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
@@ -484,11 +484,13 @@ class Learner:
         """Returns the gradients of the sum of the losses, of the same keys as `params`.
 
         Args:
-          loss_per_module: `{module_id: scalar}`.
+          loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". What is
+            differentiated is the sum of the modules' entries, or that one where it is alone.
           gradient_tape: The tape that watched `params`.
           params: `{param ref: value}`.
         """
-        losses = list(loss_per_module.values())
+        losses = [x for m, x in loss_per_module.items() if m != ALL_MODULES]
+        losses = losses or [loss_per_module[ALL_MODULES]]
         total = losses[0] if len(losses) == 1 else tf.add_n(losses)
         found = differentiate(gradient_tape, total, list(params.values()))
         return dict(zip(params, found, strict=True))
@@ -520,16 +522,42 @@ class Learner:
         for _, entry in self.optimizers.of_module(module_id):
             own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
             if own:
-                clipped, _ = clip_gradients(
-                    list(own.values()),
-                    config.grad_clip,
-                    config.grad_clip_by,  # type: ignore[arg-type]
-                )
-                processed.update(zip(own, clipped, strict=True))
+                clip = self.clip_function()
+                clip(own, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by)
+                processed.update(own)
         return processed
 
+    def clip_function(self) -> Callable[..., Any]:
+        """Returns the function that clips; override it, or RLlib's `_get_clip_function`.
+
+        Returns:
+          A function `(gradients_dict, *, grad_clip, grad_clip_by)` that changes the dict
+          `{param ref: gradient}` of one optimizer, and returns their global norm before it.
+        """
+        return self._get_clip_function()
+
+    def _get_clip_function(self) -> Callable[..., Any]:
+        return clip_gradients_dict
+
+    def global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+        """Returns the function of a norm; override it, or RLlib's `_get_global_norm_function`.
+
+        Returns:
+          A function from the gradients of one optimizer, a list, to a float32 scalar: the metric
+          `grad_norm`. A step whose norm is not finite is left out, see `check_numerics`.
+        """
+        return self._get_global_norm_function()
+
+    def _get_global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+        return tf.linalg.global_norm  # type: ignore[no-any-return]
+
     def apply_gradients(self, gradients_dict: ParamDict) -> None:
-        """Applies gradients `{param ref: gradient}` by the optimizers of their variables."""
+        """Applies gradients `{param ref: gradient}` by the optimizers of their variables.
+
+        It is called once for all modules that take a step together. Where the step of some is left
+        out, since it is not finite or they have stopped, it is called for each of the others; the
+        trace has both.
+        """
         for _, _, entry in self.optimizer_entries():
             params = [p for p in entry.params if p.ref() in gradients_dict]
             if params:
@@ -542,6 +570,25 @@ class Learner:
         mean over all valid rows. Override it where a loss is a mean over something else.
         """
         return batches_lib.valid_rows(batch)
+
+    # Around an update; Python that runs every time.
+
+    def on_update_begin(self, *, timesteps: int) -> None:
+        """Called at the start of every `update_from_...`; for subclasses, does nothing itself.
+
+        It is Python outside of compiled code, and may log to `self.metrics`.
+
+        Args:
+          timesteps: Env steps so far.
+        """
+
+    def on_update_end(self, *, timesteps: int, results: Results) -> None:
+        """Called at the end of every `update_from_...`; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: Env steps so far.
+          results: What the update returns. It may be changed; what is logged here gets into it.
+        """
 
     # Around the gradient steps of an update; traced, outside of the replicas.
 
@@ -741,16 +788,37 @@ class Learner:
         """
         self._check_built("update_from_batch")
         steps = planning.env_steps_of(self, timesteps)
-        batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
-        plan = planning.plan_of_process(
-            self,
-            batches,
+        self.on_update_begin(timesteps=int(steps))
+        results = self._update_from_batch(
+            batch,
+            steps,
+            key,
+            compile,
             minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
+        return self._ended(steps, results)
+
+    def _ended(self, steps: tf.Tensor, results: Results) -> Results:
+        """Results after the hook at the end of an update, with what it logs."""
+        self.on_update_end(timesteps=int(steps), results=results)
+        put_logged(self, results)
+        return results
+
+    def _update_from_batch(
+        self,
+        batch: Nest,
+        steps: tf.Tensor,
+        key: tf.Tensor | None,
+        compile: CompileMode,
+        minibatch_size: MinibatchSize,
+        **options: Any,
+    ) -> Results:
+        batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
+        plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
         given = key is not None
@@ -766,7 +834,7 @@ class Learner:
             return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("batch", plan, given), run)
-        return self._call(fn, batches, given_key, steps)
+        return self._call(plan, fn, batches, given_key, steps)
 
     def update_from_episodes(
         self,
@@ -801,10 +869,12 @@ class Learner:
           UserError: As `update_from_batch`; for an empty list.
         """
         self._check_built("update_from_episodes")
+        steps = planning.env_steps_of(self, timesteps)
+        self.on_update_begin(timesteps=int(steps))
         batches, shared_data = batches_of(self, episodes)
         results = self._update_from_changing_batch(
             batches,
-            timesteps=timesteps,
+            steps,
             num_epochs=num_epochs,
             minibatch_size=minibatch_size,
             shuffle=shuffle,
@@ -820,20 +890,20 @@ class Learner:
                 row = {name: float(value) for name, value in metrics.items()}
                 results[module_id].update(row)
                 self.metrics.log_dict(row, module_id)
-        return results
+        self.metrics.recent.clear()
+        return self._ended(steps, results)
 
     def _update_from_changing_batch(
         self,
         batches: dict[str, Nest],
+        steps: tf.Tensor,
         *,
-        timesteps: Any,
         key: tf.Tensor | None,
         compile: CompileMode,
         minibatch_size: MinibatchSize,
         **options: Any,
     ) -> Results:
         """As `update_from_batch`, for numbers of rows that change without a new trace."""
-        steps = planning.env_steps_of(self, timesteps)
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
@@ -863,7 +933,7 @@ class Learner:
             return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
-        return self._call(fn, batches, indices, key, steps)
+        return self._call(plan, fn, batches, indices, key, steps)
 
     def update_from_iterator(
         self,
@@ -960,10 +1030,11 @@ class Learner:
         self.env_steps.assign(timesteps)
         return report(self, {})
 
-    def _call(self, fn: Callable[..., Results], *args: Any) -> Results:
+    def _call(self, plan: Any, fn: Callable[..., Results], *args: Any) -> Results:
         before = int(self.skipped_steps.numpy())
         results = fn(*args)
-        return report(self, results, int(self.skipped_steps.numpy()) - before)
+        skipped = int(self.skipped_steps.numpy()) - before
+        return report(self, results, skipped, planning.rows_of_step(self, plan))
 
     def logic(self) -> Any:
         """Returns what is equal for learners whose updates are the same functions of variables."""

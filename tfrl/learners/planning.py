@@ -165,6 +165,15 @@ def as_minibatches(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> MinibatchI
     )
 
 
+def rows_of_step(learner: Learner, plan: MultiPlan) -> dict[str, float]:
+    """Returns `{module_id: rows of a gradient step, of all processes}`; of padded ones the mean."""
+    workers = learner.replicas.num_workers
+    return {
+        m: workers * (p.rows / p.steps_per_epoch if p.padded else p.size)
+        for m, p in plan.modules.items()
+    }
+
+
 def shared_out(learner: Learner, indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Divides the columns of every minibatch's indices among the replicas of this process."""
     if not learner.replicas.several:
