@@ -4,6 +4,7 @@ from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.learners.batches import as_rows, as_sequences
 from tfrl.learners.keras_module import KerasModule
 from tfrl.learners.learner import CheckNumerics, Learner
+from tfrl.learners.learner_config import LearnerConfig
 from tfrl.learners.metric_keys import (
     COMPONENT_METRICS_LOGGER,
     COMPONENT_OPTIMIZER,
@@ -58,6 +59,7 @@ __all__ = [
     "KerasModule",
     "LR_KEY",
     "Learner",
+    "LearnerConfig",
     "MODULE_TRAIN_BATCH_SIZE_MEAN",
     "MinibatchPlan",
     "Module",

@@ -10,7 +10,7 @@ The class says what a learner holds and which hooks it has. What an update does 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import DEFAULT_MODULE_ID
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UnknownNameError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes
 from tfrl.learners.episode_updates import batches_of, observe_episodes
@@ -61,11 +61,22 @@ from tfrl.xla import never_in_xla
 CheckNumerics = Literal["off", "skip", "raise"]
 CompileMode = Literal["xla", "graph", "eager"]
 ModulesToTrain = Collection[str] | Callable[[str, Nest], bool]
+R = TypeVar("R")
+
+
+class CallableTuple(tuple[Any, ...]):
+    """An empty tuple that a call returns: an attribute that may be read like a method."""
+
+    def __call__(self) -> Sequence[type]:
+        """Returns itself."""
+        return self
+
 
 # Attributes that are state, or say nothing of what is traced.
 _STATE = frozenset(
     (*COUNTERS, "metrics", "replicas", "structure_version", "learner_connector")
     + ("module_states", "optimizers", "_optimizer_fn", "_compiled", "_traces", "_counted")
+    + ("_iterated",)
 )
 # Hooks of subclasses that change variables.
 _IN_PLACE = (
@@ -173,10 +184,13 @@ class Learner:
         self._compiled: dict[Any, Any] = {}
         self._traces: Traces | None = None
         self._counted: tuple[int, dict[str, dict[str, int]]] = (-1, {})
-        for module_id, module in self.modules.items():
-            registration.check_module(self, module_id, module)
+        # The live iterator of `update_from_iterator`, and over what.
+        self._iterated: tuple[Any, Iterator[Nest]] | None = None
 
     # Building.
+
+    # TensorFlow 2, as RLlib calls it.
+    framework = "tf2"
 
     learner_steps: tf.Variable
     skipped_steps: tf.Variable
@@ -233,8 +247,9 @@ class Learner:
 
     def configure_optimizers(self) -> None:
         """Registers the optimizers of all modules; override for ones that span modules."""
-        for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
+        for module_id, module in self.modules.items():
+            if self.rl_module_is_compatible(module):
+                self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers one optimizer per update of a module; override for anything else."""
@@ -282,14 +297,22 @@ class Learner:
         with self.replicas.scope():
             self.optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
+    # The protocols that every trained module must have. A subclass has a tuple, a property or a
+    # class method, as in RLlib.
+    rl_module_required_apis: Any = CallableTuple()
+
     @property
-    def rl_module_required_apis(self) -> Sequence[type]:
-        """The protocols that every trained module must have; none unless overridden."""
-        return ()
+    def required_apis(self) -> Sequence[type]:
+        """The protocols of `rl_module_required_apis`, in whichever form a subclass has them."""
+        required = self.rl_module_required_apis
+        return tuple(required() if callable(required) else required)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
-        """Whether a module has what `rl_module_required_apis` asks for."""
-        return not missing_apis(module, self.rl_module_required_apis)
+        """Whether a module has what `rl_module_required_apis` asks for.
+
+        One that has not is held and saved where `policies_to_train` leaves it out.
+        """
+        return not missing_apis(module, self.required_apis)
 
     def train_only(self, policies_to_train: ModulesToTrain | None) -> None:
         """Chooses anew which modules are trained.
@@ -315,7 +338,7 @@ class Learner:
 
     def _check_known(self, what: str, module_id: str, *others: str) -> None:
         if module_id not in self.modules and module_id not in others:
-            raise UserError(
+            raise UnknownNameError(
                 f"Learner.{what}({module_id!r})",
                 expected=f"one of the modules {sorted(self.modules)}",
                 got=repr(module_id),
@@ -358,20 +381,32 @@ class Learner:
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str | None = None
     ) -> Any:
-        """Returns a registered optimizer; the name may be left out when there is one.
+        """Returns a registered optimizer.
 
         It has `learning_rate` and `iterations`, variables: a `BoundOptimizer`, or Keras' own.
+
+        Args:
+          module_id: The module, or "__all_modules__".
+          optimizer_name: Its name within the module, or "<module_id>_<name>"; DEFAULT_OPTIMIZER is
+            also the first one of a module. It may be left out where there is one.
+
+        Raises:
+          UserError: For what is not registered; it is a KeyError too.
         """
         self._check_built("get_optimizer")
-        self._check_known("get_optimizer", module_id, ALL_MODULES)
+        if optimizer_name not in self.optimizers.full_names:
+            self._check_known("get_optimizer", module_id, ALL_MODULES)
         return self.optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Any]]:
-        """Returns `[(optimizer_name, optimizer), ...]` of a module; of "__all_modules__" all."""
+        """Returns `[(optimizer_name, optimizer), ...]` that are registered under an id.
+
+        Args:
+          module_id: A module; or "__all_modules__" for those registered under this id itself, in
+            `configure_optimizers`. `optimizer_entries` has those of all modules.
+        """
         self._check_built("get_optimizers_for_module")
-        if module_id == ALL_MODULES:
-            return [(name, e.optimizer) for _, name, e in self.optimizer_entries()]
-        self._check_known("get_optimizers_for_module", module_id)
+        self._check_known("get_optimizers_for_module", module_id, ALL_MODULES)
         return [(name, e.optimizer) for name, e in self.optimizers.of_module(module_id)]
 
     def optimizer_entries(self) -> list[tuple[str, str, OptimizerEntry]]:
@@ -402,9 +437,12 @@ class Learner:
         if not self.modules[module_id].updates:
             return False
         chosen = self.policies_to_train
-        if chosen is None:
-            return True
-        return bool(chosen(module_id, batch)) if callable(chosen) else module_id in chosen
+        if not callable(chosen):
+            return chosen is None or module_id in chosen
+        if not chosen(module_id, batch):
+            return False
+        registration.check_module(self, module_id, self.modules[module_id])
+        return True
 
     def lenders_to(self, module_ids: Collection[str]) -> list[str]:
         """Returns the other modules that share parameters of theirs with some of these."""
@@ -418,6 +456,34 @@ class Learner:
           module_id: A module, or "__all_modules__" for all, where shared ones count once.
         """
         return parameter_counts(self, self.modules if module_id == ALL_MODULES else [module_id])
+
+    @property
+    def device(self) -> str:
+        """Where its variables are; of several replicas the first of this process."""
+        self._check_built("device")
+        variable = tf.nest.flatten([s.params for s in self.module_states.values()])[0]
+        return str(getattr(variable, "values", [variable])[0].device)
+
+    @property
+    def iterator(self) -> Any:
+        """What `update_from_iterator` was given last; None before it."""
+        return None if self._iterated is None else self._iterated[0]
+
+    def apply(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Returns `func(self, *args, **kwargs)`."""
+        return func(self, *args, **kwargs)
+
+    def get_checkpointable_components(self) -> list[tuple[str, dict[str, tf.Variable]]]:
+        """Returns the components of a checkpoint that are made of variables.
+
+        Returns:
+          `[(name, {path: variable}), ...]`: "rl_module/<module_id>" and
+          "optimizer/<module_id>/<optimizer_name>".
+        """
+        self._check_built("get_checkpointable_components")
+        modules = [(f"rl_module/{m}", struct.paths(s)) for m, s in self.module_states.items()]
+        entries = self.optimizer_entries()
+        return modules + [(f"optimizer/{m}/{name}", e.variables()) for m, name, e in entries]
 
     # One gradient step; subclasses override these. All are traced, on values on every replica.
 
@@ -1083,7 +1149,6 @@ class Learner:
         if state is not None:
             self._check_built("add_module")
         module = as_module(module, module_id, loss_by_learner=self._computes_losses)
-        registration.check_module(self, module_id, module)
         default = registration.default_config(self)
         config = default.with_overrides(config_overrides or {})
         check_no_optimizer(module_id, module, config, default)
@@ -1110,12 +1175,13 @@ class Learner:
         self.configs = {**self.configs, module_id: config}
         self.module_states = dict(self.module_states)
         try:
-            if policies_to_train is not None:
-                self.policies_to_train = registration.modules_to_train(self, policies_to_train)
+            chosen = self.policies_to_train if policies_to_train is None else policies_to_train
+            self.policies_to_train = registration.modules_to_train(self, chosen)
             if self.is_built:
                 self._make_state(module_id)
                 with self.replicas.scope():
-                    self.configure_optimizers_for_module(module_id)
+                    if self.rl_module_is_compatible(module):
+                        self.configure_optimizers_for_module(module_id)
                 registration.check_coverage(self)
                 fill()
         except Exception:
