@@ -187,6 +187,7 @@ _FORMS: dict[str, Any] = {
     "configs": {"": {"": object}},
     "options": {
         "check_numerics": str,
+        "remainder": str,
         "policies_to_train": (type(None), str, [str]),
         "shared": {"": [str]},
     },
@@ -316,7 +317,7 @@ def _assembled(
 
 
 # Arguments of a learner's constructor that a manifest holds.
-_OPTIONS = ("check_numerics", "policies_to_train", "shared")
+_OPTIONS = ("check_numerics", "policies_to_train", "shared", "remainder")
 
 # What stands for a function in the manifest.
 _FUNCTION = "a function"
@@ -327,6 +328,7 @@ def _options(learner: Learner) -> dict[str, Any]:
     chosen = getattr(learner, "policies_to_train", None)
     if callable(chosen):
         chosen = _FUNCTION
+    remainder = getattr(learner, "remainder", "error")
     shared: dict[str, list[str]] = {}
     for (borrower, group), (owner, lent) in getattr(learner, "_shared", {}).items():
         shared.setdefault(f"{owner}/{lent}", []).append(f"{borrower}/{group}")
@@ -334,6 +336,8 @@ def _options(learner: Learner) -> dict[str, Any]:
         "check_numerics": getattr(learner, "check_numerics", "skip"),
         "policies_to_train": chosen if chosen is None or chosen == _FUNCTION else sorted(chosen),
         "shared": shared,
+        # An argument that a subclass need not have.
+        **({} if remainder == "error" else {"remainder": remainder}),
     }
 
 

@@ -12,7 +12,6 @@ The class says what a learner holds and which hooks it has. What an update does 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
@@ -23,11 +22,11 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import DEFAULT_MODULE_ID
 from tfrl.errors import UnknownNameError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
-from tfrl.learners import learner_state, planning, registration, state_changes
+from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
 from tfrl.learners.external_update import check_no_optimizer, trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
-from tfrl.learners.minibatches import Remainder
+from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import SelfSupervisedLossAPI, as_module, check_module_id, missing_apis
 from tfrl.learners.optimizers import (
@@ -49,8 +48,8 @@ from tfrl.learners.parameters import (
     shared_groups,
 )
 from tfrl.learners.planning import MinibatchSize
-from tfrl.learners.reports import Results, mean_of, put_logged, report
-from tfrl.learners.update import MinibatchIndices, train
+from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
+from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
 from tfrl.learning import leaves
 from tfrl.learning.gradients import clip_gradients_dict, differentiate
 from tfrl.metrics import MetricsLogger
@@ -95,6 +94,7 @@ class Learner:
       configs: `{module_id: ModuleConfig}`.
       replicas: The replicas of the strategy.
       check_numerics: "off", "skip" or "raise".
+      remainder: What updates do by default with rows that do not fill a minibatch.
       learner_steps: Gradient steps (minibatches) so far, an int64 variable.
       skipped_steps: Of them, how many had something that was not finite.
       env_steps: What drives the schedules.
@@ -114,6 +114,7 @@ class Learner:
         check_numerics: CheckNumerics = "skip",
         strategy: tf.distribute.Strategy | None = None,
         learner_connector: Any = None,
+        remainder: Remainder = "error",
     ):
         """Names the modules; `build` makes their variables.
 
@@ -136,6 +137,8 @@ class Learner:
             and raises a UserError that names module and term after the call.
           strategy: A tf.distribute strategy; by default the one whose scope this is called in.
           learner_connector: The pipeline of `update_from_episodes`; None for the default one.
+          remainder: What updates do, unless they are told otherwise, with rows that do not fill a
+            minibatch, see `MinibatchPlan`.
         """
         if not isinstance(modules, Mapping):
             modules = {DEFAULT_MODULE_ID: modules}
@@ -171,6 +174,7 @@ class Learner:
                 remedy="Make one by tfrl.distribute.make_strategy(name).",
             )
         self.replicas = Replicas(strategy)
+        self.remainder: Remainder = checks.one_of("remainder", remainder, REMAINDERS)
         self.structure_version = 0
         self.learner_connector = learner_connector
         self._shared = shared_groups(shared or {}, self.modules)
@@ -708,7 +712,7 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> tuple[LearnerState, Results]:
@@ -727,7 +731,7 @@ class Learner:
           minibatch_size: Rows of a gradient step over all replicas, for all modules or each; None
             for all rows.
           shuffle: A fresh permutation in every epoch.
-          remainder: See `MinibatchPlan`.
+          remainder: See `MinibatchPlan`; None for that of the learner.
           num_total_minibatches: Gradient steps to take, instead of those of the epochs.
           jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
 
@@ -753,7 +757,7 @@ class Learner:
             minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
-            remainder=remainder,
+            remainder=remainder or self.remainder,
             num_total_minibatches=num_total_minibatches,
         )
 
@@ -791,7 +795,7 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> Results:
@@ -816,12 +820,13 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         timesteps: int | Mapping[str, int] | None = None,
         *,
         key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
         """Trains on a batch in one compiled call.
 
@@ -835,14 +840,17 @@ class Learner:
           minibatch_size: Rows of a gradient step over all replicas and processes, for all modules
             or `{module_id: rows}`; None for `ModuleConfig.minibatch_size`, or else all rows.
           shuffle: A fresh permutation in every epoch.
-          remainder: See `MinibatchPlan`. A module with fewer rows than another goes round.
+          remainder: See `MinibatchPlan`; None for that of the learner. A module with fewer rows
+            than another goes round.
           num_total_minibatches: Gradient steps to take, instead of those of the epochs.
           timesteps: Env steps so far, which drive the schedules, as a number or
-            `{"env_steps": n}`; None for what the learner was told last.
+            `{"env_steps": n}` or `{"num_env_steps_sampled_lifetime": n}`; None for what the
+            learner was told last.
           key: int32 [2], or a seed; by default derived from the learner's key and the gradient
             steps so far.
           compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
             gradients only.
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
           `{module_id: {name: float}}` as `update`, with parameter counts, and
@@ -862,7 +870,7 @@ class Learner:
             compile,
             minibatch_size,
             num_epochs=num_epochs,
-            shuffle=shuffle,
+            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
@@ -881,8 +889,11 @@ class Learner:
         key: tf.Tensor | None,
         compile: CompileMode,
         minibatch_size: MinibatchSize,
+        *,
+        around: bool = True,
         **options: Any,
     ) -> Results:
+        options["remainder"] = options["remainder"] or self.remainder
         batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
@@ -897,9 +908,9 @@ class Learner:
             )
             jit = compile == "xla" and self.replicas.several
             cut, state = planning.as_minibatches(plan, indices), self.learner_state
-            return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
+            return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
 
-        fn = self._compiled_as(compile, ("batch", plan, given), run)
+        fn = self._compiled_as(compile, ("batch", plan, given, around), run)
         return self._call(plan, fn, batches, given_key, steps)
 
     def update_from_episodes(
@@ -914,6 +925,7 @@ class Learner:
         num_total_minibatches: int | None = None,
         key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
         """Trains on episodes, through the learner connector pipeline.
 
@@ -930,6 +942,7 @@ class Learner:
           num_total_minibatches: Gradient steps to take.
           key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Raises:
           UserError: As `update_from_batch`; for an empty list.
@@ -943,7 +956,7 @@ class Learner:
             steps,
             num_epochs=num_epochs,
             minibatch_size=minibatch_size,
-            shuffle=shuffle,
+            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
             key=key,
@@ -1004,46 +1017,139 @@ class Learner:
     def update_from_iterator(
         self,
         iterator: Iterable[Nest] | Iterator[Nest],
-        num_iters: int = 1,
+        num_iters: int | None = None,
         *,
         timesteps: int | Mapping[str, int] | None = None,
+        minibatch_size: MinibatchSize = None,
+        num_epochs: int = 1,
+        shuffle: bool = True,
+        remainder: Remainder | None = None,
+        num_total_minibatches: int | None = None,
+        key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
-        **options: Any,
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
-        """Trains on the batches that an iterator gives, one update each.
+        """Trains on the batches that an iterator gives: one update of all of them.
+
+        The hooks around the gradient steps run once, before the first batch and after the last.
 
         Args:
-          iterator: Gives batches as `update_from_batch` takes them, a tf.data iterator say.
-          num_iters: How many to take.
-          timesteps: See `update_from_batch`.
+          iterator: Gives batches as `update_from_batch` takes them: an iterator, or what can be
+            iterated again, such as a list or a tf.data.Dataset.
+          num_iters: How many batches to take; None for all up to its end. What can be iterated
+            again starts again at its end, and the next call with the same object goes on where
+            this one stopped.
+          timesteps: See `update_from_batch`, as all that follow.
+          minibatch_size: Rows of a gradient step.
+          num_epochs: Passes over each batch.
+          shuffle: A fresh permutation of each batch in every epoch.
+          remainder: What happens to rows that do not fill a minibatch.
+          num_total_minibatches: Gradient steps to take on each batch.
+          key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
-          **options: Further arguments of `update_from_batch`.
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
-          The means of the results of the updates.
+          The means of the results of the batches; under "__all_modules__" their number too,
+          `dataset_num_iters_trained`.
 
         Raises:
-          UserError: When the iterator has fewer; what it gave has been trained on.
+          UserError: For an iterator without a batch, or one that ends before `num_iters`; it has
+            been trained on what came.
         """
         self._check_built("update_from_iterator")
+        steps = planning.env_steps_of(self, timesteps)
+        options: dict[str, Any] = {
+            "num_epochs": num_epochs,
+            "shuffle": shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            "remainder": remainder,
+            "num_total_minibatches": num_total_minibatches,
+        }
+        checks.at_least("num_iters", num_iters, 1, optional=True)
+        batches = self._batches_from(iterator, num_iters)
+        self.on_update_begin(timesteps=int(steps))
         results: list[Results] = []
-        batches = iter(iterator)
-        number = int(num_iters) if isinstance(num_iters, np.integer) else num_iters
-        for i in range(checks.at_least("num_iters", number, 1)):
-            try:
-                batch = next(batches)
-            except StopIteration:
+        begun: list[str] = []
+        try:
+            for batch in batches:
+                new = [m for m in planning.batches_to_train(self, batch) if m not in begun]
+                if new:
+                    self._hooks(compile, "begin", steps, new, first=not begun)
+                    begun += new
+                results.append(
+                    self._update_from_batch(
+                        batch, steps, key, compile, minibatch_size, around=False, **options
+                    )
+                )
+        finally:
+            found = mean_of(results)
+            if begun:
+                self._hooks(compile, "end", steps, {m: found[m] for m in begun if m in found})
+        found[ALL_MODULES].update(
+            env_steps=int(self.env_steps.numpy()), weights_seq_no=int(self.weights_seq_no.numpy())
+        )
+        for m in begun:
+            found[m]["weights_seq_no"] = int(self.weights_seq_no.numpy())
+        count_batches(self, found, len(results))
+        return self._ended(steps, found)
+
+    def _batches_from(self, iterable: Any, num_iters: int | None) -> Iterator[Nest]:
+        """So many batches of an iterable, which is gone through again if that is possible."""
+        kept, live = self._iterated or (None, iter(()))
+        if kept is not iterable or num_iters is None:
+            live = iter(iterable)
+        self._iterated = (iterable, live)
+        return self._live_batches(iterable, live, num_iters)
+
+    def _live_batches(
+        self, iterable: Any, live: Iterator[Nest], num_iters: int | None
+    ) -> Iterator[Nest]:
+        end, taken, since = object(), 0, 0
+        while num_iters is None or taken < num_iters:
+            batch = next(live, end)
+            if batch is not end:
+                taken, since = taken + 1, since + 1
+                yield batch
+                continue
+            if num_iters is None and taken:
+                return
+            again = iter(iterable)
+            if num_iters is None or again is live or (taken and not since):
                 raise UserError(
                     "the iterator of update_from_iterator",
-                    expected=f"{num_iters} batches",
-                    got=f"{i}, then its end",
+                    expected=f"{num_iters or 'some'} batches",
+                    got=f"{taken}, then its end",
                     remedy="Let it repeat, or ask for fewer; the learner was trained on those "
                     "that came.",
-                ) from None
-            results.append(
-                self.update_from_batch(batch, timesteps=timesteps, compile=compile, **options)
-            )
-        return mean_of(results)
+                )
+            live, since = again, 0
+            self._iterated = (iterable, live)
+
+    def _hooks(
+        self, compile: CompileMode, name: str, steps: tf.Tensor, of: Any, *, first: bool = True
+    ) -> None:
+        """Calls what comes before or after the gradient steps, in a compiled call of its own."""
+        metrics = {}
+        if name == "end":
+            metrics = {
+                m: {n: tf.constant(x, tf.float32) for n, x in row.items() if isinstance(x, float)}
+                for m, row in of.items()
+            }
+
+        def run(metrics: dict[str, dict[str, tf.Tensor]], timesteps: tf.Tensor) -> Results:
+            def hooks() -> None:
+                if name == "end":
+                    end(self, self.learner_state, metrics, timesteps)
+                else:
+                    begin(self, self.learner_state, of, timesteps, first=first)
+
+            return logging(self, hooks)
+
+        fn = self._compiled_as(compile, (name, tuple(of), first), run)
+        rows = fn(metrics, steps) or {}
+        traced_metrics.log(
+            self, {m: {k: float(v) for k, v in row.items()} for m, row in rows.items()}
+        )
 
     # Compiled updates.
 

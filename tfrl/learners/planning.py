@@ -17,6 +17,7 @@ from tfrl import seeding
 from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
+from tfrl.learners.metric_keys import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from tfrl.learners.minibatches import (
     MultiPlan,
     Remainder,
@@ -239,14 +240,15 @@ def _different(lists: list[bytes]) -> UserError:
 def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
     """Returns the env steps that an update is told, an int64 scalar."""
     if isinstance(timesteps, Mapping):
-        if set(timesteps) != {"env_steps"}:
+        theirs = NUM_ENV_STEPS_SAMPLED_LIFETIME
+        if theirs not in timesteps and set(timesteps) != {"env_steps"}:
             raise UserError(
                 "timesteps",
-                expected='{"env_steps": n}',
+                expected=f'{{"env_steps": n}} or {{"{theirs}": n}}',
                 got=repr(dict(timesteps)),
                 remedy="Schedules are driven by the env steps of all workers.",
             )
-        timesteps = timesteps["env_steps"]
+        timesteps = timesteps[theirs if theirs in timesteps else "env_steps"]
     if timesteps is None:
         return tf.convert_to_tensor(learner.env_steps)
     found = np.asarray(timesteps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -73,6 +73,7 @@ def train(
     timesteps: tf.Tensor,
     *,
     jit: bool,
+    around: bool = True,
 ) -> tuple[LearnerState, Results]:
     """Takes the gradient steps of an update and calls the hooks around them; traced.
 
@@ -86,50 +87,93 @@ def train(
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
       jit: See `TrainStep`.
+      around: Whether `begin` and `end` are part of it.
 
     Returns:
       The state after it, and its metrics, see `Learner.fit`.
     """
     with learner.metrics.tracing() as logged:
-        state, results, of_steps = _trained(learner, state, batches, cut, key, timesteps, jit=jit)
-    if logged or of_steps:
-        traced_metrics.put(learner, results, [*logged, *of_steps])
+        if around:
+            state = begin(learner, state, batches, timesteps)
+        losses_key = seeding.stream(key, "losses")
+        state, results, more = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
+        if around:
+            state = end(learner, state, results, timesteps)
+    _shown(learner, state, results)
+    if logged or more:
+        traced_metrics.put(learner, results, [*logged, *more])
     return state, results
 
 
-def _trained(
+def begin(
     learner: Learner,
     state: LearnerState,
-    batches: dict[str, Nest],
-    cut: MinibatchIndices,
-    key: tf.Tensor,
+    module_ids: Iterable[str],
     timesteps: tf.Tensor,
     *,
-    jit: bool,
-) -> tuple[LearnerState, Results, list[Traced]]:
-    """As `train`, with what the gradient steps have logged apart."""
+    first: bool = True,
+) -> LearnerState:
+    """Calls what comes before the gradient steps of an update; traced.
+
+    Args:
+      learner: The `Learner`.
+      state: Its state.
+      module_ids: The modules to train.
+      timesteps: int64 scalar, env steps so far.
+      first: Whether these are the first modules that the update begins with.
+    """
     hooked = leaves.in_place(state)
-    for owner in [ALL_MODULES, *learner.lenders_to(batches)]:
+    for owner in [ALL_MODULES, *learner.lenders_to(list(module_ids))]:
         state = with_rates(learner, state, owner, timesteps)
-    if hooked:
+    if hooked and first:
         learner.before_gradient_based_update(timesteps=timesteps)
-    for module_id in batches:
+    for module_id in module_ids:
         if hooked:
             learner.before_gradient_based_update_for_module(module_id, timesteps)
         else:
             state = prepared(learner, state, module_id, timesteps)
-    losses_key = seeding.stream(key, "losses")
-    state, results, logged = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
-    for module_id in batches:
+    return state
+
+
+def end(
+    learner: Learner,
+    state: LearnerState,
+    results: Mapping[str, dict[str, tf.Tensor]],
+    timesteps: tf.Tensor,
+) -> LearnerState:
+    """Calls what comes after the gradient steps of an update, and counts it; traced.
+
+    Args:
+      learner: The `Learner`.
+      state: Its state.
+      results: `{module_id: metrics}` of the modules that were trained.
+      timesteps: int64 scalar, env steps so far.
+    """
+    hooked = leaves.in_place(state)
+    for module_id, metrics in results.items():
         hook = learner.modules[module_id].adapt
-        state = changed(learner, state, module_id, hook, results[module_id])
+        state = changed(learner, state, module_id, hook, metrics)
         if hooked:
             learner.after_gradient_based_update_for_module(module_id, timesteps)
         else:
             state = finished(learner, state, module_id, timesteps)
     if hooked:
         learner.after_gradient_based_update(timesteps=timesteps)
-    state = state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
+    return state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
+
+
+def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
+    """Calls `begin` or `end` apart from the gradient steps, and returns what they log."""
+    results: Results = {}
+    with learner.metrics.tracing() as logged:
+        hooks()
+    if logged:
+        traced_metrics.put(learner, results, logged)
+    return results
+
+
+def _shown(learner: Learner, state: LearnerState, results: Results) -> None:
+    """Leaves out the norms that are not wanted, and adds learning rates."""
     for module_id, metrics in results.items():
         if not learner.configs[module_id].log_gradients:
             for name in [n for n in metrics if "grad_norm" in n.split("/")]:
@@ -142,7 +186,6 @@ def _trained(
             prefix = f"{name}/" if len(entries) > 1 else ""
             rate = tf.convert_to_tensor(state.opt_state[owner][name]["learning_rate"])
             metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
-    return state, results, logged
 
 
 def run_minibatches(
