@@ -161,7 +161,7 @@ def test_the_learner_session_prints_what_the_page_says(learner_page):
 
 
 def test_the_page_names_what_the_learner_has(learner_page):
-    table = LEARNER[LEARNER.index("| RLlib | here | difference |") :]
+    table = LEARNER[LEARNER.index("| RLlib | tfrl | what differs |") :]
     missing = [n for n in RLLIB_NAMES if n not in learner_page.names or f"`{n}" not in table]
     assert not missing
     prose = re.sub(r"```.*?```", "", LEARNER, flags=re.DOTALL)

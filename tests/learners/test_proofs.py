@@ -348,7 +348,7 @@ class OptionsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (dict(num_epochs=0), "num_epochs: expected a whole number of at least 1, got 0"),
-        (dict(num_total_minibatches=0), "num_total_minibatches: expected a whole number"),
+        (dict(num_total_minibatches=-1), "num_total_minibatches: expected a whole number"),
         (dict(minibatch_size=0), "minibatch_size: expected a whole number of at least 1, got 0"),
         (dict(minibatch_size={"other": 2}), "minibatch_size: expected sizes for modules out of"),
         (dict(remainder="keep"), "remainder: expected one of error, pad, drop, wrap"),

@@ -462,6 +462,11 @@ class Learner:
         return parameter_counts(self, self.modules if module_id == ALL_MODULES else [module_id])
 
     @property
+    def distributed(self) -> bool:
+        """Whether there are several replicas."""
+        return self.replicas.several
+
+    @property
     def device(self) -> str:
         """Where its variables are; of several replicas the first of this process."""
         self._check_built("device")
@@ -732,7 +737,8 @@ class Learner:
             for all rows.
           shuffle: A fresh permutation in every epoch.
           remainder: See `MinibatchPlan`; None for that of the learner.
-          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
+            for these.
           jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
 
         Returns:
@@ -758,7 +764,7 @@ class Learner:
             num_epochs=num_epochs,
             shuffle=shuffle,
             remainder=remainder or self.remainder,
-            num_total_minibatches=num_total_minibatches,
+            num_total_minibatches=num_total_minibatches or None,
         )
 
         def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -842,7 +848,8 @@ class Learner:
           shuffle: A fresh permutation in every epoch.
           remainder: See `MinibatchPlan`; None for that of the learner. A module with fewer rows
             than another goes round.
-          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
+            for these.
           timesteps: Env steps so far, which drive the schedules, as a number or
             `{"env_steps": n}` or `{"num_env_steps_sampled_lifetime": n}`; None for what the
             learner was told last.
@@ -894,6 +901,7 @@ class Learner:
         **options: Any,
     ) -> Results:
         options["remainder"] = options["remainder"] or self.remainder
+        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
@@ -986,6 +994,7 @@ class Learner:
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
+        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
@@ -1236,7 +1245,7 @@ class Learner:
         config_overrides: ModuleConfig | Mapping[str, Any] | None = None,
         policies_to_train: ModulesToTrain | None = None,
         state: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> Any:
         """Adds a module between two updates; the others keep every bit.
 
         Args:
@@ -1246,6 +1255,9 @@ class Learner:
           policies_to_train: Takes the place of the learner's, if not None.
           state: The module's part of `get_state()["rl_module"]`, `{path: array}`; None for a fresh
             one.
+
+        Returns:
+          The module, as the learner holds it.
 
         Raises:
           UserError: For an id that is taken or unfit, a module that lacks something, or a state
@@ -1264,6 +1276,7 @@ class Learner:
                 learner_state.set_state(self, {"rl_module": {module_id: state}})
 
         self._add(module_id, module, config, policies_to_train, fill)
+        return module
 
     def _add(
         self,
@@ -1339,13 +1352,16 @@ class Learner:
 
     def remove_module(
         self, module_id: str, *, policies_to_train: ModulesToTrain | None = None
-    ) -> None:
+    ) -> Any:
         """Removes a module with its optimizers and metrics; the others keep every bit.
 
         Args:
           module_id: The module.
           policies_to_train: Takes the place of the learner's, if not None; from a collection the
             module is left out.
+
+        Returns:
+          The module.
 
         Raises:
           UserError: For an id that the learner does not have, or its only module.
@@ -1370,6 +1386,7 @@ class Learner:
                 got=f"one that lends to {sorted(borrowers)}",
                 remedy="Remove those first.",
             )
+        removed = self.modules[module_id]
         self.modules = {m: x for m, x in self.modules.items() if m != module_id}
         self.configs = {m: c for m, c in self.configs.items() if m != module_id}
         own = own_variables(self, module_id)
@@ -1384,6 +1401,7 @@ class Learner:
         elif chosen is not None and not callable(chosen):
             self.policies_to_train = [m for m in chosen if m != module_id]
         self._structure_changed()
+        return removed
 
     def _structure_changed(self) -> None:
         self.structure_version += 1

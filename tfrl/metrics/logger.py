@@ -451,6 +451,11 @@ class MetricsLogger:
     # RLlib's name.
     delete = remove
 
+    def reset(self) -> None:
+        """Forgets all metrics."""
+        self._metrics.clear()
+        self.recent.clear()
+
     # Merging.
 
     def take(self) -> dict[str, Any]:

@@ -189,8 +189,9 @@ def test_what_modules_lack_is_named_all_at_once():
     assert str(error.value) == (
         "GeneralAdvantageEstimation: expected modules with a value function compute_values(state, "
         "obs), and with discount and gae_lambda unless the pipeline is given them, got 'a' has no "
-        "compute_values(state, obs) -> [N]; 'c' has no gae_lambda. Add what is missing (see ValueFunctionAPI), "
-        "leave modules out with module_ids=, or take this piece out of the pipeline."
+        "compute_values(state, obs) -> [N]; 'c' has no gae_lambda. Add what is missing (see "
+        "ValueFunctionAPI), leave modules out with module_ids=, or take this piece out of the "
+        "pipeline."
     )
 
 
