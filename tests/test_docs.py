@@ -159,14 +159,14 @@ def test_the_learner_session_prints_what_the_page_says(learner_page):
     assert said[4:6] == ["8.0", "6.0"]
     assert " > AgentToModule > ClipRewards > " in said[6]
     assert said[7] == "['__all_modules__', 'linear', 'second']"
-    assert said[8] == "['counters', 'metrics', 'optimizer', 'rl_module', 'weights_seq_no']"
+    assert said[8].startswith("['counters', 'metrics', 'optimizer', 'rl_module', 'should_module")
     assert said[9] == "True False"
     assert said[10].startswith("21.0 ")
     assert (learner_page.folder / "saved" / "learner" / "manifest.json").exists()
 
 
 def test_the_page_names_what_the_learner_has(learner_page):
-    table = LEARNER[LEARNER.index("| RLlib | here | difference |") :]
+    table = LEARNER[LEARNER.index("| RLlib | tfrl | what differs |") :]
     missing = [n for n in RLLIB_NAMES if n not in learner_page.names or f"`{n}" not in table]
     assert not missing
     prose = re.sub(r"```.*?```", "", LEARNER, flags=re.DOTALL)
@@ -179,6 +179,6 @@ def test_the_page_names_what_the_learner_has(learner_page):
 def test_the_hooks_have_the_arguments_that_the_page_says(learner_page):
     table = LEARNER[LEARNER.index("| method | override it for |") :].split("\n\n")[0]
     hooks = re.findall(r"`(\w+)\(([^)]*)\)`", table)
-    assert len(hooks) == 13
+    assert len(hooks) == 17
     for name, said in hooks:
         assert [x.strip(" =") for x in said.split(",") if x] == learner_page.arguments[name], name

@@ -36,6 +36,12 @@ class UserError(ValueError):
         return _rebuilt, (type(self), self.thing, self.expected, self.got, self.remedy)
 
 
+class UnknownNameError(UserError, KeyError):
+    """A name under which nothing is held: a UserError, and a KeyError as of a dict."""
+
+    __str__ = UserError.__str__
+
+
 def _rebuilt(kind: Any, thing: str, expected: str, got: Any, remedy: str) -> UserError:
     return kind(thing, expected=expected, got=got, remedy=remedy)
 

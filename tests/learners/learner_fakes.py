@@ -114,6 +114,13 @@ def param(learner, module_id, path="w"):
     return struct.paths(learner.module_state(module_id).params)[path].numpy().copy()
 
 
+def metrics_of(learner):
+    """What the learner's logger holds, without what depends on the clock."""
+    rows = learner.metrics.peek()
+    rows.get("__all_modules__", {}).pop("num_env_steps_trained_lifetime_per_second", None)
+    return rows
+
+
 def changed(before, after):
     """The paths of what is not the same to the bit."""
     return sorted(p for p in before if not np.array_equal(before[p], after[p], equal_nan=True))

@@ -334,7 +334,7 @@ class OptionsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (dict(num_epochs=0), "num_epochs: expected a whole number of at least 1, got 0"),
-        (dict(num_total_minibatches=0), "num_total_minibatches: expected a whole number"),
+        (dict(num_total_minibatches=-1), "num_total_minibatches: expected a whole number"),
         (dict(minibatch_size=0), "minibatch_size: expected a whole number of at least 1, got 0"),
         (dict(minibatch_size={"other": 2}), "minibatch_size: expected sizes for modules out of"),
         (dict(remainder="keep"), "remainder: expected one of error, pad, drop, wrap"),
@@ -353,7 +353,7 @@ class OptionsTest(parameterized.TestCase):
 
 
 class IteratorTest(parameterized.TestCase):
-    def test_each_batch_is_one_update(self):
+    def test_all_batches_are_one_update(self):
         dataset = tf.data.Dataset.from_tensors(column([1.0, 3.0])).repeat()
         learner = built(Dot())
         row = learner.update_from_iterator(dataset, 4, timesteps=9)
@@ -361,9 +361,11 @@ class IteratorTest(parameterized.TestCase):
         # The losses 4, 4 - 10/8, 4 - 20/8, 4 - 30/8 before each step: their mean is 2.125.
         self.assertAlmostEqual(row[ID]["loss"], 2.125, places=6)
         self.assertEqual(row[ID]["gradient_steps"], 4)
-        self.assertEqual(row["__all_modules__"]["weights_seq_no"], 4)
+        self.assertEqual(row["__all_modules__"]["weights_seq_no"], 1)
         self.assertEqual(row["__all_modules__"]["env_steps"], 9)
-        self.assertEqual(learner.trace_count, 1)
+        self.assertEqual(row["__all_modules__"]["dataset_num_iters_trained"], 4)
+        learner.update_from_iterator(dataset, 2)
+        self.assertEqual(learner.trace_count, 3)  # the steps, and what is before and after
 
     def test_options_are_those_of_a_batch(self):
         learner = built(Dot())
@@ -377,16 +379,67 @@ class IteratorTest(parameterized.TestCase):
         batches = [column([1, 1])] * 2
         self.assertIn(
             "the iterator of update_from_iterator: expected 3 batches, got 2, then its end. Let",
-            message(learner.update_from_iterator, batches, 3),
+            message(learner.update_from_iterator, iter(batches), 3),
         )
         self.assertEqual(int(learner.learner_steps), 2)
         text = message(learner.update_from_iterator, iter([]), 1)
         self.assertIn("expected 1 batches, got 0, then its end", text)
+        for nothing in ([], iter([])):
+            text = message(learner.update_from_iterator, nothing)
+            self.assertIn("expected some batches, got 0, then its end", text)
+
+    def test_one_pass_or_cycles(self):
+        learner = built(Dot())
+        rows = [column([1, 0]), column([2, 0]), column([4, 0])]
+        found = learner.update_from_iterator(rows)  # to its end
+        self.assertEqual(found[ALL_MODULES]["dataset_num_iters_trained"], 3)
+        self.assertIs(learner.iterator, rows)
+        moved = []
+        for _ in range(2):  # goes on where it stopped, and round
+            before = param(learner, ID)[0]
+            found = learner.update_from_iterator(rows, 2)
+            moved.append((before - param(learner, ID)[0]) * 8)
+        np.testing.assert_allclose(moved, [1 + 2, 4 + 1])
+        self.assertEqual(found[ALL_MODULES]["dataset_num_iters_trained_lifetime"], 7)
+        self.assertEqual(found[ID]["num_module_steps_trained"], 2)
+
+    def test_hooks_run_once_around_all(self):
+        calls = []
+
+        class Hooked(Learner):
+            def on_update_begin(self, *, timesteps):
+                calls.append(("begin", timesteps))
+
+            def before_gradient_based_update(self, *, timesteps):
+                calls.append("before")
+                self.metrics.log_value("before", timesteps, window=1)
+
+            def after_gradient_based_update(self, *, timesteps):
+                calls.append("after")
+
+            def on_update_end(self, *, timesteps, results):
+                calls.append(results["before"])
+
+        learner = built(Dot(), Hooked)
+        for _ in range(2):
+            learner.update_from_iterator([column([1, 1])] * 3, timesteps=7, compile="eager")
+        self.assertEqual(calls, [("begin", 7), "before", "after", 7] * 2)
+        found = learner.update_from_iterator([column([1, 1])] * 3, timesteps=8)
+        self.assertEqual(found["before"], 8)
+        self.assertEqual(int(learner.weights_seq_no), 3)
+
+    def test_a_module_that_comes_with_a_later_batch(self):
+        learner = built({"a": Dot(), "b": Dot()})
+        batches = [{"a": column([1, 1])}, {"a": column([1, 1]), "b": column([2, 2])}]
+        found = learner.update_from_iterator(batches)
+        self.assertEqual(found["a"]["gradient_steps"], 2)
+        self.assertEqual(found["b"]["gradient_steps"], 1)
+        self.assertEqual(found["b"]["weights_seq_no"], 1)
 
     @parameterized.parameters(0, -1, 1.5, True)
     def test_a_number_that_is_none(self, num_iters):
         text = message(built(Dot()).update_from_iterator, iter([]), num_iters)
-        self.assertStartsWith(text, "num_iters: expected a whole number of at least 1, got ")
+        self.assertStartsWith(text, "num_iters: expected a whole number of at least 1 or None")
 
 
 class HookTest(parameterized.TestCase):
@@ -464,6 +517,9 @@ class HookTest(parameterized.TestCase):
         np.testing.assert_allclose(seen, [1, 1, 5 / 8, 5 / 8, 5 / 8, 2 / 8, 2 / 8], atol=1e-6)
 
 
+SEQ, TRAINED = "weights_seq_no", "should_module_be_updated"
+
+
 class StateTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -473,13 +529,13 @@ class StateTest(parameterized.TestCase):
         self.learner.update_from_batch({"a": two_groups(), "b": column([1, 1])}, timesteps=7)
 
     @parameterized.parameters(
-        (None, None, {"rl_module", "optimizer", "counters", "metrics", "weights_seq_no"}, "ab"),
-        ("rl_module", None, {"rl_module"}, "ab"),
-        (["rl_module/a"], None, {"rl_module"}, "a"),
-        (["rl_module", "counters"], ["rl_module/a"], {"rl_module", "counters"}, "b"),
-        (None, ["optimizer", "metrics"], {"rl_module", "counters", "weights_seq_no"}, "ab"),
-        (None, "rl_module", {"optimizer", "counters", "metrics", "weights_seq_no"}, ""),
-        ([], None, set(), ""),
+        (None, None, {"rl_module", "optimizer", "counters", "metrics", TRAINED, SEQ}, "ab"),
+        ("rl_module", None, {"rl_module", SEQ}, "ab"),
+        (["rl_module/a"], SEQ, {"rl_module"}, "a"),
+        (["rl_module", "counters"], ["rl_module/a"], {"rl_module", "counters", SEQ}, "b"),
+        (None, ["optimizer", "metrics", TRAINED], {"rl_module", "counters", SEQ}, "ab"),
+        (None, "rl_module", {"optimizer", "counters", "metrics", TRAINED, SEQ}, ""),
+        ([], None, {SEQ}, ""),
     )
     @pytest.mark.variants(3)
     def test_components(self, components, not_components, parts, modules):
@@ -494,7 +550,7 @@ class StateTest(parameterized.TestCase):
             self.assertEqual(
                 {m: list(found) for m, found in state["optimizer"].items()}, {"a": [name]}
             )
-            self.assertEqual(list(state), ["optimizer"])
+            self.assertEqual(list(state), ["optimizer", SEQ])
             self.assertIn("iterations", state["optimizer"]["a"][name])
             self.assertIn("m/params/u", state["optimizer"]["a"][name])
 
@@ -512,7 +568,8 @@ class StateTest(parameterized.TestCase):
         before = values(other)
         other.set_state(self.learner.get_state(["rl_module/a"]))
         moved = changed(before, values(other))
-        self.assertEqual(moved, ["modules/a/params/u", "modules/a/params/v"])
+        weights = ["modules/a/params/u", "modules/a/params/v"]
+        self.assertEqual(moved, ["counters/weights_seq_no", *weights])
         np.testing.assert_array_equal(param(other, "a", "u"), param(self.learner, "a", "u"))
 
     def test_what_is_returned_is_a_copy(self):
@@ -559,7 +616,8 @@ class StateTest(parameterized.TestCase):
         self.assertEqual(int(collector.weights_seq_no), 1)
 
     def test_load_if_newer_needs_the_number(self):
-        text = message(self.learner.load_if_newer, self.learner.get_state("rl_module"))
+        state = self.learner.get_state("rl_module", not_components=SEQ)
+        text = message(self.learner.load_if_newer, state)
         self.assertIn("weights_seq_no", text)
         self.assertIn("['rl_module']", text)
 

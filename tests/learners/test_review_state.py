@@ -11,6 +11,7 @@ from tests.learners.learner_fakes import (
     assert_same,
     built,
     column,
+    metrics_of,
     sgd,
     values,
 )
@@ -212,6 +213,7 @@ def test_policies_to_train_out_of_a_generator():
         ({"counters": {"env_steps": 1.5}}, "env_steps of dtype float64 for int64"),
         ({"counters": {"env_steps": "x"}}, "env_steps that is no number for int64"),
         ({"weights_seq_no": None}, "weights_seq_no that is no number for int64"),
+        ({"should_module_be_updated": ["c"]}, "should_module_be_updated of ['c']"),
         ({"metrics": {"bad": 1}}, "metrics of schema None"),
         ({"metrics": None}, "metrics of None"),
         ({"metrics": {"schema": 1, "metrics": [], "elapsed": "x"}}, "metrics with ValueError"),
@@ -220,14 +222,67 @@ def test_policies_to_train_out_of_a_generator():
 def test_a_wrong_state_changes_nothing(part, expected):
     learner = built({"a": Dot()})
     learner.update_from_batch({"a": BATCH["a"]})
-    before, rows = values(learner), learner.metrics.peek()
+    before, rows = values(learner), metrics_of(learner)
     fine = {"rl_module": {"a": {"params/w": np.full([2], 9, np.float32)}}}
     state = {**fine, **part} if isinstance(part, dict) else part
     said = message(learner.set_state, state)
     assert said.startswith("Learner.set_state: expected")
     assert expected in said
     assert_same(values(learner), before)
-    assert learner.metrics.peek() == rows
+    assert metrics_of(learner) == rows
+
+
+def test_which_modules_are_trained_is_state(tmp_path):
+    learner = built({"a": Dot(), "b": Dot()}, policies_to_train=["b"])
+    state = learner.get_state()
+    assert state["should_module_be_updated"] == ["b"]
+    other = built({"a": Dot(), "b": Dot()})
+    assert other.get_state()["should_module_be_updated"] is None
+    other.set_state(state)
+    assert not other.should_module_be_updated("a") and other.should_module_be_updated("b")
+    other.set_state({"should_module_be_updated": None})
+    assert other.should_module_be_updated("a")
+    learner.save_to_path(tmp_path / "save")
+    other.restore_from_path(tmp_path / "save", "rl_module")
+    assert other.policies_to_train is None
+    other.restore_from_path(tmp_path / "save")
+    assert other.policies_to_train == ["b"]
+
+
+def test_a_function_that_chooses_modules_is_kept(tmp_path):
+    def choose(module_id, rows):
+        return module_id == "a"
+
+    learner = built({"a": Dot(), "b": Dot()}, policies_to_train=choose)
+    assert "should_module_be_updated" not in learner.get_state()
+    other = built({"a": Dot(), "b": Dot()}, policies_to_train=["b"])
+    other.set_state(learner.get_state())
+    assert other.policies_to_train == ["b"]
+    other.save_to_path(tmp_path / "save")
+    learner.restore_from_path(tmp_path / "save")
+    assert learner.policies_to_train == ["b"]
+
+
+def test_only_newer_weights_are_loaded_when_asked_so():
+    learner = built({"a": Dot()})
+    older = learner.get_state()
+    for _ in range(3):
+        learner.update_from_batch({"a": BATCH["a"]})
+    weights = learner.get_parameters("a")[0].numpy()
+
+    def loaded(number, **options):
+        state = {**older, "weights_seq_no": number}
+        learner.set_state(state, only_newer_weights=True)
+        same = np.array_equal(learner.get_parameters("a")[0].numpy(), weights)
+        found = int(learner.weights_seq_no.numpy())
+        learner.set_state({"rl_module": {"a": {"params/w": weights}}, "weights_seq_no": 3})
+        return not same, found
+
+    assert loaded(2) == loaded(3) == (False, 3)
+    assert loaded(4) == (True, 4)
+    assert loaded(0) == (True, 3)  # of no age
+    learner.set_state(older, only_newer_weights=True)  # The rest is loaded in any case.
+    assert learner.learner_steps.numpy() == 0
 
 
 def test_plain_numbers_fit():

@@ -268,8 +268,8 @@ class TestMistakes:
     def test_unknown_kind(self):
         text = self.message((("x", 1), {"reduce": "maximum"}))
         assert text == (
-            "metric x: reduce: expected one of mean, min, max, sum, ema, lifetime_sum, got "
-            "'maximum'. Did you mean max?"
+            "metric x: reduce: expected one of mean, min, max, sum, items, ema, lifetime_sum, "
+            "lifetime_min, lifetime_max, got 'maximum'. Did you mean max?"
         )
 
     @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfrl import seeding
 from tfrl._version import __version__
 from tfrl.errors import UserError, did_you_mean
+from tfrl.learners.learner_state import TRAINED
 from tfrl.storage import checkpoint_format, codec, files
 from tfrl.storage.checkpoint_format import DamagedCheckpointError, DataWriter
 
@@ -186,6 +187,7 @@ _FORMS: dict[str, Any] = {
     "configs": {"": {"": object}},
     "options": {
         "check_numerics": str,
+        "remainder": str,
         "policies_to_train": (type(None), str, [str]),
         "shared": {"": [str]},
     },
@@ -315,7 +317,7 @@ def _assembled(
 
 
 # Arguments of a learner's constructor that a manifest holds.
-_OPTIONS = ("check_numerics", "policies_to_train", "shared")
+_OPTIONS = ("check_numerics", "policies_to_train", "shared", "remainder")
 
 # What stands for a function in the manifest.
 _FUNCTION = "a function"
@@ -326,6 +328,7 @@ def _options(learner: Learner) -> dict[str, Any]:
     chosen = getattr(learner, "policies_to_train", None)
     if callable(chosen):
         chosen = _FUNCTION
+    remainder = getattr(learner, "remainder", "error")
     shared: dict[str, list[str]] = {}
     for (borrower, group), (owner, lent) in getattr(learner, "_shared", {}).items():
         shared.setdefault(f"{owner}/{lent}", []).append(f"{borrower}/{group}")
@@ -333,6 +336,8 @@ def _options(learner: Learner) -> dict[str, Any]:
         "check_numerics": getattr(learner, "check_numerics", "skip"),
         "policies_to_train": chosen if chosen is None or chosen == _FUNCTION else sorted(chosen),
         "shared": shared,
+        # An argument that a subclass need not have.
+        **({} if remainder == "error" else {"remainder": remainder}),
     }
 
 
@@ -392,6 +397,7 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
         passed, each with the reason.
     """
     folder, manifest = open_folder(path)
+    asked = kwargs.get("policies_to_train")
     described = manifest["modules"]
     if modules is not None and not isinstance(modules, Mapping):
         if len(described) != 1:
@@ -443,6 +449,8 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             remedy="Pass them: modules={module_id: module}; or take another save.",
         ) from error
     restore_from_path(learner, folder)
+    if asked is not None:  # The state has that of the save.
+        learner.train_only(asked)
     return learner
 
 
@@ -528,7 +536,9 @@ def _check_fit(
     """Compares the variables of a learner with stored ones, by component."""
     problems = [f"no {'/'.join(k)}" for k in expected if k not in stored]
     problems += [f"unknown {'/'.join(k)}" for k in stored if k not in expected]
-    problems += [f"unknown {name}" for name in stored_values if name not in present]
+    # A learner with a function for it takes the saved policies to train too.
+    known = (*present, TRAINED)
+    problems += [f"unknown {name}" for name in stored_values if name not in known]
     for keys in (k for k in stored if k in expected):
         want, have = (
             {f"{'/'.join(keys)}/{path}": x for path, x in variables[keys].items()}

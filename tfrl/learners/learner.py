@@ -10,9 +10,8 @@ The class says what a learner holds and which hooks it has. What an update does 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import Self
 
@@ -21,13 +20,13 @@ from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import DEFAULT_MODULE_ID
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UnknownNameError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
-from tfrl.learners import learner_state, planning, registration, state_changes
+from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
 from tfrl.learners.external_update import check_no_optimizer, trains_itself
 from tfrl.learners.learner_state import COUNTERS, LearnerState, not_built
-from tfrl.learners.minibatches import Remainder
+from tfrl.learners.minibatches import REMAINDERS, Remainder
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import SelfSupervisedLossAPI, as_module, check_module_id, missing_apis
 from tfrl.learners.optimizers import (
@@ -49,10 +48,10 @@ from tfrl.learners.parameters import (
     shared_groups,
 )
 from tfrl.learners.planning import MinibatchSize
-from tfrl.learners.reports import Results, mean_of, report
-from tfrl.learners.update import MinibatchIndices, train
+from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
+from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
 from tfrl.learning import leaves
-from tfrl.learning.gradients import clip_gradients, differentiate
+from tfrl.learning.gradients import clip_gradients_dict, differentiate
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
 from tfrl.types import AgentState, Nest
@@ -61,11 +60,22 @@ from tfrl.xla import never_in_xla
 CheckNumerics = Literal["off", "skip", "raise"]
 CompileMode = Literal["xla", "graph", "eager"]
 ModulesToTrain = Collection[str] | Callable[[str, Nest], bool]
+R = TypeVar("R")
+
+
+class CallableTuple(tuple[Any, ...]):
+    """An empty tuple that a call returns: an attribute that may be read like a method."""
+
+    def __call__(self) -> Sequence[type]:
+        """Returns itself."""
+        return self
+
 
 # Attributes that are state, or say nothing of what is traced.
 _STATE = frozenset(
     (*COUNTERS, "metrics", "replicas", "structure_version", "learner_connector")
     + ("module_states", "optimizers", "_optimizer_fn", "_compiled", "_traces", "_counted")
+    + ("_iterated",)
 )
 # Hooks of subclasses that change variables.
 _IN_PLACE = (
@@ -84,6 +94,7 @@ class Learner:
       configs: `{module_id: ModuleConfig}`.
       replicas: The replicas of the strategy.
       check_numerics: "off", "skip" or "raise".
+      remainder: What updates do by default with rows that do not fill a minibatch.
       learner_steps: Gradient steps (minibatches) so far, an int64 variable.
       skipped_steps: Of them, how many had something that was not finite.
       env_steps: What drives the schedules.
@@ -103,6 +114,7 @@ class Learner:
         check_numerics: CheckNumerics = "skip",
         strategy: tf.distribute.Strategy | None = None,
         learner_connector: Any = None,
+        remainder: Remainder = "error",
     ):
         """Names the modules; `build` makes their variables.
 
@@ -125,6 +137,8 @@ class Learner:
             and raises a UserError that names module and term after the call.
           strategy: A tf.distribute strategy; by default the one whose scope this is called in.
           learner_connector: The pipeline of `update_from_episodes`; None for the default one.
+          remainder: What updates do, unless they are told otherwise, with rows that do not fill a
+            minibatch, see `MinibatchPlan`.
         """
         if not isinstance(modules, Mapping):
             modules = {DEFAULT_MODULE_ID: modules}
@@ -160,6 +174,7 @@ class Learner:
                 remedy="Make one by tfrl.distribute.make_strategy(name).",
             )
         self.replicas = Replicas(strategy)
+        self.remainder: Remainder = checks.one_of("remainder", remainder, REMAINDERS)
         self.structure_version = 0
         self.learner_connector = learner_connector
         self._shared = shared_groups(shared or {}, self.modules)
@@ -173,10 +188,13 @@ class Learner:
         self._compiled: dict[Any, Any] = {}
         self._traces: Traces | None = None
         self._counted: tuple[int, dict[str, dict[str, int]]] = (-1, {})
-        for module_id, module in self.modules.items():
-            registration.check_module(self, module_id, module)
+        # The live iterator of `update_from_iterator`, and over what.
+        self._iterated: tuple[Any, Iterator[Nest]] | None = None
 
     # Building.
+
+    # TensorFlow 2, as RLlib calls it.
+    framework = "tf2"
 
     learner_steps: tf.Variable
     skipped_steps: tf.Variable
@@ -233,8 +251,9 @@ class Learner:
 
     def configure_optimizers(self) -> None:
         """Registers the optimizers of all modules; override for ones that span modules."""
-        for module_id in self.modules:
-            self.configure_optimizers_for_module(module_id)
+        for module_id, module in self.modules.items():
+            if self.rl_module_is_compatible(module):
+                self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Registers one optimizer per update of a module; override for anything else."""
@@ -282,14 +301,22 @@ class Learner:
         with self.replicas.scope():
             self.optimizers.add(module_id, optimizer_name, optimizer, params, lr_or_lr_schedule)
 
+    # The protocols that every trained module must have. A subclass has a tuple, a property or a
+    # class method, as in RLlib.
+    rl_module_required_apis: Any = CallableTuple()
+
     @property
-    def rl_module_required_apis(self) -> Sequence[type]:
-        """The protocols that every trained module must have; none unless overridden."""
-        return ()
+    def required_apis(self) -> Sequence[type]:
+        """The protocols of `rl_module_required_apis`, in whichever form a subclass has them."""
+        required = self.rl_module_required_apis
+        return tuple(required() if callable(required) else required)
 
     def rl_module_is_compatible(self, module: Any) -> bool:
-        """Whether a module has what `rl_module_required_apis` asks for."""
-        return not missing_apis(module, self.rl_module_required_apis)
+        """Whether a module has what `rl_module_required_apis` asks for.
+
+        One that has not is held and saved where `policies_to_train` leaves it out.
+        """
+        return not missing_apis(module, self.required_apis)
 
     def train_only(self, policies_to_train: ModulesToTrain | None) -> None:
         """Chooses anew which modules are trained.
@@ -315,7 +342,7 @@ class Learner:
 
     def _check_known(self, what: str, module_id: str, *others: str) -> None:
         if module_id not in self.modules and module_id not in others:
-            raise UserError(
+            raise UnknownNameError(
                 f"Learner.{what}({module_id!r})",
                 expected=f"one of the modules {sorted(self.modules)}",
                 got=repr(module_id),
@@ -358,20 +385,32 @@ class Learner:
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE_ID, optimizer_name: str | None = None
     ) -> Any:
-        """Returns a registered optimizer; the name may be left out when there is one.
+        """Returns a registered optimizer.
 
         It has `learning_rate` and `iterations`, variables: a `BoundOptimizer`, or Keras' own.
+
+        Args:
+          module_id: The module, or "__all_modules__".
+          optimizer_name: Its name within the module, or "<module_id>_<name>"; DEFAULT_OPTIMIZER is
+            also the first one of a module. It may be left out where there is one.
+
+        Raises:
+          UserError: For what is not registered; it is a KeyError too.
         """
         self._check_built("get_optimizer")
-        self._check_known("get_optimizer", module_id, ALL_MODULES)
+        if optimizer_name not in self.optimizers.full_names:
+            self._check_known("get_optimizer", module_id, ALL_MODULES)
         return self.optimizers.get(module_id, optimizer_name)
 
     def get_optimizers_for_module(self, module_id: str = ALL_MODULES) -> list[tuple[str, Any]]:
-        """Returns `[(optimizer_name, optimizer), ...]` of a module; of "__all_modules__" all."""
+        """Returns `[(optimizer_name, optimizer), ...]` that are registered under an id.
+
+        Args:
+          module_id: A module; or "__all_modules__" for those registered under this id itself, in
+            `configure_optimizers`. `optimizer_entries` has those of all modules.
+        """
         self._check_built("get_optimizers_for_module")
-        if module_id == ALL_MODULES:
-            return [(name, e.optimizer) for _, name, e in self.optimizer_entries()]
-        self._check_known("get_optimizers_for_module", module_id)
+        self._check_known("get_optimizers_for_module", module_id, ALL_MODULES)
         return [(name, e.optimizer) for name, e in self.optimizers.of_module(module_id)]
 
     def optimizer_entries(self) -> list[tuple[str, str, OptimizerEntry]]:
@@ -402,9 +441,12 @@ class Learner:
         if not self.modules[module_id].updates:
             return False
         chosen = self.policies_to_train
-        if chosen is None:
-            return True
-        return bool(chosen(module_id, batch)) if callable(chosen) else module_id in chosen
+        if not callable(chosen):
+            return chosen is None or module_id in chosen
+        if not chosen(module_id, batch):
+            return False
+        registration.check_module(self, module_id, self.modules[module_id])
+        return True
 
     def lenders_to(self, module_ids: Collection[str]) -> list[str]:
         """Returns the other modules that share parameters of theirs with some of these."""
@@ -418,6 +460,39 @@ class Learner:
           module_id: A module, or "__all_modules__" for all, where shared ones count once.
         """
         return parameter_counts(self, self.modules if module_id == ALL_MODULES else [module_id])
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are several replicas."""
+        return self.replicas.several
+
+    @property
+    def device(self) -> str:
+        """Where its variables are; of several replicas the first of this process."""
+        self._check_built("device")
+        variable = tf.nest.flatten([s.params for s in self.module_states.values()])[0]
+        return str(getattr(variable, "values", [variable])[0].device)
+
+    @property
+    def iterator(self) -> Any:
+        """What `update_from_iterator` was given last; None before it."""
+        return None if self._iterated is None else self._iterated[0]
+
+    def apply(self, func: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Returns `func(self, *args, **kwargs)`."""
+        return func(self, *args, **kwargs)
+
+    def get_checkpointable_components(self) -> list[tuple[str, dict[str, tf.Variable]]]:
+        """Returns the components of a checkpoint that are made of variables.
+
+        Returns:
+          `[(name, {path: variable}), ...]`: "rl_module/<module_id>" and
+          "optimizer/<module_id>/<optimizer_name>".
+        """
+        self._check_built("get_checkpointable_components")
+        modules = [(f"rl_module/{m}", struct.paths(s)) for m, s in self.module_states.items()]
+        entries = self.optimizer_entries()
+        return modules + [(f"optimizer/{m}/{name}", e.variables()) for m, name, e in entries]
 
     # One gradient step; subclasses override these. All are traced, on values on every replica.
 
@@ -484,11 +559,13 @@ class Learner:
         """Returns the gradients of the sum of the losses, of the same keys as `params`.
 
         Args:
-          loss_per_module: `{module_id: scalar}`.
+          loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". What is
+            differentiated is the sum of the modules' entries, or that one where it is alone.
           gradient_tape: The tape that watched `params`.
           params: `{param ref: value}`.
         """
-        losses = list(loss_per_module.values())
+        losses = [x for m, x in loss_per_module.items() if m != ALL_MODULES]
+        losses = losses or [loss_per_module[ALL_MODULES]]
         total = losses[0] if len(losses) == 1 else tf.add_n(losses)
         found = differentiate(gradient_tape, total, list(params.values()))
         return dict(zip(params, found, strict=True))
@@ -520,16 +597,42 @@ class Learner:
         for _, entry in self.optimizers.of_module(module_id):
             own = self.filter_param_dict_for_optimizer(gradients_dict, entry.optimizer)
             if own:
-                clipped, _ = clip_gradients(
-                    list(own.values()),
-                    config.grad_clip,
-                    config.grad_clip_by,  # type: ignore[arg-type]
-                )
-                processed.update(zip(own, clipped, strict=True))
+                clip = self.clip_function()
+                clip(own, grad_clip=config.grad_clip, grad_clip_by=config.grad_clip_by)
+                processed.update(own)
         return processed
 
+    def clip_function(self) -> Callable[..., Any]:
+        """Returns the function that clips; override it, or RLlib's `_get_clip_function`.
+
+        Returns:
+          A function `(gradients_dict, *, grad_clip, grad_clip_by)` that changes the dict
+          `{param ref: gradient}` of one optimizer, and returns their global norm before it.
+        """
+        return self._get_clip_function()
+
+    def _get_clip_function(self) -> Callable[..., Any]:
+        return clip_gradients_dict
+
+    def global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+        """Returns the function of a norm; override it, or RLlib's `_get_global_norm_function`.
+
+        Returns:
+          A function from the gradients of one optimizer, a list, to a float32 scalar: the metric
+          `grad_norm`. A step whose norm is not finite is left out, see `check_numerics`.
+        """
+        return self._get_global_norm_function()
+
+    def _get_global_norm_function(self) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+        return tf.linalg.global_norm  # type: ignore[no-any-return]
+
     def apply_gradients(self, gradients_dict: ParamDict) -> None:
-        """Applies gradients `{param ref: gradient}` by the optimizers of their variables."""
+        """Applies gradients `{param ref: gradient}` by the optimizers of their variables.
+
+        It is called once for all modules that take a step together. Where the step of some is left
+        out, since it is not finite or they have stopped, it is called for each of the others; the
+        trace has both.
+        """
         for _, _, entry in self.optimizer_entries():
             params = [p for p in entry.params if p.ref() in gradients_dict]
             if params:
@@ -542,6 +645,25 @@ class Learner:
         mean over all valid rows. Override it where a loss is a mean over something else.
         """
         return batches_lib.valid_rows(batch)
+
+    # Around an update; Python that runs every time.
+
+    def on_update_begin(self, *, timesteps: int) -> None:
+        """Called at the start of every `update_from_...`; for subclasses, does nothing itself.
+
+        It is Python outside of compiled code, and may log to `self.metrics`.
+
+        Args:
+          timesteps: Env steps so far.
+        """
+
+    def on_update_end(self, *, timesteps: int, results: Results) -> None:
+        """Called at the end of every `update_from_...`; for subclasses, does nothing itself.
+
+        Args:
+          timesteps: Env steps so far.
+          results: What the update returns. It may be changed; what is logged here gets into it.
+        """
 
     # Around the gradient steps of an update; traced, outside of the replicas.
 
@@ -595,7 +717,7 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> tuple[LearnerState, Results]:
@@ -614,8 +736,9 @@ class Learner:
           minibatch_size: Rows of a gradient step over all replicas, for all modules or each; None
             for all rows.
           shuffle: A fresh permutation in every epoch.
-          remainder: See `MinibatchPlan`.
-          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          remainder: See `MinibatchPlan`; None for that of the learner.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
+            for these.
           jit: Whether only losses and gradients are compiled by XLA, for calls from a graph.
 
         Returns:
@@ -640,8 +763,8 @@ class Learner:
             minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
-            remainder=remainder,
-            num_total_minibatches=num_total_minibatches,
+            remainder=remainder or self.remainder,
+            num_total_minibatches=num_total_minibatches or None,
         )
 
         def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -678,7 +801,7 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         jit: bool = False,
     ) -> Results:
@@ -703,12 +826,13 @@ class Learner:
         num_epochs: int = 1,
         minibatch_size: MinibatchSize = None,
         shuffle: bool = True,
-        remainder: Remainder = "error",
+        remainder: Remainder | None = None,
         num_total_minibatches: int | None = None,
         timesteps: int | Mapping[str, int] | None = None,
         *,
         key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
         """Trains on a batch in one compiled call.
 
@@ -722,14 +846,18 @@ class Learner:
           minibatch_size: Rows of a gradient step over all replicas and processes, for all modules
             or `{module_id: rows}`; None for `ModuleConfig.minibatch_size`, or else all rows.
           shuffle: A fresh permutation in every epoch.
-          remainder: See `MinibatchPlan`. A module with fewer rows than another goes round.
-          num_total_minibatches: Gradient steps to take, instead of those of the epochs.
+          remainder: See `MinibatchPlan`; None for that of the learner. A module with fewer rows
+            than another goes round.
+          num_total_minibatches: Gradient steps to take, instead of those of the epochs; None or 0
+            for these.
           timesteps: Env steps so far, which drive the schedules, as a number or
-            `{"env_steps": n}`; None for what the learner was told last.
+            `{"env_steps": n}` or `{"num_env_steps_sampled_lifetime": n}`; None for what the
+            learner was told last.
           key: int32 [2], or a seed; by default derived from the learner's key and the gradient
             steps so far.
           compile: "graph", "xla" or "eager". Under several replicas "xla" compiles losses and
             gradients only.
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
           `{module_id: {name: float}}` as `update`, with parameter counts, and
@@ -741,16 +869,41 @@ class Learner:
         """
         self._check_built("update_from_batch")
         steps = planning.env_steps_of(self, timesteps)
-        batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
-        plan = planning.plan_of_process(
-            self,
-            batches,
+        self.on_update_begin(timesteps=int(steps))
+        results = self._update_from_batch(
+            batch,
+            steps,
+            key,
+            compile,
             minibatch_size,
             num_epochs=num_epochs,
-            shuffle=shuffle,
+            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
+        return self._ended(steps, results)
+
+    def _ended(self, steps: tf.Tensor, results: Results) -> Results:
+        """Results after the hook at the end of an update, with what it logs."""
+        self.on_update_end(timesteps=int(steps), results=results)
+        put_logged(self, results)
+        return results
+
+    def _update_from_batch(
+        self,
+        batch: Nest,
+        steps: tf.Tensor,
+        key: tf.Tensor | None,
+        compile: CompileMode,
+        minibatch_size: MinibatchSize,
+        *,
+        around: bool = True,
+        **options: Any,
+    ) -> Results:
+        options["remainder"] = options["remainder"] or self.remainder
+        options["num_total_minibatches"] = options["num_total_minibatches"] or None
+        batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
+        plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
         given = key is not None
@@ -763,10 +916,10 @@ class Learner:
             )
             jit = compile == "xla" and self.replicas.several
             cut, state = planning.as_minibatches(plan, indices), self.learner_state
-            return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
+            return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
 
-        fn = self._compiled_as(compile, ("batch", plan, given), run)
-        return self._call(fn, batches, given_key, steps)
+        fn = self._compiled_as(compile, ("batch", plan, given, around), run)
+        return self._call(plan, fn, batches, given_key, steps)
 
     def update_from_episodes(
         self,
@@ -780,6 +933,7 @@ class Learner:
         num_total_minibatches: int | None = None,
         key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
         """Trains on episodes, through the learner connector pipeline.
 
@@ -796,18 +950,21 @@ class Learner:
           num_total_minibatches: Gradient steps to take.
           key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Raises:
           UserError: As `update_from_batch`; for an empty list.
         """
         self._check_built("update_from_episodes")
+        steps = planning.env_steps_of(self, timesteps)
+        self.on_update_begin(timesteps=int(steps))
         batches, shared_data = batches_of(self, episodes)
         results = self._update_from_changing_batch(
             batches,
-            timesteps=timesteps,
+            steps,
             num_epochs=num_epochs,
             minibatch_size=minibatch_size,
-            shuffle=shuffle,
+            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
             key=key,
@@ -820,23 +977,24 @@ class Learner:
                 row = {name: float(value) for name, value in metrics.items()}
                 results[module_id].update(row)
                 self.metrics.log_dict(row, module_id)
-        return results
+        self.metrics.recent.clear()
+        return self._ended(steps, results)
 
     def _update_from_changing_batch(
         self,
         batches: dict[str, Nest],
+        steps: tf.Tensor,
         *,
-        timesteps: Any,
         key: tf.Tensor | None,
         compile: CompileMode,
         minibatch_size: MinibatchSize,
         **options: Any,
     ) -> Results:
         """As `update_from_batch`, for numbers of rows that change without a new trace."""
-        steps = planning.env_steps_of(self, timesteps)
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
+        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
@@ -863,51 +1021,144 @@ class Learner:
             return train(self, state, batches, cut, key, timesteps, jit=jit)[1]
 
         fn = self._compiled_as(compile, ("changing", tuple(padded.items())), run)
-        return self._call(fn, batches, indices, key, steps)
+        return self._call(plan, fn, batches, indices, key, steps)
 
     def update_from_iterator(
         self,
         iterator: Iterable[Nest] | Iterator[Nest],
-        num_iters: int = 1,
+        num_iters: int | None = None,
         *,
         timesteps: int | Mapping[str, int] | None = None,
+        minibatch_size: MinibatchSize = None,
+        num_epochs: int = 1,
+        shuffle: bool = True,
+        remainder: Remainder | None = None,
+        num_total_minibatches: int | None = None,
+        key: tf.Tensor | None = None,
         compile: CompileMode = "graph",
-        **options: Any,
+        shuffle_batch_per_epoch: bool | None = None,
     ) -> Results:
-        """Trains on the batches that an iterator gives, one update each.
+        """Trains on the batches that an iterator gives: one update of all of them.
+
+        The hooks around the gradient steps run once, before the first batch and after the last.
 
         Args:
-          iterator: Gives batches as `update_from_batch` takes them, a tf.data iterator say.
-          num_iters: How many to take.
-          timesteps: See `update_from_batch`.
+          iterator: Gives batches as `update_from_batch` takes them: an iterator, or what can be
+            iterated again, such as a list or a tf.data.Dataset.
+          num_iters: How many batches to take; None for all up to its end. What can be iterated
+            again starts again at its end, and the next call with the same object goes on where
+            this one stopped.
+          timesteps: See `update_from_batch`, as all that follow.
+          minibatch_size: Rows of a gradient step.
+          num_epochs: Passes over each batch.
+          shuffle: A fresh permutation of each batch in every epoch.
+          remainder: What happens to rows that do not fill a minibatch.
+          num_total_minibatches: Gradient steps to take on each batch.
+          key: See `update_from_batch`.
           compile: "graph", "xla" or "eager".
-          **options: Further arguments of `update_from_batch`.
+          shuffle_batch_per_epoch: RLlib's name of `shuffle`.
 
         Returns:
-          The means of the results of the updates.
+          The means of the results of the batches; under "__all_modules__" their number too,
+          `dataset_num_iters_trained`.
 
         Raises:
-          UserError: When the iterator has fewer; what it gave has been trained on.
+          UserError: For an iterator without a batch, or one that ends before `num_iters`; it has
+            been trained on what came.
         """
         self._check_built("update_from_iterator")
+        steps = planning.env_steps_of(self, timesteps)
+        options: dict[str, Any] = {
+            "num_epochs": num_epochs,
+            "shuffle": shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            "remainder": remainder,
+            "num_total_minibatches": num_total_minibatches,
+        }
+        checks.at_least("num_iters", num_iters, 1, optional=True)
+        batches = self._batches_from(iterator, num_iters)
+        self.on_update_begin(timesteps=int(steps))
         results: list[Results] = []
-        batches = iter(iterator)
-        number = int(num_iters) if isinstance(num_iters, np.integer) else num_iters
-        for i in range(checks.at_least("num_iters", number, 1)):
-            try:
-                batch = next(batches)
-            except StopIteration:
+        begun: list[str] = []
+        try:
+            for batch in batches:
+                new = [m for m in planning.batches_to_train(self, batch) if m not in begun]
+                if new:
+                    self._hooks(compile, "begin", steps, new, first=not begun)
+                    begun += new
+                results.append(
+                    self._update_from_batch(
+                        batch, steps, key, compile, minibatch_size, around=False, **options
+                    )
+                )
+        finally:
+            found = mean_of(results)
+            if begun:
+                self._hooks(compile, "end", steps, {m: found[m] for m in begun if m in found})
+        found[ALL_MODULES].update(
+            env_steps=int(self.env_steps.numpy()), weights_seq_no=int(self.weights_seq_no.numpy())
+        )
+        for m in begun:
+            found[m]["weights_seq_no"] = int(self.weights_seq_no.numpy())
+        count_batches(self, found, len(results))
+        return self._ended(steps, found)
+
+    def _batches_from(self, iterable: Any, num_iters: int | None) -> Iterator[Nest]:
+        """So many batches of an iterable, which is gone through again if that is possible."""
+        kept, live = self._iterated or (None, iter(()))
+        if kept is not iterable or num_iters is None:
+            live = iter(iterable)
+        self._iterated = (iterable, live)
+        return self._live_batches(iterable, live, num_iters)
+
+    def _live_batches(
+        self, iterable: Any, live: Iterator[Nest], num_iters: int | None
+    ) -> Iterator[Nest]:
+        end, taken, since = object(), 0, 0
+        while num_iters is None or taken < num_iters:
+            batch = next(live, end)
+            if batch is not end:
+                taken, since = taken + 1, since + 1
+                yield batch
+                continue
+            if num_iters is None and taken:
+                return
+            again = iter(iterable)
+            if num_iters is None or again is live or (taken and not since):
                 raise UserError(
                     "the iterator of update_from_iterator",
-                    expected=f"{num_iters} batches",
-                    got=f"{i}, then its end",
+                    expected=f"{num_iters or 'some'} batches",
+                    got=f"{taken}, then its end",
                     remedy="Let it repeat, or ask for fewer; the learner was trained on those "
                     "that came.",
-                ) from None
-            results.append(
-                self.update_from_batch(batch, timesteps=timesteps, compile=compile, **options)
-            )
-        return mean_of(results)
+                )
+            live, since = again, 0
+            self._iterated = (iterable, live)
+
+    def _hooks(
+        self, compile: CompileMode, name: str, steps: tf.Tensor, of: Any, *, first: bool = True
+    ) -> None:
+        """Calls what comes before or after the gradient steps, in a compiled call of its own."""
+        metrics = {}
+        if name == "end":
+            metrics = {
+                m: {n: tf.constant(x, tf.float32) for n, x in row.items() if isinstance(x, float)}
+                for m, row in of.items()
+            }
+
+        def run(metrics: dict[str, dict[str, tf.Tensor]], timesteps: tf.Tensor) -> Results:
+            def hooks() -> None:
+                if name == "end":
+                    end(self, self.learner_state, metrics, timesteps)
+                else:
+                    begin(self, self.learner_state, of, timesteps, first=first)
+
+            return logging(self, hooks)
+
+        fn = self._compiled_as(compile, (name, tuple(of), first), run)
+        rows = fn(metrics, steps) or {}
+        traced_metrics.log(
+            self, {m: {k: float(v) for k, v in row.items()} for m, row in rows.items()}
+        )
 
     # Compiled updates.
 
@@ -960,10 +1211,11 @@ class Learner:
         self.env_steps.assign(timesteps)
         return report(self, {})
 
-    def _call(self, fn: Callable[..., Results], *args: Any) -> Results:
+    def _call(self, plan: Any, fn: Callable[..., Results], *args: Any) -> Results:
         before = int(self.skipped_steps.numpy())
         results = fn(*args)
-        return report(self, results, int(self.skipped_steps.numpy()) - before)
+        skipped = int(self.skipped_steps.numpy()) - before
+        return report(self, results, skipped, planning.rows_of_step(self, plan))
 
     def logic(self) -> Any:
         """Returns what is equal for learners whose updates are the same functions of variables."""
@@ -993,7 +1245,7 @@ class Learner:
         config_overrides: ModuleConfig | Mapping[str, Any] | None = None,
         policies_to_train: ModulesToTrain | None = None,
         state: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> Any:
         """Adds a module between two updates; the others keep every bit.
 
         Args:
@@ -1004,6 +1256,9 @@ class Learner:
           state: The module's part of `get_state()["rl_module"]`, `{path: array}`; None for a fresh
             one.
 
+        Returns:
+          The module, as the learner holds it.
+
         Raises:
           UserError: For an id that is taken or unfit, a module that lacks something, or a state
             that does not fit; nothing is changed then.
@@ -1012,7 +1267,6 @@ class Learner:
         if state is not None:
             self._check_built("add_module")
         module = as_module(module, module_id, loss_by_learner=self._computes_losses)
-        registration.check_module(self, module_id, module)
         default = registration.default_config(self)
         config = default.with_overrides(config_overrides or {})
         check_no_optimizer(module_id, module, config, default)
@@ -1022,6 +1276,7 @@ class Learner:
                 learner_state.set_state(self, {"rl_module": {module_id: state}})
 
         self._add(module_id, module, config, policies_to_train, fill)
+        return module
 
     def _add(
         self,
@@ -1039,12 +1294,13 @@ class Learner:
         self.configs = {**self.configs, module_id: config}
         self.module_states = dict(self.module_states)
         try:
-            if policies_to_train is not None:
-                self.policies_to_train = registration.modules_to_train(self, policies_to_train)
+            chosen = self.policies_to_train if policies_to_train is None else policies_to_train
+            self.policies_to_train = registration.modules_to_train(self, chosen)
             if self.is_built:
                 self._make_state(module_id)
                 with self.replicas.scope():
-                    self.configure_optimizers_for_module(module_id)
+                    if self.rl_module_is_compatible(module):
+                        self.configure_optimizers_for_module(module_id)
                 registration.check_coverage(self)
                 fill()
         except Exception:
@@ -1096,13 +1352,16 @@ class Learner:
 
     def remove_module(
         self, module_id: str, *, policies_to_train: ModulesToTrain | None = None
-    ) -> None:
+    ) -> Any:
         """Removes a module with its optimizers and metrics; the others keep every bit.
 
         Args:
           module_id: The module.
           policies_to_train: Takes the place of the learner's, if not None; from a collection the
             module is left out.
+
+        Returns:
+          The module.
 
         Raises:
           UserError: For an id that the learner does not have, or its only module.
@@ -1127,6 +1386,7 @@ class Learner:
                 got=f"one that lends to {sorted(borrowers)}",
                 remedy="Remove those first.",
             )
+        removed = self.modules[module_id]
         self.modules = {m: x for m, x in self.modules.items() if m != module_id}
         self.configs = {m: c for m, c in self.configs.items() if m != module_id}
         own = own_variables(self, module_id)
@@ -1141,6 +1401,7 @@ class Learner:
         elif chosen is not None and not callable(chosen):
             self.policies_to_train = [m for m in chosen if m != module_id]
         self._structure_changed()
+        return removed
 
     def _structure_changed(self) -> None:
         self.structure_version += 1
@@ -1178,13 +1439,16 @@ class Learner:
 
         Args:
           components: What to return, of `rl_module`, `optimizer`, `counters`, `metrics`,
-            `weights_seq_no`, or down to `rl_module/<module_id>` and
+            `should_module_be_updated`, or down to `rl_module/<module_id>` and
             `optimizer/<module_id>/<optimizer_name>`; None for all.
           not_components: What to leave out, likewise.
 
         Returns:
           `{"rl_module": {module_id: {path: array}}, "optimizer": {module_id: {optimizer_name:
-          {path: array}}}, "counters": {...}, "metrics": {...}, "weights_seq_no": int}`.
+          {path: array}}}, "counters": {...}, "metrics": {...}, "should_module_be_updated": [id] or
+          None for all, "weights_seq_no": int}`. The last one is there whatever `components` says,
+          unless `not_components` names it. A function `policies_to_train` cannot be saved: there
+          is no `should_module_be_updated` then.
 
         Raises:
           UserError: For an unknown component.
@@ -1192,17 +1456,20 @@ class Learner:
         self._check_built("get_state")
         return learner_state.get_state(self, components, not_components)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads all that it is given, whatever `weights_seq_no` says.
+    def set_state(self, state: Mapping[str, Any], *, only_newer_weights: bool = False) -> None:
+        """Loads all that it is given.
 
         Args:
-          state: What `get_state` returned, or a part of it.
+          state: What `get_state` returned, or a part of it. Without `should_module_be_updated`
+            this learner's `policies_to_train` stays.
+          only_newer_weights: Whether `rl_module` is loaded only where its `weights_seq_no` is
+            above this learner's, or 0 or left out; otherwise always.
 
         Raises:
           UserError: Naming every unknown, missing or mis-shaped part; nothing is loaded then.
         """
         self._check_built("set_state")
-        learner_state.set_state(self, state)
+        learner_state.set_state(self, state, only_newer_weights=only_newer_weights)
 
     def load_if_newer(self, state: Mapping[str, Any]) -> bool:
         """Loads a state only if its `weights_seq_no` is above this learner's, for collectors.
@@ -1219,8 +1486,7 @@ class Learner:
                 "Learner.load_if_newer",
                 expected="a state with weights_seq_no",
                 got=f"one of {sorted(state)}",
-                remedy="Take it by get_state(['rl_module', 'weights_seq_no']), or load it by "
-                "set_state.",
+                remedy="Take it by get_state('rl_module'), or load it by set_state.",
             )
         if int(state["weights_seq_no"]) <= int(self.weights_seq_no.numpy()):
             return False

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.errors import UserError, did_you_mean
+from tfrl.learners import registration
+from tfrl.learners.minibatches import whole_number
 from tfrl.learners.parameters import make_counter, make_variables
 from tfrl.learning import leaves
 from tfrl.metrics import MetricsLogger
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 # `key` is what the states of further modules are drawn from.
 COUNTERS = ("learner_steps", "skipped_steps", "env_steps", "weights_seq_no", "key")
-COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no")
+# The policies to train, by RLlib's name: a list of ids, or None for all.
+TRAINED = "should_module_be_updated"
+COMPONENTS = ("rl_module", "optimizer", "counters", "metrics", "weights_seq_no", TRAINED)
 
 
 @struct.dataclass
@@ -93,8 +97,11 @@ def get_state(
         state["counters"] = {name: getattr(learner, name).numpy().tolist() for name in names}
     if takes("metrics"):
         state["metrics"] = learner.metrics.get_state()
-    if takes("weights_seq_no"):
+    if "weights_seq_no" not in unwanted:
         state["weights_seq_no"] = int(learner.weights_seq_no.numpy())
+    chosen = learner.policies_to_train
+    if takes(TRAINED) and not callable(chosen):
+        state[TRAINED] = None if chosen is None else sorted(chosen)
     return state
 
 
@@ -131,12 +138,16 @@ def _read(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
     return {path: v.numpy().copy() for path, v in variables.items()}
 
 
-def set_state(learner: Learner, state: Mapping[str, Any]) -> None:
+def set_state(
+    learner: Learner, state: Mapping[str, Any], *, only_newer_weights: bool = False
+) -> None:
     """Loads all parts that are given, after comparing all of them; see `Learner.set_state`."""
     targets: dict[str, tf.Variable] = {}
     values: dict[str, Any] = {}
     problems: list[str] = []
     state = _dict("a state", state, problems)
+    if only_newer_weights:
+        state = _without_older_weights(learner, state)
     problems += [f"unknown component {name!r}" for name in state if name not in COMPONENTS]
     for module_id, given in _dict("rl_module", state.get("rl_module", {}), problems).items():
         if module_id not in learner.modules:
@@ -169,9 +180,25 @@ def set_state(learner: Learner, state: Mapping[str, Any]) -> None:
         values["weights_seq_no"] = _plain(state["weights_seq_no"])
     if "metrics" in state:
         problems += _wrong_metrics(state["metrics"])
+    chosen = learner.policies_to_train
+    if TRAINED in state:
+        try:
+            chosen = registration.modules_to_train(learner, state[TRAINED])
+        except UserError as error:
+            problems.append(f"{TRAINED} of {error.got}")
     assign_all("Learner.set_state", targets, values, problems)
+    learner.policies_to_train = chosen
     if "metrics" in state:
         learner.metrics.set_state(state["metrics"])
+
+
+def _without_older_weights(learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
+    """The state without weights that are not newer; those of number 0 have no age."""
+    number = whole_number(state.get("weights_seq_no", 0))
+    if number is None or number > int(learner.weights_seq_no.numpy()):
+        return state  # What is no number is refused with all else.
+    gone = ("weights_seq_no",) if number == 0 else ("weights_seq_no", "rl_module")
+    return {name: part for name, part in state.items() if name not in gone}
 
 
 def _dict(name: str, given: Any, problems: list[str]) -> dict[str, Any]:

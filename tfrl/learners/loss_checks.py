@@ -19,6 +19,10 @@ RESERVED = (
     "skipped_steps",
     "num_trainable_parameters",
     "num_non_trainable_parameters",
+    "num_module_steps_trained",
+    "num_module_steps_trained_lifetime",
+    "module_train_batch_size_mean",
+    "weights_seq_no",
 )
 
 

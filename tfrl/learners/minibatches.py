@@ -11,7 +11,7 @@ from tfrl.errors import UserError
 from tfrl.ops.permutation import permutation
 
 Remainder = Literal["error", "pad", "drop", "wrap"]
-_REMAINDERS = ("error", "pad", "drop", "wrap")
+REMAINDERS = ("error", "pad", "drop", "wrap")
 # {field: (what messages call it, what to do)}
 _COUNTS = {
     "rows": ("the rows of the batch", "Collect experience before the update."),
@@ -52,7 +52,7 @@ class MinibatchPlan(struct.Struct):
         shuffle = checks.boolean("shuffle", self.shuffle)
         object.__setattr__(self, "shuffle", bool(shuffle))
         remedy = "Choose what happens to rows that do not fill a minibatch."
-        checks.one_of("remainder", self.remainder, _REMAINDERS, remedy=remedy)
+        checks.one_of("remainder", self.remainder, REMAINDERS, remedy=remedy)
         left = self.rows % self.size
         if left and self.remainder == "error":
             raise UserError(

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import keras
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UnknownNameError, UserError, did_you_mean
 from tfrl.learners.keras_optimizer import KerasOptimizer
 from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
 from tfrl.ops import schedules
@@ -387,6 +387,11 @@ class OptimizerRegistry:
         """Returns `[(module_id, optimizer_name, entry), ...]` in the order of registration."""
         return [(module_id, name, entry) for (module_id, name), entry in self._entries.items()]
 
+    @property
+    def full_names(self) -> dict[Any, OptimizerEntry]:
+        """The entries by "<module_id>_<name>"."""
+        return {f"{owner}_{name}": e for (owner, name), e in self._entries.items()}
+
     def has(self, param: tf.Variable) -> bool:
         """Whether some optimizer trains a variable."""
         return any(p.ref() == param.ref() for entry in self._entries.values() for p in entry.params)
@@ -402,16 +407,25 @@ class OptimizerRegistry:
         return [(name, e) for (owner, name), e in self._entries.items() if owner == module_id]
 
     def entry(self, module_id: str, optimizer_name: str | None = None) -> OptimizerEntry:
-        """Returns one entry; the name may be left out when the module has one optimizer.
+        """Returns one entry.
+
+        Args:
+          module_id: The module, or ALL_MODULES.
+          optimizer_name: Its name within the module, or "<module_id>_<name>". DEFAULT_OPTIMIZER is
+            also the first of a module. None where the module has a single one.
 
         Raises:
-          UserError: When there is none of that name, or several without a name.
+          UserError: When there is none of that name, or several without a name; a KeyError too.
         """
         found = dict(self.of_module(module_id))
         if optimizer_name is None and len(found) == 1:
             return next(iter(found.values()))
+        if optimizer_name not in found and optimizer_name in self.full_names:
+            return self.full_names[optimizer_name]
+        if optimizer_name == DEFAULT_OPTIMIZER and found:
+            return found.get(DEFAULT_OPTIMIZER, next(iter(found.values())))
         if optimizer_name not in found:
-            raise UserError(
+            raise UnknownNameError(
                 f"get_optimizer({module_id!r}, {optimizer_name!r})",
                 expected=f"one of {sorted(found)}",
                 got=repr(optimizer_name),

@@ -17,6 +17,7 @@ from tfrl import seeding
 from tfrl.distribute.replicas import Replicas
 from tfrl.errors import UserError
 from tfrl.learners import batches as batches_lib
+from tfrl.learners.metric_keys import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from tfrl.learners.minibatches import (
     MultiPlan,
     Remainder,
@@ -165,6 +166,15 @@ def as_minibatches(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> MinibatchI
     )
 
 
+def rows_of_step(learner: Learner, plan: MultiPlan) -> dict[str, float]:
+    """Returns `{module_id: rows of a gradient step, of all processes}`; of padded ones the mean."""
+    workers = learner.replicas.num_workers
+    return {
+        m: workers * (p.rows / p.steps_per_epoch if p.padded else p.size)
+        for m, p in plan.modules.items()
+    }
+
+
 def shared_out(learner: Learner, indices: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Divides the columns of every minibatch's indices among the replicas of this process."""
     if not learner.replicas.several:
@@ -230,14 +240,15 @@ def _different(lists: list[bytes]) -> UserError:
 def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
     """Returns the env steps that an update is told, an int64 scalar."""
     if isinstance(timesteps, Mapping):
-        if set(timesteps) != {"env_steps"}:
+        theirs = NUM_ENV_STEPS_SAMPLED_LIFETIME
+        if theirs not in timesteps and set(timesteps) != {"env_steps"}:
             raise UserError(
                 "timesteps",
-                expected='{"env_steps": n}',
+                expected=f'{{"env_steps": n}} or {{"{theirs}": n}}',
                 got=repr(dict(timesteps)),
                 remedy="Schedules are driven by the env steps of all workers.",
             )
-        timesteps = timesteps["env_steps"]
+        timesteps = timesteps[theirs if theirs in timesteps else "env_steps"]
     if timesteps is None:
         return tf.convert_to_tensor(learner.env_steps)
     found = np.asarray(timesteps)

@@ -83,6 +83,8 @@ def check_coverage(learner: Learner) -> None:
     """Each parameter that is trained has an optimizer."""
     trained: dict[str, tf.Variable] = {}
     for module_id, groups in trained_groups(learner).items():
+        if not learner.rl_module_is_compatible(learner.modules[module_id]):
+            continue
         refs = {
             v.ref() for v in group_variables(module_id, learner.module_states[module_id], groups)
         }
@@ -146,14 +148,14 @@ def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, Module
 
 def check_module(learner: Learner, module_id: str, module: Any) -> None:
     """Refuses a module that lacks what this kind of learner needs."""
-    missing = missing_apis(module, learner.rl_module_required_apis)
+    missing = missing_apis(module, learner.required_apis)
     if missing and module.updates:
         raise UserError(
             f"module {module_id!r}",
             expected=f"what {type(learner).__name__} needs of a module: "
-            + ", ".join(api.__name__ for api in learner.rl_module_required_apis),
+            + ", ".join(api.__name__ for api in learner.required_apis),
             got=f"{type(module).__name__}, which lacks {', '.join(missing)}",
-            remedy="Give it these methods.",
+            remedy="Give it these methods, or leave it out of policies_to_train.",
         )
 
 
@@ -161,7 +163,11 @@ def modules_to_train(
     learner: Learner, chosen: ModulesToTrain | None, among: Collection[str] | None = None
 ) -> ModulesToTrain | None:
     """Returns what `policies_to_train` becomes, checked; a generator is read once."""
-    if chosen is None or callable(chosen):
+    if callable(chosen):
+        return chosen  # what it chooses is checked when it is asked
+    if chosen is None:
+        for module_id in learner.modules if among is None else among:
+            check_module(learner, module_id, learner.modules[module_id])
         return chosen
     if isinstance(chosen, Iterable) and not isinstance(chosen, Collection):
         chosen = tuple(chosen)
@@ -176,6 +182,8 @@ def modules_to_train(
             got=repr(chosen),
             remedy=did_you_mean(unknown[0], known) if unknown else f"Give [{chosen!r}].",
         )
+    for module_id in names:
+        check_module(learner, module_id, learner.modules[module_id])
     return chosen
 
 

@@ -6,15 +6,33 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
+from tfrl.learners import metric_keys as keys
+from tfrl.learners import traced_metrics
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.metrics import MetricsLogger
 from tfrl.metrics.accumulator import reduction
+from tfrl.metrics.logger import put
+from tfrl.metrics.metric import MetricSettings
 
 if TYPE_CHECKING:
     from tfrl.learners.learner import Learner
 
 # Rows of metrics, `{module_id: {name: value}}`.
 Results = dict[str, dict[str, Any]]
+
+_MEAN, _SUM, _LAST = (MetricSettings(), MetricSettings("sum"), MetricSettings(window=1))
+_PER_UPDATE = (
+    keys.NUM_MODULE_STEPS_TRAINED,
+    keys.NUM_ENV_STEPS_TRAINED,
+    keys.DATASET_NUM_ITERS_TRAINED,
+)
+# What the logger keeps of the rows that were trained on.
+_KEPT = {
+    keys.MODULE_TRAIN_BATCH_SIZE_MEAN: MetricSettings("ema", from_first=True).check(""),
+    keys.NUM_MODULE_STEPS_TRAINED_LIFETIME: MetricSettings("lifetime_sum"),
+    keys.NUM_ENV_STEPS_TRAINED_LIFETIME: MetricSettings("lifetime_sum", throughput=True),
+    keys.DATASET_NUM_ITERS_TRAINED_LIFETIME: MetricSettings("lifetime_sum"),
+}
 
 
 def raise_if_nonfinite(
@@ -46,13 +64,14 @@ def raise_if_nonfinite(
     )
 
 
-def logged_as(module_id: str, name: str) -> dict[str, Any]:
+def logged_as(module_id: str, name: str) -> MetricSettings:
     """How a metric of an update is logged: steps as sums, counters as they are last, else means."""
-    if reduction(name) == "sum":
-        return {"reduce": "sum"}
-    if module_id == ALL_MODULES or name.startswith("num_") or name.endswith("learning_rate"):
-        return {"window": 1}
-    return {}
+    if reduction(name) == "sum" or name in _PER_UPDATE:
+        return _SUM
+    last = name.startswith("num_") or name.endswith("learning_rate")
+    if module_id == ALL_MODULES or last or name == keys.WEIGHTS_SEQ_NO or name in _KEPT:
+        return _LAST
+    return _MEAN
 
 
 def mean_of(results: list[Results]) -> Results:
@@ -63,24 +82,79 @@ def mean_of(results: list[Results]) -> Results:
     return summer.reduce()
 
 
-def log_rows(metrics: MetricsLogger, rows: Results) -> None:
+def log_rows(metrics: MetricsLogger, rows: Results, path: tuple[str, ...] = ()) -> None:
     """Logs `{module_id: {name: value}}`, each as `logged_as` says."""
-    for module_id, row in rows.items():
-        for name, value in row.items():
-            metrics.log((module_id, name), value, **logged_as(module_id, name))
+    for name, value in rows.items():
+        own = (*path, name)
+        if isinstance(value, Mapping):
+            log_rows(metrics, dict(value), own)
+        elif isinstance(value, int | float):
+            metrics.log_with(own, logged_as(own[0], name), value)
 
 
-def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
-    """Metrics as floats, with parameter counts and what concerns all modules."""
+def put_logged(learner: Learner, results: Results) -> None:
+    """Puts what has been logged since the last update into the results of this one, reduced."""
+    for path, value in learner.metrics.logged().items():
+        put(results, path, value)
+
+
+def _log_trained_rows(learner: Learner, rows: Results, sizes: Mapping[str, float]) -> Results:
+    """Counts the rows that were trained on: what this update adds, by module."""
+    found: Results = {ALL_MODULES: {}}
+    counts = {m: round(rows[m]["gradient_steps"] * size) for m, size in sizes.items() if m in rows}
+    for m, count in counts.items():
+        found[m] = {keys.NUM_MODULE_STEPS_TRAINED: count}
+        _keep(learner, m, keys.NUM_MODULE_STEPS_TRAINED_LIFETIME, count)
+        _keep(learner, m, keys.MODULE_TRAIN_BATCH_SIZE_MEAN, sizes[m])
+    if counts:
+        total, most = sum(counts.values()), max(counts.values())
+        found[ALL_MODULES] = {
+            keys.NUM_MODULE_STEPS_TRAINED: total,
+            keys.NUM_ENV_STEPS_TRAINED: most,
+        }
+        _keep(learner, ALL_MODULES, keys.NUM_MODULE_STEPS_TRAINED_LIFETIME, total)
+        _keep(learner, ALL_MODULES, keys.NUM_ENV_STEPS_TRAINED_LIFETIME, most)
+    return found
+
+
+def _keep(learner: Learner, module_id: str, name: str, value: float) -> None:
+    learner.metrics.log_with((module_id, name), _KEPT[name], value)
+
+
+def count_batches(learner: Learner, results: Results, number: int) -> None:
+    """Counts the batches that an iterator gave."""
+    _keep(learner, ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED_LIFETIME, number)
+    learner.metrics.log_with((ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED), _SUM, number)
+    put_logged(learner, results)
+    results.setdefault(ALL_MODULES, {})[keys.DATASET_NUM_ITERS_TRAINED] = number
+
+
+def report(
+    learner: Learner, results: Results, skipped: int = 0, sizes: Mapping[str, float] | None = None
+) -> Results:
+    """Returns metrics as floats, with parameter counts, what was logged, and what concerns all.
+
+    Args:
+      learner: The `Learner`.
+      results: What the compiled update returned.
+      skipped: How many gradient steps were left out.
+      sizes: `{module_id: rows of a gradient step over all replicas}`.
+    """
     rows = {m: {k: float(_one(learner, v)) for k, v in row.items()} for m, row in results.items()}
+    traced_metrics.log(learner, rows)
+    rows.pop(ALL_MODULES, None)
+    trained = _log_trained_rows(learner, rows, sizes or {})
     steps = max((r["gradient_steps"] for r in rows.values()), default=0.0)
     if learner.check_numerics == "raise" and skipped:
         raise_if_nonfinite(rows)
     counts = _parameter_counts(learner)
+    weights = int(learner.weights_seq_no.numpy())
     report = {
         m: {
             **{k: v for k, v in row.items() if not k.startswith("nonfinite/") or v},
             **counts[m],
+            **trained.get(m, {}),
+            keys.WEIGHTS_SEQ_NO: weights,
         }
         for m, row in rows.items()
     }
@@ -89,10 +163,15 @@ def report(learner: Learner, results: Results, skipped: int = 0) -> Results:
         "skipped_steps": float(skipped),
         "env_steps": int(learner.env_steps.numpy()),
         "learner_steps": int(learner.learner_steps.numpy()),
-        "weights_seq_no": int(learner.weights_seq_no.numpy()),
+        keys.WEIGHTS_SEQ_NO: weights,
         **counts[ALL_MODULES],
+        **trained[ALL_MODULES],
     }
+    logged = learner.metrics.logged()
     log_rows(learner.metrics, report)
+    learner.metrics.recent.clear()
+    for path, value in logged.items():
+        put(report, path, value)
     return report
 
 

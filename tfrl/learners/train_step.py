@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import ExternalUpdate, Update
 from tfrl.learners import batches as batches_lib
+from tfrl.learners import traced_metrics
 from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.loss_checks import check_ids, check_scalars, with_columns
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 Flags = dict[str, tf.Tensor]
 # State, rows of metrics, who has stopped, whose losses and gradients were finite.
 Taken = tuple[LearnerState, dict[str, dict[str, tf.Tensor]], Flags, Flags]
+# Conditions, the owner of optimizers, its gradients, and what changes without one.
+OwnerStep = tuple[list[tf.Tensor], str, ParamDict, Any]
 
 
 @struct.dataclass
@@ -96,6 +99,8 @@ class TrainStep:
         unread = [m for m, x in self._modules.items() if getattr(x, "over_variables", False)]
         self._table = ParameterTable({m: learner.module_state(m) for m in module_ids}, unread)
         self._jit = jit
+        # What losses and hooks have logged, found while they are traced.
+        self.logged: traced_metrics.Table = {}
         self._cores: dict[int, Callable[..., Any]] = {}
 
     @property
@@ -157,8 +162,12 @@ class TrainStep:
             param_updates = floats
         refs = self._trained_refs(updates)
         named: ParamDict = dict(zip(refs, gradients, strict=True))
-        norms = [tf.linalg.global_norm(list(own.values())) for _, own in self._by_optimizer(named)]
-        processed = self._learner.postprocess_gradients(named)
+        with self._learner.metrics.tracing() as logged:
+            norm_of = self._learner.global_norm_function()
+            norms = [norm_of(list(own.values())) for _, own in self._by_optimizer(named)]
+            processed = self._learner.postprocess_gradients(named)
+        for m, row in traced_metrics.as_rows(self.logged, logged, updates).items():
+            metrics[m] = {**metrics[m], **row}
         stops = {}
         for m in updates:
             stop = self._modules[m].should_stop(metrics[m])
@@ -226,11 +235,14 @@ class TrainStep:
                 else x
                 for m, x in losses.items()
             }
+            total = list(taught.values())
+            taught[ALL_MODULES] = total[0] if len(total) == 1 else tf.add_n(total)
             return self._learner.compute_gradients(taught, tape, named)
 
-        gradients, losses, found = gradients_of(
-            weighted_losses, list(named.values()), differentiate
-        )
+        with self._learner.metrics.tracing() as logged:
+            gradients, losses, found = gradients_of(
+                weighted_losses, list(named.values()), differentiate
+            )
         metrics, param_updates = {}, {}
         for m, (_, reported) in found.items():
             scalars, changes = split_metrics(reported)
@@ -240,6 +252,10 @@ class TrainStep:
             }
             if changes:
                 param_updates[m] = changes
+        for m, row in traced_metrics.as_rows(self.logged, logged, updates).items():
+            kinds = traced_metrics.kinds_of(self.logged, row)
+            for kind, (name, x) in zip(kinds, row.items(), strict=True):
+                metrics[m][name] = x if kind == "sum" else self._weighted(m, x, minibatch)
         return [gradients[ref] for ref in named], losses, metrics, param_updates
 
     def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
@@ -386,6 +402,7 @@ class TrainStep:
         norm_of = {name: norm for (name, _), norm in zip(owners, found.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
         before, active = active, self._active(state, updates, stopped, all_due=all_due)
+        steps: list[OwnerStep] = []
         for owner in dict.fromkeys(owner for (owner, _), _ in owners):
             mine = {r: g for (o, _), own in owners if o == owner for r, g in own.items()}
             involved = [m for m in updates if not mine.keys().isdisjoint(self._refs_of(m, updates))]
@@ -401,8 +418,9 @@ class TrainStep:
             leaders = [owner] if owner in updates else involved
             if all(m in active for m in leaders):
                 do.append(_any([active[m] for m in leaders]))
-            state = self._apply_if(do, state, owner, mine, everywhere.param_updates.get(owner))
-        return state, {m: self._row(m, found, norm_of) for m in updates}, stopped, finite
+            steps.append((do, owner, mine, everywhere.param_updates.get(owner)))
+        rows = {m: self._row(m, found, norm_of) for m in updates}
+        return self._apply(state, steps), rows, stopped, finite
 
     def _active(
         self, state: LearnerState, updates: dict[str, Update], stopped: Flags, *, all_due: bool
@@ -433,32 +451,41 @@ class TrainStep:
             row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
         return {**row, **found.metrics[m]}
 
-    def _apply_if(
-        self,
-        conditions: list[tf.Tensor],
-        state: LearnerState,
-        owner: str,
-        gradients: ParamDict,
-        changes: Any,
-    ) -> LearnerState:
-        """The state after the steps of an owner's optimizers, where all conditions hold."""
-        refs, learner = list(gradients), self._learner
+    def _apply(self, state: LearnerState, steps: list[OwnerStep]) -> LearnerState:
+        """The state after the steps of the optimizers whose conditions hold."""
+
+        def each(state: LearnerState) -> LearnerState:
+            for conditions, *step in steps:
+                take = functools.partial(self._applied, steps=[step])
+                state = leaves.cond(_all(conditions), take, state) if conditions else take(state)
+            return state
+
+        if len(steps) <= 1:
+            return each(state)
+        together = functools.partial(self._applied, steps=[step for _, *step in steps])
+        conditions = list({id(c): c for own, *_ in steps for c in own}.values())
+        if not conditions:
+            return together(state)
+        return leaves.cond(_all(conditions), together, state, otherwise=each)
+
+    def _applied(self, state: LearnerState, *, steps: list[Any]) -> LearnerState:
+        """The state after the steps of some owners' optimizers, which are taken in one call."""
+        learner = self._learner
+        gradients = {ref: g for _, own, _ in steps for ref, g in own.items()}
 
         def step(values: list[tf.Tensor]) -> None:
-            learner.apply_gradients(dict(zip(refs, values, strict=True)))
+            learner.apply_gradients(dict(zip(gradients, values, strict=True)))
 
-        def apply(state: LearnerState) -> LearnerState:
-            if leaves.in_place(state):
-                self._replicas.run(step, list(gradients.values()))
-            else:
-                state = stepped(learner, state, self._replicas.any_replica(gradients))
+        if leaves.in_place(state):
+            self._replicas.run(step, list(gradients.values()))
+        else:
+            state = stepped(learner, state, self._replicas.any_replica(gradients))
+        for owner, _, changes in steps:
             if changes is not None:
                 state = with_param_updates(
                     learner, state, owner, self._replicas.any_replica(changes)
                 )
-            return state
-
-        return leaves.cond(_all(conditions), apply, state) if conditions else apply(state)
+        return state
 
 
 def _all(conditions: list[tf.Tensor]) -> tf.Tensor:

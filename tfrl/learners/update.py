@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError
+from tfrl.learners import traced_metrics
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.reports import Results
 from tfrl.learners.state_changes import changed, finished, prepared, with_rates
 from tfrl.learners.train_step import Minibatch, TrainStep, take_minibatch
 from tfrl.learning import leaves
+from tfrl.metrics.logger import Traced
 from tfrl.ops._rows import where
 from tfrl.types import Nest
 
@@ -71,6 +73,7 @@ def train(
     timesteps: tf.Tensor,
     *,
     jit: bool,
+    around: bool = True,
 ) -> tuple[LearnerState, Results]:
     """Takes the gradient steps of an update and calls the hooks around them; traced.
 
@@ -84,32 +87,93 @@ def train(
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
       jit: See `TrainStep`.
+      around: Whether `begin` and `end` are part of it.
 
     Returns:
       The state after it, and its metrics, see `Learner.fit`.
     """
+    with learner.metrics.tracing() as logged:
+        if around:
+            state = begin(learner, state, batches, timesteps)
+        losses_key = seeding.stream(key, "losses")
+        state, results, more = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
+        if around:
+            state = end(learner, state, results, timesteps)
+    _shown(learner, state, results)
+    if logged or more:
+        traced_metrics.put(learner, results, [*logged, *more])
+    return state, results
+
+
+def begin(
+    learner: Learner,
+    state: LearnerState,
+    module_ids: Iterable[str],
+    timesteps: tf.Tensor,
+    *,
+    first: bool = True,
+) -> LearnerState:
+    """Calls what comes before the gradient steps of an update; traced.
+
+    Args:
+      learner: The `Learner`.
+      state: Its state.
+      module_ids: The modules to train.
+      timesteps: int64 scalar, env steps so far.
+      first: Whether these are the first modules that the update begins with.
+    """
     hooked = leaves.in_place(state)
-    for owner in [ALL_MODULES, *learner.lenders_to(batches)]:
+    for owner in [ALL_MODULES, *learner.lenders_to(list(module_ids))]:
         state = with_rates(learner, state, owner, timesteps)
-    if hooked:
+    if hooked and first:
         learner.before_gradient_based_update(timesteps=timesteps)
-    for module_id in batches:
+    for module_id in module_ids:
         if hooked:
             learner.before_gradient_based_update_for_module(module_id, timesteps)
         else:
             state = prepared(learner, state, module_id, timesteps)
-    losses_key = seeding.stream(key, "losses")
-    state, results = run_minibatches(learner, state, batches, cut, losses_key, jit=jit)
-    for module_id in batches:
+    return state
+
+
+def end(
+    learner: Learner,
+    state: LearnerState,
+    results: Mapping[str, dict[str, tf.Tensor]],
+    timesteps: tf.Tensor,
+) -> LearnerState:
+    """Calls what comes after the gradient steps of an update, and counts it; traced.
+
+    Args:
+      learner: The `Learner`.
+      state: Its state.
+      results: `{module_id: metrics}` of the modules that were trained.
+      timesteps: int64 scalar, env steps so far.
+    """
+    hooked = leaves.in_place(state)
+    for module_id, metrics in results.items():
         hook = learner.modules[module_id].adapt
-        state = changed(learner, state, module_id, hook, results[module_id])
+        state = changed(learner, state, module_id, hook, metrics)
         if hooked:
             learner.after_gradient_based_update_for_module(module_id, timesteps)
         else:
             state = finished(learner, state, module_id, timesteps)
     if hooked:
         learner.after_gradient_based_update(timesteps=timesteps)
-    state = state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
+    return state.with_counter("env_steps", timesteps).count("weights_seq_no", 1)
+
+
+def logging(learner: Learner, hooks: Callable[[], Any]) -> Results:
+    """Calls `begin` or `end` apart from the gradient steps, and returns what they log."""
+    results: Results = {}
+    with learner.metrics.tracing() as logged:
+        hooks()
+    if logged:
+        traced_metrics.put(learner, results, logged)
+    return results
+
+
+def _shown(learner: Learner, state: LearnerState, results: Results) -> None:
+    """Leaves out the norms that are not wanted, and adds learning rates."""
     for module_id, metrics in results.items():
         if not learner.configs[module_id].log_gradients:
             for name in [n for n in metrics if "grad_norm" in n.split("/")]:
@@ -122,7 +186,6 @@ def train(
             prefix = f"{name}/" if len(entries) > 1 else ""
             rate = tf.convert_to_tensor(state.opt_state[owner][name]["learning_rate"])
             metrics[f"{prefix}learning_rate"] = tf.cast(rate, tf.float32)
-    return state, results
 
 
 def run_minibatches(
@@ -133,7 +196,7 @@ def run_minibatches(
     key: tf.Tensor,
     *,
     jit: bool,
-) -> tuple[LearnerState, dict[str, dict[str, tf.Tensor]]]:
+) -> tuple[LearnerState, dict[str, dict[str, tf.Tensor]], list[Traced]]:
     """Takes the gradient steps of an update; traced.
 
     Args:
@@ -145,8 +208,9 @@ def run_minibatches(
       jit: See `TrainStep`.
 
     Returns:
-      The state after them, and `{module_id: {name: float32 scalar}}`: means over the minibatches,
-      `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts.
+      The state after them; `{module_id: {name: float32 scalar}}`: means over the minibatches,
+      `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts; and what losses and hooks
+      have logged.
     """
     step = TrainStep(learner, list(batches), jit=jit)
     guard = learner.check_numerics != "off"
@@ -181,12 +245,14 @@ def run_minibatches(
             # A module that had stopped before this step takes none; its row counts nothing.
             active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
             lines = _lines(row, finite[m], active, guard=guard, delayed=step.has_delayed)
-            sums[m] = tally.sums[m] + lines
+            kinds = traced_metrics.kinds_of(step.logged, row)
+            sums[m] = traced_metrics.added(tally.sums[m], lines, kinds)
         return state, MetricSums(sums=sums, stopped=stopped)
 
     if isinstance(cut.steps, int) and cut.steps == 1:
         state, metrics, _, finite = take(tf.constant(0), state, _none_stopped(step))
-        return state, {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
+        found = {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
+        return state, found, traced_metrics.taken_out(step.logged, found)
     tally = _start(step)
     limit = cut.steps if isinstance(cut.steps, int) else None
 
@@ -210,7 +276,11 @@ def run_minibatches(
         name="minibatches",
     )
     state = leaves.with_carried(state, own)
-    return state, {m: _means(tally.sums[m], names[m], guard) for m in batches}
+    found = {
+        m: _means(tally.sums[m], names[m], traced_metrics.kinds_of(step.logged, names[m]), guard)
+        for m in batches
+    }
+    return state, found, traced_metrics.taken_out(step.logged, found)
 
 
 def _none_stopped(step: TrainStep) -> dict[str, tf.Tensor]:
@@ -280,12 +350,17 @@ def _check_number(row: Mapping[str, Any]) -> None:
         )
 
 
-def _means(sums: tf.Tensor, names: list[str], guard: bool) -> dict[str, tf.Tensor]:
+def _means(
+    sums: tf.Tensor, names: list[str], kinds: list[str], guard: bool
+) -> dict[str, tf.Tensor]:
     n = len(names)
     taken, skipped = sums[0, n], sums[0, n + 1]
     sums = sums[:, :n]
     # Terms that were finite in no minibatch are NaN, as they should look.
-    metrics = dict(zip(names, tf.unstack(sums[0] / sums[1], n), strict=True))
+    counts = sums[1]
+    if set(kinds) - {"mean"}:
+        counts = tf.where([k == "mean" for k in kinds], counts, tf.sign(counts))
+    metrics = dict(zip(names, tf.unstack(sums[0] / counts, n), strict=True))
     if guard:
         computed = sums[2] if sums.shape[0] == 3 else taken
         bad = tf.unstack(computed - sums[1], n)

@@ -100,6 +100,24 @@ def split_metrics(metrics: dict[str, Any]) -> tuple[dict[str, tf.Tensor], dict[s
     return metrics, updates
 
 
+def clip_gradients_dict(
+    gradients_dict: dict[Any, tf.Tensor], *, grad_clip: float | None, grad_clip_by: ClipBy
+) -> tf.Tensor:
+    """Clips the gradients of a dict in place, see `clip_gradients`.
+
+    Args:
+      gradients_dict: `{param ref: gradient}`.
+      grad_clip: The largest value or norm left, or None for no clipping.
+      grad_clip_by: "value", "norm" or "global_norm".
+
+    Returns:
+      Their global norm before clipping, a scalar.
+    """
+    clipped, norm = clip_gradients(list(gradients_dict.values()), grad_clip, grad_clip_by)
+    gradients_dict.update(zip(gradients_dict, clipped, strict=True))
+    return norm
+
+
 def clip_gradients(
     gradients: list[tf.Tensor],
     limit: float | None,

@@ -45,11 +45,23 @@ def with_carried(state: S, tensors: Sequence[tf.Tensor]) -> S:
     return tf.nest.pack_sequence_as(state, leaves)  # type: ignore[no-any-return]
 
 
-def cond(predicate: tf.Tensor, change: Callable[[S], S], state: S) -> S:
-    """Returns `change(state)` where a predicate holds, and the state as it is elsewhere."""
+def cond(
+    predicate: tf.Tensor,
+    change: Callable[[S], S],
+    state: S,
+    otherwise: Callable[[S], S] = lambda state: state,
+) -> S:
+    """Returns `change(state)` where a predicate holds, and `otherwise(state)` elsewhere.
 
-    def changed() -> list[tf.Tensor]:
+    Args:
+      predicate: bool scalar.
+      change: Returns a state of the same form; over variables the same one.
+      state: Before it.
+      otherwise: As `change`; by default the state stays as it is.
+    """
+
+    def changed(change: Callable[[S], S]) -> list[tf.Tensor]:
         return [tf.constant(0), *carried(change(state))]
 
-    _, *found = tf.cond(predicate, changed, lambda: [tf.constant(0), *carried(state)])
+    _, *found = tf.cond(predicate, lambda: changed(change), lambda: changed(otherwise))
     return with_carried(state, found)

@@ -219,6 +219,43 @@ class Window(Block):
         return self
 
 
+class Items(Block):
+    """All values, as a list."""
+
+    def __init__(self) -> None:
+        """Starts without values."""
+        super().__init__()
+        self.values: Any = []
+
+    def empty(self) -> "Items":
+        """Returns an empty block."""
+        return Items()
+
+    def add(self, value: Value) -> None:
+        """Takes a value."""
+        self.logged += 1
+        self.values.append(value)
+
+    def append(self, later: "Items") -> None:
+        """Takes another block's values."""
+        self.logged += later.logged
+        self.values.extend(later.values)
+
+    def result(self) -> Any:
+        """Returns the values, in the order in which they were logged."""
+        return list(self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values out of plain JSON types."""
+        return {"logged": self.logged, "values": [values.to_json(v) for v in self.values]}
+
+    def load_json(self, content: dict[str, Any]) -> "Items":
+        """Takes what `to_json` returned."""
+        self.logged = int(content["logged"])
+        self.values = [values.from_json(v) for v in content["values"]]
+        return self
+
+
 class Ema(Block):
     """An exponential moving average whose weights add up to 1 from the first value on.
 
@@ -227,7 +264,7 @@ class Ema(Block):
     Source: the bias correction of Kingma and Ba 2015, section 3, https://arxiv.org/abs/1412.6980.
     """
 
-    _FIELDS = ("total", "count")
+    _FIELDS: tuple[str, ...] = ("total", "count")
 
     def __init__(self, coeff: float):
         """Starts without values.
@@ -265,7 +302,7 @@ class Ema(Block):
     def joined(self, others: Sequence["Ema"]) -> "Ema":
         """Weighs the averages by their numbers of values, and counts these together."""
         blocks = [self, *others]
-        result = self.empty()
+        result: Any = self.empty()
         result.logged = sum(b.logged for b in blocks)
         result.count = _added(b.count for b in blocks)
         weighted = [np.where(np.asarray(b.count) > 0, b.result() * b.count, 0.0) for b in blocks]
@@ -280,6 +317,54 @@ class Ema(Block):
     def result(self) -> Value:
         """Returns the average."""
         return values.divide(self.total, self._weight())
+
+
+class EmaFromFirst(Ema):
+    """An exponential moving average that starts at the first value.
+
+    y_1 = x_1, y_i = (1 - c) y_{i-1} + c x_i
+    """
+
+    _FIELDS = ("total", "count", "first")
+
+    def __init__(self, coeff: float):
+        """Starts without values; see `Ema`."""
+        super().__init__(coeff)
+        self.first: Any = 0.0
+
+    def empty(self) -> "EmaFromFirst":
+        """Returns an empty block."""
+        return EmaFromFirst(self.coeff)
+
+    def add(self, value: Value) -> None:
+        """Takes a value with weight c, the first one as it is."""
+        fresh = (np.asarray(self.count) == 0) & np.logical_not(values.is_nan(value))
+        super().add(value)
+        if np.any(fresh):
+            self.first = _number(np.where(fresh, value, self.first))
+            self.total = _number(np.where(fresh, value, self.total))
+
+    def append(self, later: "EmaFromFirst") -> None:  # type: ignore[override]
+        """Takes another block's values, of which the first has weight c after those here."""
+        self.logged += later.logged
+        own = np.asarray(self.count) > 0
+        faded = (1.0 - self.coeff) ** later.count * (self.total - later.first)
+        self.total = _number(later.total + np.where(own, faded, 0.0))
+        self.first = _number(np.where(own, self.first, later.first))
+        self.count = self.count + later.count
+
+    def joined(self, others: Sequence["Ema"]) -> "EmaFromFirst":
+        """Weighs the averages by their numbers of values."""
+        result: Any = super().joined(others)
+        result.first = result.total  # they began at the same time
+        return result
+
+    def _weight(self) -> Any:
+        return _number(np.where(np.asarray(self.count) > 0, 1.0, 0.0))
+
+
+def _number(found: np.ndarray) -> Any:
+    return found if found.ndim else found.item()
 
 
 def _added(items: Iterable[Any]) -> Any:

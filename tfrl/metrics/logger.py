@@ -13,15 +13,17 @@ Every value that is logged anywhere reaches the root once: `merge` takes what wa
 last merge, also when loggers were saved and restored in between.
 """
 
+import contextlib
 import dataclasses
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tfrl.errors import UserError, did_you_mean
+from tfrl.errors import UnknownNameError, UserError, did_you_mean
 from tfrl.metrics import values
 from tfrl.metrics.blocks import Block
-from tfrl.metrics.metric import Metric, MetricSettings, Reduce
+from tfrl.metrics.metric import Metric, MetricSettings, Reduce, as_rllib_says
 
 Path = tuple[str, ...]
 
@@ -72,6 +74,8 @@ def put(row: dict[str, Any], path: Path, value: Any) -> None:
 
 SCHEMA = 1
 
+# What was logged while a function was traced: path, settings, scalar.
+Traced = tuple[Path, MetricSettings, Any]
 # What one logger hands over of one metric: its shape of values is the third item.
 Entry = tuple[Path, MetricSettings, tuple[int, ...], Block]
 
@@ -131,6 +135,9 @@ class MetricsLogger:
     has the same settings. A NaN says that there is nothing to report: it counts neither as a value
     nor in the number of values, element by element in arrays; what had only NaN reduces to NaN.
     Infinities count. Arrays are reduced element by element.
+
+    Attributes:
+      recent: The paths of what has been logged since `logged` was called, in order.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -142,6 +149,9 @@ class MetricsLogger:
         self._clock = clock
         self._since = clock()
         self._metrics: dict[Path, Metric] = {}
+        self.recent: dict[Path, None] = {}
+        # Where traced values go, by thread.
+        self._tracing: dict[int, list[Traced]] = {}
 
     # Logging.
 
@@ -173,12 +183,132 @@ class MetricsLogger:
             value that is none, or of another shape than before.
         """
         path = as_path(name)
-        held = values.hold(join(path), value)
         settings = MetricSettings(reduce, window, ema_coeff, throughput)
+        if self._trace(path, settings, value):
+            return
+        held = values.hold(join(path), value)
         metric = self._metrics.get(path)
         if metric is None or metric.settings != settings:
             metric = self._metric(path, settings, values.shape_of(held))
         metric.log(held)
+        self.recent[path] = None
+
+    def log_value(
+        self,
+        key: str | Path,
+        value: Any,
+        *,
+        reduce: str | None = "mean",
+        window: float | None = None,
+        ema_coeff: float | None = None,
+        clear_on_reduce: bool = False,
+        with_throughput: bool = False,
+    ) -> None:
+        """Logs one value with RLlib's settings and their defaults.
+
+        A key that has been logged before keeps the settings of the first call.
+
+        Args:
+          key: The metric's name or path.
+          value: As in `log`; while an update of a Learner is traced also a symbolic scalar, which
+            comes out with the update's results.
+          reduce: "mean", by default a moving average of coefficient 0.01 that starts at the first
+            value; "min", "max" or "sum", by default of all values ever; None for a list of the
+            values since the last `reduce()`.
+          window: Reduce the last `window` values; infinite for all since the last `reduce()`, with
+            `clear_on_reduce`.
+          ema_coeff: c of the moving average `(1 - c) y + c x`.
+          clear_on_reduce: Whether `reduce()` clears the values.
+          with_throughput: Report `<name>_per_second` too, for a sum without a window.
+
+        Raises:
+          UserError: For settings that do not go together; for a value as `log`.
+        """
+        path = as_path(key)
+        metric = self._metrics.get(path)
+        if metric is None:
+            settings = as_rllib_says(
+                join(path), reduce, window, ema_coeff, clear_on_reduce, with_throughput
+            )
+        else:
+            settings = metric.settings
+        if self._trace(path, settings, value):
+            return
+        held = values.hold(join(path), value)
+        metric = metric or self._metric(path, settings, values.shape_of(held))
+        metric.log(held)
+        self.recent[path] = None
+
+    def log_with(self, path: Path, settings: MetricSettings, value: Any) -> None:
+        """Logs one value with whole settings; those of a metric that exists stay."""
+        held = values.hold(join(path), value)
+        metric = self._metrics.get(path) or self._metric(path, settings, values.shape_of(held))
+        metric.log(held)
+        self.recent[path] = None
+
+    @contextlib.contextmanager
+    def log_time(self, key: str | Path, **settings: Any) -> Iterator[None]:
+        """Logs the seconds that a block of Python takes, by `log_value`.
+
+        Args:
+          key: The metric's name or path.
+          **settings: Those of `log_value`.
+        """
+        start = self._clock()
+        yield
+        self.log_value(key, self._clock() - start, **settings)
+
+    # While a function is traced.
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[list[Traced]]:
+        """Collects what this thread logs in the meantime, in place of logging it.
+
+        Where TensorFlow runs eagerly nothing is collected: values are logged at once.
+
+        Yields:
+          A list that fills with (path, settings, value).
+        """
+        found: list[Traced] = []
+        if not values.is_tracing():
+            yield found
+            return
+        thread = threading.get_ident()
+        outer = self._tracing.get(thread)
+        self._tracing[thread] = found
+        try:
+            yield found
+        finally:
+            if outer is None:
+                del self._tracing[thread]
+            else:
+                self._tracing[thread] = outer
+
+    def _trace(self, path: Path, settings: MetricSettings, value: Any) -> bool:
+        """Whether a value was collected for a function that is being traced."""
+        found = self._tracing.get(threading.get_ident()) if self._tracing else None
+        if found is None or not values.is_tracing():
+            return False
+        found.append((path, settings.check(join(path)), values.as_scalar(join(path), value)))
+        return True
+
+    def logged(self) -> dict[Path, Any]:
+        """Returns what has been logged since it was last asked, reduced, by path.
+
+        What was logged with `clear_on_reduce` begins anew; all else stays for `reduce()`.
+        """
+        found = {}
+        for path in self.recent:
+            metric = self._metrics.get(path)
+            if metric is None:
+                continue
+            found[path] = metric.result()
+            if metric.settings.throughput:
+                found[rate_path(path)] = metric.rate(self._clock() - self._since)
+            if metric.settings.clears:
+                metric.clear()
+        self.recent.clear()
+        return found
 
     def log_dict(
         self,
@@ -188,8 +318,13 @@ class MetricsLogger:
         window: int | None = None,
         ema_coeff: float | None = None,
         throughput: bool = False,
+        *,
+        key: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         """Logs every value of a nested dict under its path, with the same settings.
+
+        With `key`, RLlib's form, each value goes through `log_value`, with its settings.
 
         Args:
           nested: `{name: value or nested dict}`.
@@ -198,7 +333,18 @@ class MetricsLogger:
           window: See `log`.
           ema_coeff: See `log`.
           throughput: See `log`.
+          key: What the paths begin with, () for nothing: in place of `prefix`.
+          **settings: `clear_on_reduce` and `with_throughput` of `log_value`, with `key`.
         """
+        if key is not None or settings:
+            start = as_path(key) if key else ()
+            settings = dict(settings, reduce=reduce, window=window, ema_coeff=ema_coeff)
+            for name, value in nested.items():
+                if isinstance(value, Mapping):
+                    self.log_dict(value, key=(*start, name), **settings)
+                else:
+                    self.log_value((*start, name), value, **settings)
+            return
         start = as_path(prefix) if prefix else ()
         for name, value in nested.items():
             if isinstance(value, Mapping):
@@ -237,20 +383,31 @@ class MetricsLogger:
         """Tells whether a name or path has been logged."""
         return (name if isinstance(name, tuple) else (name,)) in self._metrics
 
-    def peek(self, name: str | Path = ()) -> Any:
+    def peek(self, name: str | Path = (), *, default: Any = None, throughput: bool = False) -> Any:
         """Returns the present value of a metric, or a nested dict of all under a path.
 
         Nothing is cleared. A metric without a value is 0 as a sum and else NaN.
 
+        Args:
+          name: Its name or path.
+          default: What to return for a name that was never logged; None for an error.
+          throughput: Whether to return the amount per second of this period, of a metric that
+            reports it.
+
         Raises:
-          UserError: For a name that was never logged; the nearest are suggested.
+          UserError: For a name that was never logged; the nearest are suggested. It is a KeyError
+            too.
         """
         path = as_path(name) if name else ()
+        if throughput:
+            path = rate_path(path)
         result: Any = self._results(path, with_empty=True)
         for part in path:
             if part not in result:
+                if default is not None:
+                    return default
                 known = [join(p) for p in self._metrics]
-                raise UserError(
+                raise UnknownNameError(
                     f"metric {join(path)}",
                     expected="a name that has been logged",
                     got=f"none of the {len(known)} that there are",
@@ -290,6 +447,14 @@ class MetricsLogger:
         """Forgets the metric of this name and all under this path; unknown ones are none."""
         start = as_path(prefix)
         self._metrics = {p: m for p, m in self._metrics.items() if not begins(p, start)}
+
+    # RLlib's name.
+    delete = remove
+
+    def reset(self) -> None:
+        """Forgets all metrics."""
+        self._metrics.clear()
+        self.recent.clear()
 
     # Merging.
 

@@ -9,13 +9,15 @@ import numpy as np
 from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.metrics import values
-from tfrl.metrics.blocks import Block, Ema, Extreme, Sum, Window
+from tfrl.metrics.blocks import Block, Ema, EmaFromFirst, Extreme, Items, Sum, Window
 from tfrl.metrics.values import Value
 
-Reduce = Literal["mean", "min", "max", "sum", "ema", "lifetime_sum"]
+Reduce = Literal[
+    "mean", "min", "max", "sum", "items", "ema", "lifetime_sum", "lifetime_min", "lifetime_max"
+]
 _KINDS: tuple[str, ...] = get_args(Reduce)
 # Of these every value counts for ever, so there is no window to choose.
-_ENDLESS = ("ema", "lifetime_sum")
+_ENDLESS = ("ema", "lifetime_sum", "lifetime_min", "lifetime_max")
 
 DEFAULT_EMA_COEFF = 0.01
 # More values than this are not kept waiting for their conversion.
@@ -27,17 +29,23 @@ class MetricSettings:
     """How a metric is reduced.
 
     Attributes:
-      reduce: "mean", "min", "max" or "sum" of the values since the last `reduce()`, "ema" for an
-        exponential moving average, "lifetime_sum" for a sum that is never cleared.
-      window: For the first four: reduce the last `window` values, whenever they were logged.
+      reduce: "mean", "min", "max" or "sum" of the values since the last `reduce()`, "items" for a
+        list of them, "ema" for an exponential moving average, "lifetime_sum", "lifetime_min" and
+        "lifetime_max" for what is never cleared.
+      window: For the first five: reduce the last `window` values, whenever they were logged.
       ema_coeff: The weight of a new value in an "ema".
       throughput: For sums: report the amount per second too.
+      from_first: Whether an "ema" starts at the first value, in place of the correction of its
+        bias.
+      clears: Whether `reduce()` clears what would stay otherwise.
     """
 
     reduce: str = "mean"
     window: int | None = None
     ema_coeff: float | None = None
     throughput: bool = False
+    from_first: bool = False
+    clears: bool = False
 
     def check(self, name: str) -> "MetricSettings":
         """Returns the settings with defaults filled in.
@@ -63,18 +71,67 @@ class MetricSettings:
     @property
     def stays(self) -> bool:
         """Whether `reduce()` leaves the values."""
-        return self.window is not None or self.reduce in _ENDLESS
+        return not self.clears and (self.window is not None or self.reduce in _ENDLESS)
 
     def empty_block(self) -> Block:
         """Returns a block for values of such a metric."""
         if self.ema_coeff is not None:
-            return Ema(self.ema_coeff)
+            return EmaFromFirst(self.ema_coeff) if self.from_first else Ema(self.ema_coeff)
         block: Block
-        if self.reduce in ("min", "max"):
-            block = Extreme(greatest=self.reduce == "max")
+        kind = self.reduce.removeprefix("lifetime_")
+        if kind == "items":
+            block = Items()
+        elif kind in ("min", "max"):
+            block = Extreme(greatest=kind == "max")
         else:
-            block = Sum(mean=self.reduce == "mean")
+            block = Sum(mean=kind == "mean")
         return block if self.window is None else Window(self.window, block)
+
+
+def as_rllib_says(
+    name: str,
+    reduce: str | None,
+    window: float | None,
+    ema_coeff: float | None,
+    clear_on_reduce: bool,
+    with_throughput: bool,
+) -> MetricSettings:
+    """Returns the settings that RLlib's `log_value` means; see `MetricsLogger.log_value`.
+
+    Raises:
+      UserError: For a combination that it refuses.
+    """
+    thing = f"metric {name}: "
+    checks.one_of(f"{thing}reduce", reduce, ("mean", "min", "max", "sum", None))
+    if ema_coeff is not None and (window is not None or reduce != "mean"):
+        raise UserError(
+            f"{thing}ema_coeff",
+            expected="one with reduce='mean' and without a window",
+            got=f"{ema_coeff} with reduce={reduce!r}, window={window!r}",
+            remedy="Choose a window or a moving average.",
+        )
+    endless = window == math.inf
+    if endless and not clear_on_reduce and reduce is not None:
+        raise UserError(
+            f"{thing}window",
+            expected="a finite one, or clear_on_reduce=True",
+            got="an infinite one that is never cleared",
+            remedy="It would keep all values for ever.",
+        )
+    size = None if endless or window is None else int(window)
+    kind = reduce or "items"
+    if reduce == "mean" and window is None:
+        kind = "ema"
+    elif reduce in ("min", "max", "sum") and window is None and not clear_on_reduce:
+        kind = f"lifetime_{reduce}"
+    return MetricSettings(
+        kind,
+        size,
+        ema_coeff,
+        bool(with_throughput),
+        from_first=kind == "ema",
+        clears=bool(clear_on_reduce),
+    ).check(name)
 
 
 class Metric:

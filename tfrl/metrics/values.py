@@ -5,6 +5,7 @@ Converted values are Python ints and floats, or int64 and float64 arrays, so tha
 """
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,33 @@ def hold(name: str, value: Any) -> Any:
         if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16":
             return array
     raise _refused(name, f"{type(value).__name__} {value!r}")
+
+
+def is_tracing() -> bool:
+    """Whether TensorFlow builds a graph here; False where nobody has imported it."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and not tf.executing_eagerly()
+
+
+def as_scalar(name: str, value: Any) -> Any:
+    """Returns a value as a float32 scalar of the graph that is being built.
+
+    Raises:
+      UserError: For anything but one number.
+    """
+    tf = sys.modules["tensorflow"]
+    try:
+        found = tf.cast(tf.convert_to_tensor(value), tf.float32)
+    except (TypeError, ValueError) as error:
+        raise _refused(name, f"{type(value).__name__} {value!r}") from error
+    if found.shape.rank != 0:
+        raise UserError(
+            f"metric {name}",
+            expected="one number, where an update is traced",
+            got=f"a tensor of shape {found.shape}",
+            remedy="Reduce it, with tf.reduce_mean say.",
+        )
+    return found
 
 
 def _regular(value: Any) -> bool:

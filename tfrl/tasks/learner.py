@@ -12,7 +12,7 @@ from tfrl.errors import UserError
 from tfrl.learners import Learner
 from tfrl.learners.external_update import trains_itself as updates_itself
 from tfrl.learners.modules import Module
-from tfrl.learners.optimizers import DEFAULT_OPTIMIZER, check_optimizer
+from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_optimizer
 from tfrl.learners.parameters import ParamDict, group_variables
 from tfrl.tasks.samples import Samples
 from tfrl.tasks.task import RLTask, check_trainable, trains_itself
@@ -164,7 +164,7 @@ class TaskLearner(Learner):
         self, loss_per_module: Any, gradient_tape: tf.GradientTape, params: ParamDict
     ) -> ParamDict:
         """Refuses a loss that no variable of the model has a gradient of."""
-        (loss,) = loss_per_module.values()
+        loss = loss_per_module[ALL_MODULES]
         found = gradient_tape.gradient(loss, list(params.values()))
         if all(g is None for g in found):
             raise UserError(

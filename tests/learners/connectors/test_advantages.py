@@ -174,19 +174,28 @@ def test_float64_observations_are_cast_to_the_spec():
 
 
 def test_what_modules_lack_is_named_all_at_once():
-    modules = {"a": fakes.NoValue(), "b": fakes.LinearValue(), "c": fakes.NoValue()}
+    class NoLambda:
+        updates = ("one",)
+
+        def compute_values(self, state, obs):
+            return tf.zeros([1])
+
+    class NoValue(fakes.NoValue):
+        gae_lambda = 0.9
+
+    modules = {"a": NoValue(), "b": fakes.LinearValue(), "c": NoLambda(), "d": fakes.NoValue()}
     with pytest.raises(UserError) as error:
         connectors.default_learner_pipeline(modules, discount=0.9)
     assert str(error.value) == (
         "GeneralAdvantageEstimation: expected modules with a value function compute_values(state, "
         "obs), and with discount and gae_lambda unless the pipeline is given them, got 'a' has no "
-        "compute_values(state, obs) -> [N]; 'a' has no gae_lambda; 'c' has no compute_values("
-        "state, obs) -> [N]; 'c' has no gae_lambda. Add what is missing (see ValueFunctionAPI), "
-        "leave modules out with module_ids=, or take this piece out of the pipeline."
+        "compute_values(state, obs) -> [N]; 'c' has no gae_lambda. Add what is missing (see "
+        "ValueFunctionAPI), leave modules out with module_ids=, or take this piece out of the "
+        "pipeline."
     )
 
 
-def test_a_module_that_does_not_train_needs_no_value_function_until_it_has_rows():
+def test_a_module_without_values_has_no_advantages_unless_asked():
     class Frozen:
         updates = ()
 
@@ -195,11 +204,11 @@ def test_a_module_that_does_not_train_needs_no_value_function_until_it_has_rows(
     pipeline = connectors.default_learner_pipeline(modules)
     assert list(run(pipeline, modules, states, [fakes.episode(2, module_id="m")])) == ["m"]
     both = [fakes.episode(2, module_id="m"), fakes.episode(2, module_id="frozen")]
-    with pytest.raises(UserError, match="'frozen' has no compute_values"):
-        run(pipeline, modules, states, both)
-    pipeline[GAE].module_ids = {"m"}
     batch = run(pipeline, modules, states, both)
     assert "advantage" not in batch["frozen"] and "advantage" in batch["m"]
+    pipeline[GAE].module_ids = {"m", "frozen"}
+    with pytest.raises(UserError, match="'frozen' has no compute_values"):
+        run(pipeline, modules, states, both)
 
 
 def test_values_of_another_shape():

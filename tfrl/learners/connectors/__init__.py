@@ -15,10 +15,12 @@ from tfrl.learners.connectors.connector import (
 from tfrl.learners.connectors.default import GeneralAdvantageEstimation, default_learner_pipeline
 from tfrl.learners.connectors.episode_rows import EpisodeRows
 from tfrl.learners.connectors.sequences import AddStates, AddTimeDimAndMask
+from tfrl.learners.connectors.transitions import AddNStepTransitions
 
 __all__ = [
     "MODULES_TO_TRAIN",
     "AddColumnsFromEpisodes",
+    "AddNStepTransitions",
     "AddNextObservationsFromEpisodes",
     "AddObservationsFromEpisodes",
     "AddStates",

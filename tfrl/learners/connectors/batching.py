@@ -12,6 +12,7 @@ from tfrl.errors import UserError
 from tfrl.learners.connectors.columns import RowFunction
 from tfrl.learners.connectors.connector import Connector
 from tfrl.learners.connectors.episode_rows import EpisodeRows, columns_by_module, rows_by_module
+from tfrl.learners.connectors.transitions import learns_from_transitions
 
 Nest = Any
 
@@ -60,6 +61,8 @@ class NormalizeObservations(Connector):
         for module_id, columns in columns_by_module(batch, self.name).items():
             module, state = modules[module_id], states[module_id]
             if getattr(state, "normalizer", None) is None or not hasattr(module, "normalized"):
+                continue
+            if learns_from_transitions(module):  # by the statistics of the moment it learns
                 continue
             normalized = function_of(self._functions, module_id, module, module.normalized)
             obs = as_spec(columns["obs"], getattr(module, "obs_spec", None))

@@ -31,8 +31,17 @@ from tfrl.learners.connectors.sequences import (
     initial_state,
     state_before,
 )
+from tfrl.learners.connectors.transitions import AddNStepTransitions, learns_from_transitions
 
 Nest = Any
+
+
+def learns_from_advantages(module: Any) -> bool:
+    """Whether a module's losses take advantages: it has values, or says why it cannot."""
+    if learns_from_transitions(module):
+        return False
+    names = ("compute_values", "gae_lambda", "why_not_episodes")
+    return any(getattr(module, name, None) is not None for name in names)
 
 
 class GeneralAdvantageEstimation(Connector):
@@ -59,7 +68,8 @@ class GeneralAdvantageEstimation(Connector):
         Args:
           discount: gamma; each module's own `discount` if None.
           lambda_: Each module's own `gae_lambda` if None.
-          module_ids: The modules to do it for; all if None.
+          module_ids: The modules to do it for; if None all for which `learns_from_advantages`
+            says so.
 
         Raises:
           UserError: For a number outside of 0 to 1.
@@ -89,7 +99,10 @@ class GeneralAdvantageEstimation(Connector):
     ) -> dict[Any, Any]:
         """Adds the columns; see `Connector`."""
         by_module = rows_by_module(batch, self.name)
-        chosen = [m for m in by_module if self.module_ids is None or m in self.module_ids]
+        if self.module_ids is None:
+            chosen = [m for m in by_module if learns_from_advantages(modules[m])]
+        else:
+            chosen = [m for m in by_module if m in self.module_ids]
         self.check({m: modules[m] for m in chosen})
         for module_id in chosen:
             metrics = self._add(module_id, modules[module_id], states[module_id], batch[module_id])
@@ -222,12 +235,15 @@ def default_learner_pipeline(
     lambda_: float | None = None,
     max_seq_len: int = 20,
 ) -> ConnectorPipeline:
-    """Makes the pipeline from episodes to `{module_id: TensorDict}` with `PolicyBatch`'s columns.
+    """Makes the pipeline from episodes to `{module_id: TensorDict}`, as each module learns.
 
-    Rows of recurrent modules, those with `initial_carry`, become sequences with `state_in`.
+    Agents like PPO get the columns of `PolicyBatch`, off-policy agents those of a `Transition` with
+    n-step rewards, modules with a loss of their own `obs`, `action`, `reward`, `termination`,
+    `truncation`, the policy's extras and `mask`. Rows of recurrent modules, those with
+    `initial_carry`, become sequences with `state_in`.
 
     Args:
-      modules: `{module_id: module}`; those that train must have a value function.
+      modules: `{module_id: module}`.
       discount: gamma; each module's own `discount` if None.
       lambda_: Each module's own `gae_lambda` if None.
       max_seq_len: The length of sequences, in steps.
@@ -239,13 +255,15 @@ def default_learner_pipeline(
       UserError: For modules that train and lack what the pipeline needs.
     """
     advantages = GeneralAdvantageEstimation(discount, lambda_)
-    advantages.check({m: module for m, module in modules.items() if getattr(module, "updates", ())})
+    trained = {m: x for m, x in modules.items() if getattr(x, "updates", ())}
+    advantages.check({m: x for m, x in trained.items() if learns_from_advantages(x)})
     return ConnectorPipeline(
         [
             AddObservationsFromEpisodes(),
             AddColumnsFromEpisodes(),
             AgentToModule(),
             advantages,
+            AddNStepTransitions(),
             AddTimeDimAndMask(max_seq_len),
             AddStates(),
             Batch(),
