@@ -184,7 +184,7 @@ class MaskedTest(parameterized.TestCase):
             obs = seen(KINDS["discrete"][1], 50, (10,))
             obs["action_mask"] = tf.cast(obs["action_mask"], dtype)
             no = tf.zeros([10, 50], tf.bool)
-            state = agent.observe(
+            state = agent.update_normalizer(
                 agent.init(KEY),
                 Trajectory(
                     obs=obs, action=None, reward=None, next_obs=None, termination=no,

@@ -64,7 +64,7 @@ def on_policy(name):
         return {
             "actions": [act(state, trajectory.obs[0], KEY, carry) for act in acts],
             "metrics": metrics,
-            "updates": updates(agent, agent.observe(state, trajectory), batch),
+            "updates": updates(agent, agent.update_normalizer(state, trajectory), batch),
         }
 
     return run, state, trajectory

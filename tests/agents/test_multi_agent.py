@@ -346,7 +346,7 @@ class LearningTest(parameterized.TestCase):
         agent = joint(env, {"a": make, "b": make})
         state = agent.init(KEY)
         trajectory, _, _ = rollout(env, agent, env.reset(KEY), state, KEY, 5, ("agents",))
-        seen = agent.observe(state, trajectory)
+        seen = agent.update_normalizer(state, trajectory)
         self.assertEqual(float(seen["a"].normalizer.count), 2 * 3)
         self.assertEqual(float(seen["b"].normalizer.count), 4 * 3)
 

@@ -126,7 +126,7 @@ class NormalizerTest(parameterized.TestCase):
             truncation=no,
             valid=valid,
         )
-        state = agent.observe(state, trajectory)
+        state = agent.update_normalizer(state, trajectory)
         rows = trajectory.obs.numpy()[valid.numpy()]
         np.testing.assert_allclose(statistics.mean(state.normalizer), rows.mean(0), rtol=1e-4)
         scaled = lambda x: (x - rows.mean(0)) / rows.std(0)  # noqa: E731
@@ -153,7 +153,7 @@ class NormalizerTest(parameterized.TestCase):
             obs = {"observation": seeding.normal(KEY, [4, 3]), "action_mask": mask}
             some = tf.nest.map_structure(lambda x: x[tf.newaxis], obs)
             no = tf.zeros([1, 4], tf.bool)
-            state = agent.observe(
+            state = agent.update_normalizer(
                 state,
                 Trajectory(
                     obs=some,
@@ -172,7 +172,7 @@ class NormalizerTest(parameterized.TestCase):
         agent = made("DQN_discrete")
         state = agent.init(KEY)
         self.assertIsNone(state.normalizer)
-        self.assertIs(agent.observe(state, None), state)
+        self.assertIs(agent.update_normalizer(state, None), state)
 
 
 class RowsTest(parameterized.TestCase):

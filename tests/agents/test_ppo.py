@@ -123,7 +123,7 @@ class AgentTest(parameterized.TestCase):
     ):
         env, agent = made(env_id, autoreset=autoreset, normalize_obs=True)
         state = agent.init(KEY)
-        state = agent.observe(state, experience(env, agent, state))
+        state = agent.update_normalizer(state, experience(env, agent, state))
         trajectory = experience(env, agent, state, 64)
         batch, _ = agent.learner_batch(state, trajectory)
         _, metrics = agent.loss(state.params, state, batch, KEY)
@@ -158,7 +158,7 @@ class AgentTest(parameterized.TestCase):
         np.testing.assert_allclose(
             batch.obs, tf.reshape(trajectory.obs, [-1, 4]), rtol=1e-6, atol=1e-6
         )
-        seen = agent.observe(state, trajectory)
+        seen = agent.update_normalizer(state, trajectory)
         self.assertEqual(float(seen.normalizer.count), 64.0)
         again, _ = agent.learner_batch(seen, trajectory)
         np.testing.assert_allclose(np.mean(again.obs, axis=0), np.zeros(4), atol=1e-4)
@@ -188,7 +188,7 @@ class AgentTest(parameterized.TestCase):
         self.assertGreater(int(tf.math.count_nonzero(~trajectory.valid)), 0)
         batch, _ = agent.learner_batch(state, trajectory)
         np.testing.assert_array_equal(batch.mask, tf.reshape(trajectory.valid, [-1]))
-        seen = agent.observe(state, trajectory).normalizer.count
+        seen = agent.update_normalizer(state, trajectory).normalizer.count
         self.assertEqual(float(seen), float(tf.math.count_nonzero(trajectory.valid)))
 
     def test_exploring_samples_and_evaluating_takes_the_mode(self):
@@ -325,7 +325,7 @@ class AgentTest(parameterized.TestCase):
         env, agent = made(normalize_obs=True)
         state = agent.init(KEY)
         trajectory = experience(env, agent, state)
-        state = agent.observe(state, trajectory)
+        state = agent.update_normalizer(state, trajectory)
         values = agent.compute_values(state, trajectory.obs)
         self.assertEqual((values.shape, values.dtype), ([16, 4], tf.float32))
         batch, _ = agent.learner_batch(state, trajectory)

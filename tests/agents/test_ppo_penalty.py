@@ -132,7 +132,7 @@ class WeightTest(parameterized.TestCase):
     )
     def test_it_adapts(self, kl, expected):
         agent = made()
-        state = agent.adapt(agent.init(KEY), {"approx_kl": tf.constant(kl)})
+        state = agent.on_update_metrics(agent.init(KEY), {"approx_kl": tf.constant(kl)})
         self.assertEqual(float(state.extra["kl_coef"]), expected)
         self.assertIn("entropy_coef", state.extra)
 
@@ -141,13 +141,13 @@ class WeightTest(parameterized.TestCase):
         agent = made()
         state = agent.init(KEY)
         for _ in range(60):
-            state = agent.adapt(state, {"approx_kl": tf.constant(kl)})
+            state = agent.on_update_metrics(state, {"approx_kl": tf.constant(kl)})
         np.testing.assert_allclose(state.extra["kl_coef"], bound, rtol=1e-6)
 
     def test_a_fixed_weight_stays(self):
         agent = made(kl_target=None)
         state = agent.init(KEY)
-        self.assertIs(agent.adapt(state, {"approx_kl": tf.constant(1.0)}), state)
+        self.assertIs(agent.on_update_metrics(state, {"approx_kl": tf.constant(1.0)}), state)
 
     @parameterized.parameters(1, 1.5, np.float64(2.0))
     def test_a_learner_takes_any_number(self, kl_coef):

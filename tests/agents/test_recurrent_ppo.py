@@ -164,7 +164,7 @@ class RatioTest(parameterized.TestCase):
             truncation=no,
             valid=~no,
         )
-        state = agent.observe(state, seen)
+        state = agent.update_normalizer(state, seen)
         self.assertEqual(float(state.normalizer.count), 36.0)
         _, second = experience(env, agent, state, (8, LENGTH))
         ratios, _ = self.compared(agent, state, second)

@@ -9,6 +9,7 @@ from tests.agents.registered import ON_POLICY, OWN, cases, folder
 from tfrl.agents import ALGORITHMS, Agent, algorithm
 from tfrl.agents.core import algorithm_names
 from tfrl.launch import gin_files
+from tfrl.types import AgentState
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -38,3 +39,20 @@ def test_registration():
         assert tfrl.Mine is Mine and "Mine" in dir(tfrl)
     finally:
         del ALGORITHMS["Mine"], tfrl.Mine
+
+
+def test_hooks_may_have_their_names_of_version_0_1():
+    from tfrl import RandomAgent, struct
+
+    @struct.logic_dataclass
+    class Old(RandomAgent):
+        def observe(self, state, trajectory):
+            return super().observe(state, trajectory).replace(extra=1)
+
+        def adapt(self, state, metrics):
+            return super().on_update_metrics(state, metrics).replace(extra=2)
+
+    agent = Old(obs_spec=None, action_spec=None)
+    state = AgentState(params={})
+    assert agent.update_normalizer(state, None).extra == 1
+    assert agent.on_update_metrics(state, {}).extra == 2

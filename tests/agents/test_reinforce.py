@@ -118,7 +118,7 @@ class ReinforceTest(parameterized.TestCase):
 
     def test_the_statistics_see_all_valid_rows(self):
         a = agent(normalize_obs=True)
-        state = a.observe(a.init(KEY), trajectory([1.0, 2.0, 3.0], termination=(0,)))
+        state = a.update_normalizer(a.init(KEY), trajectory([1.0, 2.0, 3.0], termination=(0,)))
         self.assertEqual(float(state.normalizer.count), 3.0)
 
     @parameterized.parameters("SAME_STEP", "NEXT_STEP")

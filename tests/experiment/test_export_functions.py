@@ -24,7 +24,7 @@ def draw(spec, size=20):
 def test_the_normaliser_is_inside_and_drawing_is_that_of_the_agent():
     agent = PPO(obs_spec=OBS, action_spec=specs.DiscreteSpec(4, start=2), normalize_obs=True)
     state = agent.init(KEY)
-    moved = agent.observe(
+    moved = agent.update_normalizer(
         state,
         tf.nest.map_structure(lambda x: x, _trajectory(7.0 + 3.0 * seeding.normal(KEY, [9, 5, 3]))),
     )

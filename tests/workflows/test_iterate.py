@@ -99,7 +99,7 @@ def test_an_actor_without_a_learner_and_a_learner_without_environments():
             batch, num_epochs=2, minibatch_size=16, key=keys[1], timesteps=32 * i
         )
         trained = struct.values(learner.state)
-        seen = agent.observe(sent, played).normalizer
+        seen = agent.update_normalizer(sent, played).normalizer
         learner.assign("default_policy", trained, trained.replace(normalizer=seen))
         sent = struct.values(learner.state)
     _assert_same(workflow.advance(state, 2).state.agent_state, sent)

@@ -77,7 +77,7 @@ class HandLoopTest(parameterized.TestCase):
         agent_state = learner.module_state(DEFAULT_MODULE_ID)
         play, learn = tf.unstack(seeding.split(seeding.fold_in(state.key, 12), 2))
         steps, _, _ = rollout(flow.env, flow.agent, state.env_state, agent_state, play, 1)
-        observed = flow.agent.observe(agent_state, steps).normalizer
+        observed = flow.agent.update_normalizer(agent_state, steps).normalizer
         tf.nest.map_structure(lambda v, x: v.assign(x), agent_state.normalizer, observed)
         buffer.add(steps)
         keys = seeding.streams(seeding.fold_in(learn, 0), ("sample", "update"))

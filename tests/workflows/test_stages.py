@@ -11,7 +11,7 @@ from tfrl.workflows.autotune import CompileModeTuner, Trials
 from tfrl.workflows.fast_call import bound_call
 from tfrl.workflows.stages import CompiledStage, RunPhase, Stages, check_compile
 
-SEAMS = ("rollout", "update")
+STAGES = ("rollout", "update")
 
 
 def test_a_stage_traces_once_per_mode():
@@ -127,12 +127,12 @@ def test_a_stage_without_a_mode_says_so():
 
 
 def test_compile_argument():
-    assert check_compile("xla", SEAMS) == {"rollout": "xla", "update": "xla"}
-    assert check_compile({"update": "graph"}, SEAMS) == {"rollout": "auto", "update": "graph"}
+    assert check_compile("xla", STAGES) == {"rollout": "xla", "update": "xla"}
+    assert check_compile({"update": "graph"}, STAGES) == {"rollout": "auto", "update": "graph"}
     with pytest.raises(UserError, match="compile: expected one of xla, graph, eager, auto"):
-        check_compile("jit", SEAMS)
+        check_compile("jit", STAGES)
     with pytest.raises(UserError, match="got {'learner': 'xla'}"):
-        check_compile({"learner": "xla"}, SEAMS)
+        check_compile({"learner": "xla"}, STAGES)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_compile_argument():
 )
 def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollout, update, chosen):
     made = Stages(RunPhase(), {}, {}, None)
-    stages_of = {name: made.stage(name, None) for name in SEAMS}
+    stages_of = {name: made.stage(name, None) for name in STAGES}
     times = {"rollout": rollout, "update": {}}
     found = {"rollout": min(rollout, key=rollout.get), "update": update}
     for name, stage in stages_of.items():

@@ -74,6 +74,19 @@ class ExternalUpdate(struct.Struct):
 OwnUpdate = ExternalUpdate
 
 
+# Hooks by their names of version 0.1, which are kept for one release.
+OLD_HOOKS = {"observe": "update_normalizer", "adapt": "on_update_metrics"}
+
+
+def alias_old_hooks(cls: type) -> None:
+    """Lets a class have each hook that it defines under its old name and its new one."""
+    for old, new in OLD_HOOKS.items():
+        if new in vars(cls):
+            setattr(cls, old, vars(cls)[new])
+        elif old in vars(cls):
+            setattr(cls, new, vars(cls)[old])
+
+
 class Agent(abc.ABC):
     """Static logic of an agent. Subclasses are `struct.logic_dataclass`es.
 
@@ -99,6 +112,7 @@ class Agent(abc.ABC):
         for name, wrapper in wrappers.items():
             if name in vars(cls):
                 setattr(cls, name, wrapper(vars(cls)[name]))
+        alias_old_hooks(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Agent":
         """Explains the equivalent of another library's `PPO("MlpPolicy", env)`."""
@@ -182,12 +196,12 @@ class Agent(abc.ABC):
         """Returns how many rows `learner_batch` makes of a rollout `[T, B]`; T * B by default."""
         return rollout_length * num_envs
 
-    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+    def update_normalizer(self, state: AgentState, trajectory: Trajectory) -> AgentState:
         """Returns the state with the statistics of new experience merged in, after the update."""
         return state
 
     def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `observe` takes as others than they are, int64; None without."""
+        """Returns how many values `update_normalizer` changes, int64; None without."""
         return None
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
@@ -206,12 +220,12 @@ class Agent(abc.ABC):
     def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> tf.Tensor | None:
         """Returns whether `after_update` is called in this update, a bool; None for always.
 
-        Where it is not, nothing is read or written for it. Arguments as `before_update`; `adapt`
-        has run.
+        Where it is not, nothing is read or written for it. Arguments as `before_update`;
+        `on_update_metrics` has run.
         """
         return None
 
-    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+    def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """As `before_update`, after the gradient steps and before `after_update`.
 
         Args:
@@ -251,6 +265,9 @@ class Agent(abc.ABC):
           A bool scalar tensor, or None when the agent never stops early.
         """
         return None
+
+
+alias_old_hooks(Agent)
 
 
 def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -295,7 +312,7 @@ class NormalizingAgent(Agent):
         # A mask of floats must stay what it is.
         return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
 
-    def observe(self, state: AgentState, trajectory: Trajectory) -> AgentState:
+    def update_normalizer(self, state: AgentState, trajectory: Trajectory) -> AgentState:
         """Merges the observations of new experience into the statistics, used from then on."""
         if not self.normalize_obs:
             return state
@@ -303,7 +320,7 @@ class NormalizingAgent(Agent):
         return state.replace(normalizer=merged)
 
     def count_outliers(self, state: AgentState, trajectory: Trajectory) -> tf.Tensor | None:
-        """Returns how many values `observe` takes as others than they are."""
+        """Returns how many values `update_normalizer` takes as others than they are."""
         if not self.normalize_obs:
             return None
         return statistics.count_outliers(state.normalizer, trajectory.obs, mask=trajectory.valid)

@@ -297,13 +297,15 @@ class MultiAgent(Agent):
                 metrics.update({f"{m}/{name}": x for name, x in found.items()})
         return batches, metrics
 
-    def observe(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]
+    def update_normalizer(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]
         """Merges the observations of the agents of each module into its statistics."""
         views = self.views(trajectory)
-        return {m: module.observe(state[m], views[m]) for m, module in self.modules.items()}
+        return {
+            m: module.update_normalizer(state[m], views[m]) for m, module in self.modules.items()
+        }
 
     def count_outliers(self, state: States, trajectory: Trajectory) -> tf.Tensor | None:  # type: ignore[override]
-        """Returns how many values `observe` takes as others than they are."""
+        """Returns how many values `update_normalizer` takes as others than they are."""
         views = self.views(trajectory)
         counts = [module.count_outliers(state[m], views[m]) for m, module in self.modules.items()]
         counts = [count for count in counts if count is not None]

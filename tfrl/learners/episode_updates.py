@@ -81,10 +81,10 @@ def observe_episodes(learner: Learner, episodes: Mapping[str, Sequence[Any]]) ->
     """
     for module_id, own in episodes.items():
         module, state = learner.modules[module_id], learner.module_state(module_id)
-        if state.normalizer is None or not hasattr(module, "observe"):
+        if state.normalizer is None or not hasattr(module, "update_normalizer"):
             continue
         before = struct.values(state)
-        after = module.observe(before, _joined(own))
+        after = module.update_normalizer(before, _joined(own))
         common = _common(learner.replicas, before.normalizer, after.normalizer)
         learner.assign(module_id, before, after.replace(normalizer=common))
 

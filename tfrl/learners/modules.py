@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from tfrl import keras, networks, seeding, struct
-from tfrl.agents.core import Agent, Update
+from tfrl.agents.core import OLD_HOOKS, Agent, Update, alias_old_hooks
 from tfrl.errors import UserError
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_name
 from tfrl.types import AgentState, Nest
@@ -29,6 +29,11 @@ class Module(abc.ABC):
     # Whether the loss reads tf.Variables by itself, those of the learner, and not the values in
     # `params`: code of others, such as the models of tasks.
     over_variables = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets hooks have their old names."""
+        super().__init_subclass__(**kwargs)
+        alias_old_hooks(cls)
 
     @abc.abstractmethod
     def init_params(self, key: tf.Tensor) -> dict[str, Any]:
@@ -124,8 +129,8 @@ class Module(abc.ABC):
         """Whether `after_update` is called this time, see `Agent.after_update_due`."""
         return None
 
-    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
-        """Before `after_update`, with the metrics of the update, see `Agent.adapt`."""
+    def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+        """Before `after_update`, with the metrics of the update, see `Agent.on_update_metrics`."""
         return state
 
     def prepare_minibatch(
@@ -226,7 +231,8 @@ class DuckModule(Module):
         )
 
     def _hook(self, name: str, otherwise: Any, *args: Any) -> Any:
-        hook = getattr(self.module, name, None)
+        old = next((old for old, new in OLD_HOOKS.items() if new == name), name)
+        hook = getattr(self.module, name, None) or getattr(self.module, old, None)
         return otherwise if hook is None else hook(*args)
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
@@ -241,9 +247,9 @@ class DuckModule(Module):
         """The object's hook, if it has one."""
         return self._hook("after_update_due", None, state, timesteps)
 
-    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+    def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """The object's hook, if it has one."""
-        return self._hook("adapt", state, state, metrics)
+        return self._hook("on_update_metrics", state, state, metrics)
 
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]

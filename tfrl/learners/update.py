@@ -151,7 +151,7 @@ def end(
     """
     hooked = leaves.in_place(state)
     for module_id, metrics in results.items():
-        hook = learner.modules[module_id].adapt
+        hook = learner.modules[module_id].on_update_metrics
         state = changed(learner, state, module_id, hook, metrics)
         if hooked:
             learner.after_gradient_based_update_for_module(module_id, timesteps)

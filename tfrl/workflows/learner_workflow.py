@@ -69,7 +69,7 @@ from tfrl.workflows.run_values import (
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages, check_compile
 
-SEAMS = ("rollout", "update", "evaluation", "loop")
+STAGES = ("rollout", "update", "evaluation", "loop")
 
 # Whether a rollout would have made the statistics of observations non-finite.
 NONFINITE_STATISTICS = "nonfinite/statistics"
@@ -90,7 +90,7 @@ class LearnerWorkflow(Workflow):
         "_servers",
         "_learner",
         "_evaluators",
-        "compiled_digest",
+        "compiled_process_rollout",
     }
     # Whether Python runs the loop over iterations, as it must where it steps the environments.
     loops_in_python = False
@@ -411,7 +411,9 @@ class LearnerWorkflow(Workflow):
         Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
         """
         trajectory, env_state, carry = self.roll(agent_state, env_state, carry, key, action_fn)
-        return self.digest(agent_state, trajectory).replace(env_state=env_state, carry=carry)
+        return self.process_rollout(agent_state, trajectory).replace(
+            env_state=env_state, carry=carry
+        )
 
     def roll(
         self,
@@ -450,7 +452,7 @@ class LearnerWorkflow(Workflow):
         counted = (name for name in (OUTLIER,) if name in env_state.info)
         return ("episode_return", "episode_length", *counted, *own)
 
-    def digest(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
+    def process_rollout(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
         """Turns the experience of a rollout into a batch; a pure function of values."""
         ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
         ends = tf.cast(ended, tf.float32)
@@ -488,7 +490,7 @@ class LearnerWorkflow(Workflow):
         With them a metric that tells so, 1 or 0.
         """
         before = self.normalizer(agent_state)
-        after = self.normalizer(self.agent.observe(agent_state, trajectory))
+        after = self.normalizer(self.agent.update_normalizer(agent_state, trajectory))
         if after is None or self.check_numerics == "off":
             return after, {}
         leaves = [x for x in tf.nest.flatten(after) if x.dtype.is_floating]
@@ -719,8 +721,8 @@ class LearnerWorkflow(Workflow):
                         f"the statistics of observations{where}",
                         expected="finite moments",
                         got="others, which were left out",
-                        remedy="Check the agent's `observe` and the checkpoint that was gone on "
-                        "from, or choose check_numerics='skip'.",
+                        remedy="Check the agent's `update_normalizer` and the checkpoint that was "
+                        "gone on from, or choose check_numerics='skip'.",
                     )
         rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
         return done.replace(rows=rows)  # type: ignore[no-any-return]
@@ -776,14 +778,14 @@ class LearnerWorkflow(Workflow):
           batches: Those that were read before, or ().
         """
 
-    def digested(self, state: State, played: Trajectory) -> RolloutResult:
+    def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
         """Returns what is made of a rollout on the host."""
-        return self.compiled_digest(struct.values(state.agent_state), played)  # type: ignore[no-any-return]
+        return self.compiled_process_rollout(struct.values(state.agent_state), played)  # type: ignore[no-any-return]
 
     @functools.cached_property
-    def compiled_digest(self) -> Any:
-        """`digest` as a compiled function."""
-        return tf.function(counted_apart(self.digest), autograph=False)
+    def compiled_process_rollout(self) -> Any:
+        """`process_rollout` as a compiled function."""
+        return tf.function(counted_apart(self.process_rollout), autograph=False)
 
     def fuses_on_host(self, state: State, made: Stages) -> bool:
         """Whether XLA has all that follows a rollout where it has the update."""
@@ -849,7 +851,7 @@ class LearnerWorkflow(Workflow):
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes of runs that are set up from now on."""
         more = {"rollout": ("numpy",)} if isinstance(self.env, HostEnv) else None
-        self.compile = check_compile(choices, SEAMS, more)
+        self.compile = check_compile(choices, STAGES, more)
         if self._evaluator is not None and self.compile["evaluation"] == "auto":
             self.compile["evaluation"] = self._evaluator.compile
 

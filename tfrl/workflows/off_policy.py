@@ -514,7 +514,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """See `LearnerWorkflow.after_rollout`; the learner steps are on the batches, if any."""
-        return self._learn(state, self.digested(state, played), key, batches)
+        return self._learn(state, self.rollout_result(state, played), key, batches)
 
     def _learn(
         self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
@@ -626,18 +626,18 @@ class OffPolicyWorkflow(LearnerWorkflow):
         parts = replicas.per_replica(played)
         return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
 
-    def digested(self, state: State, played: Trajectory) -> RolloutResult:
+    def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
         """Of several replicas: what all of them played, though each process has its own part."""
         replicas, agent_state = self.replicas, state.agent_state
         if not replicas.several:
-            return super().digested(state, played)
+            return super().rollout_result(state, played)
         share = self.replica_env.num_envs
 
         def own(played: Trajectory) -> RolloutResult:
             start = replicas.local_index() * share
             rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
             values = struct.values(agent_state)
-            out = self.compiled_digest(values, rows)
+            out = self.compiled_process_rollout(values, rows)
             return self.merged(out, self.normalizer(values), None)
 
         out = replicas.run(own, played)

@@ -25,8 +25,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
     One iteration: `rollout_length` steps in each of the environments, then `num_epochs` passes
     over their rows in `num_minibatches` shuffled minibatches. On device environments several
     iterations run in one compiled call; how many never changes a result. An algorithm differs from
-    this template by its agent and by the hooks `collect` (which is `roll` and `digest`) and
-    `update`, which are traced.
+    this template by its agent and by the hooks `collect` (which is `roll` and `process_rollout`)
+    and `update`, which are traced.
 
     Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by `roll`; what
     follows is compiled as well. A checkpoint does not hold them: a resumed run restores everything
@@ -158,7 +158,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """See `LearnerWorkflow.after_rollout`; nothing is left to Python."""
-        metrics, state = self.learn_from(state, self.digested(state, played), key)
+        metrics, state = self.learn_from(state, self.rollout_result(state, played), key)
         return metrics, state, []
 
     def trial_batch(self, state: State) -> Nest:
@@ -171,7 +171,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         trajectory = blank_trajectory(
             self.env, self.agent, state.env_state, agent_state, self.rollout_length, fields
         )
-        return self.compiled_digest(agent_state, trajectory).batch
+        return self.compiled_process_rollout(agent_state, trajectory).batch
 
     # Hooks; they are traced.
 

@@ -284,7 +284,7 @@ class OnPolicyTest(parameterized.TestCase):
                 minibatch_size=rows // 2,
             )
             learner.env_steps.assign(count)
-            learner.assign("default_policy", state, logic(name).observe(state, played))
+            learner.assign("default_policy", state, logic(name).update_normalizer(state, played))
 
         tf.function(update, autograph=False)()
         ours, theirs = learner.variables(), agent.learner.variables()

@@ -272,7 +272,7 @@ def test_the_batch_of_ppo_is_that_of_its_own_learner_batch():
         )
     columns = [e.to_trajectory() for e in episodes]
     trajectory = tf.nest.map_structure(lambda *x: tf.concat(x, 1), *columns)  # [4, 3, ...]
-    state = agent.observe(state, trajectory)
+    state = agent.update_normalizer(state, trajectory)
     wanted, metrics = agent.learner_batch(state, trajectory)
     shared = {}
     modules = {"default_policy": agent}

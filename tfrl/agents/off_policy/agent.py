@@ -209,7 +209,7 @@ class OffPolicy(NormalizingAgent):
             extra=extra or None,
         )
 
-    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+    def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """Counts the learner steps, where the target networks go by them."""
         if self.target_period == 1:
             return state

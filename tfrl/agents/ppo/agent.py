@@ -88,7 +88,7 @@ class PPO(ActorCritic):
             kl_coef=state.extra.get("kl_coef", self.kl_coef),
         )
 
-    def adapt(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
+    def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """Moves the weight of the penalty towards the target.
 
         Source: Schulman et al. 2017, section 4.

@@ -177,7 +177,7 @@ class Training(abc.ABC):
             truncation=none,
             valid=~none,
         )
-        self.learner.assign(DEFAULT_MODULE_ID, before, self.agent.observe(before, steps))
+        self.learner.assign(DEFAULT_MODULE_ID, before, self.agent.update_normalizer(before, steps))
 
     def losses(self, experience: Any, weights: Any) -> dict[str, tf.Tensor]:
         """Returns the losses of a replica's experience, of the parameters as they are."""
@@ -295,7 +295,7 @@ class OffPolicyTraining(Training):
     def observe(self, state: AgentState, seen: Nest) -> AgentState:
         """Merges the first step of every window, `[1, B, ...]`."""
         first = tf.nest.map_structure(lambda x: x[tf.newaxis, :, 0], seen)
-        return self.agent.observe(state, first)
+        return self.agent.update_normalizer(state, first)
 
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "discount", "extras", "weight", "index")
@@ -375,7 +375,7 @@ class OnPolicyTraining(Training):
 
     def observe(self, state: AgentState, seen: Nest) -> AgentState:
         """Merges the observations of all steps."""
-        return self.agent.observe(state, seen)
+        return self.agent.update_normalizer(state, seen)
 
 
 class RowTraining(OnPolicyTraining):
