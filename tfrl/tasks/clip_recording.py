@@ -176,7 +176,7 @@ class ClipPlayer:
                 lookback_buffer.take(actions, (0, ...)),
                 lookback_buffer.take(extras, (0, ...)) if extras else {},
             )
-            pool.send_action(0, lookback_buffer.take(actions, 0), state.generation)
+            pool.send_action(lookback_buffer.take(actions, 0), 0, state.generation)
             state = _next(pool)
             track.receive(state, 0.0)
             yield self._frame()

@@ -465,7 +465,7 @@ class Sampling:
                 lookback_buffer.take(actions, row),
                 lookback_buffer.take(extras, row) if extras else {},
             )
-            pool.send_action(state.worker_id, lookback_buffer.take(actions, i), state.generation)
+            pool.send_action(lookback_buffer.take(actions, i), state.worker_id, state.generation)
 
     def _receive(self, state: WorkerState) -> None:
         track = self._tracks[state.worker_id]
