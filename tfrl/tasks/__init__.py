@@ -1,7 +1,7 @@
 """For people who bring an environment and a model: sampling, replay, clips, training."""
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
-from tfrl.tasks.config import RLTaskConfig
+from tfrl.tasks.config import DatasetConfig, EnvironmentConfig, RLTaskConfig
 from tfrl.tasks.program import TaskState
 from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler, SamplingCounts
@@ -11,6 +11,8 @@ from tfrl.tasks.task import RLTask
 from tfrl.tasks.workflow import TaskWorkflow
 
 __all__ = [
+    "DatasetConfig",
+    "EnvironmentConfig",
     "MultiReplaySamples",
     "RLTask",
     "RLTaskConfig",

@@ -281,8 +281,8 @@ def test_one_action_for_each_state(mode):
                 pool.send_action(0, worker_id)
             assert str(error.value) == (
                 "worker_id of send_action: expected a whole number of at least 0 and at most 0, "
-                f"got {worker_id!r}. send_action(action, worker_id) is the order. There are workers "
-                "0 to 0."
+                f"got {worker_id!r}. send_action(action, worker_id) is the order. There are "
+                "workers 0 to 0."
             )
 
 
@@ -504,9 +504,7 @@ def test_a_pool_of_workers(mode):
         ]
         pool.send_action(0, 1)
         assert pool.get_state(PATIENCE)[:4] == (1, pool.generation, 6, 1)
-        with pytest.raises(
-            UserError, match="worker 0 of a WorkerPool: expected a worker of no pool"
-        ):
+        with pytest.raises(UserError, match="0 of a WorkerPool: expected a worker of no pool"):
             WorkerPool.from_workers(workers)
         pids = pool.pids
         assert len(pids) == (2 if mode == "process" else 0)
