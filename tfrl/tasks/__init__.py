@@ -8,6 +8,7 @@ from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
 from tfrl.tasks.task import RLTask
+from tfrl.tasks.training_state import TrainingState
 from tfrl.tasks.workflow import TaskWorkflow
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "SamplingCounts",
     "TaskState",
     "TaskWorkflow",
+    "TrainingState",
     "clip_span",
     "collect_samples",
     "iter_samples",

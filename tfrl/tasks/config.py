@@ -1,6 +1,7 @@
 """`RLTaskConfig`: the numbers of an `RLTask`."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +74,12 @@ def _names(kind: type) -> list[str]:
 
 class _Grouped(type):
     """Lets a constructor take the values of a group under their own names, or as one object."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, for gin: without the groups."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __call__(cls, **values: Any) -> Any:
         for name in _GROUPS.keys() & values.keys():

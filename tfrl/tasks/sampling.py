@@ -40,12 +40,12 @@ def iter_samples(
     """Returns an iterator over trajectories with exactly `total_samples` samples in all.
 
     A trajectory ends with the episode, at `max_trajectory_length` (which ends the episode and
-    resets its environment), when its worker is lost, and when the total is reached. All workers' steps count as
-    they are taken, so short episodes are not preferred. Those shorter than `min_trajectory_length`
-    are discarded, counted, warned of (the first, the 10th, the 100th, ...), and replaced. So that
-    the total comes out exactly all the same, a trajectory may lose samples at its start, never at
-    its end, and one that is too short for that may be replaced by a longer one; the last few are
-    held back for that until others have as much to spare.
+    resets its environment), when its worker is lost, and when the total is reached. All workers'
+    steps count as they are taken, so short episodes are not preferred. Those shorter than
+    `min_trajectory_length` are discarded, counted, warned of (the first, the 10th, the 100th, ...),
+    and replaced. So that the total comes out exactly all the same, a trajectory may lose samples at
+    its start, never at its end, and one that is too short for that may be replaced by a longer one;
+    the last few are held back for that until others have as much to spare.
 
     The model is called with the states that are there, `min_batch_size` or more of them if so many
     come within `max_wait_time`. Near the end, workers that do not answer for `max_wait_time` while
@@ -152,13 +152,7 @@ def collect_samples(
       UserError: As `iter_samples`, or the hook returns something else than trajectories.
       WorkerError: As `iter_samples`.
     """
-    if total_samples is None:
-        raise UserError(
-            "total_samples",
-            expected="a whole number of at least 1",
-            got="None",
-            remedy="A stream without an end is only for iter_samples.",
-        )
+    check_total(total_samples)
     trajectories = list(
         iter_samples(
             pool,
@@ -179,7 +173,23 @@ def collect_samples(
     )
     if postprocess_trajectories is None:
         return trajectories
-    return [_checked(t) for t in _sequence(postprocess_trajectories(trajectories))]
+    return checked_trajectories(postprocess_trajectories(trajectories))
+
+
+def check_total(total_samples: Any) -> None:
+    """Raises a UserError where no end of a collection is given."""
+    if total_samples is None:
+        raise UserError(
+            "total_samples",
+            expected="a whole number of at least 1",
+            got="None",
+            remedy="A stream without an end is only for iter_samples.",
+        )
+
+
+def checked_trajectories(result: Any) -> list[SampledTrajectory]:
+    """Returns what `postprocess_trajectories` returned; a UserError for no list of trajectories."""
+    return [_checked(t) for t in _sequence(result)]
 
 
 def checked_bounds(
