@@ -1,12 +1,13 @@
 """Processes of Python that begin with TensorFlow imported, which is most of what a short one does.
 
-They are forks of one process that has imported it and nothing else. What is about imports, quiet
-starts or terminals runs in processes of its own.
+They are forks of one process that has imported it and what a training imports of tfrl, and nothing
+else. What is about the imports of these or about quiet starts runs in processes of its own.
 """
 
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -109,7 +110,13 @@ def serve():
     """Forks for each request on standard input; returns, in the fork, what it shall execute."""
     import tensorflow as tf
 
+    import tfrl.launch.training
+    import tfrl.workflows
+
+    assert tfrl.launch.training and tfrl.workflows
     assert tf.keras.layers  # it is loaded when it is used
+    gc.collect()
+    gc.freeze()  # a fork that ends would look through all that is imported: a second
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of the other threads"
     running = {}
     while True:
@@ -152,6 +159,7 @@ def _begin(args, files, cwd, env, status):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.modules["tfrl._log_filter"].install()  # as importing tfrl would
     null = os.open(os.devnull, os.O_RDONLY)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     for old, new in zip((null, *(os.open(f, flags) for f in files)), range(3), strict=True):

@@ -30,9 +30,9 @@ FAULTS = [
         "ops",
     ),
     ("ops/multistep.py", "for _ in range(n - 1):", "for _ in range(n):", "ops"),
-    ("ops/vtrace.py", "gamma * weight * tf.minimum(1.0, rho)", "gamma * weight * rho", "ops"),
+    ("ops/multistep.py", "gamma * weight * tf.minimum(1.0, rho)", "gamma * weight * rho", "ops"),
     (
-        "ops/vtrace.py",
+        "ops/multistep.py",
         "pg_advantage=tf.stop_gradient(advantage)",
         "pg_advantage=advantage",
         "ops",
@@ -69,7 +69,7 @@ FAULTS = [
         "ops",
     ),
     (
-        "ops/quantiles.py",
+        "ops/value_losses.py",
         "below = tf.cast(tf.stop_gradient(delta) < 0.0",
         "below = tf.cast(tf.stop_gradient(delta) > 0.0",
         "agents/test_tqc.py",
@@ -130,19 +130,19 @@ FAULTS = [
         "rollout",
     ),
     (
-        "replay/reading.py",
+        "replay/ring_reader.py",
         "goes_on = there[:, 1:] & tf.equal(frame[:, 1:], frame[:, :-1] + 1)",
         "goes_on = there[:, 1:]",
         "replay/test_items.py",
     ),
     (
-        "replay/reading.py",
+        "replay/ring_reader.py",
         "powers = [self._replay.discount**j for j in range(n + 1)]",
         "powers = [self._replay.discount ** (j + 1) for j in range(n + 1)]",
         "replay",
     ),
     (
-        "replay/priorities.py",
+        "replay/items.py",
         'node = tf.searchsorted(sums, targets, side="right"',
         'node = tf.searchsorted(sums, targets, side="left"',
         "replay",

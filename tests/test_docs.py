@@ -32,6 +32,11 @@ assert built.workflow.env.action_repeat == 2
 said = [f"`max_to_keep` ({options.max_to_keep})", *(f"`{b}`" for b in bindings)]
 print(json.dumps({"modes": [mode.name for mode in Autoreset], "said": said}))
 """
+FORGET_TFRL = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "tfrl"]:
+    del sys.modules[name]
+"""
 WRAPPED = "assert env.max_episode_steps == 25 and env.action_repeat == 2\n"
 
 
@@ -47,8 +52,8 @@ def command_and_policy(folder):
     assert program == "tfrl-train"
     short = ["--gin_bindings=train.final_eval_episodes=8", "--gin_bindings=train.video=False"]
     run([sys.executable, str(ROOT / "bin" / "train.py"), *arguments, *short], folder)
-    check = "import sys; print(action.shape, 'tfrl' in sys.modules)"
-    return run([sys.executable, "-c", SESSION[-1] + check], folder)
+    check = "print(action.shape, 'tfrl' in sys.modules)"
+    return run([sys.executable, "-c", FORGET_TFRL + SESSION[-1] + check], folder)
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,6 @@ def test_constraints_pin_every_requirement():
 
 
 @pytest.mark.parametrize("binary", BINARIES)
-@pytest.mark.variants(2)
 def test_binaries_answer_help(installed, tmp_path, binary):
     commands = [
         [installed, ROOT / "bin" / f"{binary}.py"],
@@ -215,7 +214,7 @@ def test_wheel_finds_its_gin_files(installed, tmp_path):
 
 
 def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
-    steps = 4096
+    steps = 512
     result = _run(
         [
             installed.parent / "tfrl-train",
@@ -223,7 +222,9 @@ def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
             "--gin_file=ppo/tf_cartpole.gin",
             f"--gin_bindings=train.total_env_steps={steps}",
             "--gin_bindings=OnPolicyWorkflow.compile='graph'",
-            "--gin_bindings=train.final_eval_episodes=4",
+            "--gin_bindings=train.eval_interval=None",
+            "--gin_bindings=train.final_eval_episodes=1",
+            "--gin_bindings=train.video=False",
         ],
         tmp_path,
     )
@@ -240,9 +241,6 @@ def test_wheel_trains_from_an_unrelated_folder(installed, tmp_path):
         "pkg_resources",
     ):
         assert line not in result.stdout + result.stderr
-    result = _run([installed.parent / "tfrl-evaluate", "--root_dir=run", "--episodes=10"], tmp_path)
-    assert (result.returncode, without_xla_lines(result.stderr)) == (0, "")
-    assert json.loads(result.stdout.splitlines()[-1])["eval_episodes"] == 10
 
 
 def test_libraries_say_nothing(tmp_path):

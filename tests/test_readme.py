@@ -16,9 +16,13 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_python_example_is_short_and_runs(tmp_path):
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_python_example_is_short_and_runs(tmp_path, short):
     code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    if short:
+        code = code.replace("100_000, eval_interval=50_000", "12_288, eval_interval=8_192")
+        assert "12_288" in code
     out = run([sys.executable, "-c", QUICK + code], tmp_path)
     assert 9.0 < float(out.strip().splitlines()[-1]) <= 500.0
 
@@ -94,8 +98,9 @@ def test_make_train_and_its_policy_is_used(tmp_path, short):
     assert '"eval_episodes": 20' in out.splitlines()[-1]
     assert (tmp_path / "play.gif").stat().st_size > 1000
     assert len(exports) == 2
-    for command in exports[: 1 if short else 2]:  # tests/launch/test_export.py has the formats
-        assert command[0] == ".venv/bin/python"
+    assert {command[0] for command in exports} == {".venv/bin/python"}
+    assert exports[0][1:] == ["bin/export.py", "--root_dir=runs/ppo_tf_cartpole"]
+    for command in [] if short else exports:  # tests/launch/test_export.py runs both formats
         out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
         assert '"verified": true' in out.splitlines()[-1], out
 

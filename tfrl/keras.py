@@ -177,6 +177,17 @@ def fresh(optimizer: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
+def optimizer_logic(chosen: Any) -> Any:
+    """Returns what the steps of a Keras optimizer depend on; anything else as it is.
+
+    Without its learning rate, which is a variable.
+    """
+    if not is_optimizer(chosen):
+        return chosen
+    config = {k: v for k, v in chosen.get_config().items() if k != "learning_rate"}
+    return type(chosen), config
+
+
 def is_used(optimizer: Any) -> bool:
     """Whether an optimizer has been built for variables."""
     if _is_legacy(optimizer):

@@ -14,7 +14,6 @@ BOX = specs.BoundedTensorSpec([2], tf.float32, [-2, 0], [2, 10])
 UNIT = specs.BoundedTensorSpec([1], tf.float32, -1, 1)
 # What a Q-network of one linear layer over one-hot states is: a table.
 TABLE = networks.MLP(hidden=())
-MODES = ("eager", "graph", "xla")
 
 
 def transitions(agent, rows=16, seed=0, **changes):
@@ -110,21 +109,6 @@ def assert_critics_learn_as_if_alone(agent):
         for x, g, y in zip(leaves, steps, now, strict=True):
             np.testing.assert_allclose(y, x - 0.1 * g, rtol=1e-3, atol=1e-5)
             assert np.any(y != x)
-
-
-def assert_same_in_all_modes(test, agent, steps=2):
-    """Learner steps give the same parameters eagerly, in a graph and by XLA."""
-    results = []
-    for mode in MODES:
-        made = learner(agent, lr=1e-3)
-        for i in range(steps):
-            batch = transitions(agent, seed=i)
-            made.update_from_batch(batch, key=seeding.fold_in(KEY, i), compile=mode, shuffle=False)
-        results.append(snapshot(made))
-    for other in results[1:]:
-        test.assertEqual(list(other), list(results[0]))
-        for path, value in results[0].items():
-            np.testing.assert_allclose(other[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
 def assert_goes_on_after_a_restore(test, agent):

@@ -179,7 +179,7 @@ class LossTest(parameterized.TestCase):
                 expected = batch.next_value[t, b] if cut else value[t + 1, b]
                 self.assertEqual(float(found[t, b]), float(expected))
 
-    def test_masked_garbage_changes_nothing_in_all_modes(self):
+    def test_masked_garbage_changes_nothing(self):
         batch, policy, value = scripted(masked=True)
         spoil = lambda x: tf.where(batch.mask, x, np.nan)  # noqa: E731
         dirty = batch.replace(
@@ -198,10 +198,9 @@ class LossTest(parameterized.TestCase):
             return loss, metrics, tape.gradient(loss, (policy.chosen, value))
 
         expected = tf.nest.flatten(fn(policy, value, batch))
-        for run in (fn, tf.function(fn), tf.function(fn, jit_compile=True)):
-            found = tf.nest.flatten(run(other, spoil(value), dirty))
-            for x, y in zip(found, expected, strict=True):
-                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+        found = tf.nest.flatten(fn(other, spoil(value), dirty))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 class AgentTest(parameterized.TestCase):

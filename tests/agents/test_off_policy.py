@@ -18,6 +18,7 @@ from tfrl.rollout import rollout
 from tfrl.types import Trajectory
 
 KEY = cases.KEY
+pytestmark = pytest.mark.usefixtures("_eager_updates")
 MASKED = {"observation": cases.OBS, "action_mask": tf.TensorSpec([3], tf.float32)}
 AGENTS = registered.cases(registered.OFF_POLICY)
 DISCRETE, CONTINUOUS = (

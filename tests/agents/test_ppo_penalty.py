@@ -14,6 +14,7 @@ from tfrl.errors import UserError
 from tfrl.learners import Learner
 
 KEY = seeding.key(3)
+pytestmark = pytest.mark.usefixtures("_eager_updates")
 POLICY = make_distribution(specs.DiscreteSpec(3))
 
 

@@ -1,5 +1,6 @@
 """PPO with memory: what the loss sees is what acted, over ends, autoresets, chunks and resumes."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -42,6 +43,14 @@ def made(autoreset="SAME_STEP", memory="gru", num_envs=4, **options):
 
 def experience(env, agent, state, lengths=(LENGTH,)):
     """Rollouts one after the other, each going on where the one before stopped."""
+    learning = ("sequence_length", "gae_horizon", "normalize_advantage", "entropy_coef")
+    acting = {f.name: f.default for f in dataclasses.fields(agent) if f.name in learning}
+    return _player(env, agent.replace(**acting), lengths)(state)
+
+
+@functools.cache
+def _player(env, agent, lengths):
+    """Traced once for agents that differ in how they learn."""
 
     @functools.partial(tf.function, autograph=False)  # faster than step by step
     def run(state):
@@ -54,7 +63,13 @@ def experience(env, agent, state, lengths=(LENGTH,)):
             found.append(trajectory)
         return found
 
-    return run(state)
+    return run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_players():
+    yield
+    _player.cache_clear()
 
 
 def joined(trajectories):

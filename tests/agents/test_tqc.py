@@ -38,19 +38,6 @@ class TQCTest(tf.test.TestCase):
         self.assertAllClose(extra.td_error, [[0.5], [0.5]])
         self.assertAllClose(extra.target, [[2.5], [1.0]])
 
-    def test_modes_agree(self):
-        agent = made()
-        state, batch = agent.init(cases.KEY), cases.transitions(agent)
-        rows = cases.prepared(agent, state, batch)
-        for loss in (agent.critic_loss, agent.actor_loss):
-
-            def run(loss=loss):
-                return loss(state.params, state, rows, cases.KEY)[0]
-
-            eager = run()
-            for jit in (False, True):
-                self.assertAllClose(tf.function(run, jit_compile=jit)(), eager, rtol=1e-5)
-
     def test_a_gin_file_names_it(self):
         with gin.unlock_config():
             workflow = build_from_config(
@@ -61,7 +48,7 @@ class TQCTest(tf.test.TestCase):
                     "TQC.hidden = (8,)",
                     "OffPolicyWorkflow.random_steps = 0",
                     "OffPolicyWorkflow.batch_size = 4",
-                    "OffPolicyWorkflow.compile = 'graph'",
+                    "OffPolicyWorkflow.compile = 'eager'",
                 ],
             )
         self.assertIs(tfrl.TQC, TQC)

@@ -18,6 +18,7 @@ def group(ports, index):
 def test_workers_meet_in_any_order():
     ports = processes.free_ports(3)
     came = []
+    all_came = threading.Barrier(3)
 
     def worker(index):
         time.sleep(0.3 * (2 - index))
@@ -25,7 +26,7 @@ def test_workers_meet_in_any_order():
         came.append(index)
         # TensorFlow's server takes the address over: the others may still be looking for it.
         server = socket.create_server(("127.0.0.1", ports[index]))
-        time.sleep(2.0)
+        all_came.wait(30.0)
         server.close()
 
     threads = [threading.Thread(target=worker, args=(i,)) for i in range(3)]

@@ -1,8 +1,9 @@
 import signal
-import subprocess
 import sys
 import textwrap
 import time
+
+from tests import forked
 
 CODE = """
     import ctypes, time
@@ -17,9 +18,7 @@ CODE = """
 
 def run(seconds, body):
     code = textwrap.dedent(CODE).format(seconds=seconds, body=body)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    return forked.run([sys.executable, "-c", code], timeout=60)
 
 
 def test_ends_a_call_that_holds_the_interpreter():

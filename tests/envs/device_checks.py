@@ -3,30 +3,31 @@
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding
+from tfrl import seeding, specs
 
 
-def check_ways_agree(env, actions, atol=0.0, rtol=0.0):
+def check_ways_agree(env, steps, atol=0.0, rtol=0.0):
     """Asserts that eager, graph and XLA show the same states.
 
     Args:
       env: An environment with an autoreset mode.
-      actions: [T, B, ...], what is done.
+      steps: How many steps of random actions are taken.
       atol: How far floats may be apart; what is no float has to be equal.
       rtol: The same, relative to their size.
     """
+    actions = specs.sample(env.action_spec, seeding.key(1), [steps, env.num_envs])
 
     def play(reset, step):
-        state, rows = reset(seeding.key(2)), []
-        for action in tf.unstack(actions):
-            state = step(state, action)
-            seen = (state.obs, state.info, state.reward, state.termination, state.truncation)
-            rows += tf.nest.flatten(seen)
-        return rows
+        states = [reset(seeding.key(2))]
+        for t in range(steps):
+            action = tf.nest.map_structure(lambda x, t=t: x[t], actions)
+            states.append(step(states[-1], action))
+        seen = [(s.obs, s.info, s.reward, s.termination, s.truncation) for s in states]
+        return tf.nest.flatten(seen)
 
     eager = play(env.reset, env.step)
     for xla in (False, True):
-        compiled = [tf.function(f, jit_compile=xla) for f in (env.reset, env.step)]
+        compiled = (tf.function(f, jit_compile=xla, autograph=False) for f in (env.reset, env.step))
         for a, b in zip(eager, play(*compiled), strict=True):
             if a.dtype.is_floating:
                 np.testing.assert_allclose(a, b, atol=atol, rtol=rtol)

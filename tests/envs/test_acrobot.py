@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_traced_once, check_ways_agree
+from tests.envs.device_checks import check_traced_once
 from tfrl import seeding, specs
 from tfrl.envs.core import carrying, initial_state
 from tfrl.envs.tf.acrobot import Acrobot, AcrobotState
@@ -120,14 +120,6 @@ def test_a_random_episode_of_200_steps_agrees_with_gymnasium():
         obs, reward, terminated, _, _ = theirs.step(int(action))
         assert (np.abs(states.obs[t, 0] - obs) <= 1e-4 * SPAN).all()
         assert (states.reward[t, 0], bool(states.termination[t, 0])) == (reward, terminated)
-
-
-@pytest.mark.parametrize(("mode", "noise"), [("SAME_STEP", 0.5), ("NEXT_STEP", 0.0)])
-@pytest.mark.variants(1)
-def test_eager_graph_and_xla_agree(mode, noise):
-    env = tfrl.make_env("tf:Acrobot-v1", 3, mode, max_episode_steps=4, torque_noise_max=noise)
-    actions = seeding.randint(seeding.key(1), [7, 3], 0, 3)
-    check_ways_agree(env, actions, atol=2e-6, rtol=2e-6)
 
 
 def test_one_trace_for_all_keys_and_actions():

@@ -2,7 +2,6 @@
 
 import gymnasium
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfrl
@@ -97,23 +96,6 @@ def play(env, state, actions):
             + (info["episode_return"], info["episode_length"])
         )
     return [tf.stack(column) for column in zip(*rows, strict=True)]
-
-
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
-@pytest.mark.variants(2)
-def test_eager_graph_and_xla_agree(mode):
-    env = tfrl.make_env("tf:CartPole-v1", 5, mode, max_episode_steps=3)
-    actions = seeding.randint(seeding.key(1), [6, 5], 0, 2)
-
-    def run(key):
-        return play(env, env.reset(key), actions)
-
-    eager = run(seeding.key(2))
-    graph = tf.function(run)(seeding.key(2))
-    xla = tf.function(run, jit_compile=True)(seeding.key(2))
-    for a, b, c in zip(eager, graph, xla, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
-        np.testing.assert_allclose(a, c, atol=1e-6, rtol=1e-6)
 
 
 def test_one_trace_for_all_keys_and_actions():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_traced_once, check_ways_agree
+from tests.envs.device_checks import check_traced_once
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -126,12 +126,6 @@ def test_specs():
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "DISABLED"])
 def test_it_follows_the_protocol(mode):
     check_env(tfrl.make_env("tf:Catch", 4, mode, rows=4), steps=20)
-
-
-def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:Catch", 5, rows=4)
-    actions = seeding.randint(seeding.key(1), [7, 5], 0, 3)
-    check_ways_agree(env, actions)
 
 
 def test_one_trace_for_all_keys_and_actions():

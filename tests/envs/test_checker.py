@@ -264,7 +264,7 @@ def test_the_lists_of_exceptions():
 
 @pytest.mark.parametrize("num_envs", [1, 2, 4, 16])
 @pytest.mark.parametrize("env_id", sorted(set(env_ids()) - REQUIRE_ARGUMENTS))
-@pytest.mark.variants(27)
+@pytest.mark.variants(21)
 def test_registered_tasks_pass(env_id, num_envs):
     env = tfrl.make_env(env_id, num_envs)
     stochastic = env_id not in ONE_START | ONE_FIRST_PICTURE
@@ -274,7 +274,7 @@ def test_registered_tasks_pass(env_id, num_envs):
 @pytest.mark.parametrize("mode", [Autoreset.SAME_STEP, Autoreset.NEXT_STEP], ids=lambda m: m.name)
 @pytest.mark.parametrize("num_envs", [1, 2, 16])
 @pytest.mark.parametrize("task", ["Identity", "MemoryRecall"])
-@pytest.mark.variants(4)
+@pytest.mark.variants(2)
 def test_few_starts_repeat_by_chance(task, num_envs, mode):
     env = tfrl.make_env(f"testing:{task}", num_envs, mode)
     for seed in range(4):

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -179,12 +178,6 @@ def test_it_follows_the_protocol(mode, deterministic):
     # All episodes start at the same cell.
     env = tfrl.make_env("tf:DeepSea", 3, mode, size=4, deterministic=deterministic)
     check_env(env, steps=12, stochastic=False)
-
-
-def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:DeepSea", 5, size=3, deterministic=False)
-    actions = seeding.randint(seeding.key(1), [7, 5], 0, 2)
-    check_ways_agree(env, actions, atol=1e-6)
 
 
 def test_the_picture():

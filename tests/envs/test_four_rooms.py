@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -173,12 +172,6 @@ def test_specs_and_limit():
 )
 def test_it_follows_the_protocol(mode, kwargs):
     check_env(tfrl.make_env("tf:FourRooms", 3, mode, max_episode_steps=7, **kwargs), steps=20)
-
-
-def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:FourRooms", 4, max_episode_steps=5, goal=None)
-    actions = seeding.randint(seeding.key(1), [8, 4], 0, 4)
-    check_ways_agree(env, actions)
 
 
 def test_the_picture():

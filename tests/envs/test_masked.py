@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -139,12 +138,6 @@ def test_specs_and_the_mask_in_the_observation():
 def test_it_follows_the_protocol(mode):
     check_env(Masked(num_envs=3), steps=8)
     check_env(tfrl.make_env("tf:Masked", 4, mode, num_actions=4, length=3), steps=15)
-
-
-def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:Masked", 4, num_actions=4, length=3)
-    actions = seeding.randint(seeding.key(1), [8, 4], 0, 4)
-    check_ways_agree(env, actions)
 
 
 def test_the_picture():

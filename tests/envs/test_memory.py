@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.envs import check_env
 from tfrl.envs.core import carrying
@@ -141,12 +140,6 @@ def test_specs_and_frozen_rows():
 def test_it_follows_the_protocol(mode, distractors):
     env = tfrl.make_env("tf:Memory", 4, mode, num_cues=5, delay=1, distractors=distractors)
     check_env(env, steps=15)
-
-
-def test_eager_graph_and_xla_agree():
-    env = tfrl.make_env("tf:Memory", 4, num_cues=3, delay=2, distractors=True)
-    actions = seeding.randint(seeding.key(1), [8, 4], 0, 3)
-    check_ways_agree(env, actions)
 
 
 def test_the_picture():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_traced_once, check_ways_agree
+from tests.envs.device_checks import check_traced_once
 from tfrl import seeding, specs
 from tfrl.agents import RandomAgent
 from tfrl.envs.core import carrying, initial_state
@@ -125,14 +125,6 @@ def test_swinging_reaches_the_goal_and_ends_the_episode():
     lengths = rows.env_extras["episode_length"].numpy()[ended]
     np.testing.assert_array_equal(rows.env_extras["episode_return"].numpy()[ended], -lengths)
     assert len(lengths) >= 6 and all(80 < n < 160 for n in lengths)
-
-
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
-@pytest.mark.variants(2)
-def test_eager_graph_and_xla_agree(mode):
-    env = tfrl.make_env("tf:MountainCar-v0", 3, mode, max_episode_steps=4)
-    actions = seeding.randint(seeding.key(1), [7, 3], 0, 3)
-    check_ways_agree(env, actions, atol=1e-6, rtol=1e-6)
 
 
 def test_one_trace_for_all_keys_and_actions():

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs
 from tfrl.agents import RandomAgent
 from tfrl.envs.core import carrying, initial_state
@@ -122,14 +121,6 @@ def test_resting_is_truncated_at_999_for_nothing_and_swinging_pays():
     lengths = rows.env_extras["episode_length"][:, 1].numpy()[ended]
     np.testing.assert_allclose(totals[:, 1][ended], 100 - 0.1 * lengths, rtol=1e-5)
     assert len(lengths) >= 5 and lengths.max() < 150
-
-
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
-@pytest.mark.variants(2)
-def test_eager_graph_and_xla_agree(mode):
-    env = tfrl.make_env("tf:MountainCarContinuous-v0", 3, mode, max_episode_steps=4)
-    actions = seeding.uniform(seeding.key(1), [7, 3, 1], -1.5, 1.5)
-    check_ways_agree(env, actions, atol=1e-6, rtol=1e-6)
 
 
 def test_the_device_state_is_drawn_by_gymnasium():

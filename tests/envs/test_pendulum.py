@@ -73,26 +73,6 @@ def test_the_limit_truncates_at_200_and_nothing_terminates():
         assert int(state.info["episode_length"][0]) == (t - 1) % 200 + 1
 
 
-@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "SAME_STEP_CACHED", "DISABLED"])
-@pytest.mark.variants(2)
-def test_eager_graph_and_xla_agree(mode):
-    env = tfrl.make_env("tf:Pendulum-v1", 3, mode, max_episode_steps=4)
-    actions = seeding.uniform(seeding.key(1), [7, 3, 1], -2.0, 2.0)
-
-    def run(key):
-        state, rows = env.reset(key), []
-        for t in range(7):
-            state = env.step(state, actions[t])
-            rows.append(tf.concat([state.obs, state.info["final_obs"]], axis=1))
-            rows.append(tf.stack([state.reward, state.info["episode_return"]], axis=1))
-        return rows
-
-    eager = run(seeding.key(2))
-    for compiled in (tf.function(run), tf.function(run, jit_compile=True)):
-        for a, b in zip(eager, compiled(seeding.key(2)), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-6)
-
-
 def test_the_device_state_is_drawn_by_gymnasium_with_its_torque():
     env = tfrl.make_env("tf:Pendulum-v1", 2)
     state = env.reset(seeding.key(0))

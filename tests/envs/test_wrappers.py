@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.envs.device_checks import check_ways_agree
 from tfrl import seeding, specs, struct
 from tfrl.envs import check_env
 from tfrl.envs.core import Autoreset, Env, initial_state
@@ -420,20 +421,7 @@ def test_stacks_pass_the_checker(name, mode):
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.variants(1)
 def test_stacks_are_equal_eager_graph_and_xla(name):
-    env = STACKS[name](SAME)
-    actions = specs.sample(env.action_spec, seeding.key(5), [6, 3])
-
-    def run(key):
-        state, rows = env.reset(key), []
-        for t in range(6):
-            state = env.step(state, actions[t])
-            rows.append((state.obs, state.reward, state.info["final_obs"]))
-        return [tf.stack(c) for c in zip(*rows, strict=True)]
-
-    eager = run(seeding.key(1))
-    for jit in (False, True):
-        for a, b in zip(eager, tf.function(run, jit_compile=jit)(seeding.key(1)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+    check_ways_agree(STACKS[name](SAME), 6, rtol=2e-5, atol=2e-5)
 
 
 def test_rendering_reaches_the_task_through_wrappers():

@@ -1,18 +1,18 @@
 import errno
 import gc
 import json
-import multiprocessing
 import os
 import pathlib
 import random
 import shutil
-import signal
+import sys
 import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forked
 from tfrl.errors import UserError
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.storage import checkpoint_format, files
@@ -469,40 +469,47 @@ class TestCrashes:
         assert os.listdir(tmp_path) == []
 
 
-def save_for_ever(folder, started):
-    manager = CheckpointManager(folder, max_to_keep=2)
-    last = manager.restore()
-    step = first = 2 * last.step if last else 0
-    while True:
-        if step == first + 3:
-            started.set()
-        # Every second save is of the same step, so that replacements are killed too.
-        manager.save(step // 2 + 1, {"x": np.full([2000], step // 2 + 1, np.int64)}, {}, None)
-        step += 1
+SAVE_FOR_EVER = """
+import pathlib, sys
+import numpy as np
+from tfrl.experiment.checkpoints import CheckpointManager
+
+folder, started = map(pathlib.Path, sys.argv[1:])
+manager = CheckpointManager(folder, max_to_keep=2)
+last = manager.restore()
+step = first = 2 * last.step if last else 0
+while True:
+    if step == first + 3:
+        started.touch()
+    # Every second save is of the same step, so that replacements are killed too.
+    manager.save(step // 2 + 1, {"x": np.full([2000], step // 2 + 1, np.int64)}, {}, None)
+    step += 1
+"""
 
 
 class TestKill:
     def test_sigkill_at_random_moments(self, tmp_path):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tensorflow", "tfrl.experiment.checkpoints"])
         chance = random.Random(3)
         latest = 0
-        for _ in range(6):
-            started = context.Event()
-            process = context.Process(target=save_for_ever, args=(tmp_path, started))
-            process.start()
-            assert started.wait(60)
+        folder, log = tmp_path / "saved", tmp_path / "log"
+        for i in range(6):
+            started = tmp_path / f"started_{i}"
+            command = [sys.executable, "-c", SAVE_FOR_EVER, folder, started]
+            process = forked.Process(command, stdout=log, stderr=log)
+            while not started.exists():
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.005)
             time.sleep(chance.uniform(0.0, 0.1))
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+            process.kill()
+            process.wait(60)
             said = []
-            restored = CheckpointManager(tmp_path, log=said.append).restore()
+            restored = CheckpointManager(folder, log=said.append).restore()
             assert said == []
             assert restored is None or (restored.values["x"] == restored.step).all()
             step = 0 if restored is None else restored.step
             assert step >= latest
             latest = step
-            assert all(name.startswith("ckpt-") for name in os.listdir(tmp_path))
+            assert all(name.startswith("ckpt-") for name in os.listdir(folder))
         assert latest > 3
 
 

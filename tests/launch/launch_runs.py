@@ -87,13 +87,18 @@ def wait_for_steps(process, root, steps):
 
 def in_process(main, capsys, *args):
     """Runs a binary's main behind its real frame; returns (exit code, stdout, stderr)."""
+    code = start_here(main, *args)
+    return code, *capsys.readouterr()
+
+
+def start_here(main, *args):
+    """Runs a binary's main behind its real frame; returns the exit code."""
     flags.FLAGS.unparse_flags()
     if main.__module__ in TRAINING and not any("--strategy" in str(x) for x in args):
         args = (*args, "--strategy=one_device")  # pytest has several CPUs, a process of a user one
     with pytest.raises(SystemExit) as end:
         app.run(main, argv=["program", *map(str, args)])
-    out, err = capsys.readouterr()
-    return end.value.code or 0, out, err
+    return end.value.code or 0
 
 
 def summary(root):

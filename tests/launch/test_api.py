@@ -15,6 +15,7 @@ VALUES = {
     **{name: int(text) for name, text in BINDINGS.items() if text.isdigit()},
     "PPO.discount": 0.99,
     "OnPolicyWorkflow.compile": "graph",
+    "strategy": "one_device",  # pytest has several CPUs
 }
 
 

@@ -25,12 +25,12 @@ def fixture_call(capsys):
     return lambda *args: in_process(evaluate.main, capsys, "--checkpoint=latest", *args)
 
 
-def test_process_prints_a_table_and_one_json_line_and_changes_nothing(trained, tmp_path):
+def test_it_prints_a_table_and_one_json_line_and_changes_nothing(call, trained, tmp_path):
     before = launch_runs.tree(trained)
     video = tmp_path / "videos" / "v.gif"
-    done = run("evaluate", f"--root_dir={trained}", "--episodes=7", f"--video={video}")
-    assert (done.returncode, done.stderr) == (0, "")
-    title, *table, last = done.stdout.splitlines()
+    code, out, err = call(f"--root_dir={trained}", "--episodes=7", f"--video={video}")
+    assert (code, err) == (0, "")
+    title, *table, last = out.splitlines()
     assert title == f"{trained}, ckpt-256"
     figures = json.loads(last)
     assert figures["eval_episodes"] == 7

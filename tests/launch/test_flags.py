@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from tests import forked
 from tfrl.errors import UserError
 from tfrl.launch import flags
 
@@ -12,6 +13,12 @@ def _python(code):
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
     )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def _with_tensorflow(code):
+    result = forked.run([sys.executable, "-c", textwrap.dedent(code)])
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -119,11 +126,11 @@ FROM_FLAGS = """
 )
 @pytest.mark.variants(1)
 def test_strategy_from_flags(arguments, expected):
-    assert _python(FROM_FLAGS.format(arguments=arguments)).startswith(expected)
+    assert _with_tensorflow(FROM_FLAGS.format(arguments=arguments)).startswith(expected)
 
 
 def test_configure_tensorflow_makes_logical_cpus():
-    out = _python("""
+    out = _with_tensorflow("""
         from absl import flags as absl_flags
         from tfrl.launch import flags
         absl_flags.FLAGS(["program", "--num_logical_cpus=3", "--deterministic_ops"])

@@ -24,19 +24,24 @@ def fixture_call():
     return call
 
 
+def _leave_signals(patch):
+    """Leaves pytest its Ctrl-C."""
+    patch.setattr(termination.Termination, "install", lambda self: None)
+
+
 @pytest.fixture(autouse=True)
 def _own_signals(monkeypatch):
-    """Leaves pytest its Ctrl-C."""
-    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    _leave_signals(monkeypatch)
 
 
 @pytest.fixture(name="trained", scope="module")
 def fixture_trained(tmp_path_factory):
-    """A finished run, with two checkpoints."""
+    """A finished run, with two checkpoints; the tests' own runs trace nothing anew."""
     root = tmp_path_factory.mktemp("trained") / "run"
     args = arguments(root, 128, "train.video=False", "train.checkpoint_interval=64")
-    done = launch_runs.run("train", *args)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        _leave_signals(patch)
+        assert launch_runs.start_here(train.main, *args) == 0
     return root
 
 

@@ -27,7 +27,7 @@ REPLAYED = {cls.__name__.lower() for cls in registered.OFF_POLICY}
 
 def _families(name):
     """Algorithm; suite and kind of task. Files that share them differ in numbers only."""
-    kind = next((k for k in ("minatar", "_ant", "breakout") if k in name), "")
+    kind = next((k for k in ("minatar", "_ant") if k in name), "")
     algorithm, _, file = name.partition("/")
     if algorithm == "tf_agents":  # the agents are theirs
         return {algorithm}

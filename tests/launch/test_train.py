@@ -1,15 +1,18 @@
+import contextlib
 import itertools
 import json
 import os
 import pty
 import random
 import re
+import select
 import signal
 import subprocess
 import time
 
 import pytest
 
+from tests import forked
 from tests.launch import launch_runs
 from tests.launch.launch_runs import (
     ITERATION,
@@ -42,25 +45,22 @@ def fixture_straight(tmp_path_factory):
     """An uninterrupted run of 1024 env steps on a terminal: (folder, what it showed)."""
     root = tmp_path_factory.mktemp("straight") / "run"
     master, slave = pty.openpty()
-    process = subprocess.Popen(
+    process = forked.Process(
         command("train", *arguments(root, 1024, EVERY, ONE_BY_ONE, "train.eval_interval=256")),
         env={**environment(), "TERM": "xterm-256color", "COLUMNS": "140"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
+        stdout=os.ttyname(slave),
+        stderr=os.ttyname(slave),
     )
-    os.close(slave)
     shown = b""
-    while True:
-        try:
-            part = os.read(master, 65536)
-        except OSError:  # The last process has closed the other end.
-            break
-        shown += part
-        if not part:
-            break
+    while process.poll() is None:
+        if select.select([master], [], [], 0.05)[0]:
+            shown += os.read(master, 65536)
+    os.close(slave)
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while part := os.read(master, 65536):
+            shown += part
     os.close(master)
-    assert process.wait(timeout=60) == 0, shown.decode(errors="replace")
+    assert process.returncode == 0, shown.decode(errors="replace")
     return root, shown.decode()
 
 

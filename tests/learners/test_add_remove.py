@@ -28,6 +28,7 @@ from learner_fakes import (
 )
 
 KEY = seeding.key(0)
+pytestmark = pytest.mark.usefixtures("_eager_updates")
 ROWS = column([1.0, 2.0], [0.5, -1.0])
 
 
@@ -92,18 +93,16 @@ class AddTest(parameterized.TestCase):
         self.assertEqual(ids, {p: now[p] for p in ids})
         self.assertNotEmpty([p for p in after if p.startswith("optimizers/c/")])
 
-    @parameterized.parameters("graph", "xla")
-    @pytest.mark.variants(1)
-    def test_the_compiled_update_is_rebuilt_once(self, mode):
-        learner = trained("a", "b", compile=mode)
+    def test_the_compiled_update_is_rebuilt_once(self):
+        learner = trained("a", "b", compile="graph")
         learner.add_module("c", Dot())
         self.assertEqual(learner.trace_count, 0)
         for i in range(20):
-            update(learner, 1, timesteps=i, compile=mode, shuffle=False)
+            update(learner, 1, timesteps=i, compile="graph", shuffle=False)
         self.assertEqual(learner.trace_count, 1)
         learner.remove_module("a")
         for i in range(20):
-            update(learner, 1, timesteps=i, compile=mode, shuffle=False)
+            update(learner, 1, timesteps=i, compile="graph", shuffle=False)
         self.assertEqual(learner.trace_count, 1)
 
     def test_the_newcomer_trains_by_its_own_settings(self):
@@ -224,13 +223,12 @@ class RemoveTest(parameterized.TestCase):
         learner.remove_module("b")
         assert_same(of(before, "a", "c"), values(learner))
 
-    @parameterized.parameters("graph", "eager")
-    def test_the_others_train_as_if_it_had_never_been(self, mode):
+    def test_the_others_train_as_if_it_had_never_been(self):
         learner, never = trained("a", "b"), trained("a")
         learner.remove_module("b")
         # The keys of losses depend on the company; these losses draw nothing.
         for one in (learner, never):
-            update(one, compile=mode, minibatch_size=1, shuffle=False)
+            update(one, minibatch_size=1, shuffle=False)
         assert_same(of(values(learner), "a"), of(values(never), "a"))
 
     def test_its_metrics_vanish(self):
@@ -466,24 +464,23 @@ class ContinueTest(parameterized.TestCase):
         draw = seeding.normal(seeding.fold_in(KEY, i), [6, 2])
         return {"w": draw}
 
-    def go_on(self, learner, begin, end, compile="graph"):
+    def go_on(self, learner, begin, end, compile="eager"):
         for i in range(begin, end):
             learner.update_from_batch(
                 dict.fromkeys(learner.modules, self.experience(i)),
                 timesteps=100 * i,
                 minibatch_size=2,
-                num_epochs=2,
                 compile=compile,
             )
 
     def changed_midway(self):
         learner = built({"a": Dot(), "b": Dot()}, optimizer_fn=adam, config=self.SCHEDULED)
-        self.go_on(learner, 0, 2, "eager")
+        self.go_on(learner, 0, 2)
         learner.add_module("c", Dot())
-        self.go_on(learner, 2, 4, "eager")
+        self.go_on(learner, 2, 4)
         learner.remove_module("a")
         learner.copy_module("b", "d")
-        self.go_on(learner, 4, 5, "eager")
+        self.go_on(learner, 4, 5)
         return learner
 
     @parameterized.parameters("state", "folder", "from_checkpoint", "clone")
@@ -515,8 +512,8 @@ class ContinueTest(parameterized.TestCase):
     def test_the_metrics_go_on_too(self):
         learner = self.changed_midway()
         other = learner.clone()
-        self.go_on(other, 5, 6, "eager")
-        self.go_on(learner, 5, 6, "eager")
+        self.go_on(other, 5, 6)
+        self.go_on(learner, 5, 6)
         self.assertEqual(learner.metrics.reduce(), other.metrics.reduce())
 
 

@@ -51,18 +51,37 @@ def _learner(modules, config=None, **options):
     return learner
 
 
-def _fits(learner, **options):
-    """Two updates in a row of a state, as a function of it."""
+def _fit(learner, **options):
+    """An update of a state, as a function of it."""
 
     def fit(state, batch):
-        rows = []
-        for i in range(2):
-            key, steps = seeding.fold_in(KEY, i), state.counters["env_steps"] + 24
-            state, results = learner.fit(state, batch, key=key, timesteps=steps, **options)
-            rows.append(results)
-        return state, rows
+        steps = state.counters["env_steps"] + 24
+        key = seeding.fold_in(KEY, steps)
+        return learner.fit(state, batch, key=key, timesteps=steps, **options)
 
     return fit
+
+
+@functools.cache
+def _case(name):
+    """The learner of a case, its rows, an update, and the same compiled."""
+    agent, options = CASES[name]
+    learner = _learner(agent)
+    fit = _fit(learner, **options)
+    return learner, _rows(agent), fit, tf.function(fit, autograph=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_cases():
+    yield
+    _case.cache_clear()
+
+
+def _twice(fit, state, batch):
+    """The state after two updates in a row, and what each reports."""
+    state, first = fit(state, batch)
+    state, second = fit(state, batch)
+    return state, [first, second]
 
 
 CASES = {
@@ -80,15 +99,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.variants(3)
 def test_tensors_change_as_variables_do(name):
-    agent, options = CASES[name]
-    learner, batch = _learner(agent), _rows(agent)
+    learner, batch, fit, pure = _case(name)
     start = struct.values(learner.learner_state)
-    fit = _fits(learner, **options)
-    pure = tf.function(fit, autograph=False)
-    after, rows = pure(start, batch)
+    after, rows = _twice(pure, start, batch)
     _assert_same(struct.values(learner.learner_state), start)
     in_place = tf.function(lambda batch: fit(learner.learner_state, batch)[1], autograph=False)
-    _assert_same(in_place(batch), rows)
+    _assert_same([in_place(batch), in_place(batch)], rows)
     _assert_same(struct.values(learner.learner_state), after)
     changed = [np.any(x != y) for x, y in zip(*map(tf.nest.flatten, (start, after)), strict=True)]
     assert np.mean(changed) > 0.5
@@ -101,13 +117,12 @@ def test_tensors_change_as_variables_do(name):
     "name", ["minibatches", pytest.param("delayed_actor", marks=pytest.mark.slow)]
 )
 def test_eager_graph_and_xla_agree(name):
-    agent, options = CASES[name]
-    learner, batch = _learner(agent), _rows(agent)
-    start, fit = struct.values(learner.learner_state), _fits(learner, **options)
-    graph, _ = tf.function(fit, autograph=False)(start, batch)
-    eagerly, _ = fit(start, batch)
+    learner, batch, fit, pure = _case(name)
+    start = struct.values(learner.learner_state)
+    graph, _ = _twice(pure, start, batch)
+    eagerly, _ = _twice(fit, start, batch)
     _assert_same(eagerly, graph, atol=1e-5)
-    xla, _ = tf.function(fit, jit_compile=True, autograph=False)(start, batch)
+    xla, _ = _twice(tf.function(fit, jit_compile=True, autograph=False), start, batch)
     _assert_same(xla, graph, atol=1e-5)
 
 
@@ -116,11 +131,10 @@ def _assert_same(a, b, atol=0.0):
 
 
 def test_a_step_that_is_not_finite_is_left_out():
-    agent = _ppo()
-    learner, batch = _learner(agent), _rows(agent)
-    batch["advantage"] = batch["advantage"] * np.nan
+    learner, batch, fit, _ = _case("one_step")
+    batch = batch.replace(advantage=batch["advantage"] * np.nan)
     start = struct.values(learner.learner_state)
-    after, rows = tf.function(_fits(learner), autograph=False)(start, batch)
+    after, rows = _twice(fit, start, batch)
     _assert_same(after.agent_state, start.agent_state)
     assert after.counters["skipped_steps"] == 2
     assert rows[0]["default_policy"]["skipped_steps"] == 1
@@ -131,7 +145,7 @@ def test_members_of_a_population_differ_in_state_only():
     agent = _ppo()
     batch = _rows(agent)
     learner = _learner(agent, ModuleConfig(lr=1e-2))
-    fit = _fits(learner, num_epochs=2, minibatch_size=8)
+    fit = _fit(learner, minibatch_size=12)
     members = []
     for seed, rate in enumerate((1e-2, 3e-4)):
         other = Learner(agent, config=ModuleConfig(lr=rate))
@@ -147,9 +161,9 @@ def test_members_of_a_population_differ_in_state_only():
 
     after = population(stacked)
     assert len(traces) == 1
+    apart = tf.function(lambda state: fit(state, batch)[0], autograph=False)
     for i, member in enumerate(members):
-        apart, _ = tf.function(fit, autograph=False)(member, batch)
-        _assert_same(struct.take(after, i), apart)
+        _assert_same(struct.take(after, i), apart(member))
     rates = after.opt_state["default_policy"]
     ((_, slots),) = rates.items()
     np.testing.assert_allclose(slots["learning_rate"], [1e-2, 3e-4])
@@ -163,7 +177,7 @@ def test_shared_groups_stay_shared():
     learner = _learner(modules, shared={f"a/{group}": [f"b/{group}"]})
     batch = {m: _rows(agent, seed=i) for i, m in enumerate(modules)}
     start = struct.values(learner.learner_state)
-    fit = _fits(learner, num_epochs=2, minibatch_size=12)
+    fit = _fit(learner, num_epochs=2, minibatch_size=12)
     after, _ = tf.function(fit, autograph=False)(start, batch)
     tf.function(lambda: fit(learner.learner_state, batch)[1], autograph=False)()
     _assert_same(struct.values(learner.learner_state), after)

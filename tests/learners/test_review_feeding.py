@@ -20,6 +20,8 @@ from tfrl.learners.minibatches import plan_minibatches
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import PLAIN, Held, built, param
 
+pytestmark = pytest.mark.usefixtures("_eager_updates")
+
 
 @struct.logic_dataclass
 class Line(Module):

@@ -1,6 +1,7 @@
 """Critics over discrete actions and in training mode, and the torso of Q(o, a)."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -13,6 +14,7 @@ TORSO = networks.MLP(hidden=(8,), activation="relu")
 
 class DiscreteCriticsTest(parameterized.TestCase):
     @parameterized.product(lead=[(6,), (4, 6)], population=[False, True], jit=[False, True])
+    @pytest.mark.variants(3)
     def test_n_critics_are_n_networks(self, lead, population, jit):
         network = networks.CriticEnsemble(torso=TORSO, num_critics=3, num_actions=4)
         params = network.init(KEY, OBS)

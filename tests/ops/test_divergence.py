@@ -46,15 +46,12 @@ class DivergenceTest(tf.test.TestCase):
             self.assertTrue(np.isfinite(y).all())
             self.assertTrue(np.isfinite(tape.gradient(y, x)).all())
 
-    def test_mask_and_modes(self):
+    def test_masked_garbage_changes_nothing(self):
         mask = tf.constant([True, False, True])
         x, y = tf.constant([-1.0, float("nan"), -2.0]), tf.constant([-2.0, 3.0, -2.5])
         for estimator in ESTIMATORS:
             expected = estimator(log_prob=[-1.0, 0.0, -2.0], old_log_prob=[-2.0, 0.0, -2.5])
-            for jit in (None, False, True):
-                fn = estimator if jit is None else tf.function(estimator, jit_compile=jit)
-                got = fn(log_prob=x, old_log_prob=y, mask=mask)
-                self.assertAllClose(got, expected)
+            self.assertAllClose(estimator(log_prob=x, old_log_prob=y, mask=mask), expected)
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 total = tf.reduce_sum(estimator(log_prob=x, old_log_prob=y, mask=mask))

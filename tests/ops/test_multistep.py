@@ -12,15 +12,6 @@ NAN = float("nan")
 NAMES = ("reward", "value", "next_value", "termination", "truncation")
 
 
-def modes(fn):
-    """The function in the three ways of running it."""
-    return {
-        "eager": fn,
-        "graph": tf.function(fn),
-        "xla": tf.function(fn, jit_compile=True),
-    }
-
-
 def random_rows(rng, length, batch, p_end=0.2):
     """Random time-major rows with ends and masked rows after some of the ends."""
     shape = [length, batch]
@@ -114,9 +105,8 @@ class LinearRecurrenceTest(tf.test.TestCase, parameterized.TestCase):
         for t in reversed(range(length)):
             x = b[t] + a[t] * x
             expected[t] = x
-        for name, fn in modes(_rows.linear_recurrence).items():
-            with self.subTest(name):
-                self.assertAllClose(fn(a=tf.constant(a), b=tf.constant(b)), expected, 1e-5, 1e-5)
+        found = _rows.linear_recurrence(tf.constant(a), tf.constant(b))
+        self.assertAllClose(found, expected, 1e-5, 1e-5)
 
     def test_trailing_axes_broadcast_and_may_be_unknown(self):
         a, b = tf.fill([3, 2, 1], 0.5), tf.ones([3, 2, 4])
@@ -158,23 +148,17 @@ class GaeTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(target, expected + 1)
 
     @parameterized.product(shape=[(1, 1), (1, 5), (13, 1), (40, 6)], masked=[False, True])
-    def test_equals_a_loop_in_all_modes(self, shape, masked):
+    def test_equals_a_loop(self, shape, masked):
         row, mask = random_rows(np.random.default_rng(0), *shape)
         if not masked:
             mask = np.ones(shape, bool)
         expected = gae_loop(row, 0.95, 0.9, mask)
         given = with_garbage(row, mask)
         extra = {"mask": mask} if masked else {}
-
-        def fn(**inputs):
-            return ops.gae(**inputs, discount=0.95, lambda_=0.9)
-
-        for name, run in modes(fn).items():
-            with self.subTest(name):
-                got = run(**{k: tf.constant(v) for k, v in (given | extra).items()})
-                self.assertAllClose(got[0], expected[0], 1e-5, 1e-5)
-                self.assertAllClose(got[1], expected[1], 1e-5, 1e-5)
-                self.assertEqual([x.dtype for x in got], [tf.float32] * 2)
+        got = ops.gae(**given, **extra, discount=0.95, lambda_=0.9)
+        self.assertAllClose(got[0], expected[0], 1e-5, 1e-5)
+        self.assertAllClose(got[1], expected[1], 1e-5, 1e-5)
+        self.assertEqual([x.dtype for x in got], [tf.float32] * 2)
 
     def test_discount_and_lambda_as_tensors(self):
         row, mask = random_rows(np.random.default_rng(1), 6, 3)
@@ -312,25 +296,20 @@ class ReturnsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(got, [[4, 5, 2], [6, 6, 2], [8, 8, 8]])
 
     @parameterized.product(shape=[(1, 1), (13, 1), (30, 6)], masked=[False, True])
-    def test_equal_loops_in_all_modes(self, shape, masked):
+    def test_equal_loops(self, shape, masked):
         row, mask = random_rows(np.random.default_rng(10), *shape)
         if not masked:
             mask = np.ones(shape, bool)
         given = without_value(with_garbage(row, mask))
-        inputs = {k: tf.constant(v) for k, v in given.items()}
-        inputs["mask"] = tf.constant(mask)
+        inputs = {**given, "mask": mask}
         expected = [lambda_loop(row, 0.95, lambda_, mask) for lambda_ in (0.0, 0.7, 1.0)]
         steps = (1, 2, 5, shape[0], shape[0] + 3)
         expected += [n_step_loop(row, 0.95, n, mask) for n in steps]
-
-        def fn(**inputs):
-            some = [ops.lambda_returns(**inputs, discount=0.95, lambda_=x) for x in (0.0, 0.7, 1.0)]
-            return some + [ops.n_step_returns(**inputs, discount=0.95, n=n) for n in steps]
-
-        for name, run in modes(fn).items():
-            for i, (got, wanted) in enumerate(zip(run(**inputs), expected, strict=True)):
-                with self.subTest(f"{name} {i}"):
-                    self.assertAllClose(got, wanted, 1e-5, 1e-5)
+        found = [ops.lambda_returns(**inputs, discount=0.95, lambda_=x) for x in (0.0, 0.7, 1.0)]
+        found += [ops.n_step_returns(**inputs, discount=0.95, n=n) for n in steps]
+        for i, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+            with self.subTest(i):
+                self.assertAllClose(got, wanted, 1e-5, 1e-5)
 
     def test_discounted_returns_equal_the_loop_at_lambda_1(self):
         row, mask = random_rows(np.random.default_rng(11), 12, 3)

@@ -42,7 +42,7 @@ class PPOClipLossTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(tape.gradient(loss, log_prob), -advantage / 18)
         self.assertEqual((float(extra.approx_kl), float(extra.clip_fraction)), (0.0, 0.0))
 
-    def test_masked_garbage_changes_nothing_in_all_modes(self):
+    def test_masked_garbage_changes_nothing(self):
         rng = np.random.default_rng(1)
         clean = {
             k: rng.normal(size=[5, 3]).astype(np.float32)
@@ -64,12 +64,10 @@ class PPOClipLossTest(tf.test.TestCase, parameterized.TestCase):
             return loss, extra.clip_fraction, extra.approx_kl, gradients[0]
 
         expected = fn(**{k: tf.constant(v) for k, v in clean.items()})
-        for jit in (None, False, True):
-            run = fn if jit is None else tf.function(fn, jit_compile=jit)
-            got = run(**spoilt, mask=mask)
-            self.assertAllClose(got[:3], expected[:3], 1e-5, 1e-6)
-            self.assertAllClose(got[3][:5], expected[3], 1e-5, 1e-6)
-            self.assertAllEqual(got[3][5:], tf.zeros([2, 3]))
+        got = fn(**spoilt, mask=mask)
+        self.assertAllClose(got[:3], expected[:3], 1e-5, 1e-6)
+        self.assertAllClose(got[3][:5], expected[3], 1e-5, 1e-6)
+        self.assertAllEqual(got[3][5:], tf.zeros([2, 3]))
 
     def test_denominator_and_no_valid_rows(self):
         inputs = {

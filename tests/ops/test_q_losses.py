@@ -39,14 +39,6 @@ class MaskActionValuesTest(parameterized.TestCase):
             tape.gradient(total, values), [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
         )
 
-    @parameterized.parameters(False, True)
-    def test_modes(self, jit):
-        mask = tf.constant([[True, False, True], [False, False, False]])
-        fn = tf.function(ops.mask_action_values, jit_compile=jit)
-        np.testing.assert_array_equal(
-            fn(tf.constant(self.values), mask), ops.mask_action_values(self.values, mask)
-        )
-
     def test_a_mask_of_another_shape(self):
         with pytest.raises(UserError, match=r"mask: expected the shape \[2, 3\] of values, got"):
             ops.mask_action_values(self.values, tf.ones([2, 1], tf.bool))

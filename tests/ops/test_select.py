@@ -49,13 +49,6 @@ class WhereTest(tf.test.TestCase):
             self.assertAllEqual(tape.gradient(y, x), expected)
             self.assertFalse(bool(tf.math.is_nan(y)))
 
-    def test_graph_and_xla_give_the_same(self):
-        keep, x = tf.constant([True, False, True]), tf.random.normal([3, 5])
-        expected = where(keep, x, 7.0)
-        for jit in (False, True):
-            fn = tf.function(where, jit_compile=jit, autograph=False)
-            self.assertAllEqual(fn(keep, x, tf.fill([3, 5], 7.0)), expected)
-
     def test_unknown_shapes(self):
         spec = tf.TensorSpec([None, 2], tf.float32)
         fn = tf.function(

@@ -86,33 +86,22 @@ class VTraceTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         shape=[(1, 1), (14, 5)], setting=[(1.0, 1.0, 1.0), (0.7, 0.8, 1.5)], masked=[False, True]
     )
-    def test_equals_a_loop_in_all_modes(self, shape, setting, masked):
+    def test_equals_a_loop(self, shape, setting, masked):
         row, mask = inputs(0, *shape)
         if not masked:
             mask = np.ones(shape, bool)
         lambda_, clip_rho, clip_pg_rho = setting
         expected = loop(row, 0.95, lambda_, clip_rho, clip_pg_rho, mask)
-        given = {k: tf.constant(v) for k, v in spoil(row, mask).items()}
-
-        def fn(**rows):
-            return ops.vtrace(
-                **rows,
-                discount=0.95,
-                lambda_=lambda_,
-                clip_rho=clip_rho,
-                clip_pg_rho=clip_pg_rho,
-                mask=mask,
-            )
-
-        for name, run in {
-            "eager": fn,
-            "graph": tf.function(fn),
-            "xla": tf.function(fn, jit_compile=True),
-        }.items():
-            with self.subTest(name):
-                got = run(**given)
-                self.assertAllClose(got.value_target, expected[0], 1e-5, 1e-5)
-                self.assertAllClose(got.pg_advantage, expected[1], 1e-5, 1e-5)
+        got = ops.vtrace(
+            **spoil(row, mask),
+            discount=0.95,
+            lambda_=lambda_,
+            clip_rho=clip_rho,
+            clip_pg_rho=clip_pg_rho,
+            mask=mask,
+        )
+        self.assertAllClose(got.value_target, expected[0], 1e-5, 1e-5)
+        self.assertAllClose(got.pg_advantage, expected[1], 1e-5, 1e-5)
 
     @parameterized.parameters(0.0, 0.6, 1.0)
     def test_on_policy_it_is_gae(self, lambda_):

@@ -104,23 +104,20 @@ class Compared:
         found = self.found()
         assert sorted(found) == sorted(wanted), self.at
         starts = {row.obs: row.start for stream in self.streams for row in stream if row.valid}
+        wants, gots = [], []
         for index, item in wanted.items():
-            wants, gots = item, found[index]
-            if self.replay.sequence_length is None:
-                wants, gots = [item], [found[index]]
-            assert len(wants) == len(gots)
-            for want, got in zip(wants, gots, strict=True):
+            one = self.replay.sequence_length is None
+            steps, drawn = ([item], [found[index]]) if one else (item, found[index])
+            assert len(steps) == len(drawn)
+            for want, got in zip(steps, drawn, strict=True):
                 first = starts[want[0]]
-                self.check_obs(got[0], want[0], first)
-                self.check_obs(got[3], want[3], first)
-                rest = [j for j in range(len(want)) if j not in (0, 3)]
-                np.testing.assert_allclose(
-                    [got[j] for j in rest], [want[j] for j in rest], rtol=1e-6
-                )
+                frames = [self.frames(want[i], first) for i in (0, 3)]
+                wants.append([*frames[0], *want[1:3], *frames[1], *want[4:]])
+                gots.append([*got[0], *got[1:3], *got[3], *got[4:]])
+        np.testing.assert_allclose(gots, wants, rtol=1e-6)
 
-    def check_obs(self, got, newest, first):
-        want = [max(newest - age, first) for age in range(self.stack - 1, -1, -1)]
-        np.testing.assert_array_equal(got, np.array(want, np.float32))
+    def frames(self, newest, first):
+        return [max(newest - age, first) for age in range(self.stack - 1, -1, -1)]
 
 
 def streams(mode, num_envs, length, episodes=EPISODES):

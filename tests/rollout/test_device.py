@@ -12,7 +12,6 @@ from tfrl.types import ActionOutput
 
 KEY = seeding.key(7)
 MODES = ("NEXT_STEP", "SAME_STEP", "SAME_STEP_CACHED", "DISABLED")
-COMPILE = ("eager", "graph", "xla")
 
 # name: (lengths, kinds, T). Ages of the ends are worked out by the simulator.
 SCRIPTS = {
@@ -34,16 +33,15 @@ def start(env):
 
 
 class RolloutTest(parameterized.TestCase):
-    @parameterized.parameters(*itertools.product(SCRIPTS, MODES, COMPILE))
-    def test_equals_plain_simulator(self, script, mode, how):
+    @parameterized.parameters(*itertools.product(SCRIPTS, MODES))
+    def test_equals_plain_simulator(self, script, mode):
         lengths, kinds, steps = SCRIPTS[script]
         rewards = (1.0, 2.0)[: len(lengths)]
         env = fakes.Scripted(lengths=lengths, kinds=kinds, mode=mode, step_reward=rewards)
         agent = fakes.CountingAgent()
-        run = fakes.compile_as(
-            how, lambda s: rollout(env, agent, s, agent_state(), KEY, steps, ("total",))
+        trajectory, state, carry = rollout(
+            env, agent, start(env), agent_state(), KEY, steps, ("total",)
         )
-        trajectory, state, carry = run(start(env))
         expected = fakes.simulate(env, steps)
         np.testing.assert_array_equal(trajectory.obs["place"], expected["place"])
         np.testing.assert_array_equal(trajectory.obs["age"], expected["age"])
@@ -63,9 +61,10 @@ class RolloutTest(parameterized.TestCase):
         # Row 0 ends at step 3: a cut at 3 leaves its autoreset row to the second rollout.
         env = fakes.Scripted(lengths=((3, 2, 2, 1), (5, 1, 1, 9)), mode=mode)
         agent = fakes.CountingAgent()
-        run = tf.function(
-            lambda s, c, n: rollout(env, agent, s, agent_state(), KEY, n, carry=c), autograph=False
-        )
+
+        def run(state, carry, length):
+            return rollout(env, agent, state, agent_state(), KEY, length, carry=carry)
+
         first, state, carry = run(start(env), None, cut)
         second, state, carry = run(state, carry, 9 - cut)
         whole, whole_state, whole_carry = run(start(env), None, 9)
@@ -90,14 +89,12 @@ class RolloutTest(parameterized.TestCase):
     def test_keys_are_new_at_each_step_and_a_prefix(self):
         env = fakes.Scripted(lengths=((9,), (9,)))
         agent = fakes.NoisyAgent()
-        noise = {}
-        for how, steps in itertools.product(COMPILE, (5, 3)):
-            run = fakes.compile_as(how, lambda s, n=steps: rollout(env, agent, s, {}, KEY, n)[0])
-            noise[how, steps] = run(start(env)).policy_extras["noise"].numpy()
-        full = noise["eager", 5]
+        full, part = (
+            rollout(env, agent, start(env), {}, KEY, steps)[0].policy_extras["noise"].numpy()
+            for steps in (5, 3)
+        )
         self.assertLen(np.unique(full), 10)
-        for (_, steps), found in noise.items():
-            np.testing.assert_array_equal(found, full[:steps])
+        np.testing.assert_array_equal(part, full[:3])
         other, _, _ = rollout(env, agent, start(env), {}, seeding.key(8), 5)
         self.assertTrue(np.all(other.policy_extras["noise"].numpy() != full))
 
@@ -115,8 +112,7 @@ class RolloutTest(parameterized.TestCase):
         self.assertIsNone(trajectory.policy_extras)
         self.assertIsNone(trajectory.env_extras)
 
-    @parameterized.parameters("graph", "xla")
-    def test_shapes_are_static_and_a_trace_is_enough(self, how):
+    def test_shapes_are_static_and_a_trace_is_enough(self):
         env = fakes.Scripted(lengths=((3, 2), (5, 1)), mode="NEXT_STEP")
         agent, traces = fakes.CountingAgent(), []
 
@@ -129,18 +125,18 @@ class RolloutTest(parameterized.TestCase):
                 assert leaf.shape.is_fully_defined() and leaf.shape[:2] == [5, 2], leaf
             return trajectory, state, carry
 
-        run = fakes.compile_as(how, collect)
+        run = tf.function(collect, autograph=False)
         state, carry = start(env), agent.initial_carry(2)
         for i in range(3):
             _, state, carry = run(state, {"weight": tf.constant(float(i))}, seeding.key(i), carry)
         self.assertLen(traces, 1)
 
-    @parameterized.parameters(*COMPILE)
-    def test_variables_are_read_as_values(self, how):
+    def test_variables_are_read_as_values(self):
         env = fakes.Scripted(lengths=((9,),))
         weight = tf.Variable(3.0)
-        run = fakes.compile_as(
-            how, lambda s, w: rollout(env, fakes.CountingAgent(), s, {"weight": w}, KEY, 3)[0]
+        run = tf.function(
+            lambda s, w: rollout(env, fakes.CountingAgent(), s, {"weight": w}, KEY, 3)[0],
+            autograph=False,
         )
         scaled = run(start(env), weight).policy_extras["scaled"]
         np.testing.assert_array_equal(scaled, [[0.0], [3.0], [6.0]])

@@ -14,9 +14,14 @@ from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import RunOptions
 
 
+def made(task, compile="eager", **options):
+    """A workflow; eager by default, since a trace takes longer than a few updates."""
+    return TaskWorkflow(task=task, compile=compile, **options)
+
+
 def run(task, iterations=1, seed=0, **options):
     """Returns (workflow, state, metrics rows)."""
-    workflow = TaskWorkflow(task=task, **options)
+    workflow = made(task, **options)
     state, rows = workflow.setup(seed), []
     for _ in range(iterations):
         row, state = workflow.step(state)
@@ -50,7 +55,7 @@ def test_two_iterations_by_hand():
 
 def test_a_call_of_several_iterations_gives_the_same_rows():
     _, one, rows = run(ScriptedTask(config()), 3)
-    workflow = TaskWorkflow(task=ScriptedTask(config()))
+    workflow = made(ScriptedTask(config()))
     done = workflow.advance(workflow.setup(0), 3)
     assert list(done.rows) == rows and weight(done.state) == weight(one)
     assert set(done.seconds) == {"rollout", "update", "call"}
@@ -80,7 +85,7 @@ def test_the_update_is_traced_once():
             traces.append(batch.reward.shape)
             return super().compute_loss(outputs, batch)
 
-    run(Traced(config(num_samples=2)), 3)
+    run(Traced(config(num_samples=2)), 3, compile="graph")
     assert traces == [[4, 2]]
 
 
@@ -201,7 +206,7 @@ def test_a_restored_run_has_every_value(tmp_path, workers):
     workflow, state, _ = run(KerasTask(numbers), 3, seed=4)
     before = workflow.state_values(state)
     workflow.save(state, tmp_path)
-    other = TaskWorkflow(task=KerasTask(numbers))
+    other = made(KerasTask(numbers))
     restored = other.restore(tmp_path)
     after = other.state_values(restored)
     assert before.keys() == after.keys()
@@ -221,7 +226,7 @@ def test_a_resumed_run_begins_the_episodes_that_follow(tmp_path):
     assert state.env_state.numpy().tolist() == [2]
     workflow.save(state, tmp_path)
     other = ScriptedTask(config(on_policy=True, batch_size=64), lengths=[6])
-    resumed = TaskWorkflow(task=other)
+    resumed = made(other)
     resumed.step(resumed.restore(tmp_path))
     tags = {float(x) for leaves in other.batches for x in leaves[0].numpy()[..., 0].ravel()}
     assert tags == {tag(0, 2), tag(0, 3)}
@@ -238,7 +243,7 @@ def test_a_replay_buffer_that_is_not_saved(tmp_path):
 def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
     workflow, state, _ = run(ScriptedTask(config()))
     workflow.save(state, tmp_path)
-    other = TaskWorkflow(task=ScriptedTask(config(num_env_workers=2, force_sync=True)))
+    other = made(ScriptedTask(config(num_env_workers=2, force_sync=True)))
     with pytest.raises(UserError) as error:
         other.restore(tmp_path)
     assert str(error.value) == (
@@ -262,7 +267,7 @@ def test_a_snapshot_stays_as_it_is():
 
 
 def test_learn_evaluates_and_keeps_a_folder(tmp_path):
-    workflow = TaskWorkflow(task=ScriptedTask(config()), eval_episodes=3)
+    workflow = made(ScriptedTask(config()), eval_episodes=3)
     options = RunOptions(
         total_env_steps=40, root_dir=str(tmp_path), eval_interval=20, progress=False
     )
@@ -432,7 +437,7 @@ def test_what_is_not_finite_is_told_and_left_out():
             # NaN from w = 1.5 on, which the first update reaches.
             return tf.square(outputs - 3.0) * tf.where(outputs > 1.0, np.nan, 1.0)
 
-    workflow = TaskWorkflow(task=Diverges(config()))
+    workflow = made(Diverges(config()))
     state = workflow.setup(0)
     with pytest.raises(UserError) as error:
         workflow.step(state)
@@ -494,7 +499,7 @@ def test_the_check_before_training():
 
 def test_one_replica_only():
     devices = [device.name for device in tf.config.list_logical_devices("CPU")[:2]]
-    workflow = TaskWorkflow(task=ScriptedTask(config()))
+    workflow = made(ScriptedTask(config()))
     with pytest.raises(UserError, match="expected one replica, for a TaskWorkflow, got 2 of Mir"):
         workflow.use_strategy(tf.distribute.MirroredStrategy(devices))
     workflow.use_strategy(tf.distribute.OneDeviceStrategy(devices[0]))
@@ -510,7 +515,7 @@ def test_any_module_is_a_model():
 def test_a_checkpoint_of_the_release_before_goes_on():
     """Written when counters were NumPy's, evaluations were not counted, and no Learner trained."""
     numbers = config(num_collect_steps=5, replay_buffer_sample_size=10)
-    workflow = TaskWorkflow(task=KerasTask(numbers))
+    workflow = made(KerasTask(numbers))
     state = workflow.restore(pathlib.Path(__file__).parent / "data")
     values = workflow.state_values(state)
     assert values["progress/seed"] == 4 and int(values["progress/learner_steps"]) == 4

@@ -178,7 +178,12 @@ def check_in_the_graph(first, second):
 def test_two_processes_are_as_two_replicas_of_one(in_graph):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     flow = workflow(num_envs=4, strategy=strategy)
-    state, _ = run(flow, 0, 40)
+    state, rows = run(flow, 0, 40)
+    assert np.isfinite(rows[-1]["loss"])
+    assert int(flow.replay_buffer(state).size()) == 40
+    for variable in flow.learner_of(state).variables().values():
+        one, other = flow.replicas.per_replica(variable)
+        np.testing.assert_array_equal(one, other)
     here, there = bits(flow, state), in_graph[0]["uniform"]["before"]
     m2 = "learner/modules/default_policy/normalizer/m2"  # is rounded in another order
     np.testing.assert_allclose(here.pop(m2), in_graph[0]["uniform"]["m2"], rtol=1e-12)

@@ -133,7 +133,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
     def _content(self, flow, state):
         buffer = flow.replay_buffer(state)
         buffer.flush()
-        found = list(buffer.connection.client.sample("replay", 1000, emit_timesteps=False))
+        found = list(buffer.connection.client.sample("replay", 400, emit_timesteps=False))
         keys = [int(np.ravel(s.info.key)[0]) for s in found]
         priorities = [round(float(np.ravel(s.info.priority)[0]), 5) for s in found]
         table = buffer.connection.server_info()["replay"]
@@ -202,7 +202,7 @@ class ReverbWorkflowTest(parameterized.TestCase):
             self.assertIs(flow.replay_buffer(state).replay.packed, not elsewhere)
             packing = PackedItems(tables)
             items = {}
-            for sample in client.sample("replay", num_samples=4000, **options):
+            for sample in client.sample("replay", num_samples=1500, **options):
                 leaves = sample.data  # by path: the two servers hold them in two forms
                 if flow.replay_buffer(state).replay.packed:
                     (packed,) = leaves.values()

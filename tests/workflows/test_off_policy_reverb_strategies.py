@@ -29,9 +29,6 @@ class MirroredTest(parameterized.TestCase):
         self.addCleanup(flow.close)
         return flow
 
-    def test_counts_and_equal_parameters(self):
-        self.count("graph", PRIORITIZED, overlap=True)
-
     @parameterized.parameters(
         ("xla", PRIORITIZED, True),
         ("xla", BUFFER, False),
@@ -42,8 +39,8 @@ class MirroredTest(parameterized.TestCase):
     def test_counts_compiled_in_any_way(self, mode, replay, overlap):
         self.count(mode, replay, overlap)
 
-    def count(self, mode, replay, overlap):
-        flow = self.workflow(replay, compile=mode, overlap=overlap)
+    def count(self, mode, replay, overlap, **changes):
+        flow = self.workflow(replay, compile=mode, overlap=overlap, **changes)
         state, rows = run(flow, 0, 60)
         self.assertEqual(rows[-1]["env_steps"], 60)
         self.assertEqual(rows[-1]["learner_steps"], 40)
@@ -59,6 +56,7 @@ class MirroredTest(parameterized.TestCase):
             found = buffer.connection.client.sample("replay", 200, emit_timesteps=False)
             priorities = [float(np.ravel(s.info.priority)[0]) for s in found]
             self.assertGreater(len(set(np.round(priorities, 6))), 5)
+        return flow, state
 
     @pytest.mark.slow
     def test_the_replicas_play_different_environments(self):
@@ -71,11 +69,11 @@ class MirroredTest(parameterized.TestCase):
             firsts |= {row.tobytes() for row in buffer.sample(None, 40).obs.numpy()}
         self.assertEqual(len(firsts), 40)  # all observations differ
 
-    def test_one_device_and_two_learn_the_same_from_the_same_rows(self):
+    def test_counts_and_one_device_and_two_learn_the_same_from_the_same_rows(self):
         """An update on the union of the replicas' batches is the update of the replicas."""
-        flow = self.workflow(PRIORITIZED, agent=functools.partial(DQN, hidden=(8,)))
-        state, _ = run(flow, 0, 24)
-        key, steps = seeding.key(7), tf.constant(24, tf.int64)
+        plain = functools.partial(DQN, hidden=(8,))
+        flow, state = self.count("graph", PRIORITIZED, overlap=True, agent=plain)
+        key, steps = seeding.key(7), tf.constant(60, tf.int64)
         experience, trained = flow.runner(state).experience, flow.learner_of(state)
 
         @tf.function(autograph=False)

@@ -1,5 +1,7 @@
 """OffPolicyWorkflow: any split into calls, copies, checkpoints."""
 
+import collections
+import functools
 import tempfile
 from unittest import mock
 
@@ -13,11 +15,14 @@ from tests.workflows.small_off_policy import (
     assert_same,
     bits,
     run,
-    workflow,
 )
+from tests.workflows.small_off_policy import workflow as small_workflow
 from tfrl import traces
 from tfrl.learners import ModuleConfig
 from tfrl.workflows.off_policy import OffPolicyWorkflow
+
+# Adam's steps are as long as its rate where a gradient is hardly more than rounding.
+workflow = functools.partial(small_workflow, learner_config=ModuleConfig(lr=1e-4))
 
 
 class RunTest(parameterized.TestCase):
@@ -56,7 +61,7 @@ class RunTest(parameterized.TestCase):
                 patch.setattr(OffPolicyWorkflow, "_gathered", lambda *a, own=gather: own(*a))
                 if not together:
                     patch.setattr(OffPolicyWorkflow, "gathers", lambda *_: False)
-                traces.forget_all()
+                patch.setattr(traces, "_all", collections.OrderedDict())  # traced anew
                 state, _ = run(flow, 5, 40)
             self.assertEqual(gather.called, together)
             found.append(bits(flow, state))
@@ -65,9 +70,7 @@ class RunTest(parameterized.TestCase):
     def test_eager_graph_and_xla_agree(self):
         found = {}
         for mode in ("eager", "graph", "xla"):
-            # Adam's steps are as long as its rate where a gradient is hardly more than rounding.
-            slow = ModuleConfig(lr=1e-4)
-            flow = workflow(compile=mode, learner_config=slow)
+            flow = workflow(compile=mode)
             found[mode] = bits(flow, run(flow, 1, 26)[0])
         for mode in ("graph", "xla"):
             for path, value in found["eager"].items():

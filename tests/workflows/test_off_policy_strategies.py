@@ -26,6 +26,8 @@ def mirrored(n=2):
 
 
 class MirroredTest(parameterized.TestCase):
+    # The fast test of this is `test_two_processes_are_as_two_replicas_of_one`.
+    @pytest.mark.slow
     def test_counts_and_equal_parameters(self):
         self.count("graph", BUFFER)
 

@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIMUM = 1.8  # of Relay's team, see its docstring
 SMALL = functools.partial(PPO, hidden=(8,))
 KINDS = {
-    "shared": ({"shared": SMALL}, ()),
     "separate": ({f"agent_{k}": SMALL for k in range(3)}, ()),
+    "shared": ({"shared": SMALL}, ()),
     "mappo": (
         {"shared": functools.partial(SMALL, obs_key="own", value_obs_key="state")},
         (lambda env: CentralState(env=env),),

@@ -65,7 +65,7 @@ def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
 
 def build_from_config(
     gin_files: str | Sequence[str],
-    bindings: Sequence[str] | Mapping[str, Any] = (),
+    bindings: str | Sequence[str] | Mapping[str, Any] = (),
     *,
     enable_multi_devices: bool = False,
     enable_jit: bool = True,
@@ -90,6 +90,8 @@ def build_from_config(
     """
     if isinstance(bindings, Mapping):
         bindings = binding_lines(bindings)
+    elif isinstance(bindings, str):
+        bindings = [bindings]
     files = [gin_files] if isinstance(gin_files, str) else gin_files
     workflow = assemble(files, bindings).workflow
     if enable_multi_devices:

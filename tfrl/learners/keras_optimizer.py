@@ -39,8 +39,7 @@ class KerasOptimizer:
 
     def logic(self) -> Any:
         """Returns what its steps depend on beside the values of variables."""
-        config = self.optimizer.get_config()
-        return type(self.optimizer), {k: v for k, v in config.items() if k != "learning_rate"}
+        return keras.optimizer_logic(self.optimizer)
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         """Takes one step with gradients as they are; see `BoundOptimizer.apply`."""

@@ -123,6 +123,14 @@ class ModuleConfig(struct.Struct):
         optimizer = optimizers.BY_NAME[chosen]
         return optimizer(epsilon=self.adam_epsilon) if issubclass(optimizer, Adam) else optimizer()
 
+    def logic(self) -> dict[str, Any]:
+        """Returns what is equal for equal settings: Keras optimizers are so by their own."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        chosen = self.optimizer
+        if isinstance(chosen, Mapping):
+            chosen = {name: keras.optimizer_logic(x) for name, x in chosen.items()}
+        return {**fields, "optimizer": keras.optimizer_logic(chosen)}
+
     def with_overrides(
         self, overrides: "ModuleConfig | Mapping[str, Any] | None" = None
     ) -> "ModuleConfig":

@@ -103,8 +103,8 @@ def check_room(replay: Any, batch_size: int) -> None:
         )
 
 
-def made_replay(replay: Any, **specs: Any) -> Any:
-    """Returns the maker of a buffer that a function makes of the workflow's specs.
+def made_replay(name: str, replay: Any, **specs: Any) -> Any:
+    """Returns the maker of a buffer that a function, the argument of a name, makes of specs.
 
     Raises:
       UserError: For what is no such function.
@@ -113,11 +113,11 @@ def made_replay(replay: Any, **specs: Any) -> Any:
         return replay(**specs)
     except TypeError as error:
         raise UserError(
-            "replay",
+            name,
             expected=f"a function that takes {', '.join(specs)}, and needs nothing else",
             got=f"{replay!r}: {error}",
             remedy="Give functools.partial(InGraphReplay, capacity=100_000), or in gin "
-            "OffPolicyWorkflow.replay = @InGraphReplay and InGraphReplay.capacity = 100_000.",
+            f"OffPolicyWorkflow.{name} = @InGraphReplay and InGraphReplay.capacity = 100_000.",
         ) from error
 
 

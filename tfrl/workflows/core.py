@@ -19,6 +19,7 @@ from tfrl.evaluation.video import Video, apart, check_drawable, record_video
 from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.export import export_policy
+from tfrl.learning.leaves import in_place, put
 from tfrl.traces import logic_key, traces_of
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
@@ -29,6 +30,12 @@ from tfrl.workflows.stages import MODES, RunPhase, Stages
 
 # A `tfrl.workflows.State`, unless a workflow has its own.
 State = Any
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Whether an attribute of a class is a value, and neither code nor Python's own."""
+    described = callable(value) or hasattr(value, "__get__")
+    return not (described or name.startswith("__") or name == "_abc_impl")
 
 
 @struct.logic_dataclass
@@ -102,8 +109,8 @@ class Workflow(abc.ABC):
         self.run_time = RunTime()
         # {id of a variable of a state, None for one of tensors: (the variable, its runner)}
         self._runners: dict[int | None, tuple[Any, Runner]] = {}
-        # {what the states of a run share: the folder of its checkpoints}
-        self._folders: dict[Any, pathlib.Path] = {}
+        # {what the states of a run share: the folder of its checkpoints, and how far it has come}
+        self._folders: dict[Any, tuple[pathlib.Path, int]] = {}
 
     # Hooks of a fresh run.
 
@@ -179,7 +186,7 @@ class Workflow(abc.ABC):
 
     def ready(self, state: State) -> State:
         """Returns the state that an iteration begins with."""
-        return struct.values(state)
+        return state if in_place(state) else struct.values(state)
 
     def runner(self, state: State) -> Runner:
         """Returns what runs the iterations of a state; it is kept until the state ends."""
@@ -348,7 +355,12 @@ class Workflow(abc.ABC):
 
     def logic(self) -> dict[str, Any]:
         """Returns what is equal for workflows whose runs are the same functions of their state."""
-        return {name: x for name, x in vars(self).items() if name not in self._not_traced}
+        settings: dict[str, Any] = {}
+        for cls in reversed(type(self).__mro__):  # class attributes are read as fields are
+            if issubclass(cls, Workflow) and not cls.__module__.startswith("tfrl."):
+                settings.update({n: x for n, x in vars(cls).items() if _is_setting(n, x)})
+        settings.update(vars(self))
+        return {name: x for name, x in settings.items() if name not in self._not_traced}
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes by stage, as a resumed run has them stored.
@@ -386,7 +398,10 @@ class Workflow(abc.ABC):
 
     def snapshot(self, state: State) -> State:
         """Returns a copy that later steps of `state` do not change: a copy of the leaves."""
-        return struct.values(state)
+        return tf.nest.map_structure(
+            lambda x: tf.Variable(x, trainable=x.trainable) if isinstance(x, tf.Variable) else x,
+            state,
+        )
 
     def env_steps(self, state: State) -> int:
         """Returns the valid agent steps so far."""
@@ -397,8 +412,12 @@ class Workflow(abc.ABC):
         return struct.values(state.agent_state)
 
     def state_values(self, state: State) -> dict[str, Any]:
-        """Returns every value of the run by path: what a checkpoint holds."""
-        return struct.paths(state)
+        """Returns every value of the run by path: what a checkpoint holds.
+
+        Environments on the host are not among them: a resumed run begins new episodes.
+        """
+        on_host = isinstance(self.env, HostEnv)
+        return struct.paths(state.replace(env_state=None) if on_host else state)
 
     def state_paths(self, state: State) -> set[str]:
         """Returns the paths of `state_values`."""
@@ -430,9 +449,10 @@ class Workflow(abc.ABC):
             only, and they fit on any number of replicas.
         """
         own = struct.paths(state)
+        if isinstance(self.env, HostEnv):
+            values = {**own, **values}
         kept = () if environments else ("env_state", "carry")
         leaves = [x if p.split("/")[0] in kept else values[p] for p, x in own.items()]
-        found = tf.nest.pack_sequence_as(state, list(map(tf.convert_to_tensor, leaves)))
         wrong = [
             f"{p} of shape {tuple(values[p].shape)} for {tuple(x.shape)}"
             for p, x in own.items()
@@ -445,7 +465,18 @@ class Workflow(abc.ABC):
                 got="; ".join(wrong[:3]),
                 remedy="Restore with the configuration that it was saved with.",
             )
-        return found
+        leaves = [
+            put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
+        ]
+        state = tf.nest.pack_sequence_as(state, leaves)
+        if environments and isinstance(self.env, HostEnv):
+            state = state.replace(env_state=self._new_episodes(state))
+        return state
+
+    def _new_episodes(self, state: State) -> Any:
+        """Environments on the host that begin anew after a restore, by seeds that follow."""
+        key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
+        return self.env.reset(key)
 
     @property
     def enable_multi_devices(self) -> bool:
@@ -541,11 +572,16 @@ class Workflow(abc.ABC):
 
         What the folder holds beyond the state's env steps is dropped by `learn`.
         """
-        self._folders[self.run_key(state)] = pathlib.Path(directory).resolve()
+        place = pathlib.Path(directory).resolve()
+        self._folders[self.run_key(state)] = place, self.env_steps(state)
 
     def is_of(self, state: State, directory: str | pathlib.Path) -> bool:
-        """Whether the state's run was restored from this folder of checkpoints or trained in it."""
-        return self._folders.get(self.run_key(state)) == pathlib.Path(directory).resolve()
+        """Whether the state's run was restored from this folder of checkpoints or trained in it.
+
+        A state from before what it holds is another run's: it would repeat those steps.
+        """
+        place, env_steps = self._folders.get(self.run_key(state), (None, 0))
+        return place == pathlib.Path(directory).resolve() and self.env_steps(state) >= env_steps
 
     def restore(
         self, directory: str | pathlib.Path, which: str | int = "latest", *, seed: int = 0

@@ -32,7 +32,7 @@ from tfrl.workflows.stages import RunPhase, Stages
 
 T = TypeVar("T")
 # A row of metrics has a fixed length, since its names are known only when all is traced.
-_SLOTS = 128
+_SLOTS = 512
 
 
 class Experience(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
@@ -96,6 +96,8 @@ class LearnerWorkflow(Workflow):
     loops_in_python = False
     # Whether learning runs in the background of the next rollout on the host.
     overlap = False
+    # What the host's runner does in two parts: the rollout in Python, one call for the rest.
+    _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
 
     def __init__(
         self,
@@ -229,11 +231,10 @@ class LearnerWorkflow(Workflow):
           action_fn: How the agent acts; its `compute_actions` by default.
         """
         replicas, agent_state = self.replicas, state.agent_state
-        collect = stages.stage(
-            "rollout" if action_fn is None else "rollout/random",
-            functools.partial(self.collect, action_fn=action_fn),
-            inline=self.overlaps,
-        )
+        collect: Any = functools.partial(self.collect, action_fn=action_fn)
+        if not isinstance(self.env, HostEnv):  # whose policy alone is compiled
+            name = "rollout" if action_fn is None else "rollout/random"
+            collect = stages.stage(name, collect, inline=self.overlaps)
 
         def own(env_state: Nest, carry: Nest, key: tf.Tensor) -> RolloutResult:
             values = struct.values(agent_state)
@@ -284,14 +285,10 @@ class LearnerWorkflow(Workflow):
     ) -> tuple[dict[str, tf.Tensor], State]:
         """Returns the row of an iteration and the state with its counters."""
         state = state.after(out)
+        if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
+            self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         return {**out.metrics, **metrics, **episodes}, state
-
-    @abc.abstractmethod
-    def learn_from(
-        self, state: State, out: RolloutResult, key: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], State]:
-        """Learns from a rollout: the second half of `iterate`, and what it returns."""
 
     def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
         """Returns what a replica's rollout found together with that of the others."""
@@ -327,6 +324,18 @@ class LearnerWorkflow(Workflow):
                 for m, own in state.agent_state.items()
             }
         return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
+
+    def stages_of(self, state: State) -> Stages | None:
+        """Returns the stages in use, None where `iterate` is called by itself: once for a state."""
+        made = stages.current()
+        if made is None and tf.executing_eagerly() and self._runner_of(state) is not None:
+            self.ready(state)
+        return made
+
+    def _note_iterations(self, state: State) -> None:
+        runner = self._runner_of(state)
+        if runner is not None:
+            runner.iterations = int(state.metrics.iterations)
 
     @property
     def learner(self) -> Learner:
@@ -552,8 +561,9 @@ class LearnerWorkflow(Workflow):
         )
         if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
             given = self.setup_agent_and_optimizer(keys["agent"])
-            made = (state.agent_state, state.opt_state)
-            tf.nest.map_structure(lambda variable, x: variable.assign(x), made, given)
+            for name, x in zip(("agent_state", "opt_state"), given, strict=True):
+                what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
+                _assign(what, getattr(state, name), x)
         return self.postsetup_replay_buffer(state)
 
     def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
@@ -601,8 +611,17 @@ class LearnerWorkflow(Workflow):
         """Returns what runs the iterations over the variables of a state."""
         shares = self.shares_traces
         traces = traces_of(logic_key((type(self), self, self.learner))) if shares else Traces()
-        kind = HostRunner if self.loops_on_host else Runner
+        kind = HostRunner if self.loops_on_host and not self.changed_hooks else Runner
         return kind(self, traces, int(state.metrics.iterations))
+
+    @property
+    def changed_hooks(self) -> list[str]:
+        """The parts of an iteration that a class of one's own has in the library's place.
+
+        On the host such a workflow's `iterate` runs as it is written, without overlap.
+        """
+        methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
+        return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
 
     @property
     def loops_on_host(self) -> bool:
@@ -642,6 +661,7 @@ class LearnerWorkflow(Workflow):
         Raises:
           UserError: For a state that a later step has consumed.
         """
+        checks.instance("the state given to the workflow", state, State, "what `setup` returned")
         runner = self._runner_of(state)
         if runner is None:
             return self.copied(state, None)
@@ -653,7 +673,6 @@ class LearnerWorkflow(Workflow):
                 got=f"that of iteration {iterations}, which a later step has consumed",
                 remedy="Keep a copy with workflow.snapshot(state) before stepping.",
             )
-        runner.iterations = iterations  # `iterate` may have been called by itself
         return state
 
     def copied(self, state: State, runner: Runner | None) -> State:
@@ -676,13 +695,11 @@ class LearnerWorkflow(Workflow):
         names = ["replay_buffer_state"]
         if runner is None:
             names += ["agent_state", "opt_state"]
-            counters = (copy.metrics.learner, state.metrics.learner)
-            tf.nest.map_structure(lambda v, x: v.assign(x), *counters)
+            _assign("the counters of the state", copy.metrics.learner, state.metrics.learner)
         else:
             self.runner(copy).take_modes(runner)
         for name in names:
-            own, given = getattr(copy, name), getattr(state, name)
-            tf.nest.map_structure(lambda v, x: v.assign(x), own, given)
+            _assign(f"{name} of the state", getattr(copy, name), getattr(state, name))
         return copy
 
     def snapshot(self, state: State) -> State:
@@ -746,6 +763,7 @@ class LearnerWorkflow(Workflow):
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
 
+    @abc.abstractmethod
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
@@ -755,10 +773,8 @@ class LearnerWorkflow(Workflow):
           state: Before the iteration, without environments.
           played: What the rollout gave.
           key: int32 [2].
-          batches: For subclasses: those that were read before, or ().
+          batches: Those that were read before, or ().
         """
-        metrics, state = self.learn_from(state, self.digested(state, played), key)
-        return metrics, state, []
 
     def digested(self, state: State, played: Trajectory) -> RolloutResult:
         """Returns what is made of a rollout on the host."""
@@ -877,7 +893,11 @@ class LearnerWorkflow(Workflow):
             return
         tuner = CompileModeTuner(self.compile, trials, made)
         tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
-        notes[note] = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+        found = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+        # A run that is restored asks for these modes by name.
+        named = {n: made.modes[n] for n in ("loop", "rollout", "update")}
+        named["evaluation"] = self.evaluation_mode
+        notes[note] = notes["modes", tuple(sorted(named.items()))] = found
 
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
@@ -951,3 +971,22 @@ class LearnerWorkflow(Workflow):
         load_learner(self, state, values)
         self.runner(state).iterations = int(state.metrics.iterations)
         return state
+
+
+def _assign(what: str, variables: Nest, values: Nest) -> None:
+    """Assigns a nest of values; raises a UserError for one of another form."""
+    own, given = struct.paths(variables), struct.paths(values)
+    wrong = sorted(set(own) ^ set(given)) or [
+        f"{p} of shape {tuple(given[p].shape)} for {tuple(x.shape)}"
+        for p, x in own.items()
+        if tuple(given[p].shape) != tuple(x.shape)
+    ]
+    if wrong:
+        raise UserError(
+            what,
+            expected="the form that this workflow's have",
+            got=f"another one at {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}",
+            remedy="Begin with what `setup` of this workflow, or its hook, returns.",
+        )
+    for path, variable in own.items():
+        variable.assign(given[path])

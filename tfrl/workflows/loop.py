@@ -343,6 +343,7 @@ class TrainingLoop:
         self._check_folder()
         manifest = {**self.workflow.manifest(state), _NUM_ROWS: self.recorder.num_rows}
         path = manager.save(env_steps, values, manifest, metric=evaluated)
+        self.workflow.adopt(state, path.parent)
         self._saved_at = time.monotonic()
         event = Event(
             env_steps=env_steps, metrics={}, state=state, workflow=self.workflow, path=path

@@ -76,6 +76,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
     `make_batch`, `update` and `priorities`.
     """
 
+    _played_in_two = (*LearnerWorkflow._played_in_two, "learn_from")
+
     def __init__(
         self,
         env: Env,
@@ -191,7 +193,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 got=repr(replay_buffer),
                 remedy="Give one of the two.",
             )
-        self.replay = self._make_replay(replay_buffer if replay is None else replay)
+        name = "replay" if replay_buffer is None else "replay_buffer"
+        self.replay = self._make_replay(replay_buffer if replay is None else replay, name)
         self._servers: weakref.WeakSet[Any] = weakref.WeakSet()
         steps = rollout_length * env.num_envs
         if iterations_per_row is None:
@@ -204,8 +207,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_agent(self.agent)
         check_config(self.agent, learner_config)
 
-    def _make_replay(self, replay: Any) -> Any:
-        """The maker of the buffer."""
+    def _make_replay(self, replay: Any, name: str) -> Any:
+        """The maker of the buffer, the argument of a name."""
         env, agent = self.env, self.agent
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
@@ -213,6 +216,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             replay = functools.partial(kind, capacity=capacity)
         if not hasattr(replay, "init") or isinstance(replay, type):
             replay = made_replay(
+                name,
                 replay,
                 obs_spec=agent.obs_spec,
                 action_spec=agent.action_spec,
@@ -353,6 +357,13 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns what runs the iterations of a state; with Reverb it has the experience."""
         if not self.loops_in_python:
             return super().make_runner(state)
+        if changed := self.changed_hooks:
+            raise UserError(
+                f"{type(self).__name__}.{changed[0]}",
+                expected="that of the library, with a replay buffer on Reverb",
+                got="one of its own",
+                remedy="Use replay_buffer=InGraphReplay.",
+            )
         with self.replicas.scope():
             experience = ReverbExperience(self, self.setup_replay())
         # The server of a run that nobody refers to any more ends with it.
@@ -468,7 +479,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 got="one of tensors",
                 remedy="Use workflow.step, which copies it into variables.",
             )
-        made = stages.current()
+        made = self.stages_of(state)
+        if made is None and not tf.executing_eagerly():
+            raise UserError(
+                "OffPolicyWorkflow.iterate",
+                expected="a call from Python: the buffer says whether it learns",
+                got="one inside of a tf.function",
+                remedy="Use workflow.advance, which compiles it.",
+            )
         phase = self.phase_of(state) if made is None else made.phase
         act = self.agent.random_actions if phase.random else None
         if self.overlaps and phase.learns and state.prefetched is None:
@@ -483,8 +501,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             if self.overlaps and phase.learns:
                 out = self._stored_and_sampled(state, out)
         with stages.after(out):
-            metrics, state, _ = self._learn(state, out, learn_key)
-        return metrics, state
+            return self.learn_from(state, out, learn_key)
 
     def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor

@@ -138,6 +138,7 @@ class OnPolicyWorkflow(LearnerWorkflow):
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
+        self.stages_of(state)
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         out = self.play(state, play_key)
         with stages.after(out):
@@ -152,6 +153,13 @@ class OnPolicyWorkflow(LearnerWorkflow):
         with tf.control_dependencies(stages.data(metrics)):
             after = self.with_normalizer(after, out.normalizer)
         return self.finished(after, out, metrics)
+
+    def after_rollout(
+        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
+        """See `LearnerWorkflow.after_rollout`; nothing is left to Python."""
+        metrics, state = self.learn_from(state, self.digested(state, played), key)
+        return metrics, state, []
 
     def trial_batch(self, state: State) -> Nest:
         """Returns the batch of a rollout, for the update to be timed on."""

@@ -63,8 +63,8 @@ class SameTest(parameterized.TestCase):
     def test_a_training_step_is_the_agents_own(self, name):
         self.check_step(name)
 
-    @pytest.mark.slow
     @parameterized.parameters("ddqn_n_step", "categorical_dqn", "td3", "ddpg", "reinforce")
+    @pytest.mark.slow
     def test_a_training_step_is_that_of_the_others(self, name):
         self.check_step(name)
 

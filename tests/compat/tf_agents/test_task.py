@@ -55,13 +55,9 @@ class Task(TFAgentTask):
         return self._factory(obs_spec, action_spec, **self._options)
 
 
-class InProcesses(Task):
-    get_environment = staticmethod(functools.partial(gymnasium.make, "CartPole-v1"))
-
-
-def test_a_real_pool_of_processes(tmp_path):
-    task = InProcesses(config(force_sync=False))
-    flow = TaskWorkflow(task=task, eval_episodes=2)
+# The session of docs/compat_tf_agents_in.md has a pool of processes.
+def test_a_run_is_saved_restored_and_evaluated(tmp_path):
+    flow = TaskWorkflow(task=Task(config()), eval_episodes=2)
     try:
         metrics, state = flow.step(flow.setup(0))
         model = state.program.training.model

@@ -7,6 +7,7 @@ import tensorflow as tf
 from minatar.gym import BaseEnv
 
 import tfrl
+from tests.envs.device_checks import check_ways_agree
 from tests.envs.minatar import minatar_oracle as oracle
 from tfrl import seeding, specs
 from tfrl.agents import PPO
@@ -20,7 +21,6 @@ from tfrl.types import ActionOutput
 
 GAMES = sorted(oracle.NAMES)
 OTHERS = [name for name in GAMES if name != "Breakout"]
-SLOW = pytest.mark.slow
 KEY = seeding.key(3)
 
 
@@ -59,25 +59,13 @@ def test_spaces_are_those_of_the_package(name, minimal):
     assert list(ours.channels) == channels
 
 
-# That the rules are the same under XLA as in graph mode is seen beside the package, for each game.
-@pytest.mark.parametrize("name", ["Breakout", *(pytest.param(n, marks=SLOW) for n in OTHERS)])
+# Breakout is among the tasks of tests/envs/test_modes.py, and the rules of each game are seen under
+# XLA beside the package.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
 def test_eager_graph_and_xla_agree(name):
     env = tfrl.make_env(f"tf:{name}-MinAtar", num_envs=4, max_episode_steps=25)
-    actions = seeding.randint(seeding.key(1), [30, 4], 0, 6)
-
-    def run(reset, step):
-        states = [reset(KEY)]
-        for t in range(30):
-            states.append(step(states[-1], actions[t]))
-        return states
-
-    eager = run(env.reset, env.step)
-    for jit_compile in (False, True):
-        compiled = (
-            tf.function(f, autograph=False, jit_compile=jit_compile) for f in (env.reset, env.step)
-        )
-        for a, b in zip(eager, run(*compiled), strict=True):
-            tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+    check_ways_agree(env, steps=30)
 
 
 @pytest.mark.parametrize("name,minimal", [("SpaceInvaders", True), ("Asterix", False)])

@@ -50,7 +50,7 @@ def test_the_end_decides_what_is_bootstrapped(end, targets):
     assert shared["metrics"]["m"]["value_mean"] == 10.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any),
     seed=st.integers(0, 1000),

@@ -52,7 +52,7 @@ def test_sequences_by_hand():
     assert "state_out" not in rows
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     max_seq_len=st.integers(1, 5),

@@ -1,0 +1,205 @@
+"""Workflows of one's own: over variables, on the host, in a run folder; hooks that are replaced."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tfrl import RandomAgent, Workflow, seeding
+from tfrl.errors import UserError
+from tfrl.learners import ModuleConfig
+from tfrl.replay import InGraphReplay
+from tfrl.rollout import rollout
+from tfrl.traces import logic_key
+
+LENGTH = 4
+
+
+class Collecting(Workflow):
+    """Plays at random; with a capacity into a replay buffer."""
+
+    scale = 1.0
+
+    def __init__(self, env, capacity=None):
+        super().__init__()
+        self.env = env
+        self.agent = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        self.buffer = capacity and InGraphReplay(
+            capacity=capacity,
+            num_envs=env.num_envs,
+            obs_spec=env.obs_spec,
+            action_spec=env.action_spec,
+        )
+
+    def setup_agent_and_optimizer(self, key):
+        return self.agent.init(key), {}
+
+    def setup_replay_buffer(self, key):
+        return self.buffer.init().variables() if self.buffer else {}
+
+    def iterate(self, state, key):
+        played, env_state, _ = rollout(
+            self.env, self.agent, state.env_state, state.agent_state, key, LENGTH
+        )
+        row = {"scale": tf.constant(self.scale)}
+        if self.buffer:
+            buffer = self.buffer.over(state.replay_buffer_state, self.replicas)
+            buffer.add(played)
+            row["size"] = buffer.size()
+        metrics = state.metrics.counted(env_steps=LENGTH * self.env.num_envs)
+        return row, state.replace(env_state=env_state, metrics=metrics)
+
+
+@pytest.fixture(scope="module")
+def env():
+    return tfrl.make_env("tf:CartPole-v1", num_envs=2)
+
+
+def test_a_buffer_in_variables_is_copied_saved_and_restored(env, tmp_path):
+    workflow = Collecting(env, capacity=64)
+    row, state = workflow.step(workflow.setup(0))
+    assert row["size"] == 8
+    copy = workflow.snapshot(state)
+    workflow.save(state, tmp_path)
+    row, state = workflow.step(state)
+    assert row["size"] == 16
+    assert workflow.step(copy)[0]["size"] == 16
+    restored = workflow.restore(tmp_path)
+    assert workflow.step(restored)[0] == row
+
+
+def test_environments_on_the_host_begin_new_episodes_after_a_restore(tmp_path):
+    workflow = Collecting(tfrl.make_env("gymnasium:CartPole-v1", num_envs=2))
+    _, state = workflow.step(workflow.setup(0))
+    workflow.save(state, tmp_path)
+    row, state = workflow.step(workflow.restore(tmp_path))
+    assert (row["iterations"], row["env_steps"]) == (2, 16)
+
+
+def test_a_fresh_run_takes_no_folder_of_another_of_its_seed(env, tmp_path):
+    workflow = Collecting(env)
+    options = {"root_dir": tmp_path / "run", "progress": False}
+    state = workflow.learn(workflow.setup(0), total_env_steps=40, **options)
+    with pytest.raises(UserError, match="a folder without a run, or the one that this state of 0"):
+        workflow.learn(workflow.setup(0), total_env_steps=16, **options)
+    assert workflow.learn(state, total_env_steps=80, **options).metrics.env_steps == 80
+
+
+def test_a_class_attribute_is_part_of_the_logic(env, monkeypatch):
+    assert Collecting(env).step(Collecting(env).setup(0))[0]["scale"] == 1.0
+    monkeypatch.setattr(Collecting, "scale", 2.0)
+    workflow = Collecting(env)
+    assert workflow.step(workflow.setup(0))[0]["scale"] == 2.0
+
+
+def test_equal_keras_optimizers_are_equal_logic():
+    make = functools.partial(tf.keras.optimizers.Adam, 1e-3)
+    one, two = (logic_key(ModuleConfig(optimizer=make())) for _ in range(2))
+    assert one == two != logic_key(ModuleConfig(optimizer=make(beta_1=0.5)))
+    one, two = (logic_key(ModuleConfig(optimizer={"ppo": make()})) for _ in range(2))
+    assert one == two
+
+
+class OwnIterate(tfrl.OnPolicyWorkflow):
+    def iterate(self, state, key):
+        row, state = super().iterate(state, key)
+        return {**row, "mine": tf.constant(3.0)}, state
+
+
+class OwnPlay(tfrl.OffPolicyWorkflow):
+    def play(self, state, key, action_fn=None):
+        out = super().play(state, key, action_fn)
+        return out.replace(metrics={**out.metrics, "mine": tf.constant(3.0)})
+
+
+class OwnLearning(tfrl.OffPolicyWorkflow):
+    def learn_from(self, state, out, key):
+        row, state = super().learn_from(state, out, key)
+        return {**row, "mine": tf.constant(3.0)}, state
+
+
+@pytest.mark.parametrize("cls", [OwnIterate, OwnPlay, OwnLearning])
+@pytest.mark.parametrize("suite", ["gymnasium", "tf"])
+def test_parts_of_an_iteration_may_be_replaced_everywhere(cls, suite):
+    env = tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2)
+    sizes = {"rollout_length": LENGTH, "compile": {"update": "graph", "loop": "graph"}}
+    if suite == "gymnasium":
+        sizes["compile"] = {"update": "graph"}
+    if cls is OwnIterate:
+        workflow = cls(env, tfrl.PPO, num_epochs=1, num_minibatches=1, **sizes)
+    else:
+        replay = functools.partial(InGraphReplay, capacity=64)
+        workflow = cls(env, tfrl.DQN, None, None, replay, random_steps=8, batch_size=4, **sizes)
+    state = workflow.setup(0)
+    for _ in range(3):
+        row, state = workflow.step(state)
+    assert row["mine"] == 3.0
+    assert row["learner_steps"] > 0
+    assert row["env_steps"] == 24
+
+
+def test_with_reverb_the_parts_are_the_librarys():
+    env = tfrl.make_env("gymnasium:CartPole-v1", num_envs=2)
+    workflow = OwnPlay(env, tfrl.DQN, random_steps=8, batch_size=4)
+    with pytest.raises(UserError, match=r"OwnPlay.play: .* Use replay_buffer=InGraphReplay"):
+        workflow.setup(0)
+
+
+def test_an_iteration_by_itself_consumes_its_state(env):
+    workflow = tfrl.OnPolicyWorkflow(
+        env, tfrl.PPO, rollout_length=LENGTH, num_epochs=1, num_minibatches=1, compile="graph"
+    )
+    state = workflow.setup(0)
+    _, after = workflow.iterate(state, seeding.key(1))
+    for use in (workflow.step, lambda s: workflow.iterate(s, seeding.key(2))):
+        with pytest.raises(UserError, match="the newest of its run, of iteration 1"):
+            use(state)
+    assert workflow.step(after)[0]["iterations"] == 2
+
+
+def test_an_off_policy_iteration_is_called_from_python(env):
+    workflow = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4)
+    state = workflow.setup(0)
+    with pytest.raises(UserError, match="inside of a tf.function. Use workflow.advance"):
+        tf.function(lambda: workflow.iterate(state, seeding.key(0))[0], autograph=False)()
+
+
+def test_a_restored_run_is_not_timed_again(env, tmp_path, monkeypatch):
+    make = functools.partial(
+        tfrl.OnPolicyWorkflow,
+        *(env, tfrl.PPO),
+        rollout_length=LENGTH,
+        num_epochs=1,
+        num_minibatches=1,
+    )
+    workflow = make()
+    row, state = workflow.step(workflow.setup(0))
+    workflow.save(state, tmp_path)
+    monkeypatch.setattr("tfrl.workflows.learner_workflow.CompileModeTuner", None)
+    again = make()
+    restored, _ = again.step(again.restore(tmp_path))
+    np.testing.assert_equal(restored["iterations"], 2)
+    assert again.compile["update"] in ("graph", "xla")
+    assert row["iterations"] == 1
+
+
+def test_states_of_another_form_are_refused(env):
+    class Other(tfrl.OnPolicyWorkflow):
+        def setup_agent_and_optimizer(self, key):
+            agent_state, opt_state = super().setup_agent_and_optimizer(key)
+            return agent_state.replace(params={"policy": {}}), opt_state
+
+    ppo = functools.partial(tfrl.OnPolicyWorkflow, env, rollout_length=LENGTH, num_minibatches=1)
+    with pytest.raises(
+        UserError, match="agent_state of Other.setup_agent_and_optimizer: .* at par"
+    ):
+        Other(env, tfrl.PPO, rollout_length=LENGTH, num_minibatches=1).setup(0)
+    other = tfrl.OffPolicyWorkflow(env, tfrl.DQN, random_steps=8, batch_size=4).setup(0)
+    with pytest.raises(UserError, match="replay_buffer_state of the state: expected the form"):
+        ppo(tfrl.PPO).step(other)
+    with pytest.raises(UserError, match="expected what `setup` returned, got NoneType"):
+        ppo(tfrl.PPO).step(None)
+    with pytest.raises(UserError, match="^replay_buffer: expected a function"):
+        tfrl.OffPolicyWorkflow(env, tfrl.DQN, replay_buffer=5)
