@@ -68,9 +68,9 @@ class PPOTask(RLTask):
         extras = {"advantage": advantages, "target": advantages + values[:-1]}
         return trajectory.replace(extras={**trajectory.extras, **extras})
 
-    def compute_loss(self, outputs, batch):
+    def compute_loss(self, model, batch, state, output):
         """The clipped objective, the value's error, and the entropy."""
-        logits, values = outputs  # [B, 1, 2], [B, 1, 1]
+        logits, values = output  # [B, 1, 2], [B, 1, 1]
         old = batch.extras
         log_probs = tf.nn.log_softmax(logits)
         log_ratio = tf.gather(log_probs, batch.action, batch_dims=2) - old["log_prob"]

@@ -39,9 +39,10 @@ def write(path, name, source, items):
 
 def main():
     """Writes all tables."""
-    from tests.coming_from import evorl_items
+    from tests.coming_from import evorl_items, ml_items
 
     write("docs/coming_from_evorl.md", "evorl", "EvoRL", evorl_items.ITEMS)
+    write("docs/coming_from_ml.md", "ml", "ml", ml_items.ITEMS)
 
 
 if __name__ == "__main__":

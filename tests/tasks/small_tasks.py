@@ -53,6 +53,7 @@ class Drawn(Scripted):
 class ScriptedTask(RLTask):
     """Moves w towards 3 by gradient descent: loss (w - 3)^2, rate 0.25, so the error halves.
 
+    Written in the forms of two arguments, without a state.
     From w = 0: losses 9, 2.25, 0.5625; w = 1.5, 2.25, 2.625.
     """
 
@@ -102,8 +103,8 @@ class KerasTask(RLTask):
         logits = model(tf.convert_to_tensor(states))
         return tf.argmax(logits, -1) if optimal else tf.random.categorical(logits, 1)[:, 0]
 
-    def compute_loss(self, outputs, batch):
-        return tf.reduce_mean(tf.square(outputs - batch.obs[..., :2]))
+    def compute_loss(self, model, batch, state, output):
+        return tf.reduce_mean(tf.square(output - batch.obs[..., :2]))
 
 
 def _head():

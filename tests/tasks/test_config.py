@@ -4,8 +4,9 @@ import pytest
 
 from tests.tasks.scripted import Scripted
 from tests.tasks.small_tasks import ScriptedTask, Weight, config
+from tfrl import struct
 from tfrl.errors import UserError
-from tfrl.tasks import RLTask, RLTaskConfig, TaskWorkflow
+from tfrl.tasks import DatasetConfig, EnvironmentConfig, RLTask, RLTaskConfig, TaskWorkflow
 
 
 def test_names_and_defaults():
@@ -36,8 +37,55 @@ def test_names_and_defaults():
 
 
 def test_the_updates_have_no_default():
-    with pytest.raises(TypeError, match="num_update_steps"):
+    with pytest.raises(UserError) as error:
         RLTaskConfig()
+    assert str(error.value) == (
+        "num_update_steps of RLTaskConfig: expected a whole number of at least 1, got None. It "
+        "counts updates between two collections."
+    )
+
+
+@struct.logic_dataclass
+class Widened(RLTaskConfig):
+    width: int = 3
+
+
+@pytest.mark.parametrize("kind", [RLTaskConfig, Widened])
+@pytest.mark.parametrize("group", [dict, EnvironmentConfig])
+def test_groups_and_flat_names_are_the_same(kind, group):
+    flat = kind(num_env_workers=2, env_seed=5, num_update_steps=7, num_samples=3)
+    environment = group(num_env_workers=2, env_seed=5)
+    nested = kind(environment=environment, dataset=DatasetConfig(num_update_steps=7, num_samples=3))
+    mixed = kind(environment=environment, num_update_steps=7, num_samples=3)
+    assert flat == nested == mixed
+    assert nested.environment == EnvironmentConfig(num_env_workers=2, env_seed=5)
+    assert (nested.dataset.num_samples, nested.dataset.num_update_steps) == (3, 7)
+    assert nested.replace(env_seed=6).environment.env_seed == 6
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        (
+            {"environment": {"env_sed": 3}},
+            "environment of RLTaskConfig: expected some of env_cleanup_time, env_seed, "
+            "env_worker_mode, max_steps, num_env_workers, got env_sed. Did you mean env_seed?",
+        ),
+        (
+            {"environment": {"env_seed": 3}, "env_seed": 3},
+            "environment of RLTaskConfig: expected env_seed to be given once, got env_seed beside "
+            "it too. Give it in one of the two.",
+        ),
+        (
+            {"dataset": 3},
+            "dataset of RLTaskConfig: expected a DatasetConfig or a dict, got int. ",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit(values, message):
+    with pytest.raises(UserError) as error:
+        RLTaskConfig(num_update_steps=1, **values)
+    assert str(error.value) == message.strip()
 
 
 def test_the_span_of_a_clip():
@@ -135,7 +183,7 @@ class OnlyPlays(RLTask):
 
 
 def test_a_task_needs_no_more_than_its_environment_for_random_clips():
-    states = OnlyPlays(config()).sample_clip(return_states=True)
+    states = OnlyPlays(config()).sample_clip(return_images=False, return_states=True)
     assert len(states) == 5
 
 
@@ -162,7 +210,7 @@ def test_what_a_task_lacks_is_told_before_it_is_trained(name, result):
         TaskWorkflow(task).setup(seed=0)
     assert str(error.value) == message and task.envs == []
     with pytest.raises(UserError) as error:
-        getattr(task, name)(*[None] * {"get_model": 0, "get_actions": 3, "compute_loss": 2}[name])
+        getattr(task, name)(*[None] * {"get_model": 0, "get_actions": 3, "compute_loss": 4}[name])
     assert str(error.value) == message
 
 

@@ -1,3 +1,6 @@
+import pickle
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from tfrl.errors import UserError
 from tfrl.tasks import collect_samples
 from tfrl.tasks.clip_recording import FrameStandard, record_video
 from tfrl.tasks.environments import make_pool
+
+ONLY = {"return_images": False, "return_states": True}
 
 
 def play(env=Drawn, numbers=None, **options):
@@ -52,16 +57,16 @@ def test_states_and_actions_are_those_of_iter_samples(lengths):
 
 
 def test_states_alone_are_not_drawn():
-    states, _ = play(Scripted, return_states=True, lengths=[4], seed=11)
+    states, _ = play(Scripted, return_images=False, return_states=True, lengths=[4], seed=11)
     assert check_trajectory(states) == 4
     assert states.termination.tolist() == [False, False, False, True]
 
 
 def test_max_steps_and_seed():
-    states, task = play(return_states=True, lengths=[100], max_steps=3)
+    states, task = play(return_images=False, return_states=True, lengths=[100], max_steps=3)
     assert len(states) == 3 and states.cut and states.truncation.tolist() == [False, False, True]
-    other = task.sample_clip(task.get_model(), return_states=True, seed=5, max_steps=3)
-    again = task.sample_clip(task.get_model(), return_states=True, seed=5, max_steps=3)
+    other = task.sample_clip(task.get_model(), **ONLY, seed=5, max_steps=3)
+    again = task.sample_clip(task.get_model(), **ONLY, seed=5, max_steps=3)
     assert lookback_buffer.equal(other.obs, again.obs) and not lookback_buffer.equal(
         other.obs, states.obs
     )
@@ -69,11 +74,11 @@ def test_max_steps_and_seed():
 
 def test_without_a_model_actions_are_random():
     task = ScriptedTask(config(max_steps=200), lengths=[200])
-    states = task.sample_clip(return_states=True)
+    states = task.sample_clip(**ONLY)
     # 200 fair coins: the standard deviation is 7.
     assert 60 < states.action.sum() < 140 and states.extras == {} and not task.optimal
-    assert lookback_buffer.equal(states.action, task.sample_clip(return_states=True).action)
-    others = task.sample_clip(return_states=True, seed=3)
+    assert lookback_buffer.equal(states.action, task.sample_clip(**ONLY).action)
+    others = task.sample_clip(**ONLY, seed=3)
     assert not lookback_buffer.equal(states.action, others.action)
 
 
@@ -89,7 +94,7 @@ class Continuous(gymnasium.Wrapper):
 
 
 def test_random_actions_of_a_nest():
-    states = ScriptedTask(config(), Continuous).sample_clip(return_states=True)
+    states = ScriptedTask(config(), Continuous).sample_clip(**ONLY)
     assert states.action["a"].shape == (5, 2) and states.action["b"].shape == (5,)
 
 
@@ -147,9 +152,10 @@ def test_files_and_images_at_once(tmp_path):
     assert task.envs[0].renders == 6
 
 
-def test_tensorboard_shows_the_clip(tmp_path):
+@pytest.mark.parametrize("name", ["summary_writer", "writer"])
+def test_tensorboard_shows_the_clip(tmp_path, name):
     writer = tf.summary.create_file_writer(str(tmp_path))
-    play(writer=writer, step=7, tag="my_clip")
+    assert play(**{name: writer}, step=7, tag="my_clip")[0] is None
     writer.close()
     (path,) = tmp_path.iterdir()
     found = [
@@ -186,8 +192,74 @@ def test_the_environment_is_closed_once_also_after_an_error(options):
         with pytest.raises(UserError):
             play(Closing, return_images=True, **options)
     else:
-        play(Closing, return_images=True, **options)
+        _, task = play(Closing, return_images=True, **options)
+        assert Closing.closed == 0
+        task.sample_clip()
+        assert len(task.envs) == 1
+        task.close()
+        task.close()
     assert Closing.closed == 1
+
+
+def test_after_an_error_there_is_a_new_environment():
+    task = ScriptedTask(config(), Breaking)
+    with pytest.raises(WorkerError, match="broken"):
+        task.sample_clip()
+    task._env = Drawn
+    assert len(task.sample_clip()) == 6 and len(task.envs) == 2
+
+
+def test_the_environment_of_clips_stays_here():
+    task = ScriptedTask(config())
+    task.sample_clip()
+    assert task.get_environment_cached() is task.envs[0]
+    other = pickle.loads(pickle.dumps(ScriptedTask.get_environment.__get__(task)))
+    assert "_environment" not in vars(other.__self__)
+
+
+@pytest.mark.parametrize("writer", ["ffmpeg", "matplotlib", "opencv"])
+def test_writers(tmp_path, writer):
+    import imageio_ffmpeg
+
+    path = tmp_path / "clip.mp4"
+    result, task = play(save_path=path, writer=writer, shape=(33, 47, 3))
+    assert result is None
+    reader = imageio_ffmpeg.read_frames(str(path))
+    about = next(reader)
+    assert (about["size"], about["fps"]) == ((48, 34), 12.0)
+    frames = [np.frombuffer(f, np.uint8).reshape(34, 48, 3) for f in reader]
+    assert len(frames) == 6
+    for t, frame in enumerate(frames):
+        assert abs(float(frame.mean()) - 10 * t) < 4
+    if writer == "matplotlib":
+        task.sample_clip(save_path=tmp_path / "clip.gif", writer=writer)
+        assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "clip.gif"))[0] == 6
+    if writer == "opencv":
+        with pytest.raises(UserError, match="path: expected a name that ends in .mp4, got .*gif"):
+            task.sample_clip(save_path=tmp_path / "clip.gif", writer=writer)
+
+
+@pytest.mark.parametrize("writer, module", [("matplotlib", "matplotlib"), ("opencv", "cv2")])
+def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, writer, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError) as error:
+        play(save_path=tmp_path / "clip.mp4", writer=writer)
+    assert str(error.value) == (
+        f"Optional dependency {module}: expected the extra 'video_writers' to be installed, got no "
+        f"module named {module}. Install it with: pip install 'tfrl[video_writers]'"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_returned_by_default(tmp_path):
+    path = str(tmp_path / "clip.gif")
+    task = ScriptedTask(config())
+    assert task.sample_clip().shape == (6, 4, 4, 3)
+    images, states = task.sample_clip(return_states=True)
+    assert len(images) == len(states) + 1 == 6
+    assert task.sample_clip(save_path=path, standardize_images=False) is None
+    # More than ml, where that is an error.
+    assert len(task.sample_clip(save_path=path, return_states=True)) == 5
 
 
 class Breaking(Closing):
@@ -198,7 +270,7 @@ class Breaking(Closing):
 def test_the_environment_is_closed_once_where_a_step_fails():
     Closing.closed = Breaking.closed = 0
     with pytest.raises(WorkerError, match="broken"):
-        play(Breaking, return_states=True)
+        play(Breaking, **ONLY)
     assert Breaking.closed == 1
 
 
@@ -239,27 +311,29 @@ class Silent(Drawn):
         self.render_mode = None
 
 
-ASKED = "sample_clip: expected one or more of save_path, return_images, return_states and writer, "
+ASKED = "sample_clip: expected one or more of save_path, return_images, return_states and "
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({}, ASKED + "got none of them. Give save_path='clip.mp4' for a file."),
         (
-            {"return_states": True, "standardize_images": False},
-            "standardize_images: expected True, unless return_images asks for frames, got False "
-            "without return_images. Files and TensorBoard take standardised frames only: leave it "
-            "out, or give return_images=True.",
+            {"return_images": False},
+            ASKED + "summary_writer, got none of them. Give save_path='clip.mp4' for a file.",
         ),
         (
             {"save_path": "clip.avi"},
             "path: expected a name that ends in .gif or .mp4, got clip.avi.",
         ),
         (
-            {"writer": "logs"},
-            "writer of sample_clip: expected a tf.summary writer, got 'logs' of type str. Make it "
-            "with tf.summary.create_file_writer(folder).",
+            {"writer": "ffmpg"},
+            "writer of sample_clip: expected one of ffmpeg, matplotlib, opencv, got 'ffmpg'. Did "
+            "you mean ffmpeg?",
+        ),
+        (
+            {"summary_writer": "logs"},
+            "summary_writer of sample_clip: expected a tf.summary writer, got 'logs' of type str. "
+            "Make it with tf.summary.create_file_writer(folder).",
         ),
         (
             {"return_states": True, "max_steps": 0},
@@ -280,8 +354,8 @@ ASKED = "sample_clip: expected one or more of save_path, return_images, return_s
             {"return_images": True, "env": Silent},
             "get_environment() for a clip: expected an environment with render_mode 'rgb_array', "
             "got render_mode None of ['rgb_array']. Make it with gymnasium.make(..., "
-            "render_mode='rgb_array'): frames are drawn only for clips. Or ask for return_states "
-            "alone.",
+            "render_mode='rgb_array'): frames are drawn only for clips. Or give "
+            "return_images=False and return_states=True.",
         ),
         (
             {"return_images": True, "shape": (3, 4, 2)},

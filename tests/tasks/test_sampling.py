@@ -68,7 +68,7 @@ def test_a_synchronous_pool_by_hand():
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
-def test_long_episodes_go_on_in_the_next_trajectory(mode):
+def test_max_trajectory_length_ends_the_episode(mode):
     with make_pool(lambda: Scripted([10]), 2, mode) as pool:
         # In step, so that both play more than one episode.
         found = collect_samples(
@@ -80,9 +80,38 @@ def test_long_episodes_go_on_in_the_next_trajectory(mode):
             max_wait_time=PATIENCE,
         )
     check_total(found, 60)
-    whole = [t for t in found if t.episode == 0 and t.worker_id == 0]
-    assert [(t.start, len(t), t.cut) for t in whole] == [(0, 4, True), (4, 4, True), (8, 2, False)]
-    assert whole[0].truncation.tolist() == [False] * 3 + [True] and whole[2].termination[-1]
+    for worker_id in range(2):
+        mine = [t for t in found if t.worker_id == worker_id]
+        assert [t.episode for t in mine] == list(range(len(mine)))
+        assert {(t.start, len(t), t.cut) for t in mine[:-1]} == {(0, 4, False)}
+    assert found[0].truncation.tolist() == [False] * 3 + [True] and not found[0].termination.any()
+
+
+def test_an_episode_that_a_sampler_goes_on_with_ends_there_too():
+    with make_pool(lambda: Scripted([10]), 1) as pool:
+        sampler, counts = Sampler(pool), SamplingCounts()
+        collect_samples(sampler, Policy(), total_samples=3)
+        found = collect_samples(
+            sampler, Policy(), total_samples=8, max_trajectory_length=4, counts=counts
+        )
+    check_total(found, 8)
+    assert [(t.episode, t.start, len(t), t.cut) for t in found] == [
+        (0, 3, 4, False),
+        (1, 0, 4, False),
+    ]
+    assert counts.episodes == 2 and sampler.counts.samples == 3
+
+
+def test_without_a_bound_in_time_all_states_are_waited_for():
+    slow = functools.partial(Scripted, [5, 4], {0: 0.01})
+    with make_pool(slow, 3, "thread") as pool:
+        policy = Policy()
+        check_total(collect_samples(pool, policy, total_samples=60, max_wait_time=None), 60)
+        assert policy.sizes[:10] == [3] * 10
+        policy = Policy()
+        options = {"max_batch_size": 2, "max_wait_time": None}
+        check_total(collect_samples(pool, policy, total_samples=30, **options), 30)
+        assert set(policy.sizes[:10]) == {2}
 
 
 def test_batches_are_at_most_as_large_as_asked_for():
@@ -516,12 +545,12 @@ def test_progress_makes_its_own_bar(capsys):
         (
             {"max_wait_time": -1.0},
             "max_wait_time: expected a number of at least "
-            "0, got -1.0. It counts seconds; with 0 no state waits for others.",
+            "0 or None, got -1.0. It counts seconds; with 0 no state waits for others.",
         ),
         (
             {"max_wait_time": float("nan")},
             "max_wait_time: expected a number of at "
-            "least 0, got nan. It counts seconds; with 0 no state waits for others.",
+            "least 0 or None, got nan. It counts seconds; with 0 no state waits for others.",
         ),
         (
             {"total_samples": None, "progress": True},

@@ -174,8 +174,8 @@ def test_regularisers_of_layers_belong_to_the_loss():
             )
             return tf.keras.Sequential([layer])
 
-        def compute_loss(self, outputs, batch):
-            return 0.0 * tf.reduce_mean(outputs)
+        def compute_loss(self, model, batch, state, output):
+            return 0.0 * tf.reduce_mean(output)
 
     _, _, (row,) = run(Regularised(config(num_update_steps=1)))
     assert row["loss"] == pytest.approx(0.01 * 8)

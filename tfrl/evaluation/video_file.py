@@ -11,23 +11,30 @@ import tensorflow as tf
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.image import metadata as image_metadata
 
-from tfrl import extras
+from tfrl import checks, extras
 from tfrl.errors import UserError
 
 _GIF_MIN_MS = 20  # browsers play anything shorter at 100 ms
 
 
-def check_path(path: str | os.PathLike) -> pathlib.Path:
-    """Returns the path of a video file; an ending that is not known is a UserError."""
+def check_path(path: str | os.PathLike, writer: str = "ffmpeg") -> pathlib.Path:
+    """Returns the path of a video file.
+
+    Raises:
+      UserError: For an ending that the writer does not know, or an unknown writer.
+    """
     path = pathlib.Path(path)
-    if path.suffix.lower() not in _WRITERS:
+    known = WRITERS[checks.one_of("writer of a video", writer, WRITERS)]
+    if path.suffix.lower() not in known:
         raise UserError(
-            "path", expected=f"a name that ends in {' or '.join(sorted(_WRITERS))}", got=str(path)
+            "path", expected=f"a name that ends in {' or '.join(sorted(known))}", got=str(path)
         )
     return path
 
 
-def write_video(path: str | os.PathLike, frames: Iterable[np.ndarray], fps: float) -> int:
+def write_video(
+    path: str | os.PathLike, frames: Iterable[np.ndarray], fps: float, writer: str = "ffmpeg"
+) -> int:
     """Writes frames as they come; the file appears under its name when it is complete.
 
     Odd sizes are padded to even ones by repeating the last row or column, as video codecs ask.
@@ -36,14 +43,17 @@ def write_video(path: str | os.PathLike, frames: Iterable[np.ndarray], fps: floa
       path: A file name ending in .mp4 or .gif; its folder is created if needed.
       frames: uint8 RGB [H, W, 3] arrays of one size, at least one.
       fps: Frames per second. GIF knows hundredths of a second only, and at most 50 a second.
+      writer: "ffmpeg" (imageio-ffmpeg; Pillow for .gif), "matplotlib" (which calls the same two) or
+        "opencv" (.mp4 only).
 
     Returns:
       The number of frames.
 
     Raises:
-      UserError: For another ending, or a folder that cannot be written to.
+      UserError: For another ending, a writer that is not installed, or a folder that cannot be
+        written to.
     """
-    path = check_path(path)
+    path = check_path(path, writer)
     partial = path.with_name(f".partial-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +64,7 @@ def write_video(path: str | os.PathLike, frames: Iterable[np.ndarray], fps: floa
         ) from error
     counter = _Counter(frames)
     try:
-        _WRITERS[path.suffix.lower()](partial, iter(counter), fps)
+        WRITERS[writer][path.suffix.lower()](partial, iter(counter), fps)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -131,7 +141,48 @@ def _write_gif(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> 
     )
 
 
-_WRITERS = {".mp4": _write_mp4, ".gif": _write_gif}
+def _write_matplotlib(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    matplotlib = extras.require("matplotlib", "video_writers")
+    figures = extras.require("matplotlib.figure", "video_writers")
+    animation = extras.require("matplotlib.animation", "video_writers")
+    frame = _first(frames)
+    dpi = 100
+    figure = figures.Figure(figsize=(frame.shape[1] / dpi, frame.shape[0] / dpi), dpi=dpi)
+    image = figure.figimage(frame)  # pixel by pixel
+    settings = {}
+    if path.suffix.lower() == ".gif":
+        extras.require("PIL.Image", "video")
+        movie = animation.PillowWriter(fps=fps)
+    else:
+        settings["animation.ffmpeg_path"] = extras.require(
+            "imageio_ffmpeg", "video"
+        ).get_ffmpeg_exe()
+        movie = animation.FFMpegWriter(fps=fps, extra_args=["-pix_fmt", "yuv420p"])
+    with matplotlib.rc_context(settings), movie.saving(figure, str(path), dpi):
+        movie.grab_frame()
+        for frame in frames:
+            image.set_data(frame)
+            movie.grab_frame()
+
+
+def _write_opencv(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> None:
+    cv2 = extras.require("cv2", "video_writers")
+    frame = _first(frames)
+    codec = cv2.VideoWriter_fourcc(*"mp4v")
+    movie = cv2.VideoWriter(str(path), codec, fps, (frame.shape[1], frame.shape[0]))
+    try:
+        movie.write(frame[..., ::-1])
+        for frame in frames:
+            movie.write(frame[..., ::-1])
+    finally:
+        movie.release()
+
+
+WRITERS = {
+    "ffmpeg": {".mp4": _write_mp4, ".gif": _write_gif},
+    "matplotlib": {".mp4": _write_matplotlib, ".gif": _write_matplotlib},
+    "opencv": {".mp4": _write_opencv},
+}
 
 
 MAX_FRAMES = 150  # of a preview: a GIF of a thousand large frames has tens of megabytes

@@ -1,16 +1,19 @@
 """For people who bring an environment and a model: sampling, replay, clips, training."""
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
-from tfrl.tasks.config import RLTaskConfig
+from tfrl.tasks.config import DatasetConfig, EnvironmentConfig, RLTaskConfig
 from tfrl.tasks.program import TaskState
 from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory, Samples
 from tfrl.tasks.sampling import collect_samples, iter_samples
 from tfrl.tasks.task import RLTask
+from tfrl.tasks.training_state import TrainingState
 from tfrl.tasks.workflow import TaskWorkflow
 
 __all__ = [
+    "DatasetConfig",
+    "EnvironmentConfig",
     "MultiReplaySamples",
     "RLTask",
     "RLTaskConfig",
@@ -22,6 +25,7 @@ __all__ = [
     "SamplingCounts",
     "TaskState",
     "TaskWorkflow",
+    "TrainingState",
     "clip_span",
     "collect_samples",
     "iter_samples",

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -11,7 +11,7 @@ import numpy as np
 
 from tfrl import checks, extras
 from tfrl.envs.workers import WorkerPool, WorkerState
-from tfrl.envs.workers.runner import check_seed, checked_env
+from tfrl.envs.workers.runner import check_seed
 from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 from tfrl.evaluation import video_file
@@ -30,7 +30,8 @@ class ClipOptions:
 
     save_path: pathlib.Path | None
     keeps_images: bool
-    writer: Any
+    writer: str
+    summary_writer: Any
     standardize_images: bool
     max_steps: int
     seed: int
@@ -38,16 +39,17 @@ class ClipOptions:
     @property
     def renders(self) -> bool:
         """Whether frames are drawn at all."""
-        return self.keeps_images or self.save_path is not None or self.writer is not None
+        return self.keeps_images or self.save_path is not None or self.summary_writer is not None
 
 
 def clip_options(
     *,
     save_path: str | os.PathLike | None,
-    return_images: bool,
+    return_images: bool | None,
     return_states: bool,
-    writer: Any,
-    standardize_images: bool,
+    writer: Any = "ffmpeg",
+    summary_writer: Any = None,
+    standardize_images: bool = True,
     max_steps: Any,
     seed: Any,
 ) -> ClipOptions:
@@ -56,34 +58,33 @@ def clip_options(
     Raises:
       UserError: Nothing is to become of it, or arguments contradict each other.
     """
-    if save_path is None and not return_images and not return_states and writer is None:
+    if hasattr(writer, "as_default"):
+        writer, summary_writer = "ffmpeg", writer
+    shown = save_path is not None or summary_writer is not None
+    images = not shown if return_images is None else return_images
+    if not (shown or images or return_states):
         raise UserError(
             "sample_clip",
-            expected="one or more of save_path, return_images, return_states and writer",
+            expected="one or more of save_path, return_images, return_states and summary_writer",
             got="none of them",
             remedy="Give save_path='clip.mp4' for a file.",
         )
-    if not standardize_images and not return_images:
+    if summary_writer is not None and not hasattr(summary_writer, "as_default"):
         raise UserError(
-            "standardize_images",
-            expected="True, unless return_images asks for frames",
-            got="False without return_images",
-            remedy="Files and TensorBoard take standardised frames only: leave it out, or give "
-            "return_images=True.",
-        )
-    if writer is not None and not hasattr(writer, "as_default"):
-        raise UserError(
-            "writer of sample_clip",
+            "summary_writer of sample_clip",
             expected="a tf.summary writer",
-            got=f"{writer!r} of type {type(writer).__name__}",
+            got=f"{summary_writer!r} of type {type(summary_writer).__name__}",
             remedy="Make it with tf.summary.create_file_writer(folder).",
         )
+    checks.one_of("writer of sample_clip", writer, video_file.WRITERS)
+    path = None if save_path is None else video_file.check_path(save_path, writer)
     remedy = "It counts the env steps of a clip."
     checks.at_least("max_steps", max_steps, 1, remedy=remedy)
     return ClipOptions(
-        save_path=None if save_path is None else video_file.check_path(save_path),
-        keeps_images=return_images,
+        save_path=path,
+        keeps_images=images,
         writer=writer,
+        summary_writer=summary_writer,
         standardize_images=standardize_images,
         max_steps=int(max_steps),
         seed=check_seed(seed),
@@ -91,7 +92,7 @@ def clip_options(
 
 
 class ClipPlayer:
-    """One episode in an environment of its own, with samples as `iter_samples` gives them.
+    """One episode in an environment, with samples as `iter_samples` gives them.
 
     Attributes:
       fps: The environment's frames per second.
@@ -100,7 +101,7 @@ class ClipPlayer:
 
     def __init__(
         self,
-        get_environment: Callable[[], gymnasium.Env],
+        env: gymnasium.Env,
         get_actions: GetActions | None,
         *,
         optimal: bool,
@@ -109,10 +110,10 @@ class ClipPlayer:
         seed: int,
         renders: bool,
     ):
-        """Makes the environment, which `close` closes.
+        """Checks the environment.
 
         Args:
-          get_environment: Makes it.
+          env: The environment, which stays open.
           get_actions: States and `optimal` to actions; None for random ones.
           optimal: Handed on.
           max_steps: Env steps at most; the episode then goes on unseen.
@@ -121,11 +122,9 @@ class ClipPlayer:
           renders: Whether frames are drawn.
 
         Raises:
-          UserError: It is no environment, or shall be drawn and has another render mode than
-            "rgb_array".
+          UserError: It shall be drawn and has another render mode than "rgb_array".
         """
-        self._env = checked_env(get_environment(), "get_environment()")
-        self._open = True
+        self._env = env
         self._get_actions = get_actions or self._random
         self._optimal = optimal
         self._max_steps = max_steps
@@ -133,19 +132,9 @@ class ClipPlayer:
         self._seed = seed
         self._renders = renders
         self.trajectory: SampledTrajectory | None = None
-        try:
-            self.fps = float((self._env.metadata or {}).get("render_fps") or DEFAULT_FPS)
-            if renders:
-                check_drawable(self._env)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Closes the environment, once: not every one can be closed twice."""
-        if self._open:
-            self._open = False
-            self._env.close()
+        self.fps = float((env.metadata or {}).get("render_fps") or DEFAULT_FPS)
+        if renders:
+            check_drawable(env)
 
     def frames(self) -> Iterator[Any]:
         """Plays; yields what `env.render()` gives for every state, the initial one included.
@@ -176,7 +165,7 @@ class ClipPlayer:
                 lookback_buffer.take(actions, (0, ...)),
                 lookback_buffer.take(extras, (0, ...)) if extras else {},
             )
-            pool.send_action(0, lookback_buffer.take(actions, 0), state.generation)
+            pool.send_action(lookback_buffer.take(actions, 0), 0, state.generation)
             state = _next(pool)
             track.receive(state, 0.0)
             yield self._frame()
@@ -196,7 +185,7 @@ class _KeptOpen(gymnasium.Wrapper):
     """An environment that the pool does not close."""
 
     def close(self) -> None:
-        """Leaves it to the `ClipPlayer`."""
+        """Leaves it open."""
 
 
 def check_drawable(env: gymnasium.Env) -> None:
@@ -208,7 +197,7 @@ def check_drawable(env: gymnasium.Env) -> None:
             expected="an environment with render_mode 'rgb_array'",
             got=f"render_mode {env.render_mode!r} of {modes}",
             remedy="Make it with gymnasium.make(..., render_mode='rgb_array'): frames are drawn "
-            "only for clips. Or ask for return_states alone.",
+            "only for clips. Or give return_images=False and return_states=True.",
         )
 
 
@@ -220,7 +209,7 @@ def record(
     tag: str,
     preview: video_file.Preview | None = None,
 ) -> list[Any]:
-    """Plays a clip to wherever the options say, and closes its environment.
+    """Plays a clip to wherever the options say.
 
     Args:
       clip: What plays; this once.
@@ -233,7 +222,7 @@ def record(
       The frames if they are to be returned, else an empty list.
     """
     kept: list[Any] = []
-    if options.writer is not None:
+    if options.summary_writer is not None:
         preview = video_file.Preview()
 
     def shown() -> Iterator[np.ndarray]:
@@ -248,18 +237,59 @@ def record(
                 preview.add(picture)
             yield picture
 
-    try:
-        if options.save_path is not None:
-            video_file.write_video(options.save_path, shown(), clip.fps)
-        else:
-            for _ in shown():
-                pass
-    finally:
-        clip.close()
-    if options.writer is not None and preview is not None:
+    if options.save_path is not None:
+        video_file.write_video(options.save_path, shown(), clip.fps, options.writer)
+    else:
+        for _ in shown():
+            pass
+    if options.summary_writer is not None and preview is not None:
         fps = clip.fps / preview.every
-        video_file.write_summary(options.writer, tag, preview.frames, step, fps)
+        video_file.write_summary(options.summary_writer, tag, preview.frames, step, fps)
     return kept
+
+
+def play(
+    task: "RLTask",
+    model: Any,
+    options: ClipOptions,
+    *,
+    optimal: bool,
+    step: int = 0,
+    tag: str = "clip",
+    preview: video_file.Preview | None = None,
+) -> tuple[ClipPlayer, list[Any]]:
+    """Plays a clip in the environment that a task keeps for clips.
+
+    Args:
+      task: The task. Its environment is closed if the clip fails.
+      model: Of `get_model`; None for random actions.
+      options: Of `sample_clip`.
+      optimal: Passed to `get_actions`.
+      step: Of the summary.
+      tag: Name of the summary.
+      preview: As of `record`.
+
+    Returns:
+      The player, after the episode, and the frames that are to be returned.
+    """
+
+    def get_actions(states: Any, best: bool) -> Any:
+        return task.get_actions(model, states, best)
+
+    try:
+        clip = ClipPlayer(
+            task.get_environment_cached(),
+            None if model is None else get_actions,
+            optimal=optimal,
+            max_steps=options.max_steps,
+            max_episode_steps=task.config.max_episode_steps,
+            seed=options.seed,
+            renders=options.renders,
+        )
+        return clip, record(clip, options, step=step, tag=tag, preview=preview)
+    except BaseException:
+        task.close()
+        raise
 
 
 def _next(pool: WorkerPool) -> WorkerState:
@@ -327,25 +357,14 @@ def record_video(
     Raises:
       UserError: As `RLTask.sample_clip`.
     """
-    wanted = clip_options(
+    options = clip_options(
         save_path=path,
         return_images=False,
         return_states=True,
-        writer=None,
-        standardize_images=True,
         max_steps=task.config.max_steps,
         seed=seed,
     )
-    clip = ClipPlayer(
-        task.get_environment,
-        lambda states, optimal: task.get_actions(model, states, optimal),
-        optimal=True,
-        max_steps=wanted.max_steps,
-        max_episode_steps=task.config.max_episode_steps,
-        seed=wanted.seed,
-        renders=True,
-    )
-    record(clip, wanted, step=0, tag="clip", preview=preview)
+    clip, _ = play(task, model, options, optimal=True, preview=preview)
     trajectory = clip.trajectory
     if trajectory is None:
         raise RuntimeError("the clip was not played to its end")

@@ -173,18 +173,20 @@ class ReplaySamples:
 
     def __init__(
         self,
-        trajectories: Iterable[SampledTrajectory] = (),
+        trajectories: SampledTrajectory | Iterable[SampledTrajectory] = (),
         *,
         rng: np.random.Generator | None = None,
     ):
         """Stores trajectories.
 
         Args:
-          trajectories: Oldest first.
+          trajectories: Oldest first; or one.
           rng: Draws the clips; nothing else does, so equal calls give equal clips. A fresh one,
             with a seed of the operating system, if None.
         """
         self._rng = check_generator(rng)
+        if isinstance(trajectories, SampledTrajectory):
+            trajectories = [trajectories]
         self._stored: deque[Stored] = deque(map(Stored.of, trajectories))
         self._lengths: np.ndarray | None = None
         self._places: dict[int, np.ndarray] = {}
@@ -280,7 +282,7 @@ class MultiReplaySamples:
 
     def __init__(
         self,
-        trajectories: Iterable[SampledTrajectory] = (),
+        trajectories: Iterable[SampledTrajectory | ReplaySamples] = (),
         *,
         rng: np.random.Generator | None = None,
         max_samples: int | None = None,
@@ -288,7 +290,7 @@ class MultiReplaySamples:
         """Stores trajectories.
 
         Args:
-          trajectories: Of any workers, oldest first.
+          trajectories: Of any workers, oldest first; a `ReplaySamples` stands for those in it.
           rng: Draws workers and clips; a fresh one if None.
           max_samples: How many samples are kept; None for all.
 
@@ -305,8 +307,9 @@ class MultiReplaySamples:
         self._order: deque[int] = deque()  # the worker of every trajectory, oldest first
         self._size = 0
         self._signature: dict[str, Any] | None = None
-        for trajectory in trajectories:
-            self.add(trajectory)
+        for item in trajectories:
+            for trajectory in item.trajectories if isinstance(item, ReplaySamples) else [item]:
+                self.add(trajectory)
 
     @property
     def workers(self) -> dict[int, ReplaySamples]:

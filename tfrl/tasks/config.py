@@ -1,5 +1,10 @@
 """`RLTaskConfig`: the numbers of an `RLTask`."""
 
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
 from tfrl import checks, struct
 from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
@@ -24,8 +29,8 @@ _OPTIONAL = ("max_trajectory_length", "max_episode_steps")
 
 
 @struct.logic_dataclass
-class RLTaskConfig(struct.Struct):
-    """How an `RLTask` samples and learns. A fresh collection comes before every epoch of updates.
+class EnvironmentConfig(struct.Struct):
+    """The environments of an `RLTask`: `config.environment`.
 
     Attributes:
       num_env_workers: Environments. 0: one, which runs inside of this process, in turn with the
@@ -34,24 +39,6 @@ class RLTaskConfig(struct.Struct):
       env_seed: Worker w resets its episode e with `episode_seed(env_seed, w, e)`.
       env_cleanup_time: Seconds for all environments to close; then they are killed.
       max_steps: The longest clip that `sample_clip` plays, in env steps.
-      num_samples: Samples of a training clip, n: batches are `[batch_size, n, ...]`.
-      num_update_steps: Updates between two collections.
-      stride: Env steps from one sample of a training clip to the next.
-      replay_buffer_sample_size: Env steps that are kept; the oldest go.
-      batch_size: Training clips of an update.
-      num_collect_steps: Env steps of a collection, over all workers.
-      on_policy: Whether the replay buffer is emptied before each collection is added, so that
-        updates see the newest policy's samples only.
-      max_trajectory_length: Longer trajectories are cut there; None for no bound.
-      max_episode_steps: Episodes are truncated there, beside the environment's own limit; None for
-        that alone.
-      min_action_batch_size: How many workers' states `get_actions` is called with, if so many come
-        within `max_wait_time`.
-      max_wait_time: Seconds that a state waits for others at most.
-      force_sync: Runs all environments inside of this process, in turn: for debugging, and where
-        a step takes less than about 0.2 ms.
-      save_replay_buffer: Whether checkpoints hold the replay buffer (never that of `on_policy`
-        tasks, which is emptied anyway). Without it a resumed run begins with an empty one.
     """
 
     num_env_workers: int = 1
@@ -59,17 +46,94 @@ class RLTaskConfig(struct.Struct):
     env_seed: int = 1337
     env_cleanup_time: float = 5.0
     max_steps: int = 1000
+
+
+@struct.logic_dataclass
+class DatasetConfig(struct.Struct):
+    """The training clips of an `RLTask`: `config.dataset`.
+
+    Attributes:
+      num_samples: Samples of a training clip, n: batches are `[batch_size, n, ...]`.
+      num_update_steps: Updates between two collections; required.
+      stride: Env steps from one sample of a training clip to the next.
+      replay_buffer_sample_size: Env steps that are kept; the oldest go.
+    """
+
     num_samples: int = 1
-    num_update_steps: int
+    num_update_steps: int = struct.field(default=None)
     stride: int = 1
     replay_buffer_sample_size: int = 10_000
+
+
+_GROUPS = {"environment": EnvironmentConfig, "dataset": DatasetConfig}
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+class _Grouped(type):
+    """Lets a constructor take the values of a group under their own names, or as one object."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, for gin: without the groups."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(cls, **values: Any) -> Any:
+        for name in _GROUPS.keys() & values.keys():
+            group = values.pop(name)
+            thing = f"{name} of {cls.__name__}"
+            kinds = (_GROUPS[name], Mapping)
+            checks.instance(thing, group, kinds, f"a {_GROUPS[name].__name__} or a dict")
+            if not isinstance(group, Mapping):
+                group = {n: getattr(group, n) for n in _names(_GROUPS[name])}
+            checks.known(thing, group, _names(_GROUPS[name]))
+            if twice := sorted(group.keys() & values.keys()):
+                raise UserError(
+                    thing,
+                    expected=f"{twice[0]} to be given once",
+                    got=f"{twice[0]} beside it too",
+                    remedy="Give it in one of the two.",
+                )
+            values.update(group)
+        return super().__call__(**values)
+
+
+@struct.logic_dataclass
+class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
+    """How an `RLTask` samples and learns. A fresh collection comes before every epoch of updates.
+
+    The values of `EnvironmentConfig` and `DatasetConfig` are read as `config.environment.env_seed`
+    or `config.env_seed`, and given as `environment=EnvironmentConfig(env_seed=3)`, as
+    `environment={"env_seed": 3}` or as `env_seed=3`. gin and `replace` take the last form only.
+
+    Attributes:
+      batch_size: Training clips of an update.
+      num_collect_steps: Env steps of a collection, over all workers.
+      on_policy: Whether the replay buffer is emptied before each collection is added, so that
+        updates see the newest policy's samples only.
+      max_trajectory_length: An episode is ended and its environment reset after so many samples;
+        None for no bound.
+      max_episode_steps: Episodes are truncated there, beside the environment's own limit; None for
+        that alone.
+      min_action_batch_size: How many workers' states `get_actions` is called with, if so many come
+        within `max_wait_time`.
+      max_wait_time: Seconds that a state waits for others at most; None to wait for all workers.
+      force_sync: Runs all environments inside of this process, in turn: for debugging, and where
+        a step takes less than about 0.2 ms.
+      save_replay_buffer: Whether checkpoints hold the replay buffer (never that of `on_policy`
+        tasks, which is emptied anyway). Without it a resumed run begins with an empty one.
+    """
+
     batch_size: int = 32
     num_collect_steps: int = 1000
     on_policy: bool = False
     max_trajectory_length: int | None = None
     max_episode_steps: int | None = None
     min_action_batch_size: int = 1
-    max_wait_time: float = 0.1
+    max_wait_time: float | None = 0.1
     force_sync: bool = False
     save_replay_buffer: bool = True
 
@@ -84,8 +148,9 @@ class RLTaskConfig(struct.Struct):
             if value is not None or name not in _OPTIONAL:
                 checks.at_least(f"{name} of RLTaskConfig", value, least, remedy=remedy)
         for name in ("env_cleanup_time", "max_wait_time"):
-            remedy = "It bounds a wait, in seconds."
-            checks.number(f"{name} of RLTaskConfig", getattr(self, name), 0, remedy=remedy)
+            thing, value = f"{name} of RLTaskConfig", getattr(self, name)
+            remedy, optional = "It bounds a wait, in seconds.", name == "max_wait_time"
+            checks.number(thing, value, 0, optional=optional, remedy=remedy)
         WorkerMode.of(self.env_worker_mode)
         self._check_clips()
         if self.min_action_batch_size > self.num_pool_workers:
@@ -95,6 +160,16 @@ class RLTaskConfig(struct.Struct):
                 got=str(self.min_action_batch_size),
                 remedy="A worker waits with one state: lower it, or raise num_env_workers.",
             )
+
+    @property
+    def environment(self) -> EnvironmentConfig:
+        """The values of the environments, also read from here directly."""
+        return EnvironmentConfig(**{n: getattr(self, n) for n in _names(EnvironmentConfig)})
+
+    @property
+    def dataset(self) -> DatasetConfig:
+        """The values of the training clips, also read from here directly."""
+        return DatasetConfig(**{n: getattr(self, n) for n in _names(DatasetConfig)})
 
     @property
     def clip_span(self) -> int:

@@ -1,12 +1,14 @@
 """The environments of a task: their workers, episodes played for an evaluation, a short check."""
 
 import contextlib
+import copy
 from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from tfrl import checks
 from tfrl.envs import check_env
 from tfrl.envs.workers import WorkerPool, episode_seed
 from tfrl.envs.workers.runner import checked_env
@@ -17,26 +19,28 @@ from tfrl.tasks.sampling import iter_samples
 from tfrl.tasks.task import RLTask
 
 
-def make_pool(task: RLTask, *, num_workers: int, seed: int, first_episodes: Any = 0) -> WorkerPool:
-    """Starts the workers of a task.
+def make_pool(task: RLTask, *, num_workers: int, seed: int) -> WorkerPool:
+    """Makes a pool by `get_worker_pool` of the task, or of a copy with another configuration.
 
     Args:
       task: The task.
       num_workers: How many; 0 for one in this process.
       seed: Of the episodes.
-      first_episodes: See `WorkerPool`.
+
+    Raises:
+      UserError: It is no pool.
     """
-    config = task.config
-    return WorkerPool(
-        task.get_environment,
-        num_workers,
-        mode=config.env_worker_mode,
-        seed=seed,
-        max_episode_steps=config.max_episode_steps,
-        first_episodes=first_episodes,
-        force_sync=config.force_sync,
-        cleanup_time=config.env_cleanup_time,
+    config = task.config.replace(
+        num_env_workers=num_workers,
+        env_seed=seed,
+        min_action_batch_size=min(task.config.min_action_batch_size, max(1, num_workers)),
     )
+    if config != task.config:
+        task = copy.copy(task)
+        task.config = config
+    pool = task.get_worker_pool(force_sync=config.force_sync)
+    thing = f"get_worker_pool of {type(task).__name__}"
+    return checks.instance(thing, pool, WorkerPool, "a WorkerPool")  # type: ignore[no-any-return]
 
 
 def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> EvaluationResult:
@@ -54,10 +58,10 @@ def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> Eva
     config = task.config
     # With 0 workers, one in this process.
     workers = min(config.num_env_workers, num_episodes)
-    count = max(1, workers)
-    shares = [num_episodes // count + (w < num_episodes % count) for w in range(count)]
-    found: list[list[tuple[float, int]]] = [[] for _ in shares]
     with make_pool(task, num_workers=workers, seed=seed) as pool:
+        count = len(pool)
+        shares = [num_episodes // count + (w < num_episodes % count) for w in range(count)]
+        found: list[list[tuple[float, int]]] = [[] for _ in shares]
         stream = iter_samples(
             pool,
             lambda states, optimal: task.get_actions(model, states, optimal),

@@ -15,7 +15,8 @@ from tfrl.learners.modules import Module
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, check_optimizer
 from tfrl.learners.parameters import ParamDict, group_variables
 from tfrl.tasks.samples import Samples
-from tfrl.tasks.task import RLTask, check_trainable, trains_itself
+from tfrl.tasks.task import CallForms, RLTask, call_forms, check_trainable, trains_itself
+from tfrl.tasks.training_state import TrainingState
 from tfrl.types import AgentState, Nest
 
 # What an update reports beside the metrics of `compute_loss`.
@@ -25,6 +26,12 @@ _GROUP = "model"
 _TASKS = "task/"
 
 
+class RunProgress:
+    """The state of the run while an update is traced or runs; None otherwise."""
+
+    state: TrainingState | None = None
+
+
 @struct.logic_dataclass
 class TaskModule(Module):
     """A task's model as a module whose loss reads the variables of the model itself.
@@ -32,10 +39,14 @@ class TaskModule(Module):
     Attributes:
       task: The task.
       model: Of `get_model`.
+      forms: Which methods of the task are passed the state of the run.
+      progress: Holds that state while an update is traced, since a Learner's losses have none.
     """
 
     task: RLTask
     model: Any
+    forms: CallForms
+    progress: RunProgress
 
     over_variables = True
 
@@ -62,8 +73,8 @@ class TaskModule(Module):
         return AgentState(params=self.init_params(key))
 
     def forward(self, params: dict[str, Any], batch: Nest, key: tf.Tensor) -> Any:
-        """Runs the model."""
-        return self.task.run_model(self.model, batch)
+        """Runs the model, outside of a run."""
+        return _run_model(self.task, self.forms, self.model, batch, TrainingState.start())
 
     @property
     def updates(self) -> tuple[Any, ...]:  # type: ignore[override]
@@ -76,7 +87,8 @@ class TaskModule(Module):
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `compute_loss`, with the regularisers of layers, and its metrics."""
-        found = _called(_compute_loss, self.task, self.model, batch)
+        state_of_run = self.progress.state
+        found = _called(_compute_loss, self.task, self.forms, self.model, batch, state_of_run)
         loss, metrics = _checked_loss(self.task, found)
         loss = tf.add_n([loss, *getattr(self.model, "losses", ())])
         return loss, {f"{_TASKS}{name}": x for name, x in metrics.items()}
@@ -101,7 +113,14 @@ class TaskLearner(Learner):
         check_trainable(task)
         self._task = task
         self._module_id = type(task).__name__
-        super().__init__({self._module_id: TaskModule(task=task, model=_checked_model(task))})
+        self._progress = RunProgress()
+        module = TaskModule(
+            task=task,
+            model=_checked_model(task),
+            forms=call_forms(task),
+            progress=self._progress,
+        )
+        super().__init__({self._module_id: module})
         self.build()
 
     @property
@@ -114,19 +133,33 @@ class TaskLearner(Learner):
         """What `get_model` returned."""
         return self.module.model
 
-    def train(self, batch: Samples, timesteps: tf.Tensor) -> dict[str, tf.Tensor]:
+    def train(
+        self, batch: Samples, counts: tf.Tensor, epoch_steps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
         """Takes one step on a batch of clips; traced.
 
         Args:
           batch: Clips.
-          timesteps: int64 scalar, env steps so far, for the learning rate.
+          counts: int64 [2], iterations and env steps so far; the learning rate follows these.
+          epoch_steps: int64 scalar, updates of the iteration so far.
 
         Returns:
           Scalars: `loss`, `gradient_norm`, `finite`, and those of `compute_loss`; of a task that
           trains its model by itself `loss`, `finite` and those of `train_model`.
         """
         key = tf.constant([0, 0])  # a task draws from the global seeds
-        found = self.update(batch, key=key, timesteps=timesteps, shuffle=False)[self._module_id]
+        timesteps = counts[1]
+        self._progress.state = TrainingState(
+            iterations=counts[0],
+            env_steps=timesteps,
+            learner_steps=tf.identity(self.learner_state.counters["learner_steps"]),
+            epoch_steps=epoch_steps,
+        )
+        try:
+            results = self.update(batch, key=key, timesteps=timesteps, shuffle=False)
+        finally:
+            self._progress.state = None
+        found = results[self._module_id]
         row = {"loss": found["loss"], "finite": tf.equal(found["skipped_steps"], 0.0)}
         if updates_itself(self.module):
             taken = ("loss", "skipped_steps", "gradient_steps")
@@ -179,8 +212,17 @@ class TaskLearner(Learner):
         }
 
 
-def _compute_loss(task: Any, model: Any, batch: Samples) -> Any:
-    return task.compute_loss(task.run_model(model, batch), batch)
+def _run_model(task: Any, forms: CallForms, model: Any, batch: Samples, state: Any) -> Any:
+    return task.run_model(model, batch, state) if forms.run_model else task.run_model(model, batch)
+
+
+def _compute_loss(task: Any, forms: CallForms, model: Any, batch: Samples, state: Any) -> Any:
+    output = _run_model(task, forms, model, batch, state)
+    if forms.compute_loss:
+        loss = task.compute_loss(model, batch, state, output)
+    else:
+        loss = task.compute_loss(output, batch)
+    return loss
 
 
 def _train_model(task: Any, model: Any, batch: Samples) -> Any:

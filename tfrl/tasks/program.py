@@ -2,23 +2,21 @@
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import struct
-from tfrl.envs.workers import WorkerPool
+from tfrl import checks, struct
 from tfrl.errors import UserError
 from tfrl.learners.reports import mean_of
 from tfrl.storage.checkpoint_format import misfits
 from tfrl.tasks import clips
+from tfrl.tasks.clips import MultiReplaySamples
 from tfrl.tasks.environments import EpisodeReturns, make_pool
 from tfrl.tasks.learner import TaskLearner
-from tfrl.tasks.replay_dataset import ReplayDataset
 from tfrl.tasks.sampler import Sampler, SamplingCounts
 from tfrl.tasks.samples import SampledTrajectory
-from tfrl.tasks.sampling import collect_samples
 from tfrl.tasks.task import RLTask
 from tfrl.workflows.run_state import RunMetrics, State
 
@@ -36,6 +34,20 @@ class TaskState(State):
     def program(self) -> "TaskProgram":
         """The model in its learner (`program.training.model`), workers and replay buffer."""
         return getattr(self.env_state, _PROGRAM, None)  # type: ignore[return-value]
+
+
+class Collection(NamedTuple):
+    """What a collection gave.
+
+    Attributes:
+      sampled: The trajectories as they were sampled, before the hooks.
+      counts: What happened.
+      next_episodes: Of each worker.
+    """
+
+    sampled: list[SampledTrajectory]
+    counts: SamplingCounts
+    next_episodes: list[int]
 
 
 class TaskProgram:
@@ -64,12 +76,8 @@ class TaskProgram:
         self.iterations = 0
         self.returns = EpisodeReturns()
         self._rng = np.random.Generator(np.random.PCG64(0))
-        self._replay = ReplayDataset(
-            batch_size=config.batch_size,
-            clip_size=config.num_samples,
-            stride=config.stride,
-            rng=self._rng,
-            replay_buffer_sample_size=config.replay_buffer_sample_size,
+        self._replay = MultiReplaySamples(
+            rng=self._rng, max_samples=config.replay_buffer_sample_size
         )
         # Of a checkpoint, until the first trajectory tells the structure of its nests.
         self._restored_replay = np.zeros([0], np.uint8)
@@ -91,40 +99,36 @@ class TaskProgram:
             replay_buffer_state={},
         )
 
-    def collect(
-        self, first_episodes: Iterable[int], counts: SamplingCounts
-    ) -> tuple[list[SampledTrajectory], list[int]]:
-        """Samples `num_collect_steps` env steps into the replay buffer.
+    def collect(self, first_episodes: Iterable[int]) -> "Collection":
+        """Samples `num_collect_steps` env steps into the replay buffer, by `collect_samples`.
 
         Args:
           first_episodes: Where each worker begins, if they are not running yet.
-          counts: What happened is added to it.
 
-        Returns:
-          The trajectories as they were sampled, before the hooks; and each worker's next episode.
+        Raises:
+          UserError: `collect_samples` returned something else than samples, or none.
         """
-        task, config, model = self._task, self._task.config, self.training.model
+        task, config = self._task, self._task.config
+        sampler = self._running_sampler(first_episodes)
         sampled: list[SampledTrajectory] = []
-
-        def postprocess(trajectory: SampledTrajectory) -> SampledTrajectory:
-            sampled.append(trajectory)
-            return task.postprocess_trajectory(model, trajectory)
-
-        pool = self._running_pool(first_episodes)
-        trajectories = collect_samples(
-            self._sampler or pool,
-            lambda states, optimal: task.get_actions(model, states, optimal),
+        counts = sampler.counts = SamplingCounts()
+        sampler.on_trajectory = sampled.append
+        samples = task.collect_samples(
+            model=self.training.model,
+            worker_pool=sampler,
             total_samples=config.num_collect_steps,
-            clip_length=config.clip_span,
             max_trajectory_length=config.max_trajectory_length,
             min_batch_size=config.min_action_batch_size,
             max_wait_time=config.max_wait_time,
-            postprocess_trajectory=postprocess,
-            postprocess_trajectories=lambda ts: task.postprocess_trajectories(model, ts),
-            counts=counts,
+            optimal=False,
         )
+        thing = f"collect_samples of {type(task).__name__}"
+        checks.instance(thing, samples, MultiReplaySamples, "MultiReplaySamples")
+        trajectories = samples.in_order()
         self._store(trajectories)
-        return sampled, pool.next_episodes
+        if not sampled:  # by other means than the sampler
+            sampled, counts.samples = trajectories, len(samples)
+        return Collection(sampled, counts, sampler.pool.next_episodes)
 
     def update(self, seed: int, iteration: int, env_steps: int) -> tuple[dict[str, float], int]:
         """Updates on clips of the replay buffer until the task's epoch is over.
@@ -142,12 +146,19 @@ class TaskProgram:
         """
         sequence = np.random.SeedSequence(seed, spawn_key=(iteration,))
         self._rng.bit_generator.state = np.random.PCG64(sequence).state
-        timesteps = tf.constant(env_steps, tf.int64)
+        counts = tf.constant([iteration, env_steps], tf.int64)
         rows: list[dict[str, Any]] = []
-        for batch in self._replay.as_dataset():
-            rows.append(self._train(batch, timesteps))
+        for batch in self._task.build_rl_dataset(self._replay):
+            rows.append(self._train(batch, counts, tf.constant(len(rows), tf.int64)))
             if self._task.epoch_is_over(len(rows), rows[-1]):
                 break
+        if not rows:
+            raise UserError(
+                f"build_rl_dataset of {type(self._task).__name__}",
+                expected="at least one batch",
+                got="none",
+                remedy="Return a dataset of batches of clips.",
+            )
         rows = [{n: float(x) for n, x in row.items()} for row in rows]
         wrong = [i for i, row in enumerate(rows) if not row.pop("finite")]
         if wrong:
@@ -210,7 +221,7 @@ class TaskProgram:
             return np.zeros([0], np.uint8)
         if self._restored_replay.size:
             return self._restored_replay
-        return clips.to_bytes(self._replay.samples.in_order())
+        return clips.to_bytes(self._replay.in_order())
 
     def close(self) -> None:
         """Ends the workers; the next collection would start others."""
@@ -218,19 +229,23 @@ class TaskProgram:
             self._close_pool()
         self._sampler = self._close_pool = None
 
-    def _running_pool(self, first_episodes: Iterable[int]) -> WorkerPool:
+    def _running_sampler(self, first_episodes: Iterable[int]) -> Sampler:
         if self._sampler is None:
             config = self._task.config
-            pool = make_pool(
-                self._task,
-                num_workers=config.num_env_workers,
-                seed=config.env_seed,
-                first_episodes=list(first_episodes),
-            )
-            self._sampler = Sampler(pool)
+            pool = make_pool(self._task, num_workers=config.num_env_workers, seed=config.env_seed)
             # The workers go with the last state of the run.
             self._close_pool = weakref.finalize(self, pool.close)
-        return self._sampler.pool
+            if len(pool) != config.num_pool_workers:
+                self.close()
+                raise UserError(
+                    f"get_worker_pool of {type(self._task).__name__}",
+                    expected=f"{config.num_pool_workers} workers, by num_env_workers",
+                    got=str(len(pool)),
+                    remedy="Make as many: a checkpoint holds the next episode of each.",
+                )
+            pool.next_episodes = list(first_episodes)
+            self._sampler = Sampler(pool)
+        return self._sampler
 
     def _store(self, trajectories: list[SampledTrajectory]) -> None:
         if not trajectories:
@@ -243,6 +258,10 @@ class TaskProgram:
         if self._task.config.on_policy:
             self._replay.clear()
         if self._restored_replay.size:
-            self._replay.add(clips.from_bytes(self._restored_replay, trajectories[0]))
+            trajectories = [
+                *clips.from_bytes(self._restored_replay, trajectories[0]),
+                *trajectories,
+            ]
             self._restored_replay = np.zeros([0], np.uint8)
-        self._replay.add(trajectories)
+        for trajectory in trajectories:
+            self._replay.add(trajectory)

@@ -30,32 +30,42 @@ class ReplayDataset:
 
     def __init__(
         self,
-        *,
-        batch_size: int,
-        clip_size: int,
-        rng: np.random.Generator | None = None,
+        samples: MultiReplaySamples | None = None,
+        clip_size: int = 1,
         stride: int = 1,
+        *,
+        batch_size: int | None = None,
         only_last: bool = False,
+        rng: np.random.Generator | None = None,
         replay_buffer_sample_size: int = 10_000,
     ):
-        """Makes an empty store.
+        """Makes an empty store, or reads one that there is.
 
         Args:
-          batch_size: Clips of a batch.
+          samples: What is read, and added to; None for a store of its own.
           clip_size: Samples of a clip.
-          rng: Draws the clips; a fresh one, with a seed of the operating system, if None.
           stride: Steps from one sample of a clip to the next.
+          batch_size: Clips of a batch; None for single clips `[clip, ...]` in place of batches.
           only_last: Takes clips that end at a worker's newest sample.
-          replay_buffer_sample_size: Environment steps that are kept; the oldest go.
+          rng: Draws the clips of its own store; a fresh one, with a seed of the operating system,
+            if None.
+          replay_buffer_sample_size: Environment steps that its own store keeps; the oldest go.
 
         Raises:
           UserError: For a number that is no positive integer, or a clip that spans more than is
             kept.
         """
-        checks.at_least("batch_size", batch_size, 1, remedy="It counts clips.")
+        remedy = "It counts clips."
+        checks.at_least("batch_size", batch_size, 1, optional=True, remedy=remedy)
+        self._batch_size = batch_size
+        self._clip = (clip_size, stride, only_last)
         span = clip_span(clip_size, stride)
         size = replay_buffer_sample_size
         checks.at_least("replay_buffer_sample_size", size, 1, remedy="It counts steps.")
+        if samples is not None:
+            thing, kind = "samples of a ReplayDataset", MultiReplaySamples
+            self.samples = checks.instance(thing, samples, kind, "MultiReplaySamples")
+            return
         if replay_buffer_sample_size < span:
             raise UserError(
                 "replay_buffer_sample_size",
@@ -65,9 +75,6 @@ class ReplayDataset:
                 remedy="Raise it, or take shorter clips.",
             )
         self.samples = MultiReplaySamples(rng=rng, max_samples=replay_buffer_sample_size)
-        self._batch_size = batch_size
-        self._clip = (clip_size, stride, only_last)
-        self._spec: Samples | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -85,8 +92,6 @@ class ReplayDataset:
             trajectories = [trajectories]
         for trajectory in trajectories:
             self.samples.add(trajectory)
-            if self._spec is None:
-                self._spec = self._batch_spec(trajectory)
 
     def clear(self) -> None:
         """Removes all trajectories."""
@@ -95,9 +100,13 @@ class ReplayDataset:
     def draw(self) -> Samples:
         """Returns one batch as NumPy arrays `[batch, clip, ...]`; `last_obs` is `[batch, ...]`.
 
+        Without a `batch_size` there is no batch axis.
+
         Raises:
           UserError: No stored trajectory is long enough.
         """
+        if self._batch_size is None:
+            return self.samples.sample(*self._clip)
         return self.samples.sample_batch(self._batch_size, *self._clip)
 
     def as_dataset(self) -> tf.data.Dataset:
@@ -109,7 +118,7 @@ class ReplayDataset:
         """
         clip_size, stride, _ = self._clip
         self.samples.check_clip(clip_size, stride)
-        spec = self._spec
+        spec = self._batch_spec(next(iter(self.samples.workers.values())).oldest)
 
         def batches() -> Iterator[tuple[np.ndarray, ...]]:
             while True:
@@ -130,13 +139,13 @@ class ReplayDataset:
 
     def _batch_spec(self, trajectory: SampledTrajectory) -> Samples:
         clip = trajectory.clip(0, 1)
-        lead = [self._batch_size, self._clip[0]]
+        batch = [] if self._batch_size is None else [self._batch_size]
 
         def timed(x: np.ndarray) -> tf.TensorSpec:
-            return tf.TensorSpec([*lead, *x.shape[1:]], x.dtype)
+            return tf.TensorSpec([*batch, self._clip[0], *x.shape[1:]], x.dtype)
 
         spec = lookback_buffer.map_leaves(timed, clip)
         last = lookback_buffer.map_leaves(
-            lambda x: tf.TensorSpec([self._batch_size, *np.shape(x)], x.dtype), clip.last_obs
+            lambda x: tf.TensorSpec([*batch, *np.shape(x)], x.dtype), clip.last_obs
         )
         return spec.replace(last_obs=last)

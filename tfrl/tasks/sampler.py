@@ -2,9 +2,11 @@
 
 import dataclasses
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tfrl.envs.env_calls import RunningCall
 from tfrl.envs.workers import NoState, WorkerError, WorkerPool, WorkerState
@@ -26,7 +28,8 @@ class SamplingBounds:
       max_trajectory_length: Samples of the longest one; None for no bound.
       min_batch_size: States that a batch is waited for.
       max_batch_size: States of the largest batch; at most the workers.
-      max_wait_time: Seconds that a state is kept waiting for others at most.
+      max_wait_time: Seconds that a state is kept waiting for others at most; infinity for a batch
+        that is always waited for.
       max_discarded_in_a_row: Samples that may be discarded without a trajectory that can be used;
         None for no bound.
     """
@@ -291,7 +294,13 @@ class Sampler:
 
     A sampler resets its pool at its first call, and after an error of a worker. Give it to
     `iter_samples` in place of the pool: with the pool itself, every call begins new episodes, and
-    of long episodes only the start would ever be seen.
+    of long episodes only the start would ever be seen. It has the pool's methods for states and
+    actions: what is written for a pool takes a sampler too.
+
+    Attributes:
+      pool: The workers.
+      counts: What happened in the calls that were given no counts of their own.
+      on_trajectory: Called with each trajectory as it is given out, before all hooks; or None.
     """
 
     def __init__(self, pool: WorkerPool):
@@ -301,6 +310,8 @@ class Sampler:
           pool: The workers; nobody else may use them meanwhile.
         """
         self.pool = pool
+        self.counts = SamplingCounts()
+        self.on_trajectory: Callable[[SampledTrajectory], object] | None = None
         self.tracks = [Track(worker_id) for worker_id in range(len(pool))]
         self._generation = 0
         self._user: object = None
@@ -318,8 +329,36 @@ class Sampler:
             self.pool.reset()
             self._generation = self.pool.generation
 
-    def get_state(self, user: object, timeout: float | None) -> WorkerState | NoState:
-        """The pool's, for whoever samples now.
+    # Of the pool.
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def reset(self, worker_id: int | None = None) -> None:
+        """See `WorkerPool.reset`; the next call of `iter_samples` then begins new episodes."""
+        self.pool.reset(worker_id)
+
+    def get_state(self, timeout: float | None = None) -> WorkerState | NoState:
+        """See `WorkerPool.get_state`."""
+        return self.pool.get_state(timeout)
+
+    def send_action(self, action: Any, worker_id: int, generation: int | None = None) -> bool:
+        """See `WorkerPool.send_action`."""
+        return self.pool.send_action(action, worker_id, generation)
+
+    # Of a call of `iter_samples`.
+
+    def reset_worker(self, worker_id: int) -> None:
+        """Begins a new episode in one worker, for the one who samples now."""
+        self.pool.reset(worker_id)
+        self._generation = self.pool.generation
+
+    def next_state(self, user: object, timeout: float | None) -> WorkerState | NoState:
+        """The pool's, for the one who samples now.
+
+        Args:
+          user: Who asks.
+          timeout: Seconds; None or infinity for no bound.
 
         Raises:
           UserError: Sampling has begun anew elsewhere.
@@ -334,7 +373,7 @@ class Sampler:
             )
         try:
             with _WAITING:
-                return self.pool.get_state(timeout)
+                return self.pool.get_state(None if timeout == math.inf else timeout)
         except WorkerError:
             self._generation = 0
             raise
@@ -402,7 +441,7 @@ class Sampling:
                 if timeout <= 0.0:
                     self._retire_late_workers()
                     continue
-            state = self._sampler.get_state(self, timeout)
+            state = self._sampler.next_state(self, timeout)
             if isinstance(state, WorkerState):
                 self._receive(state)
             elif state is NoState.IDLE and ready:
@@ -411,7 +450,7 @@ class Sampling:
                 raise RuntimeError("No worker is busy, and none may act.")
 
     def _take_what_has_arrived(self) -> None:
-        while isinstance(state := self._sampler.get_state(self, 0.0), WorkerState):
+        while isinstance(state := self._sampler.next_state(self, 0.0), WorkerState):
             self._receive(state)
 
     def _waiting(self) -> tuple[list[Track], list[Track]]:
@@ -465,17 +504,19 @@ class Sampling:
                 lookback_buffer.take(actions, row),
                 lookback_buffer.take(extras, row) if extras else {},
             )
-            pool.send_action(state.worker_id, lookback_buffer.take(actions, i), state.generation)
+            pool.send_action(lookback_buffer.take(actions, i), state.worker_id, state.generation)
 
     def _receive(self, state: WorkerState) -> None:
         track = self._tracks[state.worker_id]
         if state.lost and track.in_flight:
             self._counts.dropped_actions += 1
+        longest = self._bounds.max_trajectory_length
+        if not state.last and track.in_flight and track.size == longest:
+            state = state._replace(truncated=True)
+            self._sampler.reset_worker(state.worker_id)
         track.receive(state, time.monotonic())
         if state.last:
             self._close(track, state.obs, cut=state.lost)
-        elif track.size == self._bounds.max_trajectory_length:
-            self._close(track, state.obs, cut=True)
 
     def _close(self, track: Track, last_obs: object, cut: bool) -> None:
         if not track.size:

@@ -1,6 +1,7 @@
 """`iter_samples` and `collect_samples`: trajectories of a model in a pool of environments."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def iter_samples(
     max_trajectory_length: int | None = None,
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
-    max_wait_time: float = 0.1,
+    max_wait_time: float | None = 0.1,
     max_discarded_in_a_row: int | None = 100_000,
     optimal: bool = False,
     postprocess_trajectory: PostprocessTrajectory | None = None,
@@ -38,13 +39,13 @@ def iter_samples(
 ) -> Iterator[SampledTrajectory]:
     """Returns an iterator over trajectories with exactly `total_samples` samples in all.
 
-    A trajectory ends with the episode, at `max_trajectory_length` (the episode then goes on in the
-    next one), when its worker is lost, and when the total is reached. All workers' steps count as
-    they are taken, so short episodes are not preferred. Those shorter than `min_trajectory_length`
-    are discarded, counted, warned of (the first, the 10th, the 100th, ...), and replaced. So that
-    the total comes out exactly all the same, a trajectory may lose samples at its start, never at
-    its end, and one that is too short for that may be replaced by a longer one; the last few are
-    held back for that until others have as much to spare.
+    A trajectory ends with the episode, at `max_trajectory_length` (which ends the episode and
+    resets its environment), when its worker is lost, and when the total is reached. All workers'
+    steps count as they are taken, so short episodes are not preferred. Those shorter than
+    `min_trajectory_length` are discarded, counted, warned of (the first, the 10th, the 100th, ...),
+    and replaced. So that the total comes out exactly all the same, a trajectory may lose samples at
+    its start, never at its end, and one that is too short for that may be replaced by a longer one;
+    the last few are held back for that until others have as much to spare.
 
     The model is called with the states that are there, `min_batch_size` or more of them if so many
     come within `max_wait_time`. Near the end, workers that do not answer for `max_wait_time` while
@@ -61,11 +62,11 @@ def iter_samples(
       total_samples: Environment steps to give out; None for a stream without an end.
       clip_length: Steps that a clip of these samples spans.
       min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None, and no less.
-      max_trajectory_length: Longer ones are cut; None for no bound.
+      max_trajectory_length: An episode is ended there, as a truncation; None for no bound.
       min_batch_size: States to wait for.
       max_batch_size: States of one call of `get_actions` at most; the size of the pool if None or
         larger.
-      max_wait_time: Seconds.
+      max_wait_time: Seconds. None waits for `max_batch_size` states, or all that can come.
       max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
         can be used; then it is an error, since there may be no end to it. None: no bound.
       optimal: Handed on: whether to act as well as possible, without exploring.
@@ -95,12 +96,14 @@ def iter_samples(
         max_discarded_in_a_row=max_discarded_in_a_row,
     )
     _check_progress(progress, total_samples)
-    counted = SamplingCounts() if counts is None else counts
+    counted = sampler.counts if counts is None else counts
 
     def run() -> Iterator[SampledTrajectory]:
         with _shown(progress, bounds) as on_progress:
             sampling = Sampling(sampler, get_actions, bounds, optimal, counted, on_progress)
             for trajectory in sampling.run():
+                if sampler.on_trajectory is not None:
+                    sampler.on_trajectory(trajectory)
                 yield _postprocessed(trajectory, postprocess_trajectory)
 
     return run()
@@ -116,7 +119,7 @@ def collect_samples(
     max_trajectory_length: int | None = None,
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
-    max_wait_time: float = 0.1,
+    max_wait_time: float | None = 0.1,
     max_discarded_in_a_row: int | None = 100_000,
     optimal: bool = False,
     postprocess_trajectory: PostprocessTrajectory | None = None,
@@ -132,10 +135,10 @@ def collect_samples(
       total_samples: Environment steps to return.
       clip_length: Steps that a clip of these samples spans.
       min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None.
-      max_trajectory_length: Longer ones are cut; None for no bound.
+      max_trajectory_length: An episode is ended there, as a truncation; None for no bound.
       min_batch_size: States to wait for.
       max_batch_size: States of one call of `get_actions` at most; None for the size of the pool.
-      max_wait_time: Seconds.
+      max_wait_time: Seconds; None waits for `max_batch_size` states.
       max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
         can be used; then it is an error, since there may be no end to it. None: no bound.
       optimal: Handed on.
@@ -149,13 +152,7 @@ def collect_samples(
       UserError: As `iter_samples`, or the hook returns something else than trajectories.
       WorkerError: As `iter_samples`.
     """
-    if total_samples is None:
-        raise UserError(
-            "total_samples",
-            expected="a whole number of at least 1",
-            got="None",
-            remedy="A stream without an end is only for iter_samples.",
-        )
+    check_total(total_samples)
     trajectories = list(
         iter_samples(
             pool,
@@ -176,7 +173,23 @@ def collect_samples(
     )
     if postprocess_trajectories is None:
         return trajectories
-    return [_checked(t) for t in _sequence(postprocess_trajectories(trajectories))]
+    return checked_trajectories(postprocess_trajectories(trajectories))
+
+
+def check_total(total_samples: Any) -> None:
+    """Raises a UserError where no end of a collection is given."""
+    if total_samples is None:
+        raise UserError(
+            "total_samples",
+            expected="a whole number of at least 1",
+            got="None",
+            remedy="A stream without an end is only for iter_samples.",
+        )
+
+
+def checked_trajectories(result: Any) -> list[SampledTrajectory]:
+    """Returns what `postprocess_trajectories` returned; a UserError for no list of trajectories."""
+    return [_checked(t) for t in _sequence(result)]
 
 
 def checked_bounds(
@@ -188,7 +201,7 @@ def checked_bounds(
     max_trajectory_length: int | None,
     min_batch_size: int,
     max_batch_size: int | None,
-    max_wait_time: float,
+    max_wait_time: float | None,
     max_discarded_in_a_row: int | None,
 ) -> SamplingBounds:
     """Returns the bounds with what was left open filled in; see `iter_samples`.
@@ -212,14 +225,12 @@ def checked_bounds(
     at_least = count("min_batch_size", min_batch_size)
     at_most = optional("max_batch_size", max_batch_size, num_workers)
     _check_batches(at_least, at_most, num_workers)
-    wait = checks.number(
-        "max_wait_time",
-        max_wait_time,
-        0,
-        remedy="It counts seconds; with 0 no state waits for others.",
-    )
+    remedy = "It counts seconds; with 0 no state waits for others."
+    wait = checks.number("max_wait_time", max_wait_time, 0, optional=True, remedy=remedy)
     discards = optional("max_discarded_in_a_row", max_discarded_in_a_row, None)
     at_most = min(at_most, num_workers)
+    if wait is None:
+        at_least, wait = at_most, math.inf
     return SamplingBounds(total, shortest, longest, at_least, at_most, float(wait), discards)
 
 

@@ -18,7 +18,6 @@ from tfrl.evaluation.video_file import Preview
 from tfrl.tasks import clip_recording, policy_export
 from tfrl.tasks.environments import evaluate_task
 from tfrl.tasks.program import TaskProgram, TaskState
-from tfrl.tasks.sampler import SamplingCounts
 from tfrl.tasks.task import RLTask
 from tfrl.types import AgentState
 from tfrl.workflows.core import Advance, Workflow
@@ -120,11 +119,11 @@ class TaskWorkflow(Workflow):
     def _iterate(
         self, state: TaskState, seconds: dict[str, float]
     ) -> tuple[dict[str, Any], TaskState]:
-        program, counts, times = self._program(state), SamplingCounts(), [time.monotonic()]
+        program, times = self._program(state), [time.monotonic()]
         # Also where the iteration fails: it has changed what the state refers to.
         program.iterations += 1
         episodes = state.env_state.numpy().tolist()
-        sampled, next_episodes = program.collect(episodes, counts)
+        sampled, counts, next_episodes = program.collect(episodes)
         times.append(time.monotonic())
         ended = program.returns.add(sampled)
         metrics = state.metrics.counted(
@@ -147,7 +146,7 @@ class TaskWorkflow(Workflow):
             "replay_samples": program.replay_size,
             "discarded_samples": counts.discarded_samples,
             "dropped_actions": counts.dropped_actions,
-            "action_batch_size": counts.states / counts.batches,
+            "action_batch_size": counts.states / max(1, counts.batches),
             "worker_restarts": program.restarts,
         }, state
 
@@ -181,9 +180,10 @@ class TaskWorkflow(Workflow):
         return self.load_values(self._begin(state.key), self.state_values(state))
 
     def close(self) -> None:
-        """Ends the workers of all runs."""
+        """Ends the workers of all runs and closes the environment that the task keeps for clips."""
         for program in list(self._programs):
             program.close()
+        self.task.close()
 
     # What a checkpoint holds.
 

@@ -210,8 +210,8 @@ def test_binaries(tmp_path):
     )
     for binary, flags in (
         ("train", ["--gin_file=my_pool.gin"]),
-        ("evaluate", ["--episodes=4"]),
-        ("export", ["--format=tflite"]),
+        ("evaluate", ["--episodes=4", "--allow_code"]),
+        ("export", ["--format=tflite", "--allow_code"]),
     ):
         command = [sys.executable, str(ROOT / "bin" / f"{binary}.py"), "--root_dir=run", *flags]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -36,7 +36,7 @@ def play(pool, enough, choose=act):
         assert state, f"{state} after {len(states)} states"
         states.append(state)
         if not state.last:
-            pool.send_action(state.worker_id, choose(state), state.generation)
+            pool.send_action(choose(state), state.worker_id, state.generation)
     return states
 
 

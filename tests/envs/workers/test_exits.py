@@ -30,7 +30,7 @@ PROGRAM = """
         pool.reset()
     if fault.where == "step":
         for _ in range(2):
-            pool.send_action(pool.get_state(120.0).worker_id, 0)
+            pool.send_action(0, pool.get_state(120.0).worker_id)
         if fault.kind == "none":
             pool.get_state(120.0), pool.get_state(120.0)
     # So that the workers are where they shall be.

@@ -54,7 +54,7 @@ def faults_of(pool, count):
         assert state
         states.append(state)
         if not state.last:
-            pool.send_action(state.worker_id, 0)
+            pool.send_action(0, state.worker_id)
     return errors, states
 
 
@@ -147,7 +147,7 @@ def test_a_fault_that_has_arrived_is_told_by_the_reset():
         pool.reset()
         first_states(pool)
         for worker_id in range(2):
-            pool.send_action(worker_id, 0)
+            pool.send_action(0, worker_id)
         arrived(pool, 0, 1)
         # The second arrives together with the first.
         with pytest.raises(WorkerError, match="the walk broke") as first:
@@ -315,7 +315,7 @@ def test_an_action_for_an_episode_that_is_known_to_be_lost_is_dropped():
         firsts = first_states(pool)
         processes.kill([pool.pids[0]])
         arrived(pool, 0)
-        pool.send_action(1, 0)
+        pool.send_action(0, 1)
         # Waiting for worker 1 the pool sees the end of worker 0, whose loss may come first or not.
         order = [pool.get_state(PATIENCE)]
         if not order[0].lost:
@@ -378,7 +378,7 @@ def test_the_others_go_on_while_one_is_replaced():
         pool.reset()
         steps, revived = 0, None
         firsts = first_states(pool)
-        assert all(pool.send_action(w, 0) for w in firsts)
+        assert all(pool.send_action(0, w) for w in firsts)
         while revived is None:
             state = pool.get_state(PATIENCE)
             if state.worker_id == 0 and state.first:
@@ -386,7 +386,7 @@ def test_the_others_go_on_while_one_is_replaced():
             elif state.worker_id == 1:
                 steps += 1
                 if not state.last:
-                    pool.send_action(1, 0)
+                    pool.send_action(0, 1)
         assert revived.episode == 1 and pool.restarts == 1
         # The hang alone took twenty seconds.
         assert steps > 20
@@ -414,7 +414,7 @@ def test_a_caller_that_was_away_finds_what_came_in_time(monkeypatch):
         pool.reset()
         first_states(pool)
         for worker_id in range(2):
-            pool.send_action(worker_id, 0)
+            pool.send_action(0, worker_id)
         arrived(pool, 0, 1)
         away = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * PATIENCE)
         monkeypatch.setattr(base, "time", away)
@@ -433,7 +433,7 @@ def test_closing_does_not_wait_for_a_hang(mode):
         first_states(pool)
         pids = pool.pids
         for worker_id in range(2):
-            pool.send_action(worker_id, 0)
+            pool.send_action(0, worker_id)
         assert pool.get_state(PATIENCE).worker_id == 1
         assert pool.get_state(0.1) is NoState.TIMED_OUT
         before = time.monotonic()

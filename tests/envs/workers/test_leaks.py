@@ -77,7 +77,7 @@ def drive_and_kill(pool, kills, draw):
             lost += assert_follows(newest.get(state.worker_id), state)
             newest[state.worker_id] = state
             if not state.last:
-                pool.send_action(state.worker_id, state.step % 2, state.generation)
+                pool.send_action(state.step % 2, state.worker_id, state.generation)
         if time.monotonic() >= next_kill and len(pool.pids) > len(pool) // 2:
             # Its processes are not reaped yet, so that their numbers are nobody else's.
             processes.kill([draw.choice(pool.pids)])

@@ -101,7 +101,7 @@ def test_actions_are_copied(mode):
         firsts = first_states(pool)
         action = np.array([3, 9])
         for worker_id in firsts:
-            pool.send_action(worker_id, action[worker_id])
+            pool.send_action(action[worker_id], worker_id)
         action[:] = 77
         assert {pool.get_state(PATIENCE).obs[0] for _ in firsts} == {3, 9}
 
@@ -152,7 +152,7 @@ def test_integers_of_numpy_are_counts():
     with WorkerPool(ENDLESS, np.int64(2), force_sync=True, **counts) as pool:
         pool.reset()
         states = play(pool, lambda s: len(s) == 6)
-        assert not pool.send_action(np.int64(0), 0, generation=0)
+        assert not pool.send_action(0, np.int64(0), generation=0)
     assert [s.episode for s in states] == [3] * 6 and states[-1].truncated
 
 
@@ -180,7 +180,7 @@ def test_idle_and_timed_out_are_told_apart(mode, tmp_path):
         first_states(pool)
         quiet(pool)
         assert not NoState.IDLE and not NoState.TIMED_OUT
-        pool.send_action(1, 0)
+        pool.send_action(0, 1)
         if mode != "sync":
             before = time.monotonic()
             assert pool.get_state(timeout=0) is NoState.TIMED_OUT
@@ -203,9 +203,9 @@ def test_nothing_stale_crosses_a_reset(mode):
             pool.reset()
             assert pool.generation == generation
             # Actions for states of before are dropped, also after a state of now has come.
-            assert not any(pool.send_action(s.worker_id, 0, s.generation) for s in old)
+            assert not any(pool.send_action(0, s.worker_id, s.generation) for s in old)
             states = play(pool, lambda s, n=generation % 9: len(s) >= n)
-            assert not any(pool.send_action(s.worker_id, 0, s.generation) for s in old)
+            assert not any(pool.send_action(0, s.worker_id, s.generation) for s in old)
             assert {s.generation for s in states} <= {generation}
             for worker_id in range(2):
                 steps = [s.step for s in states if s.worker_id == worker_id]
@@ -267,21 +267,22 @@ def test_one_action_for_each_state(mode):
         with pytest.raises(UserError):
             pool.send_action(0, 0)
         assert pool.get_state(PATIENCE).first
-        assert pool.send_action(0, 1) is True
+        assert pool.send_action(1, 0) is True
         with pytest.raises(UserError):
-            pool.send_action(0, 1)
+            pool.send_action(1, 0)
         assert pool.get_state(PATIENCE).last
         with pytest.raises(UserError) as error:
-            pool.send_action(0, 1)
+            pool.send_action(1, 0)
         assert str(error.value) == message
         # None of that disturbed the worker.
         assert pool.get_state(PATIENCE).first
         for worker_id in (1, -1, "a", None, 0.5, False):
             with pytest.raises(UserError) as error:
-                pool.send_action(worker_id, 0)
+                pool.send_action(0, worker_id)
             assert str(error.value) == (
                 "worker_id of send_action: expected a whole number of at least 0 and at most 0, "
-                f"got {worker_id!r}. Give 0 to 0."
+                f"got {worker_id!r}. send_action(action, worker_id) is the order. There are "
+                "workers 0 to 0."
             )
 
 
@@ -448,6 +449,68 @@ def test_a_worker_alone(mode):
         worker.reset()
         state = worker.get_state(PATIENCE)
         assert (state.generation, state.episode, state.step) == (2, 8, 0)
+
+
+@pytest.mark.parametrize("mode", MOSTLY_FAST_MODES)
+@pytest.mark.parametrize("by_action", [False, True])
+def test_one_worker_is_reset(mode, by_action):
+    with make_pool(ENDLESS, 2, mode) as pool:
+        pool.reset()
+        firsts = first_states(pool)
+        pool.send_action(0, 0)
+        if by_action:
+            assert not pool.send_action("reset", 1, generation=0)
+            assert pool.send_action("reset", 1) is True
+        else:
+            pool.reset(1)
+        states = sorted((pool.get_state(PATIENCE) for _ in range(2)), key=lambda s: s.worker_id)
+        assert [(s.worker_id, s.episode, s.step) for s in states] == [(0, 0, 1), (1, 1, 0)]
+        assert states[1].info["seed"] == episode_seed(1337, 1, 1)
+        # What was for its former episode is dropped; the other's goes on.
+        assert not pool.send_action(0, 1, firsts[1].generation)
+        assert pool.send_action(0, 0, states[0].generation)
+        assert pool.get_state(PATIENCE).step == 2
+        # Also one that is busy, and all of them afterwards.
+        pool.send_action(0, 1)
+        pool.reset(1)
+        assert pool.get_state(PATIENCE)[2:4] == (2, 0)
+        pool.reset()
+        assert {s.episode for s in first_states(pool).values()} == {1, 3}
+        with pytest.raises(UserError, match="worker_id of reset: expected .* got 2. There are"):
+            pool.reset(2)
+        with pytest.raises(UserError, match="got 'close'. Call close()"):
+            pool.send_action("close", 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pool_of_workers(mode):
+    def make(worker_id, **options):
+        kind = SyncEnvironmentWorker if mode == "sync" else AsyncEnvironmentWorker
+        options |= {} if mode == "sync" else {"mode": mode}
+        return kind(ENDLESS, worker_id=worker_id, seed=3 + worker_id, **options)
+
+    workers = [make(w) for w in range(2)]
+    workers[1].reset()
+    assert workers[1].get_state(PATIENCE).info["seed"] == episode_seed(4, 1, 0)
+    workers[1].send_action("reset")
+    with WorkerPool.from_workers(workers) as pool:
+        assert pool.next_episodes == [0, 1]
+        pool.next_episodes = [5, 6]
+        pool.reset()
+        firsts = first_states(pool)
+        assert [firsts[w].info["seed"] for w in range(2)] == [
+            episode_seed(3, 0, 5),
+            episode_seed(4, 1, 6),
+        ]
+        pool.send_action(0, 1)
+        assert pool.get_state(PATIENCE)[:4] == (1, pool.generation, 6, 1)
+        with pytest.raises(UserError, match="0 of a WorkerPool: expected a worker of no pool"):
+            WorkerPool.from_workers(workers)
+        pids = pool.pids
+        assert len(pids) == (2 if mode == "process" else 0)
+    assert processes.gone(pids)
+    with make(1) as lonely, pytest.raises(UserError, match=r"in order, got worker_ids \[1\]"):
+        WorkerPool.from_workers([lonely])
 
 
 @pytest.mark.slow

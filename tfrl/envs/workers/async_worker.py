@@ -199,7 +199,7 @@ class AsyncEnvironmentWorker(EnvironmentWorker):
             self._begin()
         self._owes = True
 
-    def send_action(self, action: Any, generation: int | None = None) -> bool:
+    def _take_action(self, action: Any, generation: int | None) -> bool:
         """See the base class."""
         self._mailbox.check_open()
         state = self._protocol.take(generation)

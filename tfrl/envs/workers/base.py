@@ -74,6 +74,22 @@ class EpisodeProtocol:
         return state
 
 
+def asks_for_reset(action: Any) -> bool:
+    """Whether an action is the word "reset", which begins a new episode.
+
+    Raises:
+      UserError: For "close", which ends nothing here.
+    """
+    if isinstance(action, str) and action == "close":
+        raise UserError(
+            "send_action",
+            expected="an action, or 'reset'",
+            got="'close'",
+            remedy="Call close(): it ends the worker, or all workers of a pool.",
+        )
+    return isinstance(action, str) and action == "reset"
+
+
 def check_generation(generation: int | None, current: int) -> int:
     """Returns the number of a new generation: the given one, or that after the current one."""
     if generation is None:
@@ -140,6 +156,28 @@ class Mailbox:
     def put(self, worker: MailboxWorker, item: Item) -> None:
         """Appends a state, an error to raise, or work whose result is the state (None: no more)."""
         self._inbox.append((worker, item))
+
+    def absorb(self, worker: "EnvironmentWorker", other: "Mailbox") -> None:
+        """Takes over the mailbox of a worker that was alone until now.
+
+        Raises:
+          UserError: The worker belongs to a pool already, or is closed.
+        """
+        other.check_open()
+        if list(other._workers) != [worker]:
+            raise UserError(
+                f"environment worker {worker.worker_id} of a WorkerPool",
+                expected="a worker of no pool",
+                got="one that another pool has",
+                remedy="Make workers of its own for each pool.",
+            )
+        for key in other._selector.get_map().values():
+            self._selector.register(key.fileobj, key.events, key.data)
+        self.hosts.update(other.hosts)
+        self._inbox.extend(other._inbox)
+        other._shut.detach()
+        other.hosts.clear()
+        other.close()
 
     def watch(self, worker: MailboxWorker, host: Host) -> None:
         """Waits for the channel of a host from now on; more than once is harmless."""
@@ -260,6 +298,7 @@ class EnvironmentWorker(abc.ABC):
         self._factory = check_factory(env_factory)
         self._settings = RunnerSettings(worker_id, check_seed(seed), limit)
         self._protocol = EpisodeProtocol(worker_id, first_episode)
+        self.cleanup_time = cleanup_time
         self._mailbox = mailbox or Mailbox(self, cleanup_time)
         if mailbox is None:
             self._mailbox.serve([self])
@@ -293,12 +332,21 @@ class EnvironmentWorker(abc.ABC):
         """
         return self._mailbox.next(timeout)
 
-    @abc.abstractmethod
+    def join(self, mailbox: Mailbox) -> None:
+        """Has the states arrive in the mailbox of a pool from now on.
+
+        Raises:
+          UserError: The worker belongs to a pool already, or is closed.
+        """
+        mailbox.absorb(self, self._mailbox)
+        self._mailbox = mailbox
+
     def send_action(self, action: Any, generation: int | None = None) -> bool:
         """Sends the action for the state that `get_state` returned last.
 
         Args:
-          action: Of the environment's action space; it is copied.
+          action: Of the environment's action space; it is copied. The word "reset" is no action of
+            the environment's: it is `reset()`, at any time.
           generation: That of the state for which it was chosen. An action of an older generation
             is dropped. None: of the running one.
 
@@ -307,8 +355,18 @@ class EnvironmentWorker(abc.ABC):
           of an older generation.
 
         Raises:
-          UserError: The worker awaits no action, or is closed.
+          UserError: The worker awaits no action, or is closed; or the word "close" was sent.
         """
+        if not asks_for_reset(action):
+            return self._take_action(action, generation)
+        if generation is not None and generation != self.generation:
+            return False
+        self.reset()
+        return True
+
+    @abc.abstractmethod
+    def _take_action(self, action: Any, generation: int | None) -> bool:
+        """Sends an action of the environment's; see `send_action`."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -327,8 +385,15 @@ class EnvironmentWorker(abc.ABC):
 
     @property
     def next_episode(self) -> int:
-        """The number of the next episode that the caller has seen nothing of, for resuming."""
+        """The number of the next episode that the caller has seen nothing of, for resuming.
+
+        Set it for the next reset to begin with another.
+        """
         return self._protocol.next_episode
+
+    @next_episode.setter
+    def next_episode(self, episode: int) -> None:
+        self._protocol.next_episode = checks.at_least("next_episode", episode, 0)
 
     @property
     def generation(self) -> int:

@@ -7,7 +7,7 @@ import gymnasium
 
 from tfrl import checks
 from tfrl.envs.workers.async_worker import AsyncEnvironmentWorker, WorkerLimits
-from tfrl.envs.workers.base import Mailbox
+from tfrl.envs.workers.base import EnvironmentWorker, Mailbox, asks_for_reset
 from tfrl.envs.workers.protocol import NoState, WorkerMode, WorkerState
 from tfrl.envs.workers.runner import EnvFactory, check_factory
 from tfrl.envs.workers.sync_worker import SyncEnvironmentWorker
@@ -25,7 +25,7 @@ class WorkerPool:
         while collecting:
             state = pool.get_state(timeout=1.0)
             if state and not state.last:
-                pool.send_action(state.worker_id, choose(state.obs))
+                pool.send_action(choose(state.obs), state.worker_id)
     ```
 
     An episode of n steps arrives as n + 1 states, see `WorkerState`; its worker then begins the
@@ -101,20 +101,52 @@ class WorkerPool:
             raise
         self._mailbox.serve(self._workers)
 
-    def reset(self) -> None:
-        """Begins a new episode in every worker.
+    @classmethod
+    def from_workers(cls, workers: Sequence[EnvironmentWorker]) -> "WorkerPool":
+        """Makes a pool of workers, which it closes.
+
+        Args:
+          workers: Those with the `worker_id`s 0, 1, ... in this order, which belong to no pool yet.
+
+        Raises:
+          UserError: They are others.
+        """
+        ids = [worker.worker_id for worker in workers]
+        if not ids or ids != list(range(len(ids))):
+            raise UserError(
+                "workers of a WorkerPool",
+                expected="one or more, with the worker_ids 0, 1, ... in order",
+                got=f"worker_ids {ids}",
+                remedy="Make worker w with worker_id=w, which its seeds follow from.",
+            )
+        pool = cls.__new__(cls)
+        pool._left_threads = 0
+        pool._generation = max(worker.generation for worker in workers)
+        pool._mailbox = Mailbox(pool, max(worker.cleanup_time for worker in workers))
+        pool._workers = list(workers)  # type: ignore[arg-type]
+        for worker in workers:
+            worker.join(pool._mailbox)
+        pool._mailbox.serve(pool._workers)
+        return pool
+
+    def reset(self, worker_id: int | None = None) -> None:
+        """Begins a new episode in every worker, or in one.
 
         States of before do not arrive any more, actions for them are dropped, in the pool and in
         the workers. Episode numbers, and with them seeds, go on after the last that was seen.
 
+        Args:
+          worker_id: The worker; None for all of them.
+
         Raises:
           WorkerError: A fault that `get_state` had not told yet; the reset has not begun.
-          UserError: The pool is closed.
+          UserError: There is no such worker, or the pool is closed.
         """
+        workers = self._workers if worker_id is None else [self._worker(worker_id, "reset")]
         self._mailbox.check_open()
         self._mailbox.raise_faults()
-        self._generation += 1
-        for worker in self._workers:
+        self._generation = 1 + max(self._generation, *(w.generation for w in workers))
+        for worker in workers:
             worker.reset(self._generation)
 
     def get_state(self, timeout: float | None = None) -> WorkerState | NoState:
@@ -136,12 +168,13 @@ class WorkerPool:
         """
         return self._mailbox.next(timeout)
 
-    def send_action(self, worker_id: int, action: Any, generation: int | None = None) -> bool:
+    def send_action(self, action: Any, worker_id: int, generation: int | None = None) -> bool:
         """Sends the action for the last state that `get_state` returned of a worker.
 
         Args:
+          action: Of the environment's action space; it is copied. The word "reset" is no action of
+            the environment's: it is `reset(worker_id)`, at any time.
           worker_id: `WorkerState.worker_id`.
-          action: Of the environment's action space; it is copied.
           generation: `WorkerState.generation` of the state for which it was chosen. An action of an
             older generation is dropped. None: of the running one.
 
@@ -150,11 +183,23 @@ class WorkerPool:
           state with `lost` tells), or of an older generation.
 
         Raises:
-          UserError: There is no such worker, or it awaits no action, or the pool is closed.
+          UserError: There is no such worker, or it awaits no action, or the pool is closed; or the
+            word "close" was sent.
         """
+        worker = self._worker(worker_id, "send_action")
+        if not asks_for_reset(action):
+            return worker.send_action(action, generation)
+        if generation is not None and generation != worker.generation:
+            return False
+        self.reset(worker_id)
+        return True
+
+    def _worker(self, worker_id: Any, method: str) -> Worker:
         most = len(self._workers) - 1
-        checks.at_least("worker_id of send_action", worker_id, 0, maximum=most)
-        return self._workers[worker_id].send_action(action, generation)
+        order = "send_action(action, worker_id) is the order. " if method == "send_action" else ""
+        remedy = f"{order}There are workers 0 to {most}."
+        name = f"worker_id of {method}"
+        return self._workers[checks.at_least(name, worker_id, 0, maximum=most, remedy=remedy)]
 
     def close(self) -> None:
         """Ends all workers: within `cleanup_time`, then by force. Twice is harmless."""
@@ -173,13 +218,22 @@ class WorkerPool:
 
     @property
     def generation(self) -> int:
-        """How many times the pool was reset."""
+        """How many times the pool, or one of its workers, was reset."""
         return self._generation
 
     @property
     def next_episodes(self) -> list[int]:
-        """Of each worker the next episode that nothing was seen of: `first_episodes` to resume."""
+        """Of each worker the next episode that nothing was seen of: `first_episodes` to resume.
+
+        Set it for the next reset to begin with others.
+        """
         return [worker.next_episode for worker in self._workers]
+
+    @next_episodes.setter
+    def next_episodes(self, episodes: Sequence[int]) -> None:
+        checked = _checked_episodes(episodes, len(self._workers))
+        for worker, episode in zip(self._workers, checked, strict=True):
+            worker.next_episode = episode
 
     @property
     def restarts(self) -> int:

@@ -55,7 +55,7 @@ class WorkerState(NamedTuple):
 
     Attributes:
       worker_id: Which worker, from 0.
-      generation: How many times the pool had been reset when the episode began.
+      generation: The count of resets, of the pool or of single workers, when the episode began.
       episode: The episode's number among those of this worker; with it its seed is determined.
       step: How many actions of the episode came before.
       obs: The observation, a nest of NumPy arrays with the dtypes of the observation space.

@@ -78,7 +78,7 @@ class SyncEnvironmentWorker(EnvironmentWorker):
         self._protocol.begin(check_generation(generation, self.generation))
         self._work(lambda runner: runner.reset(self.generation, self._protocol.next_episode))
 
-    def send_action(self, action: Any, generation: int | None = None) -> bool:
+    def _take_action(self, action: Any, generation: int | None) -> bool:
         """See the base class; the environment is stepped by the next `get_state`."""
         self._mailbox.check_open()
         if self._protocol.take(generation) is None:
