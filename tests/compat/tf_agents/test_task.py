@@ -105,7 +105,7 @@ def test_an_update_is_the_agents_train():
     training = TaskLearner(task)
     model, agent = training.model, task.agent
     train = tf.function(training.train, autograph=False)
-    steps = tf.constant(0, tf.int64)
+    counts, steps = tf.constant([1, 0], tf.int64), tf.constant(0, tf.int64)
     rng = np.random.default_rng(0)
     obs = rng.normal(size=[6, 3, 4]).astype(np.float32)
     action, reward = rng.integers(0, 2, [6, 2]), rng.normal(size=[6, 2]).astype(np.float32)
@@ -124,13 +124,13 @@ def test_an_update_is_the_agents_train():
     )  # fmt: skip
     step = tf.function(lambda: agent.train(variables, items, key), autograph=False)
     expected = float(step()["loss"])
-    found = train(tf.nest.map_structure(tf.constant, clips), steps)
+    found = train(tf.nest.map_structure(tf.constant, clips), counts, steps)
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
     for mine, wanted in zip(model.values, tf.nest.flatten(variables), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-6, err_msg=mine.name)
     before = [v.numpy() for v in model.values]
     clips = clips.replace(reward=np.full_like(reward, np.nan))
-    assert not bool(train(tf.nest.map_structure(tf.constant, clips), steps)["finite"])
+    assert not bool(train(tf.nest.map_structure(tf.constant, clips), counts, steps)["finite"])
     for mine, x in zip(model.values, before, strict=True):
         np.testing.assert_array_equal(mine, x)
 
