@@ -160,7 +160,8 @@ def test_rows_trained_are_counted():
         both = found[ALL_MODULES]
         assert both["num_module_steps_trained"] == 36 and both["num_env_steps_trained"] == 24
         assert both["num_env_steps_trained_lifetime"] == 24 * (i + 1)
-        assert both["num_env_steps_trained_lifetime_per_second"] > 0
+        speed = (ALL_MODULES, "num_env_steps_trained_lifetime_per_second")
+        assert learner.metrics.peek(speed) > 0 and speed[1] not in both
     assert learner.metrics.reduce()["a"]["num_module_steps_trained"] == 48
     found = learner.update_from_batch({"a": rows["a"]}, minibatch_size=5, remainder="pad")
     assert found["a"]["num_module_steps_trained"] == 12

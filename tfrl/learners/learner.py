@@ -886,7 +886,7 @@ class Learner:
     def _ended(self, steps: tf.Tensor, results: Results) -> Results:
         """Results after the hook at the end of an update, with what it logs."""
         self.on_update_end(timesteps=int(steps), results=results)
-        put_logged(self, results)
+        put_logged(results, self.metrics.logged())
         return results
 
     def _update_from_batch(

@@ -11,7 +11,7 @@ from tfrl.learners import traced_metrics
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.metrics import MetricsLogger
 from tfrl.metrics.accumulator import reduction
-from tfrl.metrics.logger import put
+from tfrl.metrics.logger import PER_SECOND, put
 from tfrl.metrics.metric import MetricSettings
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, Any]]
 
 _MEAN, _SUM, _LAST = (MetricSettings(), MetricSettings("sum"), MetricSettings(window=1))
+_SPEED = keys.NUM_ENV_STEPS_TRAINED_LIFETIME + PER_SECOND
 _PER_UPDATE = (
     keys.NUM_MODULE_STEPS_TRAINED,
     keys.NUM_ENV_STEPS_TRAINED,
@@ -92,10 +93,14 @@ def log_rows(metrics: MetricsLogger, rows: Results, path: tuple[str, ...] = ()) 
             metrics.log_with(own, logged_as(own[0], name), value)
 
 
-def put_logged(learner: Learner, results: Results) -> None:
-    """Puts what has been logged since the last update into the results of this one, reduced."""
-    for path, value in learner.metrics.logged().items():
-        put(results, path, value)
+def put_logged(results: Results, logged: Mapping[tuple[str, ...], Any]) -> None:
+    """Puts what has been logged since the last update into the results of this one, reduced.
+
+    Without the speed of the training: equal learners have equal results.
+    """
+    for path, value in logged.items():
+        if path[-1] != _SPEED:
+            put(results, path, value)
 
 
 def _log_trained_rows(learner: Learner, rows: Results, sizes: Mapping[str, float]) -> Results:
@@ -125,7 +130,7 @@ def count_batches(learner: Learner, results: Results, number: int) -> None:
     """Counts the batches that an iterator gave."""
     _keep(learner, ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED_LIFETIME, number)
     learner.metrics.log_with((ALL_MODULES, keys.DATASET_NUM_ITERS_TRAINED), _SUM, number)
-    put_logged(learner, results)
+    put_logged(results, learner.metrics.logged())
     results.setdefault(ALL_MODULES, {})[keys.DATASET_NUM_ITERS_TRAINED] = number
 
 
@@ -170,8 +175,7 @@ def report(
     logged = learner.metrics.logged()
     log_rows(learner.metrics, report)
     learner.metrics.recent.clear()
-    for path, value in logged.items():
-        put(report, path, value)
+    put_logged(report, logged)
     return report
 
 
