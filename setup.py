@@ -41,7 +41,7 @@ EXTRAS = {
     "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree<0.11"],
     "video": ["imageio-ffmpeg>=0.5", "moviepy>=2.0", "pillow>=10"],
     # For sample_clip(writer="matplotlib") and "opencv".
-    "video_writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
+    "video-writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.

@@ -156,7 +156,7 @@ def test_every_extra_is_in_all(wheel):
     extras = set(metadata.metadata.get_all("Provides-Extra"))
     assert extras == {
         *("all", "atari", "dev", "envpool", "export", "mujoco", "multiagent"),
-        *("video", "video_writers", "wandb"),
+        *("video", "video-writers", "wandb"),
     }
     split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]
     lines = {(parts[0], parts[1].split('"')[0]) for parts in split if len(parts) == 2}

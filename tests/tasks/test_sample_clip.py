@@ -245,8 +245,8 @@ def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, writer, module):
     with pytest.raises(UserError) as error:
         play(save_path=tmp_path / "clip.mp4", writer=writer)
     assert str(error.value) == (
-        f"Optional dependency {module}: expected the extra 'video_writers' to be installed, got no "
-        f"module named {module}. Install it with: pip install 'tfrl[video_writers]'"
+        f"Optional dependency {module}: expected the extra 'video-writers' to be installed, got no "
+        f"module named {module}. Install it with: pip install 'tfrl[video-writers]'"
     )
     assert not list(tmp_path.iterdir())
 

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -273,23 +274,33 @@ alias_old_hooks(Agent)
 def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an `init` that also takes specs before the key; they must be those of the agent."""
 
-    @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) == 1:
             return init(self, *args, **kwargs)
         given = dict(zip(("obs_spec", "action_spec", "key"), args, strict=False), **kwargs)
         return self.init_of(init, **given)
 
-    return wrapped
+    return _named_like(init, wrapped)
 
 
 def _taking_records(act: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method that acts, of which the observations may be a `Trajectory`."""
 
-    @functools.wraps(act)
     def wrapped(self: Any, state: Any, obs: Nest, *args: Any, **kwargs: Any) -> Any:
         return act(self, state, obs if self.takes_records else obs_of(obs), *args, **kwargs)
 
+    return _named_like(act, wrapped)
+
+
+def _named_like(method: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a wrapper the name and the signature of a method.
+
+    Without `__wrapped__`: where a bound method is an argument of a tf.function, TensorFlow would
+    take the method that it wraps, unbound.
+    """
+    functools.update_wrapper(wrapped, method)
+    wrapped.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    del wrapped.__wrapped__  # type: ignore[attr-defined]
     return wrapped
 
 

@@ -142,9 +142,9 @@ def _write_gif(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> 
 
 
 def _write_matplotlib(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> None:
-    matplotlib = extras.require("matplotlib", "video_writers")
-    figures = extras.require("matplotlib.figure", "video_writers")
-    animation = extras.require("matplotlib.animation", "video_writers")
+    matplotlib = extras.require("matplotlib", "video-writers")
+    figures = extras.require("matplotlib.figure", "video-writers")
+    animation = extras.require("matplotlib.animation", "video-writers")
     frame = _first(frames)
     dpi = 100
     figure = figures.Figure(figsize=(frame.shape[1] / dpi, frame.shape[0] / dpi), dpi=dpi)
@@ -166,7 +166,7 @@ def _write_matplotlib(path: pathlib.Path, frames: Iterator[np.ndarray], fps: flo
 
 
 def _write_opencv(path: pathlib.Path, frames: Iterator[np.ndarray], fps: float) -> None:
-    cv2 = extras.require("cv2", "video_writers")
+    cv2 = extras.require("cv2", "video-writers")
     frame = _first(frames)
     codec = cv2.VideoWriter_fourcc(*"mp4v")
     movie = cv2.VideoWriter(str(path), codec, fps, (frame.shape[1], frame.shape[0]))
