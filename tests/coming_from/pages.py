@@ -39,10 +39,11 @@ def write(path, name, source, items):
 
 def main():
     """Writes all tables."""
-    from tests.coming_from import evorl_items, ml_items
+    from tests.coming_from import evorl_items, ml_items, rllib_items
 
     write("docs/coming_from_evorl.md", "evorl", "EvoRL", evorl_items.ITEMS)
     write("docs/coming_from_ml.md", "ml", "ml", ml_items.ITEMS)
+    write("docs/learner.md", "rllib", "RLlib", rllib_items.ITEMS)
 
 
 if __name__ == "__main__":

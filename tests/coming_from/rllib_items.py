@@ -1,16 +1,9 @@
 """What readers of RLlib's Learner (Ray 2.44) know: name there, what it is here, what differs.
 
-    python -m tests.coming_from.rllib_items
-
-writes the table into docs/learner.md. `test_rllib.py` runs what the rows say. "the same" is a row
+`python -m tests.coming_from.pages` writes the table into docs/learner.md. `test_rllib.py` runs what the rows say. "the same" is a row
 in which nothing differs, "so named" one that has the name and differs as it says. A row that begins
 with "none" is left out, for the reason that it gives.
 """
-
-import pathlib
-
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "learner.md"
-START, END = "<!-- coming_from:rllib -->", "<!-- /coming_from:rllib -->"
 
 ITEMS = [
     # Construction.
@@ -411,25 +404,3 @@ ITEMS = [
     ),
     ("`clone`", "`learner.clone()`", "a copy with variables of its own"),
 ]
-
-
-def table():
-    """Returns the list as a Markdown table."""
-    lines = ["| RLlib | tfrl | what differs |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in ITEMS)])
-
-
-def shown():
-    """Returns the table that the page has."""
-    return PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0].strip()
-
-
-def main():
-    """Writes the table into the page."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    tail = rest.partition(END)[2]
-    PAGE.write_text(f"{head}{START}\n{table()}\n{END}{tail}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tests.coming_from import rllib_items
+from tests.coming_from import pages, rllib_items
 from tests.learners.learner_fakes import PLAIN, Dot, built, column, sgd
 from tfrl import learners, struct
 from tfrl.episodes import SingleAgentEpisode
@@ -105,7 +105,7 @@ def learner():
 
 def test_the_page_has_the_table_of_the_list():
     assert len(rllib_items.ITEMS) == 103  # of the reading of RLlib, line by line
-    assert rllib_items.shown() == rllib_items.table()
+    assert pages.shown("docs/learner.md", "rllib") == pages.table("RLlib", rllib_items.ITEMS)
     for name, here, note in rllib_items.ITEMS:
         assert name and here and "|" not in name + here + note
         assert not (here == "the same" and note), name
