@@ -1,8 +1,8 @@
 """What readers of RLlib's Learner (Ray 2.44) know: name there, what it is here, what differs.
 
-`python -m tests.coming_from.pages` writes the table into docs/learner.md. `test_rllib.py` runs what the rows say. "the same" is a row
-in which nothing differs, "so named" one that has the name and differs as it says. A row that begins
-with "none" is left out, for the reason that it gives.
+`python -m tests.coming_from.pages` writes the table into docs/learner.md. `test_rllib.py` runs what
+the rows say. "the same" is a row in which nothing differs, "so named" one that has the name and
+differs as it says. A row that begins with "none" is left out, for the reason that it gives.
 """
 
 ITEMS = [
