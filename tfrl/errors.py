@@ -36,7 +36,7 @@ class UserError(ValueError):
         return _rebuilt, (type(self), self.thing, self.expected, self.got, self.remedy)
 
 
-class UnknownNameError(UserError, KeyError):
+class UnknownKeyError(UserError, KeyError):
     """A name under which nothing is held: a UserError, and a KeyError as of a dict."""
 
     __str__ = UserError.__str__

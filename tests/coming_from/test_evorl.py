@@ -1,5 +1,6 @@
 """What readers of EvoRL know works here under the names of `evorl_items`."""
 
+import inspect
 import re
 
 import numpy as np
@@ -231,8 +232,9 @@ class TestRollout:
         assert light.reward.shape == after.reward.shape == same.reward.shape
 
     def test_the_protocol_is_met(self):
-        fn: RolloutFn = rollout
-        assert callable(fn)
+        asked = list(inspect.signature(RolloutFn.__call__).parameters.values())[1:]
+        given = list(inspect.signature(rollout).parameters.values())[: len(asked)]
+        assert [(p.name, p.default) for p in given] == [(p.name, p.default) for p in asked]
 
     @pytest.mark.parametrize("autoreset", [Autoreset.SAME_STEP, Autoreset.DISABLED])
     def test_autoreset_modes(self, agent, agent_state, autoreset):

@@ -20,7 +20,7 @@ from tfrl.agents.core import Update
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.episodes import DEFAULT_MODULE_ID
-from tfrl.errors import UnknownNameError, UserError, did_you_mean
+from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners import batches as batches_lib
 from tfrl.learners import learner_state, planning, registration, state_changes, traced_metrics
 from tfrl.learners.episode_updates import batches_of, observe_episodes
@@ -342,7 +342,7 @@ class Learner:
 
     def _check_known(self, what: str, module_id: str, *others: str) -> None:
         if module_id not in self.modules and module_id not in others:
-            raise UnknownNameError(
+            raise UnknownKeyError(
                 f"Learner.{what}({module_id!r})",
                 expected=f"one of the modules {sorted(self.modules)}",
                 got=repr(module_id),

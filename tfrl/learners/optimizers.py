@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import keras
-from tfrl.errors import UnknownNameError, UserError, did_you_mean
+from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.learners.keras_optimizer import KerasOptimizer
 from tfrl.learning.optimizers import BoundOptimizer, Optimizer, Slot
 from tfrl.ops import schedules
@@ -425,7 +425,7 @@ class OptimizerRegistry:
         if optimizer_name == DEFAULT_OPTIMIZER and found:
             return found.get(DEFAULT_OPTIMIZER, next(iter(found.values())))
         if optimizer_name not in found:
-            raise UnknownNameError(
+            raise UnknownKeyError(
                 f"get_optimizer({module_id!r}, {optimizer_name!r})",
                 expected=f"one of {sorted(found)}",
                 got=repr(optimizer_name),

@@ -229,15 +229,15 @@ class TrainStep:
         named = {self._table.variables[i].ref(): values[i] for i in places}
 
         def differentiate(losses: dict[str, tf.Tensor], tape: tf.GradientTape) -> ParamDict:
-            taught = {
+            gated_losses = {
                 m: tf.where(minibatch.active[m], x, tf.stop_gradient(x))
                 if m in minibatch.active
                 else x
                 for m, x in losses.items()
             }
-            total = list(taught.values())
-            taught[ALL_MODULES] = total[0] if len(total) == 1 else tf.add_n(total)
-            return self._learner.compute_gradients(taught, tape, named)
+            total = list(gated_losses.values())
+            gated_losses[ALL_MODULES] = total[0] if len(total) == 1 else tf.add_n(total)
+            return self._learner.compute_gradients(gated_losses, tape, named)
 
         with self._learner.metrics.tracing() as logged:
             gradients, losses, found = gradients_of(
@@ -462,6 +462,7 @@ class TrainStep:
 
         if len(steps) <= 1:
             return each(state)
+        # As a rule all hold: then `apply_gradients` is called once, with all gradients.
         together = functools.partial(self._applied, steps=[step for _, *step in steps])
         conditions = list({id(c): c for own, *_ in steps for c in own}.values())
         if not conditions:

@@ -219,7 +219,7 @@ class Window(Block):
         return self
 
 
-class Items(Block):
+class AllValues(Block):
     """All values, as a list."""
 
     def __init__(self) -> None:
@@ -227,16 +227,16 @@ class Items(Block):
         super().__init__()
         self.values: Any = []
 
-    def empty(self) -> "Items":
+    def empty(self) -> "AllValues":
         """Returns an empty block."""
-        return Items()
+        return AllValues()
 
     def add(self, value: Value) -> None:
         """Takes a value."""
         self.logged += 1
         self.values.append(value)
 
-    def append(self, later: "Items") -> None:
+    def append(self, later: "AllValues") -> None:
         """Takes another block's values."""
         self.logged += later.logged
         self.values.extend(later.values)
@@ -249,7 +249,7 @@ class Items(Block):
         """Returns the values out of plain JSON types."""
         return {"logged": self.logged, "values": [values.to_json(v) for v in self.values]}
 
-    def load_json(self, content: dict[str, Any]) -> "Items":
+    def load_json(self, content: dict[str, Any]) -> "AllValues":
         """Takes what `to_json` returned."""
         self.logged = int(content["logged"])
         self.values = [values.from_json(v) for v in content["values"]]

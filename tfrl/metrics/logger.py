@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tfrl.errors import UnknownNameError, UserError, did_you_mean
+from tfrl.errors import UnknownKeyError, UserError, did_you_mean
 from tfrl.metrics import values
 from tfrl.metrics.blocks import Block
 from tfrl.metrics.metric import Metric, MetricSettings, Reduce, as_rllib_says
@@ -407,7 +407,7 @@ class MetricsLogger:
                 if default is not None:
                     return default
                 known = [join(p) for p in self._metrics]
-                raise UnknownNameError(
+                raise UnknownKeyError(
                     f"metric {join(path)}",
                     expected="a name that has been logged",
                     got=f"none of the {len(known)} that there are",

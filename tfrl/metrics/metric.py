@@ -9,7 +9,7 @@ import numpy as np
 from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.metrics import values
-from tfrl.metrics.blocks import Block, Ema, EmaFromFirst, Extreme, Items, Sum, Window
+from tfrl.metrics.blocks import AllValues, Block, Ema, EmaFromFirst, Extreme, Sum, Window
 from tfrl.metrics.values import Value
 
 Reduce = Literal[
@@ -80,7 +80,7 @@ class MetricSettings:
         block: Block
         kind = self.reduce.removeprefix("lifetime_")
         if kind == "items":
-            block = Items()
+            block = AllValues()
         elif kind in ("min", "max"):
             block = Extreme(greatest=kind == "max")
         else:

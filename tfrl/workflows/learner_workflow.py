@@ -769,14 +769,7 @@ class LearnerWorkflow(Workflow):
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """All that follows a rollout: metrics, the state, and what is left to Python; traced.
-
-        Args:
-          state: Before the iteration, without environments.
-          played: What the rollout gave.
-          key: int32 [2].
-          batches: Those that were read before, or ().
-        """
+        """All that follows a rollout on the host, see `host_runner.HostIterating`."""
 
     def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
         """Returns what is made of a rollout on the host."""

@@ -14,7 +14,7 @@ from absl.testing import absltest
 import tfrl
 from tests.envs.adapters import gymnasium_fakes as fakes
 from tfrl.envs.adapters import gymnasium_async
-from tfrl.envs.adapters.gymnasium_async import WorkerError
+from tfrl.envs.adapters.gymnasium_async import VectorWorkerError
 from tfrl.envs.env_calls import EnvError
 
 fakes.register()
@@ -78,7 +78,7 @@ class FailuresTest(absltest.TestCase):
         with tfrl.make_env(BROKEN, **made) as env:
             children = processes(env)
             env.backend._vector._timeout = timeout
-            with self.assertRaises(WorkerError) as caught:
+            with self.assertRaises(VectorWorkerError) as caught:
                 step_twice(env)
             self.assertFalse(any(p.is_alive() for p in children))
         self.user_traceback = caught.exception.user_traceback
@@ -128,7 +128,7 @@ class FailuresTest(absltest.TestCase):
 
     def test_one_cannot_be_made_in_its_process(self):
         options = dict(how="import", main=os.getpid(), num_envs=2, vectorization="async")
-        with self.assertRaises(WorkerError) as caught:
+        with self.assertRaises(VectorWorkerError) as caught:
             tfrl.make_env(BROKEN, **options)
         self.assertRegex(
             str(caught.exception),
@@ -140,7 +140,9 @@ class FailuresTest(absltest.TestCase):
             state, children = env.reset(0), processes(env)
             os.kill(children[1].pid, signal.SIGKILL)
             children[1].join()
-            with self.assertRaisesRegex(WorkerError, r"end of worker 1 \(exit code -9\) during"):
+            with self.assertRaisesRegex(
+                VectorWorkerError, r"end of worker 1 \(exit code -9\) during"
+            ):
                 env.step(state, np.zeros(2, np.int64))
             self.assertFalse(any(p.is_alive() for p in children))
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 
 import tfrl
-from tfrl.envs.adapters.gymnasium_async import WorkerError
+from tfrl.envs.adapters.gymnasium_async import VectorWorkerError
 from tfrl.envs.gymnasium_values import check_layout, observation_fits
 from tfrl.errors import UserError
 
@@ -41,7 +41,7 @@ def test_a_dtype_that_would_wrap_is_an_error_in_every_vectorization(vectorizatio
     make = functools.partial(
         tfrl.make_env, "gymnasium:Returning-v0", 2, vectorization=vectorization
     )
-    with pytest.raises((UserError, WorkerError)) as error:
+    with pytest.raises((UserError, VectorWorkerError)) as error:
         make(first=np.array([300, 1, 2]), later=GOOD)
     said = str(error.value).replace("environment 1, step", "environment 0, step")
     assert (

@@ -24,7 +24,7 @@ _REPORT_TIME = 5.0  # seconds that a report of an error may be under way
 _START = "the start"
 
 
-class WorkerError(EnvError):
+class VectorWorkerError(EnvError):
     """A process of `vectorization="async"` raised, died, or did not answer in time."""
 
     def __init__(self, thing: str, *, expected: str, got: Any, remedy: str, trace: str = ""):
@@ -112,7 +112,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
             yield
         except multiprocessing.TimeoutError as error:
             silent = [i for i, p in enumerate(self.parent_pipes) if p is None or not p.poll(0)]
-            raise WorkerError(
+            raise VectorWorkerError(
                 self._name,
                 expected=f"an answer to {what} within {self._timeout:g} s",
                 got=f"none from worker {_listed(silent)}",
@@ -126,7 +126,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
             if what == _START:
                 hint = "A script must do its work under `if __name__ == '__main__':`, since the "
                 hint += "processes import it."
-            raise WorkerError(
+            raise VectorWorkerError(
                 self._name,
                 expected="processes that live as long as the environments",
                 got=f"the end of worker {_listed(dead)} during {what}",
@@ -140,7 +140,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
             return
         _, _, words, trace = self.error_queue.get(timeout=_REPORT_TIME)
         thing, expected, got, remedy = words
-        raise WorkerError(thing, expected=expected, got=got, remedy=remedy, trace=trace)
+        raise VectorWorkerError(thing, expected=expected, got=got, remedy=remedy, trace=trace)
 
     def close_extras(self, *_: Any, **__: Any) -> None:
         """Closes the environments, and kills the processes that take too long."""
