@@ -778,10 +778,14 @@ class Learner:
             self, state, batches, planning.as_minibatches(plan, indices), key, timesteps, jit=jit
         )
 
+    def replaced_in_place(self) -> list[str]:
+        """The names of the hooks that change variables and that a subclass replaces."""
+        mine = type(self)
+        return [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
+
     def _check_pure(self) -> None:
         """Refuses what changes variables, for an update of a state of tensors."""
-        mine = type(self)
-        changed = [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
+        changed = self.replaced_in_place()
         changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
         if changed:
             raise UserError(

@@ -460,9 +460,9 @@ class TrainStep:
                 state = leaves.cond(_all(conditions), take, state) if conditions else take(state)
             return state
 
-        if len(steps) <= 1:
+        if len(steps) <= 1 or "apply_gradients" not in self._learner.replaced_in_place():
             return each(state)
-        # As a rule all hold: then `apply_gradients` is called once, with all gradients.
+        # As a rule all hold: then the user's `apply_gradients` is called once, with all gradients.
         together = functools.partial(self._applied, steps=[step for _, *step in steps])
         conditions = list({id(c): c for own, *_ in steps for c in own}.values())
         if not conditions:
