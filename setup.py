@@ -49,9 +49,17 @@ EXTRAS = {
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
+    # What tests of searches are held against beside those of dev; too large for every checkout.
+    "evolution-references": [
+        "pymoo>=0.6.1,<0.7; python_version >= '3.11'",
+        "ribs>=0.8,<0.9; python_version >= '3.11'",
+    ],
     "dev": [
         "bandit>=1.7.10",
         "build>=1.0",
+        # Searches that tests hold ours against; both need NumPy only.
+        "cma>=3.3,<5",
+        "cmaes>=0.11",
         "hypothesis>=6.100",
         "import-linter>=2.0",
         # Later mypy needs typing-extensions 4.6.

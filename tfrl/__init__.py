@@ -49,6 +49,7 @@ _SUBMODULES = (
     "episodes",
     "errors",
     "evaluation",
+    "evolution",
     "experiment",
     "extras",
     "launch",

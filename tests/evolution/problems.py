@@ -1,0 +1,58 @@
+"""Functions to search the greatest value of, and how a search is run on them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding
+
+
+def sphere(x):
+    """-sum x^2 of vectors [..., D], greatest at 0."""
+    return -tf.reduce_sum(tf.square(x), axis=-1)
+
+
+def rosenbrock(x):
+    """Minus Rosenbrock's valley, greatest at 1."""
+    a, b = x[..., :-1], x[..., 1:]
+    return -tf.reduce_sum(100.0 * tf.square(b - a * a) + tf.square(1.0 - a), axis=-1)
+
+
+def rastrigin(x):
+    """Minus Rastrigin's function, greatest at 0 among many hills."""
+    return -tf.reduce_sum(tf.square(x) - 10.0 * tf.cos(2 * np.pi * x) + 10.0, axis=-1)
+
+
+def evaluations_to(optimizer, function, mean, target, seed, most=2_000):
+    """Returns how many evaluations come before a candidate reaches the target; None if none does.
+
+    The whole search is one compiled loop.
+    """
+
+    @tf.function(autograph=False)
+    def search(state):
+        def body(state, best):
+            population, state = optimizer.ask(state)
+            fitness = function(population)
+            return optimizer.tell(state, fitness), tf.maximum(best, tf.reduce_max(fitness))
+
+        return tf.while_loop(
+            lambda state, best: (best < target) & (state.generation < most),
+            body,
+            (state, tf.constant(-float("inf"))),
+        )
+
+    key = seeding.key(seed)
+    state, best = search(optimizer.init(tf.constant(mean, tf.float32), key))
+    return int(state.generation) * optimizer.pop_size if float(best) >= target else None
+
+
+def told(optimizer, function, mean, generations=3, seed=0):
+    """Returns the populations of some generations and the states after them."""
+    state = optimizer.init(tf.constant(mean, tf.float32), seeding.key(seed))
+    populations, states = [], []
+    for _ in range(generations):
+        population, state = optimizer.ask(state)
+        state = optimizer.tell(state, function(population))
+        populations.append(population.numpy())
+        states.append(state)
+    return populations, states

@@ -1,0 +1,88 @@
+"""What all searches share: parameters as vectors, wrong fitness, candidates from outside."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.evolution.problems import sphere
+from tfrl import seeding
+from tfrl.errors import UserError
+from tfrl.evolution import OpenES, log_utilities, ravel, standardized, unravel
+
+KEY = seeding.key(0)
+
+
+def test_nests_are_vectors_and_back():
+    nest = {"b": tf.range(6.0), "a": (tf.fill([2, 3], 7.0), tf.constant(8.0))}
+    vector = ravel(nest)
+    np.testing.assert_array_equal(vector, [7.0] * 6 + [8.0] + list(range(6)))
+    tf.nest.map_structure(np.testing.assert_array_equal, unravel(vector, nest), nest)
+    population = unravel(tf.stack([vector, 2 * vector]), nest)
+    assert population["a"][0].shape == [2, 2, 3]
+    np.testing.assert_array_equal(ravel(population, batch_dims=1)[1], 2 * vector)
+
+
+def test_parameters_keep_their_form():
+    params = {"w": tf.zeros([2, 3]), "b": tf.zeros([])}
+    optimizer = OpenES(pop_size=4)
+    state = optimizer.init(params, KEY)
+    population, state = optimizer.ask(state)
+    assert population["w"].shape == [4, 2, 3] and population["b"].shape == [4]
+    again, _ = optimizer.ask(state)
+    tf.nest.map_structure(np.testing.assert_array_equal, population, again)
+    after = optimizer.tell(state, sphere(ravel(population, batch_dims=1)))
+    assert int(after.generation) == 1
+    tf.nest.assert_same_structure(after, state)
+    assert after.params["w"].shape == [2, 3]
+    assert np.any(optimizer.ask(after)[0]["w"] != population["w"])
+
+
+@pytest.mark.parametrize(
+    "fitness, expected",
+    [(tf.zeros([5]), r"\[4\]"), (tf.zeros([4, 2]), "NSGA2"), (tf.zeros([]), r"\[4\]")],
+)
+def test_fitness_of_the_wrong_shape(fitness, expected):
+    optimizer = OpenES(pop_size=4)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    with pytest.raises(UserError, match=expected):
+        optimizer.tell(state, fitness)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), float("inf")])
+def test_a_fitness_that_is_not_finite_is_the_last(wrong):
+    optimizer = OpenES(pop_size=4)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    found = optimizer.tell(state, tf.constant([1.0, wrong, 3.0, 2.0]))
+    last = optimizer.tell(state, tf.constant([1.0, 0.0, 3.0, 2.0]))
+    np.testing.assert_array_equal(found.params, last.params)
+
+
+def test_what_was_evaluated_may_come_from_outside():
+    optimizer = OpenES(pop_size=4, optimizer="sgd", lr_schedule=1.0)
+    state = optimizer.init(tf.zeros([2]), KEY)
+    population, _ = optimizer.ask(state)
+    same = optimizer.tell(state, tf.constant([0.0, 1, 2, 3]), population)
+    np.testing.assert_array_equal(
+        same.params, optimizer.tell(state, tf.constant([0.0, 1, 2, 3])).params
+    )
+    best = tf.constant([10.0, -10.0])
+    injected = tf.tensor_scatter_nd_update(population, [[3]], [best])
+    moved = optimizer.tell(state, tf.constant([0.0, 1, 2, 3]), injected).params
+    assert float(tf.reduce_sum((moved - same.params) * best)) > 0
+
+
+def test_integers_are_no_parameters():
+    with pytest.raises(UserError, match=r"params of OpenES.init: .*n"):
+        OpenES(pop_size=4).init({"n": tf.zeros([2], tf.int32)}, KEY)
+
+
+def test_shapings():
+    fitness = tf.constant([2.0, -float("inf"), 5.0, 3.0])
+    np.testing.assert_allclose(tf.reduce_sum(log_utilities(fitness)), 0.0, atol=1e-7)
+    # log 3 - log k is above 0 for the best two of four.
+    first, second = np.log(3.0), np.log(3.0 / 2)
+    expected = np.array([0.0, 0.0, first, second]) / (first + second) - 0.25
+    np.testing.assert_allclose(log_utilities(fitness), expected, rtol=1e-6)
+    scaled = standardized(fitness)  # of 2, 2, 5, 3
+    np.testing.assert_allclose(scaled, (np.array([2, 2, 5, 3]) - 3) / np.std([2, 2, 5, 3]), 1e-6)
+    np.testing.assert_array_equal(standardized(tf.fill([3], -float("inf"))), [0.0, 0.0, 0.0])

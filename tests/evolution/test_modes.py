@@ -1,0 +1,30 @@
+"""Every search gives eagerly, in a graph and compiled by XLA the same."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.evolution.problems import rosenbrock
+from tfrl import evolution, seeding
+
+SEARCHES = {"OpenES": evolution.OpenES(pop_size=6)}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_modes(name):
+    optimizer = SEARCHES[name]
+
+    def generations(mean, key):
+        state = optimizer.init(mean, key)
+        for _ in range(2):
+            population, state = optimizer.ask(state)
+            state = optimizer.tell(state, rosenbrock(population))
+        return optimizer.ask(state)[0], state
+
+    given = (tf.constant([0.5, -1.0, 2.0]), seeding.key(3))
+    eager = generations(*given)
+    for jit in (False, True):
+        compiled = tf.function(generations, jit_compile=jit, autograph=False)(*given)
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), eager, compiled
+        )

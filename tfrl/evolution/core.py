@@ -1,0 +1,157 @@
+"""The interface of evolution: `init`, `ask` and `tell` over nests of parameters."""
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.errors import UserError
+from tfrl.evolution.vectors import ravel, unravel
+from tfrl.types import Nest
+
+
+@struct.dataclass
+class EvoState(struct.Struct):
+    """All that changes in a search.
+
+    Attributes:
+      key: int32 [2]; generation g draws from `fold_in(key, g)`.
+      generation: int64 scalar, how many were told.
+      params: What the search stands for now, a nest of the form of one candidate: the mean of its
+        distribution, or the best of its population.
+      search: The strategy's own state.
+    """
+
+    key: tf.Tensor
+    generation: tf.Tensor
+    params: Nest
+    search: Any
+
+
+@struct.logic_dataclass
+class EvoOptimizer(struct.Struct, abc.ABC):
+    """A search for the parameters of highest fitness, as functions of its state.
+
+      population, state = optimizer.ask(state)
+      state = optimizer.tell(state, fitness_of(population))
+
+    Every function is pure; `ask` twice gives the same population. A subclass works on vectors: it
+    defines `start`, `sample`, `learn` and `centre`.
+
+    Attributes:
+      pop_size: Candidates of a generation, P.
+    """
+
+    pop_size: int
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        checks.at_least(f"{type(self).__name__}.pop_size", self.pop_size, 2)
+
+    @property
+    def num_objectives(self) -> int:
+        """How many numbers the fitness of a candidate has."""
+        return 1
+
+    def init(self, params: Nest, key: tf.Tensor) -> EvoState:
+        """Returns the state before the first generation.
+
+        Args:
+          params: Where the search begins, a nest of float32 tensors, D elements in all.
+          key: int32 [2].
+        """
+        for path, leaf in struct.paths(params).items():
+            checks.dtype(f"params of {type(self).__name__}.init: {path}", leaf, tf.float32)
+        params = struct.values(params)
+        search = self.start(ravel(params), seeding.stream(key, "start"))
+        return EvoState(key=key, generation=tf.constant(0, tf.int64), params=params, search=search)
+
+    def ask(self, state: EvoState) -> tuple[Nest, EvoState]:
+        """Returns the candidates of this generation, and the state.
+
+        Returns:
+          A nest of the form of the parameters, leaves `[P, ...]`, and the state to tell.
+        """
+        return unravel(self._candidates(state), state.params), state
+
+    def tell(self, state: EvoState, fitness: tf.Tensor, population: Nest = None) -> EvoState:
+        """Returns the state of the next generation.
+
+        Args:
+          state: As `ask` returned it.
+          fitness: float32 `[P]`, higher is better; `[P, num_objectives]` where there are several.
+            A candidate whose fitness is not finite is the last.
+          population: What was evaluated, leaves `[P, ...]`, where it is not what `ask` returned:
+            candidates from outside are injected so.
+
+        Raises:
+          UserError: For a fitness of another shape.
+        """
+        fitness = self._checked(fitness)
+        candidates = (
+            self._candidates(state) if population is None else ravel(population, batch_dims=1)
+        )
+        key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
+        search = self.learn(state.search, candidates, fitness, state.generation, key)
+        return state.replace(
+            generation=state.generation + 1,
+            params=unravel(self.centre(search), state.params),
+            search=search,
+        )
+
+    def _candidates(self, state: EvoState) -> tf.Tensor:
+        """The population of this generation as vectors, float32 [P, D]."""
+        key = seeding.stream(seeding.fold_in(state.key, state.generation), "ask")
+        return self.sample(state.search, state.generation, key)
+
+    def _checked(self, fitness: Any) -> tf.Tensor:
+        fitness = tf.convert_to_tensor(fitness, tf.float32)
+        several = [self.num_objectives] if self.num_objectives > 1 else []
+        wanted = [self.pop_size, *several]
+        if not fitness.shape.is_compatible_with(wanted):
+            remedy = "Give each candidate one number."
+            if self.num_objectives > 1:
+                remedy = "Give each candidate one number an objective."
+            elif fitness.shape.rank == 2:
+                remedy += " NSGA2 and RVEA take several."
+            raise UserError(
+                f"fitness of {type(self).__name__}.tell",
+                expected=f"float32 {wanted}, of all candidates in their order",
+                got=f"shape {fitness.shape.as_list()}",
+                remedy=remedy,
+            )
+        return tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
+
+    # What a subclass defines, over vectors of D elements.
+
+    @abc.abstractmethod
+    def start(self, mean: tf.Tensor, key: tf.Tensor) -> Any:
+        """Returns the strategy's own state that begins at `mean`, float32 [D]."""
+
+    @abc.abstractmethod
+    def sample(self, search: Any, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Returns the candidates, float32 [P, D]; `generation` int64 drives schedules."""
+
+    @abc.abstractmethod
+    def learn(
+        self,
+        search: Any,
+        candidates: tf.Tensor,
+        fitness: tf.Tensor,
+        generation: tf.Tensor,
+        key: tf.Tensor,
+    ) -> Any:
+        """Returns the strategy's own state after a generation.
+
+        Args:
+          search: Before it.
+          candidates: float32 [P, D], as `sample` made them or with others in their place.
+          fitness: float32 [P], or `[P, M]` for M objectives; -inf where it was not finite.
+          generation: int64 scalar, which generation it was, from 0.
+          key: int32 [2].
+        """
+
+    @abc.abstractmethod
+    def centre(self, search: Any) -> tf.Tensor:
+        """Returns what the search stands for, float32 [D]."""

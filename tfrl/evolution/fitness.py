@@ -1,0 +1,51 @@
+"""Fitness shaping: weights of a generation's candidates by their fitness."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfrl.ops.ranking import centered_ranks
+
+# shaping(fitness [P], -inf for the last) -> float32 [P]
+FitnessShaping = Callable[[tf.Tensor], tf.Tensor]
+
+__all__ = ["FitnessShaping", "centered_ranks", "finite", "log_utilities", "standardized"]
+
+
+def finite(fitness: tf.Tensor) -> tf.Tensor:
+    """The fitness itself, with the least finite one in place of -inf; 0 where none is finite.
+
+    Args:
+      fitness: float32 [P].
+    """
+    known = tf.math.is_finite(fitness)
+    least = tf.reduce_min(tf.where(known, fitness, float("inf")))
+    least = tf.where(tf.reduce_any(known), least, 0.0)
+    return tf.where(known, fitness, least)
+
+
+def standardized(fitness: tf.Tensor) -> tf.Tensor:
+    """Fitness of mean 0 and standard deviation 1: (f - mean(f)) / (std(f) + 1e-8).
+
+    Args:
+      fitness: float32 [P]; a candidate at -inf counts as the worst finite one.
+    """
+    fitness = finite(fitness)
+    centred = fitness - tf.reduce_mean(fitness)
+    return centred / (tf.math.reduce_std(fitness) + 1e-8)
+
+
+def log_utilities(fitness: tf.Tensor) -> tf.Tensor:
+    """Utilities of natural evolution strategies: they sum to 0, and the better half has the most.
+
+      u_k = max(0, log(P / 2 + 1) - log(k)) / sum - 1 / P,  k = 1 the best
+
+    Source: Wierstra et al. 2014, section 3.1, http://jmlr.org/papers/v15/wierstra14a.html.
+
+    Args:
+      fitness: float32 [P]; candidates of equal fitness are ranked in their order.
+    """
+    size = fitness.shape[0]
+    place = tf.argsort(tf.argsort(fitness, direction="DESCENDING", stable=True)) + 1
+    raw = tf.maximum(0.0, tf.math.log(size / 2.0 + 1.0) - tf.math.log(tf.cast(place, tf.float32)))
+    return raw / tf.reduce_sum(raw) - 1.0 / size
