@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
     from tfrl.replay import InGraphReplay
-    from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, Workflow
+    from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, Workflow
 
 _log_filter.install()
 
@@ -35,7 +35,7 @@ _NAMES = {
     "tfrl.learners": ("Learner", "ModuleConfig"),
     "tfrl.loading": ("loadable",),
     "tfrl.replay": ("InGraphReplay",),
-    "tfrl.workflows": ("OffPolicyWorkflow", "OnPolicyWorkflow", "Workflow"),
+    "tfrl.workflows": ("EvolutionWorkflow", "OffPolicyWorkflow", "OnPolicyWorkflow", "Workflow"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -73,6 +73,7 @@ _SUBMODULES = (
 __all__ = [
     "Agent",
     "Evaluator",
+    "EvolutionWorkflow",
     "InGraphReplay",
     "Learner",
     "ModuleConfig",

@@ -91,6 +91,14 @@ class Backend(abc.ABC):
           autoreset: NEXT_STEP or SAME_STEP; None for that of these.
         """
 
+    def tolerant(self) -> "Backend":
+        """Returns other environments of the same task, in which one may fail.
+
+        What it raises ends its episode, with 1 under "lost" in `info`. By default they are like
+        these: a failure ends all.
+        """
+        return self.copy(self.num_envs)
+
     @abc.abstractmethod
     def close(self) -> None:
         """Frees the environments; a second call does nothing."""

@@ -160,6 +160,12 @@ class HostEnv(Env):
             autoreset = self._mode if fits else backend.autoreset
         return HostEnv(backend, autoreset, copy_lib.deepcopy(self._rewards))
 
+    def tolerant(self) -> "HostEnv":
+        """Returns other environments of the same task, in which one may fail, see `Backend`."""
+        with self._running:
+            backend = self.backend.tolerant()
+        return HostEnv(backend, self._mode, copy_lib.deepcopy(self._rewards))
+
     def wrapped(self, wrappers: Iterable[Wrapping]) -> "HostEnv":
         """Returns these environments with reward wrappers of device environments around them.
 

@@ -2,6 +2,7 @@
 
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.fitness import centered_ranks, log_utilities, standardized
+from tfrl.evolution.policy_agent import PolicyAgent
 from tfrl.evolution.strategies import OpenES
 from tfrl.evolution.vectors import ravel, unravel
 
@@ -9,6 +10,7 @@ __all__ = [
     "EvoOptimizer",
     "EvoState",
     "OpenES",
+    "PolicyAgent",
     "centered_ranks",
     "log_utilities",
     "ravel",

@@ -100,6 +100,10 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             search=search,
         )
 
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns what tells how the search goes, `{name: float32 scalar}`: a step size, say."""
+        return {}
+
     def _candidates(self, state: EvoState) -> tf.Tensor:
         """The population of this generation as vectors, float32 [P, D]."""
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "ask")

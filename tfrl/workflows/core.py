@@ -124,7 +124,7 @@ class Workflow(abc.ABC):
             metrics=self.setup_workflow_metrics(),
             agent_state=agent_state,
             opt_state=opt_state,
-            env_state=None if self.env is None else self.env.reset(keys["environment"]),
+            env_state=self.setup_env_state(keys["environment"]),
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
         return self.postsetup_replay_buffer(state)
@@ -142,6 +142,10 @@ class Workflow(abc.ABC):
     def setup_workflow_metrics(self) -> RunMetrics:
         """Returns the counters of a run that begins."""
         return RunMetrics.start()
+
+    def setup_env_state(self, key: tf.Tensor) -> Any:
+        """Returns the first `env_state`; None for a workflow that plays whole episodes."""
+        return None if self.env is None else self.env.reset(key)
 
     def setup_replay_buffer(self, key: tf.Tensor) -> Any:
         """Returns the first `replay_buffer_state`; empty by default."""

@@ -14,6 +14,7 @@ from tfrl.envs.adapters import gymnasium_vector, host_spaces
 from tfrl.envs.adapters.gymnasium_async import ProcessVectorEnv
 from tfrl.envs.adapters.gymnasium_env import (
     ENTRY_POINT,
+    LOST,
     AtariOptions,
     channels_last,
     full_mask,
@@ -267,6 +268,12 @@ class GymnasiumBackend(Backend):
         if render:
             source = dataclasses.replace(source, vectorization="sync", render_mode="rgb_array")
         return GymnasiumBackend(source, num_envs)
+
+    def tolerant(self) -> "GymnasiumBackend":
+        """Returns other environments of the same task, whose failures end episodes."""
+        fields = tuple(dict.fromkeys((*self._source.info_fields, LOST)))
+        source = dataclasses.replace(self._source, tolerant=True, info_fields=fields)
+        return GymnasiumBackend(source, self.num_envs)
 
     def render(self, index: int) -> np.ndarray:
         """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""

@@ -5,6 +5,7 @@ No TensorFlow here: the processes of `vectorization="async"` import this module.
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -214,6 +215,9 @@ def channels_last(frames: np.ndarray, colours: int = 1) -> np.ndarray:
 
 MASK = "action_mask"
 NO_LIMIT = -1
+# The field of `info` that says at an end that the environment has failed.
+LOST = "lost"
+_LOG = logging.getLogger(__name__)
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -233,6 +237,7 @@ class EnvFactory:
       info_fields: Names of numbers in `info` that are asked for.
       whole_info: Whether the rest of `info` is needed too.
       index: Which environment of the batch it is, for messages.
+      tolerant: Whether what it raises ends the episode, see `LostEpisode`.
     """
 
     name: str
@@ -244,9 +249,14 @@ class EnvFactory:
     info_fields: tuple[str, ...] = ()
     whole_info: bool = False
     index: int = 0
+    tolerant: bool = False
 
     def __call__(self) -> gymnasium.Env:
         """Makes the environment."""
+        return LostEpisode(self.make) if self.tolerant else self.make()
+
+    def make(self) -> gymnasium.Env:
+        """Makes the environment, whose errors are raised."""
         limit = None if self.max_episode_steps == NO_LIMIT else self.max_episode_steps
         own = None if self.max_episode_steps is None else NO_LIMIT
         kwargs = dict(self.kwargs)
@@ -270,6 +280,51 @@ class EnvFactory:
             expected="functions gymnasium.Env -> gymnasium.Env",
             got=f"one that returns a {type(wrapped).__name__}",
         )
+
+
+class LostEpisode(gymnasium.Wrapper):
+    """Ends an episode in which the environment raises, and makes another for the next.
+
+    The step that ends it has the last observation, reward 0 and 1.0 under `LOST` in `info`.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env]):
+        """Takes what makes the environment."""
+        super().__init__(make())
+        self._make = make
+        self._obs: Any = None
+        self._failed = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode; one that cannot start is lost at its first step."""
+        try:
+            if self._failed:
+                self.env.close()
+                self.env = self._make()
+            self._obs, info = self.env.reset(seed=seed, options=options)
+            self._failed = False
+        except Exception as error:
+            self._note(error)
+            self._obs, info = self.observation_space.sample(), {}
+        return self._obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        if not self._failed:
+            try:
+                answer = self.env.step(action)
+            except Exception as error:
+                self._note(error)
+            else:
+                self._obs = answer[0]
+                return answer
+        return self._obs, 0.0, True, False, {LOST: 1.0}
+
+    def _note(self, error: Exception) -> None:
+        self._failed = True
+        _LOG.warning("An episode is lost: %s", error)
 
 
 class Member(gymnasium.Wrapper):

@@ -178,6 +178,7 @@ class VectorSource:
       info_fields: Names of numbers in `info`.
       atari: How frames are preprocessed, or None.
       timeout: Seconds that processes may take.
+      tolerant: Whether what one environment raises ends its episode, see `LostEpisode`.
     """
 
     name: str
@@ -192,6 +193,7 @@ class VectorSource:
     info_fields: tuple[str, ...]
     atari: AtariOptions | None
     timeout: float
+    tolerant: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -362,6 +364,7 @@ def _of_singles(source: VectorSource, num_envs: int) -> Made:
         atari=source.atari,
         info_fields=source.info_fields,
         whole_info=bool(source.outer_wrappers),
+        tolerant=source.tolerant,
     )
     mode = _modes(source.autoreset)[0]
     factories = [dataclasses.replace(factory, index=i) for i in range(num_envs)]

@@ -1,0 +1,115 @@
+"""Episodes of a population in environments on the host, however few of them there are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.envs.host_env import HostEnv
+from tfrl.evolution.population import Played, PopulationActing
+from tfrl.rollout.episode import EpisodeTotals, episode_limit
+from tfrl.rollout.host import HostPlayer
+from tfrl.types import Nest
+
+
+def play_on_host(
+    env: HostEnv,
+    agent: Any,
+    with_params: Callable[[Nest], Any],
+    population: Nest,
+    seeds: np.ndarray,
+    key: tf.Tensor,
+    *,
+    discount: float | None = None,
+    length: int | None = None,
+    records: bool = False,
+) -> Played:
+    """Plays E episodes of each of P members in W environments, W at a time.
+
+    The episodes of members whose environment fails, where that is told (`HostEnv.tolerant`), have
+    the return NaN.
+
+    Args:
+      env: The W environments.
+      agent: The agent.
+      with_params: Returns the agent's state with parameters `[W, ...]`.
+      population: The parameters of the members, leaves `[P, ...]`.
+      seeds: int64 [P, E], those of the episodes.
+      key: int32 [2], of the actions.
+      discount: Asks for `discounted_returns`, if not None.
+      length: The most steps of an episode; `env.max_episode_steps` if None.
+      records: Whether the observations are recorded.
+    """
+    length = episode_limit(env, length, name="length")
+    members, episodes = seeds.shape
+    acting = PopulationActing(agent=agent, num_members=env.num_envs)
+    rounds = []
+    for i in range(-(-seeds.size // env.num_envs)):
+        # The last round is filled up with the last episode.
+        job = np.minimum(i * env.num_envs + np.arange(env.num_envs), seeds.size - 1)
+        params = tf.nest.map_structure(lambda x, job=job: tf.gather(x, job // episodes), population)
+        state = env.begin(seeds.reshape(-1)[job])
+        player = HostPlayer(
+            env,
+            acting,
+            state,
+            with_params(params),
+            seeding.fold_in(key, i),
+            length,
+            acting.evaluate_actions,
+            None,
+        )
+        rounds.append(_play_round(player, length, discount, records))
+
+    def joined(*parts: np.ndarray) -> np.ndarray:
+        return np.concatenate(parts)[: seeds.size]
+
+    totals, obs, valid = tf.nest.map_structure(joined, *rounds)
+    apart = tf.nest.map_structure(lambda x: tf.constant(x.reshape(members, episodes)), totals)
+    if not records:
+        return Played(totals=apart)
+    return Played(
+        totals=apart,
+        obs=tf.nest.map_structure(tf.convert_to_tensor, obs),
+        valid=tf.convert_to_tensor(valid),
+    )
+
+
+def _play_round(
+    player: HostPlayer, length: int, discount: float | None, records: bool
+) -> tuple[EpisodeTotals, Nest, Nest]:
+    """An episode of every environment: totals [W], observations [W, length, ...], validity."""
+    size = player.env.num_envs
+    returns, discounted = np.zeros((2, size), np.float32)
+    lengths = np.zeros(size, np.int32)
+    running = np.ones(size, bool)
+    seen, valid = [], np.zeros((size, length), bool)
+    for t in range(length):
+        if records:
+            seen.append(player.state.obs)
+            valid[:, t] = running
+        player.step(t)
+        state = player.state
+        reward = np.where(state.info.get("lost", 0.0), np.nan, state.reward)
+        returns[running] += reward[running]
+        weight = np.float32(1.0 if discount is None else discount) ** lengths
+        discounted[running] += (weight * reward)[running]
+        lengths += running
+        running &= ~(state.termination | state.truncation)
+        if not running.any():
+            break
+    totals = EpisodeTotals(
+        episode_returns=returns,
+        episode_lengths=lengths,
+        discounted_returns=None if discount is None else discounted,
+    )
+    if not records:
+        return totals, (), ()
+
+    def column(*rows: np.ndarray) -> np.ndarray:
+        missing = [np.zeros_like(rows[0])] * (length - len(rows))
+        return np.stack([*rows, *missing], axis=1)
+
+    return totals, tf.nest.map_structure(column, *seen), valid

@@ -1,0 +1,388 @@
+"""Evolution: a generation is one iteration, and one compiled call on the device."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.agents.core import Agent
+from tfrl.distribute.replicas import Replicas
+from tfrl.envs.core import Env
+from tfrl.envs.host import check_place, on_host
+from tfrl.envs.host_env import HostEnv, row_seeds
+from tfrl.errors import UserError
+from tfrl.evaluation import Evaluator
+from tfrl.evolution.core import EvoOptimizer, EvoState
+from tfrl.evolution.host_population import play_on_host
+from tfrl.evolution.policy_agent import PolicyAgent
+from tfrl.evolution.population import Played, bare, fitness_of, play_population, start_states
+from tfrl.ops import statistics
+from tfrl.rollout import rollout
+from tfrl.types import Nest
+from tfrl.workflows import stages
+from tfrl.workflows.core import Workflow
+from tfrl.workflows.run_state import State
+from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
+
+OBS_STATISTICS = ("none", "running", "fixed")
+# Env steps of random play that fix the statistics of observations.
+VIRTUAL_BATCH = 10_000
+
+
+@struct.dataclass
+class SearchState(struct.Struct):
+    """The `opt_state` of a run.
+
+    Attributes:
+      search: Of the optimizer.
+      best: The parameters of the fittest member of the last generation; of several objectives by
+        the first one.
+    """
+
+    search: EvoState
+    best: Nest
+
+
+@gin.configurable
+class EvolutionWorkflow(Workflow):
+    """Searches for the parameters of a policy by the returns of whole episodes.
+
+    An iteration is a generation: ask, play, tell. `agent_state` has what the search stands for (the
+    centre); it is evaluated, exported and filmed, and evaluations tell of the best member too.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        agent: Agent | Callable[..., Agent] = PolicyAgent,
+        optimizer: EvoOptimizer | None = None,
+        evaluator: Evaluator | None = None,
+        *,
+        group: str = "policy",
+        episodes_per_member: int = 1,
+        common_random_numbers: bool = False,
+        discount: float | None = None,
+        objectives: Sequence[str] = (),
+        obs_statistics: str = "none",
+        max_episode_steps: int | None = None,
+        eval_env: Env | None = None,
+        eval_episodes: int = 32,
+        compile: str = "auto",
+        iterations_per_call: int | None = None,
+        strategy: tf.distribute.Strategy | None = None,
+    ):
+        """Assembles the static logic; `setup` makes what changes.
+
+        Args:
+          env: The task, as `tfrl.make_env` gives it. On the device a generation plays in `pop_size`
+            times `episodes_per_member` copies of it, whatever number it has. On the host the
+            members take turns in its `num_envs` environments; of Gymnasium's one may fail, and its
+            member is lost.
+          agent: An agent whose parameters have the group `group`, or a function (such as the class)
+            that makes one from `obs_spec` and `action_spec`.
+          optimizer: A search of `tfrl.evolution`.
+          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+            episodes in `eval_env`.
+          group: The group of parameters that is searched: "policy", of a TD3 agent "actor".
+          episodes_per_member: The fitness is a mean over so many episodes.
+          common_random_numbers: Whether all members of a generation start their episodes alike.
+          discount: Of the returns that the fitness is made of; None for undiscounted ones.
+          objectives: Names of rewards, each an objective of its own, where the environment pays a
+            dict of them.
+          obs_statistics: For an agent that normalises observations: "running" statistics of all
+            that members see, or those of a "fixed" batch of random play; else "none".
+          max_episode_steps: Steps after which an episode is cut; None for the environment's limit.
+          eval_env: The environments to evaluate on; those of `env` by default.
+          eval_episodes: Episodes of one evaluation.
+          compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
+          iterations_per_call: Generations of one compiled call; None for about half a second.
+          strategy: A tf.distribute strategy, whose replicas divide the population.
+
+        Raises:
+          UserError: For a population that the replicas cannot divide, objectives that the
+            optimizer does not take, and what else does not fit.
+        """
+        super().__init__(iterations_per_call=iterations_per_call)
+        checks.at_least("episodes_per_member", episodes_per_member, 1)
+        checks.one_of("obs_statistics", obs_statistics, OBS_STATISTICS)
+        checks.one_of("compile", compile, ("auto", *MODES))
+        checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        self.optimizer: Any = optimizer
+        specs = {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+        self.agent = agent if isinstance(agent, Agent) else agent(**specs)
+        self.group, self.discount, self.objectives = group, discount, tuple(objectives)
+        self.episodes_per_member = episodes_per_member
+        self.common_random_numbers = common_random_numbers
+        self.obs_statistics = obs_statistics
+        self.max_episode_steps = max_episode_steps
+        self.compile = compile
+        self._check_objectives()
+        self._check_statistics()
+        if isinstance(env, HostEnv):
+            self.env = env.tolerant()
+        else:
+            self.env = env.with_num_envs(self.optimizer.pop_size * episodes_per_member)
+        self.evaluator = evaluator or Evaluator(
+            env=env if eval_env is None else eval_env,
+            agent=self.agent,
+            num_episodes=eval_episodes,
+            max_steps=max_episode_steps,
+        )
+        self.use_strategy(Replicas(strategy).strategy)
+
+    def _check_objectives(self) -> None:
+        given, taken = max(1, len(self.objectives)), self.optimizer.num_objectives
+        if given != taken:
+            raise UserError(
+                "objectives",
+                expected=f"{taken} for {type(self.optimizer).__name__}",
+                got=f"{given}: {', '.join(self.objectives) or 'the return'}",
+                remedy="Choose NSGA2(num_objectives=2) or RVEA for two, or an environment that "
+                "pays one reward.",
+            )
+
+    def _check_statistics(self) -> None:
+        normalizes = bool(getattr(self.agent, "normalize_obs", False))
+        if normalizes != (self.obs_statistics != "none"):
+            raise UserError(
+                "obs_statistics",
+                expected="running or fixed where the agent normalises observations, else none",
+                got=f"{self.obs_statistics!r} with normalize_obs={normalizes}",
+                remedy="Set both: PolicyAgent.normalize_obs=True and obs_statistics='running'.",
+            )
+
+    def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
+        """Spreads the population of runs that are set up from now on over the replicas."""
+        self.replicas = Replicas(strategy)
+        parts, members = self.replicas.num_replicas, self.optimizer.pop_size
+        if isinstance(self.env, HostEnv):
+            check_place(self.env.backend.name, parts)
+        if members % parts:
+            raise UserError(
+                f"{type(self.optimizer).__name__}.pop_size",
+                expected=f"a population that {parts} replicas divide",
+                got=str(members),
+                remedy=f"Use {members + -members % parts}, or another number of replicas.",
+            )
+        self.part_env = self.env.with_num_envs(self.env.num_envs // parts)
+
+    # A run that begins.
+
+    def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, SearchState]:
+        """Makes the agent's parameters, from which the search begins."""
+        keys = seeding.streams(key, ["agent", "search", "statistics"])
+        agent_state = self.agent.init(keys["agent"])
+        checks.known("group", [self.group], agent_state.params)
+        params = agent_state.params[self.group]
+        search = self.optimizer.init(params, keys["search"])
+        if self.obs_statistics == "fixed":
+            agent_state = self._with_virtual_batch(agent_state, keys["statistics"])
+        return agent_state, SearchState(search=search, best=params)
+
+    def _with_virtual_batch(self, agent_state: Any, key: tf.Tensor) -> Any:
+        """The agent's state with statistics of the observations of random play."""
+        from tfrl.agents import RandomAgent
+
+        env = self.evaluator.env
+        reset_key, play_key = tf.unstack(seeding.split(key, 2))
+        random = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
+        length = -(-VIRTUAL_BATCH // env.num_envs)
+        played, *_ = rollout(env, random, env.reset(reset_key), random.init(key), play_key, length)
+        stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
+        return agent_state.replace(normalizer=stats)
+
+    def setup_env_state(self, key: tf.Tensor) -> None:
+        """None: a generation begins with fresh episodes."""
+        return None
+
+    # A generation.
+
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One generation: ask, play, tell."""
+        population, search = stages.stage("ask", self.optimizer.ask)(state.opt_state.search)
+        played = self.play(state.agent_state, population, key)
+        return stages.stage("tell", self.learn_from)(state, search, population, played)
+
+    def play(self, agent_state: Any, population: Nest, key: tf.Tensor) -> Played:
+        """Plays the episodes of all members, each replica those of its part.
+
+        Args:
+          agent_state: The agent's; its group of the search is not read.
+          population: Leaves `[P, ...]`.
+          key: int32 [2].
+
+        Returns:
+          Returns and lengths `[P, E]`, the same for any number of replicas.
+        """
+        replicas, members = self.replicas, self.optimizer.pop_size
+        reset_key, step_key = tf.unstack(seeding.split(key, 2))
+        if isinstance(self.env, HostEnv):
+            return play_on_host(
+                self.env,
+                self.agent,
+                lambda params: self._with_params(agent_state, params),
+                population,
+                self._seeds(reset_key),
+                step_key,
+                **self._options,
+            )
+        start = start_states(bare(self.env), reset_key, members, common=self.common_random_numbers)
+        if not replicas.several:
+            return self._played(agent_state, population, start, step_key)
+        part, rows = members // replicas.num_replicas, self.part_env.num_envs
+
+        def own(population: Nest, start: Nest) -> Played:
+            i = replicas.index()
+            mine = struct.slice(population, i * part, (i + 1) * part)
+            mine = tf.nest.map_structure(lambda x: tf.ensure_shape(x, [part, *x.shape[1:]]), mine)
+            found = self._played(agent_state, mine, self._rows(start, i * rows, rows), step_key)
+            return replicas.gather(found)  # type: ignore[no-any-return]
+
+        found = replicas.any_replica(replicas.run(own, population, start))  # [R, ...]
+        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+
+    def _rows(self, start: Nest, begin: tf.Tensor, count: int) -> Nest:
+        """The states of some of the environments; what belongs to all stays."""
+        total = self.env.num_envs
+
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            if x.shape.rank == 0 or x.shape[0] != total:
+                return x
+            return tf.ensure_shape(x[begin : begin + count], [count, *x.shape[1:]])
+
+        return tf.nest.map_structure(rows, start)
+
+    def _played(self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor) -> Played:
+        members = tf.nest.flatten(population)[0].shape[0]
+        return play_population(
+            self.part_env,
+            self.agent,
+            start,
+            self._with_params(agent_state, population),
+            key,
+            members,
+            **self._options,
+        )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What the play of a population is told."""
+        return {
+            "discount": self.discount,
+            "length": self.max_episode_steps,
+            "records": self.obs_statistics == "running",
+        }
+
+    def _seeds(self, key: tf.Tensor) -> np.ndarray:
+        """Seeds of the episodes on the host, int64 [P, E]; members share them where asked."""
+        members, episodes = self.optimizer.pop_size, self.episodes_per_member
+        if self.common_random_numbers:
+            return np.tile(row_seeds(key, episodes), (members, 1))
+        return row_seeds(key, members * episodes).reshape(members, episodes)
+
+    def learn_from(
+        self, state: State, search: EvoState, population: Nest, played: Played
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        """Tells the search what its members were worth.
+
+        Returns:
+          `{name: float32 scalar}`, and the state after the generation.
+        """
+        totals = played.totals
+        fitness = self.fitness(played)
+        first = fitness[:, 0] if fitness.shape.rank == 2 else fitness
+        finite = tf.math.is_finite(first)
+        ranked = tf.where(finite, first, -float("inf"))
+        index = tf.argmax(ranked)
+        best = tf.nest.map_structure(lambda x: x[index], population)
+        search = self.optimizer.tell(search, fitness)
+        agent_state = self._with_params(state.agent_state, search.params)
+        if played.obs is not None:
+            stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
+            agent_state = agent_state.replace(normalizer=stats)
+        lengths = tf.cast(totals.episode_lengths, tf.float32)
+        mean = _mean(first, finite)
+        metrics = {
+            "fitness_best": ranked[index],
+            "fitness_mean": mean,
+            "fitness_std": tf.sqrt(_mean(tf.square(first - mean), finite)),
+            "lost_members": tf.reduce_sum(tf.cast(~finite, tf.float32)),
+            "episode_return": mean,
+            "episode_length": tf.reduce_mean(lengths),
+            **self.optimizer.metrics(search),
+        }
+        counters = state.metrics.counted(
+            env_steps=tf.reduce_sum(totals.episode_lengths),
+            episodes=tf.size(totals.episode_lengths),
+            episode_return=mean,
+            episode_length=metrics["episode_length"],
+        )
+        return metrics, state.replace(
+            metrics=counters,
+            agent_state=agent_state,
+            opt_state=SearchState(search=search, best=best),
+        )
+
+    def fitness(self, played: Played) -> tf.Tensor:
+        """Returns the fitness, float32 `[P]` or `[P, M]`, of what the members played; a hook."""
+        return fitness_of(
+            played.totals, discounted=self.discount is not None, objectives=self.objectives
+        )
+
+    def _with_params(self, agent_state: Any, params: Nest) -> Any:
+        return agent_state.replace(params={**agent_state.params, self.group: params})
+
+    # What a runner asks.
+
+    def settle_modes(self, state: State, made: Stages) -> None:
+        """Chooses graph or XLA for a generation by time, where that is asked for."""
+        if isinstance(self.env, HostEnv):
+            made.modes.update(loop="eager", ask="graph", tell="graph")
+            return
+        mode = self.compile
+        if mode == "auto" and (on_host(self.env) or self.replicas.several):
+            mode = "graph"
+        elif mode == "auto" and not auto_needs_timing():
+            mode = "xla"
+        elif mode == "auto":
+            made.modes.update(ask="eager", tell="eager")
+            trial = made.stage("generation", lambda state: self.iterate(state, state.key))
+            mode = trial.choose_by_time(state)
+        made.modes.update(loop=mode, ask="eager", tell="eager")
+
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Settles how a generation is compiled."""
+        if self.compile == "auto":
+            return {"iterations": self.runner(state).settled(state).modes["loop"]}
+        return {"iterations": self.compile}
+
+    # Looking at a run.
+
+    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
+        """Evaluates what the search stands for, and the best member: `eval_best_return_mean`."""
+        key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
+        metrics, after = super().evaluate(state)
+        best = self._with_params(self.agent_state(state), state.opt_state.best)
+        result = self.evaluator.evaluate(best, seeding.stream(key, "best"))
+        return {**metrics, "eval_best_return_mean": result.metrics()["eval_return_mean"]}, after
+
+    def describe(self) -> str:
+        """Returns what searches for what, in a few words."""
+        env: Any = self.env
+        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+        name, size = type(self.optimizer).__name__, self.optimizer.pop_size
+        return f"{name} of {size} {type(self.agent).__name__}s on {task}"
+
+    def close(self) -> None:
+        """Closes environments on the host."""
+        for env in {id(e): e for e in (self.env, self.part_env, self.evaluator.env)}.values():
+            if isinstance(env, HostEnv):
+                env.close()
+
+
+def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The mean of the values that count; NaN without any."""
+    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))
