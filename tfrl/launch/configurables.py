@@ -12,7 +12,7 @@ from typing import Any
 import gin
 import gymnasium.wrappers
 
-from tfrl import agents, distributions, learners, networks, replay, tasks, workflows
+from tfrl import agents, distributions, evolution, learners, networks, replay, tasks, workflows
 from tfrl.agents.core import Agent, on_algorithm
 from tfrl.compat import tf_agents_factories
 from tfrl.envs import registry
@@ -243,11 +243,20 @@ def _register() -> None:
     ):
         gin.external_configurable(thing, module=module)
     # The flags choose the strategy.
-    for workflow in (workflows.OffPolicyWorkflow, workflows.OnPolicyWorkflow):
+    for workflow in (
+        workflows.EvolutionWorkflow,
+        workflows.OffPolicyWorkflow,
+        workflows.OnPolicyWorkflow,
+    ):
         gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
     gin.external_configurable(tasks.TaskWorkflow, module="tasks")
     gin.external_configurable(tasks.RLTaskConfig, module="tasks")
+    for name in evolution.__all__:
+        search = getattr(evolution, name)
+        if isinstance(search, type) and issubclass(search, evolution.EvoOptimizer):
+            gin.external_configurable(search, module="evolution")
     specs = ["obs_spec", "action_spec"]
+    gin.external_configurable(evolution.PolicyAgent, module="agents", denylist=specs)
     # The workflow gives the rest.
     of_run = [*specs, "num_envs", "n_step", "discount"]
     for maker in (replay.InGraphReplay, reverb.ReverbReplay):

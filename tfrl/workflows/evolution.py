@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gin
 import numpy as np
 import tensorflow as tf
 
@@ -46,7 +45,6 @@ class SearchState(struct.Struct):
     best: Nest
 
 
-@gin.configurable
 class EvolutionWorkflow(Workflow):
     """Searches for the parameters of a policy by the returns of whole episodes.
 

@@ -30,6 +30,7 @@ from tfrl.envs.wrappers.observations import (
 )
 from tfrl.envs.wrappers.rewards import (
     RewardActive,
+    RewardAndEnergy,
     RewardClip,
     RewardNormalize,
     RewardScale,
@@ -49,6 +50,7 @@ __all__ = [
     "ObservationFlatten",
     "ObservationStack",
     "RewardActive",
+    "RewardAndEnergy",
     "RewardClip",
     "RewardNormalize",
     "RewardScale",

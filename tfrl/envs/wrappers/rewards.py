@@ -33,6 +33,28 @@ class RewardActive(Wrapper):
 
 
 @struct.logic_dataclass
+class RewardAndEnergy(Wrapper):
+    """Pays two rewards: the task's, and minus the energy of the action; below the autoreset.
+
+      {"reward": r, "energy": -sum a^2}
+
+    For searches with several objectives (`EvolutionWorkflow.objectives`).
+    """
+
+    def reset(self, key: tf.Tensor) -> EnvState:
+        """Starts an episode in every environment."""
+        fresh = self.env.reset(key)
+        return fresh.replace(reward={"reward": fresh.reward, "energy": fresh.reward})
+
+    def step(self, state: EnvState, action: Nest) -> EnvState:
+        """Takes one step in every environment."""
+        new = self.env.step(state, action)
+        parts = [tf.reshape(a, [self.num_envs, -1]) for a in tf.nest.flatten(action)]
+        energy = tf.add_n([tf.reduce_sum(tf.square(p), axis=-1) for p in parts])
+        return new.replace(reward={"reward": new.reward, "energy": -energy})
+
+
+@struct.logic_dataclass
 class RewardClip(RewardWrapper):
     """Clips every reward to [low, high]; on either side of the autoreset.
 

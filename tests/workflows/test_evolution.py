@@ -1,0 +1,237 @@
+"""EvolutionWorkflow: what members play, replicas, hosts, resumed runs, and what is wrong use."""
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tfrl import make_env, seeding, struct
+from tfrl.envs.wrappers import RewardAndEnergy
+from tfrl.errors import UserError
+from tfrl.evolution import OpenES, PolicyAgent
+from tfrl.evolution.population import bare, start_states
+from tfrl.rollout import fast_eval_rollout_episode
+from tfrl.workflows import EvolutionWorkflow
+
+NORMALIZING = functools.partial(PolicyAgent, normalize_obs=True)
+KEY = seeding.key(3)
+
+
+TRACED = []
+
+
+@struct.logic_dataclass
+class TracedAgent(PolicyAgent):
+    """Notes each call of what is traced."""
+
+    def evaluate_actions(self, *args, **kwargs):
+        TRACED.append("evaluate")
+        return super().evaluate_actions(*args, **kwargs)
+
+
+def workflow_of(task="tf:CartPole-v1", agent=PolicyAgent, pop_size=8, limit=20, **options):
+    options = {"compile": "graph", "eval_episodes": 4, "max_episode_steps": limit, **options}
+    env = make_env(task, num_envs=4)
+    return EvolutionWorkflow(env, agent, OpenES(pop_size=pop_size), **options)
+
+
+def after(workflow, generations=2, seed=0):
+    metrics, state = {}, workflow.setup(seed)
+    for _ in range(generations):
+        metrics, state = workflow.step(state)
+    return metrics, state
+
+
+def mirrored(parts):
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(parts)])
+
+
+def assert_same(a, b, **tolerance):
+    def same(x, y):
+        np.testing.assert_allclose(x, y, **{"rtol": 0, "atol": 0, **tolerance})
+
+    tf.nest.map_structure(same, a, b)
+
+
+@pytest.mark.parametrize(
+    "agent, group",
+    [(PolicyAgent, "policy"), (tfrl.PPO, "policy"), (tfrl.TD3, "actor")],
+)
+@pytest.mark.parametrize("common", [True, False])
+def test_each_member_plays_by_its_own_parameters(agent, group, common):
+    task = "tf:Pendulum-v1"
+    options = {"common_random_numbers": common, "episodes_per_member": 2, "group": group}
+    workflow = workflow_of(task, agent, pop_size=4, **options)
+    state = workflow.setup(0)
+    population, _ = workflow.optimizer.ask(state.opt_state.search)
+    played = workflow.play(state.agent_state, population, KEY)
+    start = start_states(bare(workflow.env), seeding.split(KEY, 2)[0], 4, common=common)
+    one = make_env(task, num_envs=2)
+    for member in range(4):
+        params = tf.nest.map_structure(lambda x, i=member: x[i], population)
+        own = tf.nest.map_structure(lambda x, i=member: x[2 * i : 2 * i + 2], start)
+        agent_state = state.agent_state.replace(params={**state.agent_state.params, group: params})
+        totals, _ = fast_eval_rollout_episode(one.env, workflow.agent, own, agent_state, KEY, 20)
+        np.testing.assert_allclose(
+            played.totals.episode_returns[member], totals.episode_returns, rtol=1e-5
+        )
+
+
+def test_members_start_alike_where_asked():
+    workflow = workflow_of(common_random_numbers=True, episodes_per_member=3)
+    state = workflow.setup(0)
+    centre = state.agent_state.params["policy"]
+    same = tf.nest.map_structure(lambda x: tf.stack([x] * 8), centre)
+    returns = workflow.play(state.agent_state, same, KEY).totals.episode_returns
+    assert_same(returns, tf.stack([returns[0]] * 8))
+    apart = workflow_of(episodes_per_member=3).play(state.agent_state, same, KEY)
+    assert np.ptp(apart.totals.episode_returns.numpy()[:, 0]) > 0
+
+
+@pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts):
+    options = {"agent": agent, "obs_statistics": statistics, "common_random_numbers": parts == 4}
+    strategy = mirrored(parts)
+    metrics, state = after(workflow_of(**options))
+    split_metrics, split = after(workflow_of(**options, strategy=strategy))
+    assert_same(split_metrics, metrics)
+    assert_same(split, state)
+
+
+def test_graph_and_xla_agree():
+    metrics, state = after(workflow_of("tf:Pendulum-v1"))
+    compiled_metrics, compiled = after(workflow_of("tf:Pendulum-v1", compile="xla"))
+    assert_same(compiled_metrics, metrics, rtol=1e-4, atol=1e-3)
+    assert_same(compiled.agent_state, state.agent_state, rtol=1e-3, atol=1e-3)
+
+
+def test_equal_workflows_share_their_traces():
+    workflow = workflow_of(agent=TracedAgent)
+    _, state = after(workflow, 1)
+    workflow.evaluate(state)
+    TRACED.clear()
+    again = workflow_of(agent=TracedAgent)
+    _, state = again.step(again.setup(5))
+    again.evaluate(state)
+    workflow.advance(workflow.snapshot(state), 3)
+    assert TRACED == []
+
+
+def test_a_run_goes_on_to_the_bit(tmp_path):
+    workflow = workflow_of(agent=NORMALIZING, obs_statistics="running")
+    _, state = after(workflow, 2)
+    workflow.save(state, tmp_path)
+    _, whole = workflow.step(state)
+    other = workflow_of(agent=NORMALIZING, obs_statistics="running")
+    _, resumed = other.step(other.restore(tmp_path))
+    assert_same(resumed, whole)
+
+
+def test_the_centre_and_the_best_are_evaluated():
+    workflow = workflow_of()
+    metrics, state = after(workflow)
+    found, later = workflow.evaluate(state)
+    assert {"eval_return_mean", "eval_best_return_mean"} <= set(found)
+    assert int(later.metrics.evaluations) == 1
+    assert metrics["fitness_best"] >= metrics["fitness_mean"] >= 0
+    assert_same(state.agent_state.params["policy"], state.opt_state.search.params)
+
+
+def test_statistics_of_observations():
+    fixed = workflow_of(agent=NORMALIZING, obs_statistics="fixed")
+    state = fixed.setup(0)
+    count = float(tf.nest.flatten(state.agent_state.normalizer.count)[0])
+    assert count >= 10_000
+    _, later = fixed.step(state)
+    assert_same(later.agent_state.normalizer, state.agent_state.normalizer)
+    running = workflow_of(agent=NORMALIZING, obs_statistics="running")
+    metrics, state = after(running, 1)
+    # Every observation that a member acted on, and no other.
+    assert float(state.agent_state.normalizer.count) == metrics["env_steps"]
+
+
+def test_discounted_returns_and_objectives():
+    plain, _ = after(workflow_of(limit=5), 1)
+    assert plain["fitness_mean"] == 5.0
+    discounted, _ = after(workflow_of(limit=5, discount=0.5), 1)
+    assert discounted["fitness_mean"] == 1.9375  # 1 + 1/2 + ... + 1/16
+
+    class Both(EvolutionWorkflow):
+        def fitness(self, played):
+            returns = played.totals.episode_returns
+            return tf.reduce_mean(returns["reward"] + 10.0 * returns["energy"], axis=-1)
+
+    task = "tf:Pendulum-v1"
+    env = make_env(task, num_envs=2, wrappers=(lambda env: RewardAndEnergy(env=env),))
+    options = {"compile": "graph", "max_episode_steps": 5, "eval_env": make_env(task, num_envs=2)}
+    metrics, state = Both(env, PolicyAgent, OpenES(pop_size=4), **options).step(
+        (workflow := Both(env, PolicyAgent, OpenES(pop_size=4), **options)).setup(0)
+    )
+    assert metrics["fitness_mean"] < -10.0
+    assert "eval_return_mean" in workflow.evaluate(state)[0]
+
+
+class Failing(gymnasium.Wrapper):
+    """Raises at its fifth step, once in a process."""
+
+    steps = 0
+
+    def step(self, action):
+        Failing.steps += 1
+        if Failing.steps == 5:
+            raise RuntimeError("out of order")
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("statistics", ["none", "running"])
+def test_members_take_turns_on_the_host(statistics):
+    agent = PolicyAgent if statistics == "none" else NORMALIZING
+    options = {"obs_statistics": statistics, "agent": agent, "episodes_per_member": 2}
+    workflow = workflow_of("gymnasium:CartPole-v1", **options)
+    metrics, state = after(workflow)
+    assert metrics["episodes"] == 32 and metrics["lost_members"] == 0
+    workflow.close()
+
+
+def test_a_member_whose_environment_fails_is_lost(caplog):
+    Failing.steps = 0
+    env = make_env("gymnasium:CartPole-v1", num_envs=2, wrappers=(Failing,), vectorization="sync")
+    workflow = EvolutionWorkflow(env, PolicyAgent, OpenES(pop_size=4), max_episode_steps=20)
+    state = workflow.setup(0)
+    metrics, state = workflow.step(state)
+    assert metrics["lost_members"] == 1
+    assert np.isfinite(metrics["fitness_mean"])
+    assert "out of order" in caplog.text
+    metrics, state = workflow.step(state)
+    assert metrics["lost_members"] == 0
+    assert all(np.isfinite(x).all() for x in tf.nest.flatten(state.agent_state.params))
+    workflow.close()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"pop_size": 6, "strategy": 4}, r"OpenES.pop_size.*4 replicas.*8"),
+        ({"objectives": ("reward", "energy")}, r"objectives.*1 for OpenES.*NSGA2"),
+        ({"objectives": ("energy",)}, r"objectives.*\(\) for one reward"),
+        ({"obs_statistics": "running"}, r"obs_statistics.*normalize_obs=False"),
+        ({"agent": NORMALIZING}, r"obs_statistics.*normalize_obs=True"),
+        ({"group": "actor"}, r"group.*policy"),
+        ({"episodes_per_member": 0}, r"episodes_per_member"),
+    ],
+)
+def test_wrong_use(options, message):
+    parts = options.pop("strategy", None)
+    if parts:
+        options = {**options, "strategy": mirrored(parts)}
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        after(workflow_of(**options), 1)
+
+
+def test_no_optimizer():
+    with pytest.raises(UserError, match="a search of tfrl.evolution"):
+        EvolutionWorkflow(make_env("tf:CartPole-v1", num_envs=2))
