@@ -29,6 +29,8 @@ from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
 OBS_STATISTICS = ("none", "running", "fixed")
 # Env steps of random play that fix the statistics of observations.
 VIRTUAL_BATCH = 10_000
+# What the processor computes at once; the rest of a vector may round otherwise.
+_LANES = 16
 
 
 @struct.dataclass
@@ -165,7 +167,11 @@ class EvolutionWorkflow(Workflow):
                 got=str(members),
                 remedy=f"Use {members + -members % parts}, or another number of replicas.",
             )
-        self.part_env = self.env.with_num_envs(self.env.num_envs // parts)
+        if isinstance(self.env, HostEnv):
+            self.part_env = self.env
+        else:  # whole vectors of the processor: then the bits are those of any other split
+            padded = -(-members // parts // _LANES) * _LANES
+            self.part_env = self.env.with_num_envs(padded * self.episodes_per_member)
 
     # A run that begins.
 
@@ -188,7 +194,10 @@ class EvolutionWorkflow(Workflow):
         reset_key, play_key = tf.unstack(seeding.split(key, 2))
         random = RandomAgent(obs_spec=env.obs_spec, action_spec=env.action_spec)
         length = -(-VIRTUAL_BATCH // env.num_envs)
-        played, *_ = rollout(env, random, env.reset(reset_key), random.init(key), play_key, length)
+        play = self.evaluator.compiled(
+            lambda state, key: rollout(env, random, state, random.init(key), key, length)[0]
+        )
+        played = play(env.reset(reset_key), play_key)
         stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
         return agent_state.replace(normalizer=stats)
 
@@ -228,42 +237,43 @@ class EvolutionWorkflow(Workflow):
                 **self._options,
             )
         start = start_states(bare(self.env), reset_key, members, common=self.common_random_numbers)
-        if not replicas.several:
-            return self._played(agent_state, population, start, step_key)
-        part, rows = members // replicas.num_replicas, self.part_env.num_envs
+        part = members // replicas.num_replicas
+        play = stages.stage("play", self._played)
 
         def own(population: Nest, start: Nest) -> Played:
-            i = replicas.index()
-            mine = struct.slice(population, i * part, (i + 1) * part)
-            mine = tf.nest.map_structure(lambda x: tf.ensure_shape(x, [part, *x.shape[1:]]), mine)
-            found = self._played(agent_state, mine, self._rows(start, i * rows, rows), step_key)
+            found = play(agent_state, population, start, step_key, replicas.index() * part)
             return replicas.gather(found)  # type: ignore[no-any-return]
 
         found = replicas.any_replica(replicas.run(own, population, start))  # [R, ...]
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
 
-    def _rows(self, start: Nest, begin: tf.Tensor, count: int) -> Nest:
-        """The states of some of the environments; what belongs to all stays."""
-        total = self.env.num_envs
-
-        def rows(x: tf.Tensor) -> tf.Tensor:
-            if x.shape.rank == 0 or x.shape[0] != total:
-                return x
-            return tf.ensure_shape(x[begin : begin + count], [count, *x.shape[1:]])
-
-        return tf.nest.map_structure(rows, start)
-
-    def _played(self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor) -> Played:
-        members = tf.nest.flatten(population)[0].shape[0]
-        return play_population(
+    def _played(
+        self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor, first: tf.Tensor
+    ) -> Played:
+        """The episodes of one replica's members, which begin with number `first`."""
+        members, episodes = self.optimizer.pop_size, self.episodes_per_member
+        part, padded = members // self.replicas.num_replicas, self.part_env.num_envs // episodes
+        if padded != members:
+            mine = tf.minimum(first + tf.range(padded), members - 1)
+            envs = tf.reshape(mine[:, tf.newaxis] * episodes + tf.range(episodes), [-1])
+            population = struct.take(population, mine)
+            start = tf.nest.map_structure(
+                lambda x: tf.gather(x, envs) if _leads(x, self.env.num_envs) else x, start
+            )
+        played = play_population(
             self.part_env,
             self.agent,
             start,
             self._with_params(agent_state, population),
             key,
-            members,
+            padded,
             **self._options,
         )
+        totals = struct.slice(played.totals, 0, part)
+        if played.obs is None:
+            return Played(totals=totals)
+        obs, valid = struct.slice((played.obs, played.valid), 0, part * episodes)
+        return Played(totals=totals, obs=obs, valid=valid)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -341,15 +351,18 @@ class EvolutionWorkflow(Workflow):
             made.modes.update(loop="eager", ask="graph", tell="graph")
             return
         mode = self.compile
-        if mode == "auto" and (on_host(self.env) or self.replicas.several):
+        if mode == "auto" and on_host(self.env):
             mode = "graph"
-        elif mode == "auto" and not auto_needs_timing():
+        elif mode == "auto" and (self.replicas.several or not auto_needs_timing()):
             mode = "xla"
         elif mode == "auto":
-            made.modes.update(ask="eager", tell="eager")
+            made.modes.update(ask="eager", play="eager", tell="eager")
             trial = made.stage("generation", lambda state: self.iterate(state, state.key))
             mode = trial.choose_by_time(state)
-        made.modes.update(loop=mode, ask="eager", tell="eager")
+        play = "eager"
+        if self.replicas.several:  # whose reductions are outside of XLA
+            play, mode = mode, "graph"
+        made.modes.update(loop=mode, ask="eager", play=play, tell="eager")
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles how a generation is compiled."""
@@ -379,6 +392,11 @@ class EvolutionWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.part_env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _leads(x: tf.Tensor, size: int) -> bool:
+    """Whether a leaf has the leading axis of the environments."""
+    return x.shape.rank > 0 and x.shape[0] == size
 
 
 def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
