@@ -306,7 +306,8 @@ class EvolutionWorkflow(Workflow):
         ranked = tf.where(finite, first, -float("inf"))
         index = tf.argmax(ranked)
         best = tf.nest.map_structure(lambda x: x[index], population)
-        search = self.optimizer.tell(search, fitness)
+        # What was asked for is given: it would be drawn again.
+        search = self.optimizer.tell(search, fitness, population)
         agent_state = self._with_params(state.agent_state, search.params)
         if played.obs is not None:
             stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
