@@ -56,3 +56,19 @@ def told(optimizer, function, mean, generations=3, seed=0):
         populations.append(population.numpy())
         states.append(state)
     return populations, states
+
+
+def tell(optimizer, state, population, function):
+    """Tells the values of a function, with more objectives or descriptors where a search has them.
+
+    The second and third objective are spheres around 1 and 2, the descriptors the first parameters.
+    """
+    fitness = function(population)
+    if optimizer.num_objectives > 1:
+        more = [sphere(population - i) for i in range(1, optimizer.num_objectives)]
+        # Rounded: of two equal candidates, an error of the last bit lets one dominate the other.
+        fitness = tf.round(100.0 * tf.stack([fitness, *more], axis=1)) / 100.0
+    if hasattr(optimizer, "descriptor_bounds"):
+        descriptors = population[:, : len(optimizer.grid)]
+        return optimizer.tell(state, fitness, descriptors=descriptors)
+    return optimizer.tell(state, fitness)
