@@ -72,3 +72,37 @@ def tell(optimizer, state, population, function):
         descriptors = population[:, : len(optimizer.grid)]
         return optimizer.tell(state, fitness, descriptors=descriptors)
     return optimizer.tell(state, fitness)
+
+
+def evaluations_over(optimizer, function, firsts, target, most=1_000):
+    """Returns the evaluations to the target from several first populations, compiled once for all.
+
+    Args:
+      optimizer: A search with its own state's `population`.
+      function: Of the population.
+      firsts: By seed, float [P, D] each.
+      target: Fitness.
+      most: Generations; None stands for a target that was not reached within them.
+    """
+
+    @tf.function(autograph=False)
+    def search(state):
+        def body(state, best):
+            population, state = optimizer.ask(state)
+            fitness = function(population)
+            return optimizer.tell(state, fitness), tf.maximum(best, tf.reduce_max(fitness))
+
+        return tf.while_loop(
+            lambda state, best: (best < target) & (state.generation < most),
+            body,
+            (state, tf.constant(-float("inf"))),
+        )
+
+    found = []
+    for seed, first in enumerate(firsts):
+        state = optimizer.init(tf.zeros([first.shape[1]]), seeding.key(seed))
+        population = tf.constant(first, tf.float32)
+        state, best = search(state.replace(search=state.search.replace(population=population)))
+        reached = float(best) >= target
+        found.append(int(state.generation) * optimizer.pop_size if reached else None)
+    return found

@@ -129,19 +129,3 @@ def unit_numbers(params: Nest) -> tf.Tensor:
         numbers.append(count + tf.tile(tf.range(width), [rows]))
         count += width
     return tf.concat(numbers, axis=0)
-
-
-def pick_valid(valid: tf.Tensor, num: Any, key: tf.Tensor) -> tf.Tensor:
-    """Draws places of True entries, with replacement; place 0 counts where there are none.
-
-    Args:
-      valid: bool [N].
-      num: Shape of the result.
-      key: int32 [2].
-
-    Returns:
-      int32 of shape `num`.
-    """
-    order = tf.argsort(tf.cast(~valid, tf.int32), stable=True)  # valid places first
-    count = tf.maximum(tf.reduce_sum(tf.cast(valid, tf.int32)), 1)
-    return tf.gather(order, seeding.randint(key, num, 0, count))

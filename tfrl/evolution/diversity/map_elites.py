@@ -9,7 +9,7 @@ from tfrl.errors import UserError
 from tfrl.evolution.core import EvoState
 from tfrl.evolution.diversity.archive import GridArchive, grid_cells
 from tfrl.evolution.diversity.emitters import Emitter, IsoLineEmitter
-from tfrl.evolution.populations import PopulationSearch, check_bounds, pick_valid
+from tfrl.evolution.populations import PopulationSearch, check_bounds
 from tfrl.loading import loadable
 from tfrl.types import Nest
 
@@ -124,7 +124,7 @@ class MAPElites(PopulationSearch):
         )
         keys = seeding.streams(key, ("elites", "emitter"))
         filled = tf.math.is_finite(archive.fitness)
-        chosen = pick_valid(filled, [2, self.pop_size], keys["elites"])
+        chosen = pick_elites(filled, [2, self.pop_size], keys["elites"])
         x, y = tf.unstack(tf.gather(archive.params, chosen))
         emitted = self.emitter(x, y, keys["emitter"])
         return MAPElitesState(population=self.space(x.shape[1]).clip(emitted), archive=archive)
@@ -132,3 +132,19 @@ class MAPElites(PopulationSearch):
     def centre(self, search: MAPElitesState) -> tf.Tensor:
         """Returns the fittest elite."""
         return tf.gather(search.archive.params, tf.argmax(search.archive.fitness))
+
+
+def pick_elites(filled: tf.Tensor, shape: list[int], key: tf.Tensor) -> tf.Tensor:
+    """Draws places of True entries with replacement; place 0 where none is.
+
+    Args:
+      filled: bool [C].
+      shape: Of the result.
+      key: int32 [2].
+
+    Returns:
+      int32 of that shape.
+    """
+    order = tf.argsort(tf.cast(~filled, tf.int32), stable=True)  # those that are filled first
+    count = tf.maximum(tf.reduce_sum(tf.cast(filled, tf.int32)), 1)
+    return tf.gather(order, seeding.randint(key, shape, 0, count))

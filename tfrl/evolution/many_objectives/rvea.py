@@ -12,7 +12,7 @@ from tfrl.evolution.genetic.ga import cross_pairs
 from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
 from tfrl.evolution.many_objectives.fronts import knee_point
 from tfrl.evolution.many_objectives.nsga2 import check_many_objectives
-from tfrl.evolution.populations import PopulationSearch, pick_valid
+from tfrl.evolution.populations import PopulationSearch
 from tfrl.loading import loadable
 
 
@@ -97,12 +97,16 @@ class RVEA(PopulationSearch):
     ) -> RVEAState:
         """Chooses a parent for each vector, adapts the vectors, and makes offspring."""
         merged = tf.concat([search.parents, candidates], axis=0)
-        fitness = tf.concat([search.parent_fitness, fitness], axis=0)
-        distance = self._penalised_distance(fitness, search.vectors, generation)
+        merged_fitness = tf.concat([search.parent_fitness, fitness], axis=0)
+        distance = self._penalised_distance(merged_fitness, search.vectors, generation)
+        # All of the first population are parents.
+        is_first = tf.fill([self.pop_size], generation == 0)
         found = tf.reduce_any(tf.math.is_finite(distance), axis=0)
-        places = tf.argmin(distance, axis=0)
+        found = tf.where(is_first, tf.math.is_finite(fitness[:, 0]), found)
+        own = tf.range(self.pop_size) + self.pop_size
+        places = tf.where(is_first, own, tf.argmin(distance, axis=0, output_type=tf.int32))
         parents = tf.gather(merged, places)
-        chosen = tf.where(found[:, None], tf.gather(fitness, places), -float("inf"))
+        chosen = tf.where(found[:, None], tf.gather(merged_fitness, places), -float("inf"))
         return RVEAState(
             population=self._offspring(parents, found, key),
             parents=parents,
@@ -142,16 +146,15 @@ class RVEA(PopulationSearch):
 
     def _unit_vectors(self, scale: tf.Tensor | float) -> tf.Tensor:
         """The lattice's vectors, scaled by objective, of length 1."""
-        vectors = tf.constant(simplex_lattice(self.pop_size, self.num_objectives))
-        return tf.math.l2_normalize(
-            tf.math.l2_normalize(vectors, axis=1) * scale, axis=1, epsilon=0
-        )
+        lattice = tf.constant(simplex_lattice(self.pop_size, self.num_objectives))
+        scaled = lattice / tf.norm(lattice, axis=1, keepdims=True) * scale
+        return scaled / tf.norm(scaled, axis=1, keepdims=True)
 
     def _offspring(self, parents: tf.Tensor, found: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Makes offspring of random pairs of the parents that were found, float32 [P, D]."""
         keys = seeding.streams(key, ("pairs", "crossover", "mutation"))
         num = 2 * ((self.pop_size + 1) // 2)
-        drawn = tf.gather(parents, pick_valid(found, [num], keys["pairs"]))
+        drawn = tf.gather(parents, shuffled(found, num, keys["pairs"]))
         space = self.space(parents.shape[1])
         children = cross_pairs(self.crossover, 1.0, drawn, space, keys["crossover"])
         children = children[: self.pop_size]
@@ -160,6 +163,25 @@ class RVEA(PopulationSearch):
     def centre(self, search: RVEAState) -> tf.Tensor:
         """Returns the knee of the parents' front."""
         return tf.gather(search.parents, knee_point(search.parent_fitness))
+
+
+def shuffled(valid: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
+    """Returns places of True entries, all in random order before any comes again.
+
+    Args:
+      valid: bool [N]; place 0 counts where none is True.
+      num: How many places.
+      key: int32 [2].
+
+    Returns:
+      int32 [num]; after four orders they repeat.
+    """
+    rounds = 4
+    draws = seeding.uniform(key, [rounds, valid.shape[0]])
+    orders = tf.argsort(tf.where(valid, draws, 2.0), stable=True)
+    count = tf.maximum(tf.reduce_sum(tf.cast(valid, tf.int32)), 1)
+    turn = tf.range(num)
+    return tf.gather_nd(orders, tf.stack([turn // count % rounds, turn % count], axis=1))
 
 
 def simplex_lattice(size: int, objectives: int) -> np.ndarray:
