@@ -106,3 +106,9 @@ def evaluations_over(optimizer, function, firsts, target, most=1_000):
         reached = float(best) >= target
         found.append(int(state.generation) * optimizer.pop_size if reached else None)
     return found
+
+
+def evaluate_two(x):
+    """Two objectives float32 [P, 2]: spheres around 0 and 1; the front is the line between."""
+    x = tf.convert_to_tensor(x)
+    return tf.stack([sphere(x), sphere(x - 1.0)], axis=1)

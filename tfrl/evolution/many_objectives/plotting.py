@@ -36,11 +36,18 @@ def plot_front(
     rest = np.isfinite(fitness).all(axis=1) & ~front
     objectives = fitness.shape[1]
     names = names or tuple(f"objective {i}" for i in range(1, objectives + 1))
+    if len(names) != objectives:
+        raise UserError(
+            "names of plot_front",
+            expected=f"{objectives} names, one an objective",
+            got=repr(names),
+            remedy="Leave names out for numbers.",
+        )
     figure = figures.Figure(figsize=(5, 4), layout="constrained")
     axes = figure.add_subplot(projection="3d" if objectives == 3 else None)
     axes.scatter(*fitness[rest].T, c="0.7", s=12, label="dominated")
     axes.scatter(*fitness[front].T, c="C0", s=18, label="front")
-    for axis, name in zip("xyz", names, strict=False):
+    for axis, name in zip("xyz"[:objectives], names, strict=True):
         getattr(axes, f"set_{axis}label")(name)
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -1,5 +1,6 @@
 """The reference vector guided evolutionary algorithm."""
 
+import itertools
 import math
 
 import numpy as np
@@ -202,9 +203,8 @@ def simplex_lattice(size: int, objectives: int) -> np.ndarray:
 
 def _lattice_steps(size: int, objectives: int) -> int:
     """The H of the lattice with C(H + M - 1, M - 1) points."""
-    steps = 1
-    while (points := math.comb(steps + objectives - 1, objectives - 1)) < size:
-        steps += 1
+    counts = (math.comb(h + objectives - 1, objectives - 1) for h in itertools.count(1))
+    steps, points = next((h, n) for h, n in enumerate(counts, 1) if n >= size)
     if points != size:
         below = math.comb(steps + objectives - 2, objectives - 1)
         raise UserError(
