@@ -3,6 +3,8 @@
 Each minimises, begins uniformly in [-5, 5], and returns the evaluations to a target or None.
 """
 
+import types
+
 import numpy as np
 
 BOUND = 5.0
@@ -50,9 +52,8 @@ def pymoo_de(variant, f, cr, pop_size, size, seed):
     from pymoo.operators.control import NoParameterControl
 
     _, population = first(pop_size, size, seed)
-    own = Variant(variant.split("/")[0], F=f, CR=cr, prob_mut=0.0, control=NoParameterControl)
-    own.mutation.prob.set(-1.0) if hasattr(own.mutation.prob, "set") else None
-    own.mutation.do = lambda problem, pop, **kwargs: pop
+    own = Variant(variant.split("/")[0], F=f, CR=cr, control=NoParameterControl)
+    own.mutation = lambda problem, population, **settings: population
     algorithm = DE(pop_size=pop_size, sampling=population)
     algorithm.mating = own
     return algorithm
@@ -118,3 +119,52 @@ def ga(function, pop_size, size, elites, entrants, crossed, std, rate, target, s
                 children.append(child)
         x = np.array(children[:pop_size])
     return None
+
+
+def pymoo_volume(algorithm, problem, generations, seed):
+    """Minimises a problem of pymoo of two objectives; returns the hypervolume below (1.1, 1.1)."""
+    from pymoo.indicators.hv import HV
+    from pymoo.optimize import minimize
+    from pymoo.problems import get_problem
+
+    result = minimize(get_problem(problem), algorithm, ("n_gen", generations), seed=seed)
+    return HV(ref_point=np.array([1.1, 1.1]))(result.pop.get("F"))
+
+
+def pymoo_nsga2(pop_size):
+    """pymoo's NSGA2 with tournaments by rank, and mutation of every offspring, as in the paper."""
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+    from pymoo.operators.crossover.sbx import SBX
+    from pymoo.operators.mutation.pm import PM
+
+    algorithm = NSGA2(
+        pop_size=pop_size,
+        crossover=SBX(eta=15, prob=0.9),
+        mutation=PM(eta=20, prob=1.0),
+        eliminate_duplicates=False,
+    )
+    algorithm.tournament_type = "comp_by_rank_and_crowding"
+    return algorithm
+
+
+def pymoo_rvea(pop_size):
+    """pymoo's RVEA; its penalty is made that of the paper, which has a factor M for M = 2 too."""
+    from pymoo.algorithms.moo.rvea import RVEA, APDSurvival
+    from pymoo.operators.crossover.sbx import SBX
+    from pymoo.operators.mutation.pm import PM
+    from pymoo.util.ref_dirs import get_reference_directions
+
+    class Survival(APDSurvival):
+        def _do(self, problem, pop, *args, **kwargs):
+            just_above_two = types.SimpleNamespace(n_obj=2.0 + 1e-9)
+            return super()._do(just_above_two, pop, *args, **kwargs)
+
+    vectors = get_reference_directions("das-dennis", 2, n_partitions=pop_size - 1)
+    return RVEA(
+        vectors,
+        pop_size=pop_size,
+        crossover=SBX(eta=30, prob=1.0),
+        mutation=PM(eta=20, prob=1.0),
+        eliminate_duplicates=False,
+        survival=Survival(vectors, alpha=2.0),
+    )
