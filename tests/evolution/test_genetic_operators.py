@@ -17,7 +17,7 @@ from tfrl.evolution import (
     TruncationSelection,
     UniformCrossover,
 )
-from tfrl.evolution.populations import Space, unit_numbers
+from tfrl.evolution.population_search import Space, unit_numbers
 
 KEY = seeding.key(1)
 N, D = 2_000, 6

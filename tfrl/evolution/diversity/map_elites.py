@@ -9,7 +9,7 @@ from tfrl.errors import UserError
 from tfrl.evolution.core import EvoState
 from tfrl.evolution.diversity.archive import GridArchive, grid_cells
 from tfrl.evolution.diversity.emitters import Emitter, IsoLineEmitter
-from tfrl.evolution.populations import PopulationSearch, check_bounds
+from tfrl.evolution.population_search import PopulationSearch, check_bounds
 from tfrl.loading import loadable
 from tfrl.types import Nest
 

@@ -10,7 +10,7 @@ from tfrl.evolution.core import EvoState
 from tfrl.evolution.genetic.crossover import Crossover, UniformCrossover
 from tfrl.evolution.genetic.mutation import GaussianMutation, Mutation, PolynomialMutation
 from tfrl.evolution.genetic.selection import Selection, TournamentSelection
-from tfrl.evolution.populations import PopulationSearch, Space, unit_numbers
+from tfrl.evolution.population_search import PopulationSearch, Space, unit_numbers
 from tfrl.loading import loadable
 from tfrl.types import Nest
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfrl import checks, seeding
-from tfrl.evolution.populations import Space
+from tfrl.evolution.population_search import Space
 from tfrl.loading import loadable
 
 # mutation(x [N, D], key, space) -> [N, D]

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.evolution.populations import PopulationSearch
+from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
 

@@ -14,7 +14,7 @@ from tfrl.evolution.many_objectives.fronts import (
     knee_point,
     non_dominated_ranks,
 )
-from tfrl.evolution.populations import PopulationSearch
+from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
 

@@ -13,7 +13,7 @@ from tfrl.evolution.genetic.ga import cross_pairs
 from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
 from tfrl.evolution.many_objectives.fronts import knee_point
 from tfrl.evolution.many_objectives.nsga2 import check_many_objectives
-from tfrl.evolution.populations import PopulationSearch
+from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
 
