@@ -42,6 +42,8 @@ EXTRAS = {
     "video": ["imageio-ffmpeg>=0.5", "moviepy>=2.0", "pillow>=10"],
     # For sample_clip(writer="matplotlib") and "opencv".
     "video-writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
+    # For plots of fronts and archives.
+    "plots": ["matplotlib>=3.7,<4"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.

@@ -4,10 +4,38 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.evolution.problems import rosenbrock
+from tests.evolution.problems import rosenbrock, tell
 from tfrl import evolution, seeding
 
-SEARCHES = {"OpenES": evolution.OpenES(pop_size=6)}
+UNIFORM = dict(bounds=(-2.0, 3.0), init_std=None)
+SEARCHES = {
+    "OpenES": evolution.OpenES(pop_size=6),
+    "GA": evolution.GA(pop_size=6),
+    "GA of ERL": evolution.GA(
+        pop_size=7,
+        selection=evolution.TruncationSelection(),
+        crossover=evolution.NeuronCrossover(),
+        mutation=evolution.ERLMutation(rate=0.9, reset_prob=0.3),
+    ),
+    "GA with SBX": evolution.GA(
+        pop_size=6,
+        crossover=evolution.SBX(),
+        mutation=evolution.PolynomialMutation(),
+        **UNIFORM,
+    ),
+    "GA with cuts": evolution.GA(pop_size=6, crossover=evolution.NPointCrossover(points=2)),
+    "PSO": evolution.PSO(pop_size=6, max_velocity=0.5, **UNIFORM),
+    "CSO": evolution.CSO(pop_size=6, phi=0.1),
+    "DE/rand": evolution.DE(pop_size=6),
+    "DE/best": evolution.DE(pop_size=6, variant="best/1/bin", **UNIFORM),
+    "NSGA2": evolution.NSGA2(pop_size=8, **UNIFORM),
+    "RVEA": evolution.RVEA(pop_size=7, num_generations=2, adaptation_frequency=0.5, **UNIFORM),
+    "RVEA of three": evolution.RVEA(pop_size=10, num_objectives=3, num_generations=4, **UNIFORM),
+    "MAPElites": evolution.MAPElites(pop_size=6, grid=(4, 5)),
+    "MAPElites, Gaussian": evolution.MAPElites(
+        pop_size=6, grid=(4,), descriptor_bounds=((-2.0, 3.0),), emitter=evolution.GaussianEmitter()
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -18,7 +46,7 @@ def test_modes(name):
         state = optimizer.init(mean, key)
         for _ in range(2):
             population, state = optimizer.ask(state)
-            state = optimizer.tell(state, rosenbrock(population))
+            state = tell(optimizer, state, population, rosenbrock)
         return optimizer.ask(state)[0], state
 
     given = (tf.constant([0.5, -1.0, 2.0]), seeding.key(3))

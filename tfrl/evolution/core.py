@@ -88,12 +88,16 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         Raises:
           UserError: For a fitness of another shape.
         """
+        return self._told(state, fitness, population)
+
+    def _told(self, state: EvoState, fitness: Any, population: Nest, **more: Any) -> EvoState:
+        """As `tell`; `more` goes on to `learn`."""
         fitness = self._checked(fitness)
         candidates = (
             self._candidates(state) if population is None else ravel(population, batch_dims=1)
         )
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "tell")
-        search = self.learn(state.search, candidates, fitness, state.generation, key)
+        search = self.learn(state.search, candidates, fitness, state.generation, key, **more)
         return state.replace(
             generation=state.generation + 1,
             params=unravel(self.centre(search), state.params),
@@ -125,7 +129,10 @@ class EvoOptimizer(struct.Struct, abc.ABC):
                 got=f"shape {fitness.shape.as_list()}",
                 remedy=remedy,
             )
-        return tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
+        known = tf.math.is_finite(fitness)
+        if several:  # one objective that is not finite puts the candidate last in all
+            known = tf.reduce_all(known, axis=1, keepdims=True)
+        return tf.where(known, fitness, -float("inf"))
 
     # What a subclass defines, over vectors of D elements.
 

@@ -1,0 +1,53 @@
+"""A heat map of an archive of two descriptors."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.evolution.core import EvoState
+
+
+def plot_archive(
+    optimizer: Any,
+    state: EvoState,
+    path: str | os.PathLike[str],
+    *,
+    names: tuple[str, str] = ("descriptor 1", "descriptor 2"),
+) -> None:
+    """Draws the fitness of each cell's elite into an image file; empty cells are white.
+
+    Args:
+      optimizer: A `MAPElites` with two descriptors.
+      state: Its state.
+      path: Where to, such as `archive.png`; the ending says the format.
+      names: Of the descriptors, for the axes.
+
+    Raises:
+      UserError: For another number of descriptors, or without matplotlib.
+    """
+    figures = extras.require("matplotlib.figure", "plots")
+    if len(optimizer.grid) != 2:
+        raise UserError(
+            "optimizer of plot_archive",
+            expected="a grid of two descriptors",
+            got=f"{len(optimizer.grid)}",
+            remedy="Draw state.search.archive.fitness by axes of your choice.",
+        )
+    fitness = np.asarray(state.search.archive.fitness).reshape(optimizer.grid)
+    (left, right), (bottom, top) = optimizer.descriptor_bounds
+    figure = figures.Figure(figsize=(5, 4), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(
+        np.where(np.isfinite(fitness), fitness, np.nan).T,
+        origin="lower",
+        extent=(left, right, bottom, top),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
+    figure.colorbar(image, label="fitness")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,142 @@
+"""Mutation: random changes of candidates. Operators are values, called like functions."""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfrl import checks, seeding
+from tfrl.evolution.population_search import Space
+from tfrl.loading import loadable
+
+# mutation(x [N, D], key, space) -> [N, D]
+Mutation = Callable[[tf.Tensor, tf.Tensor, Space], tf.Tensor]
+
+
+@loadable
+@dataclasses.dataclass(frozen=True)
+class GaussianMutation:
+    """Adds normal noise to a share of the parameters.
+
+    Source: Such et al. 2017, algorithm 1, https://arxiv.org/abs/1712.06567, with rate 1.
+
+    Attributes:
+      std: Standard deviation of the noise.
+      rate: The probability that a parameter is mutated.
+    """
+
+    std: float = 0.1
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        checks.positive("GaussianMutation.std", self.std)
+        checks.probability("GaussianMutation.rate", self.rate)
+
+    def __call__(self, x: tf.Tensor, key: tf.Tensor, space: Space) -> tf.Tensor:
+        """Returns mutated candidates, float32 [N, D].
+
+        Args:
+          x: float32 [N, D].
+          key: int32 [2].
+          space: Bounds and units of the parameters.
+        """
+        keys = seeding.streams(key, ("noise", "which"))
+        noise = self.std * seeding.normal(keys["noise"], x.shape)
+        return tf.where(seeding.uniform(keys["which"], x.shape) < self.rate, x + noise, x)
+
+
+@loadable
+@dataclasses.dataclass(frozen=True)
+class ERLMutation:
+    """The mutation of evolutionary RL: relative noise, at times a strong one, or a new weight.
+
+    A share of the weights is mutated, each by one of
+
+      w <- w + super_strength |w| z,  with probability super_prob
+      w <- z,                         with probability reset_prob
+      w <- w + strength |w| z,        else;  z ~ N(0, 1)
+
+    Source: Khadka & Tumer 2018, algorithm 3, https://arxiv.org/abs/1805.07917; the noise is added,
+    as in the authors' code.
+
+    Attributes:
+      rate: The probability that a weight is mutated.
+      strength: Of the usual noise, relative to the weight.
+      super_strength: Of the strong noise.
+      super_prob: How often the noise is the strong one.
+      reset_prob: How often the weight is drawn anew.
+    """
+
+    rate: float = 0.1
+    strength: float = 0.1
+    super_strength: float = 10.0
+    super_prob: float = 0.05
+    reset_prob: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        checks.probability("ERLMutation.rate", self.rate)
+        checks.positive("ERLMutation.strength", self.strength)
+        checks.positive("ERLMutation.super_strength", self.super_strength)
+        checks.probability("ERLMutation.super_prob", self.super_prob)
+        checks.number(
+            "ERLMutation.reset_prob",
+            self.reset_prob,
+            0,
+            1 - self.super_prob,
+            remedy="super_prob and reset_prob are at most 1 together.",
+        )
+
+    def __call__(self, x: tf.Tensor, key: tf.Tensor, space: Space) -> tf.Tensor:
+        """Returns mutated candidates, float32 [N, D]; see `GaussianMutation`."""
+        keys = seeding.streams(key, ("noise", "which", "kind"))
+        z = seeding.normal(keys["noise"], x.shape)
+        kind = seeding.uniform(keys["kind"], x.shape)
+        strength = tf.where(kind < self.super_prob, self.super_strength, self.strength)
+        reset = (kind >= self.super_prob) & (kind < self.super_prob + self.reset_prob)
+        mutated = tf.where(reset, z, x + strength * tf.abs(x) * z)
+        return tf.where(seeding.uniform(keys["which"], x.shape) < self.rate, mutated, x)
+
+
+@loadable
+@dataclasses.dataclass(frozen=True)
+class PolynomialMutation:
+    """Moves a parameter within its bounds, most often a little.
+
+      x <- x + d (high - low)
+      d = (2u + (1 - 2u) (1 - l)^(eta + 1))^(1 / (eta + 1)) - 1,              u <= 1/2
+          1 - (2(1 - u) + (2u - 1) (1 - h)^(eta + 1))^(1 / (eta + 1)),        else
+
+    l and h are the shares of the range below and above x. It needs bounds.
+
+    Source: Deb & Goyal 1996, "A combined genetic adaptive search (GeneAS) for engineering design";
+    bounds as in Deb's NSGA-II code.
+
+    Attributes:
+      eta: The distribution index; the greater, the smaller the moves.
+      rate: The probability that a parameter is mutated; None for 1 / D.
+    """
+
+    eta: float = 20.0
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        checks.number("PolynomialMutation.eta", self.eta, 0)
+        if self.rate is not None:
+            checks.probability("PolynomialMutation.rate", self.rate)
+
+    def __call__(self, x: tf.Tensor, key: tf.Tensor, space: Space) -> tf.Tensor:
+        """Returns mutated candidates, float32 [N, D]; see `GaussianMutation`."""
+        keys = seeding.streams(key, ("move", "which"))
+        rate = 1.0 / x.shape[1] if self.rate is None else self.rate
+        u = seeding.uniform(keys["move"], x.shape)
+        width = space.high - space.low
+        power, root = self.eta + 1.0, 1.0 / (self.eta + 1.0)
+        inside = space.clip(x)
+        below, above = (inside - space.low) / width, (space.high - inside) / width
+        down = (2.0 * u + (1.0 - 2.0 * u) * (1.0 - below) ** power) ** root - 1.0
+        up = 1.0 - (2.0 * (1.0 - u) + (2.0 * u - 1.0) * (1.0 - above) ** power) ** root
+        moved = space.clip(inside + tf.where(u <= 0.5, down, up) * width)
+        return tf.where(seeding.uniform(keys["which"], x.shape) < rate, moved, x)

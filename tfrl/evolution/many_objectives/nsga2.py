@@ -1,0 +1,128 @@
+"""NSGA-II."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.errors import UserError
+from tfrl.evolution.genetic.crossover import SBX, Crossover
+from tfrl.evolution.genetic.ga import check_mutation, cross_pairs
+from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
+from tfrl.evolution.many_objectives.fronts import (
+    crowding_distance,
+    knee_point,
+    non_dominated_ranks,
+)
+from tfrl.evolution.population_search import PopulationSearch
+from tfrl.loading import loadable
+
+
+@struct.dataclass
+class NSGA2State(struct.Struct):
+    """The state of `NSGA2`.
+
+    Attributes:
+      population: The next offspring, float32 [P, D].
+      parents: float32 [P, D].
+      parent_fitness: float32 [P, M]; -inf before the first generation.
+    """
+
+    population: tf.Tensor
+    parents: tf.Tensor
+    parent_fitness: tf.Tensor
+
+
+@loadable
+@struct.logic_dataclass
+class NSGA2(PopulationSearch):
+    """Parents and offspring compete by front, and within a front by crowding distance.
+
+    The first P in the order of rank, then of greater crowding distance, survive. Their offspring
+    are made by binary tournaments of that order, crossover and mutation. `params` is the knee of
+    the survivors' front, see `knee_point`.
+
+    Source: Deb et al. 2002, https://doi.org/10.1109/4235.996017.
+
+    Attributes:
+      pop_size: Parents, and offspring of a generation: P, an even number.
+      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: As `PopulationSearch`; the defaults need them.
+      num_objectives: M.
+      crossover: As of `GA`.
+      crossover_rate: The probability that a pair is crossed.
+      mutation: As of `GA`, applied to every offspring.
+    """
+
+    init_std: float | None = None
+    num_objectives: int = 2
+    crossover: Crossover = SBX(eta=15.0)
+    crossover_rate: float = 0.9
+    mutation: Mutation = PolynomialMutation(eta=20.0)
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        check_many_objectives(self)
+        if self.pop_size % 2:
+            raise UserError(
+                "NSGA2.pop_size",
+                expected="an even number, since two parents have two children",
+                got=str(self.pop_size),
+                remedy=f"Use {self.pop_size + 1}.",
+            )
+
+    def start(self, mean: tf.Tensor, key: tf.Tensor) -> NSGA2State:
+        """Draws the first population."""
+        population = self.first_population(mean, key)
+        unknown = tf.fill([self.pop_size, self.num_objectives], -float("inf"))
+        return NSGA2State(population=population, parents=population, parent_fitness=unknown)
+
+    def learn(
+        self,
+        search: NSGA2State,
+        candidates: tf.Tensor,
+        fitness: tf.Tensor,
+        generation: tf.Tensor,
+        key: tf.Tensor,
+    ) -> NSGA2State:
+        """Chooses the parents, and makes offspring of them."""
+        merged = tf.concat([search.parents, candidates], axis=0)
+        fitness = tf.concat([search.parent_fitness, fitness], axis=0)
+        ranks = non_dominated_ranks(fitness)
+        order = tf.argsort(-crowding_distance(fitness, ranks), stable=True)
+        order = tf.gather(order, tf.argsort(tf.gather(ranks, order), stable=True))[: self.pop_size]
+        parents = tf.gather(merged, order)  # the best first
+        return NSGA2State(
+            population=self._offspring(parents, key),
+            parents=parents,
+            parent_fitness=tf.gather(fitness, order),
+        )
+
+    def _offspring(self, parents: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Makes offspring of parents in the order of selection, both float32 [P, D]."""
+        keys = seeding.streams(key, ("tournament", "crossover", "mutation"))
+        # Every parent takes part in two tournaments; the one that stands before the other wins.
+        draws = seeding.uniform(keys["tournament"], [2, self.pop_size])
+        entrants = tf.reshape(tf.argsort(draws, stable=True), [self.pop_size, 2])
+        winners = tf.gather(parents, tf.reduce_min(entrants, axis=1))
+        space = self.space(parents.shape[1])
+        children = cross_pairs(
+            self.crossover, self.crossover_rate, winners, space, keys["crossover"]
+        )
+        return space.clip(self.mutation(children, keys["mutation"], space))
+
+    def centre(self, search: NSGA2State) -> tf.Tensor:
+        """Returns the knee of the parents' front."""
+        return tf.gather(search.parents, knee_point(search.parent_fitness))
+
+
+def check_many_objectives(search: Any) -> None:
+    """Raises a UserError for settings that no search with several objectives has."""
+    checks.at_least(
+        f"{type(search).__name__}.num_objectives",
+        search.num_objectives,
+        2,
+        remedy="For one objective use GA, DE, PSO or an evolution strategy.",
+    )
+    check_mutation(search)

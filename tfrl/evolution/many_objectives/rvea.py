@@ -1,0 +1,224 @@
+"""The reference vector guided evolutionary algorithm."""
+
+import itertools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.errors import UserError
+from tfrl.evolution.genetic.crossover import SBX, Crossover
+from tfrl.evolution.genetic.ga import cross_pairs
+from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
+from tfrl.evolution.many_objectives.fronts import knee_point
+from tfrl.evolution.many_objectives.nsga2 import check_many_objectives
+from tfrl.evolution.population_search import PopulationSearch
+from tfrl.loading import loadable
+
+
+@struct.dataclass
+class RVEAState(struct.Struct):
+    """The state of `RVEA`.
+
+    Attributes:
+      population: The next offspring, float32 [P, D].
+      parents: One a reference vector, float32 [P, D].
+      parent_fitness: float32 [P, M]; -inf where a vector has no candidate.
+      vectors: Reference vectors of length 1, float32 [P, M].
+    """
+
+    population: tf.Tensor
+    parents: tf.Tensor
+    parent_fitness: tf.Tensor
+    vectors: tf.Tensor
+
+
+@loadable
+@struct.logic_dataclass
+class RVEA(PopulationSearch):
+    """Of the candidates nearest to a reference vector, the one of least angle-penalised distance.
+
+      d = (1 + M (t / t_max)^alpha theta / gamma) |f - z|
+
+    f are the objectives, minimised; z is their least value in the generation, theta the angle
+    between f - z and the vector, and gamma the angle from the vector to its nearest other. Vectors
+    begin as a simplex lattice, and are scaled to the ranges of the objectives every
+    `adaptation_frequency` t_max generations. `params` is the knee of the front, see `knee_point`.
+
+    Source: Cheng et al. 2016, https://doi.org/10.1109/TEVC.2016.2519378.
+
+    Attributes:
+      pop_size: Reference vectors, and offspring of a generation: P, as many as a simplex lattice
+        has; any number for two objectives.
+      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: As `PopulationSearch`; the defaults need them.
+      num_objectives: M.
+      num_generations: t_max; the penalty stays at its most afterwards.
+      alpha: How late the penalty of the angle grows.
+      adaptation_frequency: The share of t_max between adaptations.
+      crossover: As of `GA`, applied to every pair.
+      mutation: As of `GA`, applied to every offspring.
+    """
+
+    init_std: float | None = None
+    num_objectives: int = 2
+    num_generations: int = 100
+    alpha: float = 2.0
+    adaptation_frequency: float = 0.1
+    crossover: Crossover = SBX(eta=30.0)
+    mutation: Mutation = PolynomialMutation(eta=20.0)
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        check_many_objectives(self)
+        checks.at_least("RVEA.num_generations", self.num_generations, 1)
+        checks.number("RVEA.alpha", self.alpha, 0)
+        checks.number("RVEA.adaptation_frequency", self.adaptation_frequency, 0, 1, closed=False)
+        _lattice_steps(self.pop_size, self.num_objectives)
+
+    def start(self, mean: tf.Tensor, key: tf.Tensor) -> RVEAState:
+        """Draws the first population."""
+        population = self.first_population(mean, key)
+        return RVEAState(
+            population=population,
+            parents=population,
+            parent_fitness=tf.fill([self.pop_size, self.num_objectives], -float("inf")),
+            vectors=self._unit_vectors(1.0),
+        )
+
+    def learn(
+        self,
+        search: RVEAState,
+        candidates: tf.Tensor,
+        fitness: tf.Tensor,
+        generation: tf.Tensor,
+        key: tf.Tensor,
+    ) -> RVEAState:
+        """Chooses a parent for each vector, adapts the vectors, and makes offspring."""
+        merged = tf.concat([search.parents, candidates], axis=0)
+        merged_fitness = tf.concat([search.parent_fitness, fitness], axis=0)
+        distance = self._penalised_distance(merged_fitness, search.vectors, generation)
+        # All of the first population are parents.
+        is_first = tf.fill([self.pop_size], generation == 0)
+        found = tf.reduce_any(tf.math.is_finite(distance), axis=0)
+        found = tf.where(is_first, tf.math.is_finite(fitness[:, 0]), found)
+        own = tf.range(self.pop_size) + self.pop_size
+        places = tf.where(is_first, own, tf.argmin(distance, axis=0, output_type=tf.int32))
+        parents = tf.gather(merged, places)
+        chosen = tf.where(found[:, None], tf.gather(merged_fitness, places), -float("inf"))
+        return RVEAState(
+            population=self._offspring(parents, found, key),
+            parents=parents,
+            parent_fitness=chosen,
+            vectors=self._adapted(search.vectors, chosen, found, generation),
+        )
+
+    def _penalised_distance(
+        self, fitness: tf.Tensor, vectors: tf.Tensor, generation: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns d of candidates for their nearest vector, float32 [2P, P]; else infinity."""
+        valid = tf.reduce_all(tf.math.is_finite(fitness), axis=1)
+        f = tf.where(valid[:, None], -fitness, float("inf"))  # minimised, as in the paper
+        f = tf.where(valid[:, None], f - tf.reduce_min(f, axis=0), 0.0)
+        length = tf.norm(f, axis=1)
+        cosine = tf.matmul(f / tf.maximum(length, 1e-20)[:, None], vectors, transpose_b=True)
+        angle = tf.acos(tf.clip_by_value(cosine, -1.0, 1.0))
+        nearest = tf.argmin(angle, axis=1, output_type=tf.int32)
+        time = tf.cast(generation, tf.float32) / self.num_generations
+        penalty = self.num_objectives * tf.minimum(time, 1.0) ** self.alpha
+        distance = (1.0 + penalty * angle / _gaps(vectors)) * length[:, None]
+        own = valid[:, None] & (nearest[:, None] == tf.range(self.pop_size))
+        return tf.where(own, distance, float("inf"))
+
+    def _adapted(
+        self, vectors: tf.Tensor, fitness: tf.Tensor, found: tf.Tensor, generation: tf.Tensor
+    ) -> tf.Tensor:
+        """Vectors scaled to the ranges of the parents' objectives, when it is time."""
+        least = tf.reduce_min(tf.where(found[:, None], fitness, float("inf")), axis=0)
+        greatest = tf.reduce_max(tf.where(found[:, None], fitness, -float("inf")), axis=0)
+        width = greatest - least
+        usable = tf.reduce_all(width > 0)
+        every = math.ceil(self.adaptation_frequency * self.num_generations)
+        due = (generation + 1) % every == 0
+        scaled = self._unit_vectors(tf.where(usable, width, 1.0))
+        return tf.where(due & usable, scaled, vectors)
+
+    def _unit_vectors(self, scale: tf.Tensor | float) -> tf.Tensor:
+        """The lattice's vectors, scaled by objective, of length 1."""
+        lattice = tf.constant(simplex_lattice(self.pop_size, self.num_objectives))
+        scaled = lattice / tf.norm(lattice, axis=1, keepdims=True) * scale
+        return scaled / tf.norm(scaled, axis=1, keepdims=True)
+
+    def _offspring(self, parents: tf.Tensor, found: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Makes offspring of random pairs of the parents that were found, float32 [P, D]."""
+        keys = seeding.streams(key, ("pairs", "crossover", "mutation"))
+        num = 2 * ((self.pop_size + 1) // 2)
+        drawn = tf.gather(parents, shuffled(found, num, keys["pairs"]))
+        space = self.space(parents.shape[1])
+        children = cross_pairs(self.crossover, 1.0, drawn, space, keys["crossover"])
+        children = children[: self.pop_size]
+        return space.clip(self.mutation(children, keys["mutation"], space))
+
+    def centre(self, search: RVEAState) -> tf.Tensor:
+        """Returns the knee of the parents' front."""
+        return tf.gather(search.parents, knee_point(search.parent_fitness))
+
+
+def shuffled(valid: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
+    """Returns places of True entries, all in random order before any comes again.
+
+    Args:
+      valid: bool [N]; place 0 counts where none is True.
+      num: How many places.
+      key: int32 [2].
+
+    Returns:
+      int32 [num]; after four orders they repeat.
+    """
+    rounds = 4
+    draws = seeding.uniform(key, [rounds, valid.shape[0]])
+    orders = tf.argsort(tf.where(valid, draws, 2.0), stable=True)
+    count = tf.maximum(tf.reduce_sum(tf.cast(valid, tf.int32)), 1)
+    turn = tf.range(num)
+    return tf.gather_nd(orders, tf.stack([turn // count % rounds, turn % count], axis=1))
+
+
+def simplex_lattice(size: int, objectives: int) -> np.ndarray:
+    """Returns points of even distance whose coordinates sum to 1, float32 [size, objectives].
+
+    Source: Das & Dennis 1998, https://doi.org/10.1137/S1052623496307510.
+
+    Raises:
+      UserError: When no lattice has so many points.
+    """
+    steps = _lattice_steps(size, objectives)
+    points: list[tuple[int, ...]] = [()]
+    for _ in range(objectives - 1):
+        points = [(*p, i) for p in points for i in range(steps - sum(p) + 1)]
+    whole = np.array([(*p, steps - sum(p)) for p in points], np.float32)
+    return whole / steps
+
+
+def _lattice_steps(size: int, objectives: int) -> int:
+    """The H of the lattice with C(H + M - 1, M - 1) points."""
+    counts = (math.comb(h + objectives - 1, objectives - 1) for h in itertools.count(1))
+    steps, points = next((h, n) for h, n in enumerate(counts, 1) if n >= size)
+    if points != size:
+        below = math.comb(steps + objectives - 2, objectives - 1)
+        raise UserError(
+            "RVEA.pop_size",
+            expected=f"as many as a simplex lattice of {objectives} objectives has points",
+            got=str(size),
+            remedy=f"Use {below} or {points}." if steps > 1 else f"Use {points}.",
+        )
+    return steps
+
+
+def _gaps(vectors: tf.Tensor) -> tf.Tensor:
+    """gamma: the angle from each vector to its nearest other, float32 [P]."""
+    cosine = tf.matmul(vectors, vectors, transpose_b=True)
+    cosine = tf.linalg.set_diag(cosine, tf.fill([vectors.shape[0]], -1.0))
+    nearest = tf.clip_by_value(tf.reduce_max(cosine, axis=1), -1.0, 1.0)
+    return tf.maximum(tf.acos(nearest), 1e-6)
