@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
     from tfrl.replay import InGraphReplay
-    from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, Workflow
+    from tfrl.workflows import (
+        EvolutionWorkflow,
+        OffPolicyWorkflow,
+        OnPolicyWorkflow,
+        PBTWorkflow,
+        Workflow,
+    )
 
 _log_filter.install()
 
@@ -35,7 +41,13 @@ _NAMES = {
     "tfrl.learners": ("Learner", "ModuleConfig"),
     "tfrl.loading": ("loadable",),
     "tfrl.replay": ("InGraphReplay",),
-    "tfrl.workflows": ("EvolutionWorkflow", "OffPolicyWorkflow", "OnPolicyWorkflow", "Workflow"),
+    "tfrl.workflows": (
+        "EvolutionWorkflow",
+        "OffPolicyWorkflow",
+        "OnPolicyWorkflow",
+        "PBTWorkflow",
+        "Workflow",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -80,6 +92,7 @@ __all__ = [
     "MultiAgent",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
+    "PBTWorkflow",
     "RandomAgent",
     "Workflow",
     "__version__",

@@ -59,6 +59,7 @@ def finish(
     workflow.export_policy(state, folder.policy)
     folder.check_there()
     path = _record_video(folder, workflow, state, seed) if settings.video else None
+    pictures = workflow.write_pictures(state, folder.root)
     steps, run_time = workflow.env_steps(state), workflow.run_time
     wall_seconds = run_time.wall_seconds + time.monotonic() - started
     folder.write_summary(
@@ -73,6 +74,7 @@ def finish(
             "params_digest": params_digest(params_of(agent_state)),
             "stopped_by": stopped_by,
             "video": str(path.relative_to(folder.root)) if path else None,
+            "pictures": {n: str(p.relative_to(folder.root)) for n, p in pictures.items()},
         }
     )
 
@@ -111,6 +113,7 @@ def show(folder: RunFolder, seconds: float) -> None:
         "Speed": f"{summary['env_steps_per_second']:,.0f} env steps/s in training",
         "This command": f"{seconds:.1f} s",
         "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
+        **{n: str(folder.root / p) for n, p in summary.get("pictures", {}).items()},
         "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
         "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
     }

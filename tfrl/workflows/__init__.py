@@ -6,6 +6,7 @@ from tfrl.workflows.loop import RunReport, RunTime
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.on_policy import OnPolicyWorkflow
 from tfrl.workflows.options import RunOptions
+from tfrl.workflows.pbt import PBTWorkflow
 from tfrl.workflows.run_state import RunMetrics, State
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "EvolutionWorkflow",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
+    "PBTWorkflow",
     "RunMetrics",
     "RunOptions",
     "RunReport",

@@ -351,6 +351,10 @@ class Workflow(abc.ABC):
         """
         return export_policy(self.agent, self.agent_state(state), directory)
 
+    def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
+        """Writes pictures of a run that has ended into its folder; returns `{title: file}`."""
+        return {}
+
     def describe(self) -> str:
         """Returns what it trains on what, in a few words."""
         env = self.env

@@ -15,10 +15,17 @@ from tfrl.ops.schedules import Schedule, make_schedule
 
 @struct.dataclass
 class OpenESState(struct.Struct):
-    """The mean, float32 [D], and the optimizer's slots."""
+    """What changes.
+
+    Attributes:
+      mean: float32 [D].
+      slots: The optimizer's.
+      settings: `{name: float32 scalar}` of `OpenES.hyperparameters`.
+    """
 
     mean: tf.Tensor
     slots: Slots
+    settings: dict[str, tf.Tensor]
 
 
 @loadable
@@ -41,6 +48,8 @@ class OpenES(EvoOptimizer):
       optimizer: An optimizer or the name of one: adam, sgd, ...
       weight_decay: Pulls the mean to 0.
       fitness_shaping_fn: Makes weights [P] of the fitness [P].
+      hyperparameters: Of "learning_rate" and "noise_std" those that are leaves of the state, in the
+        place of the schedules, so that members of a population of searches may differ in them.
     """
 
     lr_schedule: float | Schedule = 0.05
@@ -49,6 +58,7 @@ class OpenES(EvoOptimizer):
     optimizer: str | Optimizer = "adam"
     weight_decay: float = 0.0
     fitness_shaping_fn: FitnessShaping = centered_ranks
+    hyperparameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -56,16 +66,29 @@ class OpenES(EvoOptimizer):
         checks.number("OpenES.weight_decay", self.weight_decay, low=0)
         if isinstance(self.optimizer, str):
             checks.one_of("OpenES.optimizer", self.optimizer, BY_NAME)
+        checks.known("OpenES.hyperparameters", self.hyperparameters, self._schedules)
         check_mirrored("OpenES", self.pop_size, self.mirror_sampling)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> OpenESState:
         """Begins with no step taken."""
-        return OpenESState(mean=mean, slots=self._optimizer.init(mean))
+        settings = {n: self._schedules[n](tf.constant(0, tf.int64)) for n in self.hyperparameters}
+        return OpenESState(mean=mean, slots=self._optimizer.init(mean), settings=settings)
+
+    @property
+    def _schedules(self) -> dict[str, Schedule]:
+        return {
+            "learning_rate": make_schedule(self.lr_schedule),
+            "noise_std": make_schedule(self.noise_std_schedule),
+        }
+
+    def _setting(self, search: OpenESState, name: str, generation: tf.Tensor) -> tf.Tensor:
+        own = search.settings.get(name)
+        return self._schedules[name](generation) if own is None else own
 
     def sample(self, search: OpenESState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns mean + sigma z."""
         noise = directions(key, self.pop_size, search.mean.shape[0], mirrored=self.mirror_sampling)
-        return search.mean + make_schedule(self.noise_std_schedule)(generation) * noise
+        return search.mean + self._setting(search, "noise_std", generation) * noise
 
     def learn(
         self,
@@ -76,13 +99,13 @@ class OpenES(EvoOptimizer):
         key: tf.Tensor,
     ) -> OpenESState:
         """Takes a step of the optimizer."""
-        sigma = make_schedule(self.noise_std_schedule)(generation)
+        sigma = self._setting(search, "noise_std", generation)
         weights = self.fitness_shaping_fn(fitness)
         steps = tf.linalg.matvec(candidates - search.mean, weights, transpose_a=True)
         gradient = steps / (self.pop_size * sigma**2) - self.weight_decay * search.mean
-        rate = make_schedule(self.lr_schedule)(generation)
+        rate = self._setting(search, "learning_rate", generation)
         mean, slots = self._optimizer.update(-gradient, search.slots, search.mean, rate)
-        return OpenESState(mean=mean, slots=slots)
+        return search.replace(mean=mean, slots=slots)
 
     def centre(self, search: OpenESState) -> tf.Tensor:
         """Returns the mean."""
