@@ -7,7 +7,9 @@ import tensorflow as tf
 from tests.evolution.problems import rosenbrock
 from tfrl import evolution, seeding
 
-SEARCHES = {"OpenES": evolution.OpenES(pop_size=6)}
+SEARCHES = {
+    "OpenES": evolution.OpenES(pop_size=6),
+}
 
 
 @pytest.mark.parametrize("name", SEARCHES)

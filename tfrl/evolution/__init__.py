@@ -1,15 +1,22 @@
 """Evolution: searches by ask and tell over nests of parameters, all maximising."""
 
 from tfrl.evolution.core import EvoOptimizer, EvoState
-from tfrl.evolution.fitness import centered_ranks, log_utilities, standardized
-from tfrl.evolution.strategies import OpenES
+from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standardized
+from tfrl.evolution.strategies import (
+    EvolutionStrategy,
+    OpenES,
+    default_pop_size,
+)
 from tfrl.evolution.vectors import ravel, unravel
 
 __all__ = [
     "EvoOptimizer",
     "EvoState",
+    "EvolutionStrategy",
     "OpenES",
     "centered_ranks",
+    "default_pop_size",
+    "finite",
     "log_utilities",
     "ravel",
     "standardized",
