@@ -9,6 +9,9 @@ from tfrl import evolution, seeding
 
 SEARCHES = {
     "OpenES": evolution.OpenES(pop_size=6),
+    "VanillaES": evolution.VanillaES(pop_size=6, num_elites=2),
+    "ARS": evolution.ARS(pop_size=6, num_elites=2),
+    "PGPE": evolution.PGPE(pop_size=6),
 }
 
 

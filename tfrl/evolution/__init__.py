@@ -3,17 +3,23 @@
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standardized
 from tfrl.evolution.strategies import (
+    ARS,
+    PGPE,
     EvolutionStrategy,
     OpenES,
+    VanillaES,
     default_pop_size,
 )
 from tfrl.evolution.vectors import ravel, unravel
 
 __all__ = [
+    "ARS",
+    "PGPE",
     "EvoOptimizer",
     "EvoState",
     "EvolutionStrategy",
     "OpenES",
+    "VanillaES",
     "centered_ranks",
     "default_pop_size",
     "finite",

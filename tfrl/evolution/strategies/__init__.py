@@ -1,10 +1,16 @@
 """Evolution strategies: a distribution of candidates that moves to where they are fitter."""
 
+from tfrl.evolution.strategies.ars import ARS
 from tfrl.evolution.strategies.core import EvolutionStrategy, default_pop_size
 from tfrl.evolution.strategies.open_es import OpenES
+from tfrl.evolution.strategies.pgpe import PGPE
+from tfrl.evolution.strategies.vanilla_es import VanillaES
 
 __all__ = [
+    "ARS",
+    "PGPE",
     "EvolutionStrategy",
     "OpenES",
+    "VanillaES",
     "default_pop_size",
 ]
