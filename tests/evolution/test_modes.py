@@ -12,6 +12,8 @@ SEARCHES = {
     "VanillaES": evolution.VanillaES(pop_size=6, num_elites=2),
     "ARS": evolution.ARS(pop_size=6, num_elites=2),
     "PGPE": evolution.PGPE(pop_size=6),
+    "SNES": evolution.SNES(pop_size=6),
+    "XNES": evolution.XNES(pop_size=6),
 }
 
 

@@ -5,6 +5,8 @@ from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standa
 from tfrl.evolution.strategies import (
     ARS,
     PGPE,
+    SNES,
+    XNES,
     EvolutionStrategy,
     OpenES,
     VanillaES,
@@ -15,6 +17,8 @@ from tfrl.evolution.vectors import ravel, unravel
 __all__ = [
     "ARS",
     "PGPE",
+    "SNES",
+    "XNES",
     "EvoOptimizer",
     "EvoState",
     "EvolutionStrategy",

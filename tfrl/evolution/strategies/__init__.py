@@ -4,11 +4,15 @@ from tfrl.evolution.strategies.ars import ARS
 from tfrl.evolution.strategies.core import EvolutionStrategy, default_pop_size
 from tfrl.evolution.strategies.open_es import OpenES
 from tfrl.evolution.strategies.pgpe import PGPE
+from tfrl.evolution.strategies.snes import SNES
 from tfrl.evolution.strategies.vanilla_es import VanillaES
+from tfrl.evolution.strategies.xnes import XNES
 
 __all__ = [
     "ARS",
     "PGPE",
+    "SNES",
+    "XNES",
     "EvolutionStrategy",
     "OpenES",
     "VanillaES",
