@@ -14,6 +14,9 @@ SEARCHES = {
     "PGPE": evolution.PGPE(pop_size=6),
     "SNES": evolution.SNES(pop_size=6),
     "XNES": evolution.XNES(pop_size=6),
+    "SepCMAES": evolution.SepCMAES(pop_size=6),
+    "CMAES": evolution.CMAES(pop_size=6),
+    "CMAES lazy": evolution.CMAES(pop_size=6, eigen_interval=2),
 }
 
 

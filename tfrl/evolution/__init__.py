@@ -4,11 +4,13 @@ from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standardized
 from tfrl.evolution.strategies import (
     ARS,
+    CMAES,
     PGPE,
     SNES,
     XNES,
     EvolutionStrategy,
     OpenES,
+    SepCMAES,
     VanillaES,
     default_pop_size,
 )
@@ -16,6 +18,7 @@ from tfrl.evolution.vectors import ravel, unravel
 
 __all__ = [
     "ARS",
+    "CMAES",
     "PGPE",
     "SNES",
     "XNES",
@@ -23,6 +26,7 @@ __all__ = [
     "EvoState",
     "EvolutionStrategy",
     "OpenES",
+    "SepCMAES",
     "VanillaES",
     "centered_ranks",
     "default_pop_size",
