@@ -17,6 +17,8 @@ SEARCHES = {
     "SepCMAES": evolution.SepCMAES(pop_size=6),
     "CMAES": evolution.CMAES(pop_size=6),
     "CMAES lazy": evolution.CMAES(pop_size=6, eigen_interval=2),
+    "CEM": evolution.CEM(pop_size=6),
+    "DiagonalCEM": evolution.DiagonalCEM(pop_size=6),
 }
 
 

@@ -4,10 +4,12 @@ from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standardized
 from tfrl.evolution.strategies import (
     ARS,
+    CEM,
     CMAES,
     PGPE,
     SNES,
     XNES,
+    DiagonalCEM,
     EvolutionStrategy,
     OpenES,
     SepCMAES,
@@ -18,10 +20,12 @@ from tfrl.evolution.vectors import ravel, unravel
 
 __all__ = [
     "ARS",
+    "CEM",
     "CMAES",
     "PGPE",
     "SNES",
     "XNES",
+    "DiagonalCEM",
     "EvoOptimizer",
     "EvoState",
     "EvolutionStrategy",
