@@ -50,8 +50,8 @@ class CMAES(EvolutionStrategy):
     eigenvectors differ between compilers.
 
     In float32 the covariance may have a condition number up to 1e7. A generation takes O(D^3) time
-    and the state O(D^2) memory, for some hundred parameters; `SepCMAES` takes any number. XLA on CPU
-    takes 100 times as long for the eigendecomposition as TensorFlow's kernel (0.3 s for D = 200).
+    and the state O(D^2) memory, for some hundred parameters; `SepCMAES` takes any number. XLA on
+    CPU takes 100 times as long to decompose as TensorFlow's kernel (0.3 s for D = 200).
 
     Source: Hansen 2016, the CMA evolution strategy: a tutorial, https://arxiv.org/abs/1604.00772v1.
 
