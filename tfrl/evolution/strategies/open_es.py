@@ -1,14 +1,13 @@
 """OpenAI's evolution strategy."""
 
-from typing import Any
-
 import tensorflow as tf
 
-from tfrl import checks, seeding, struct
-from tfrl.errors import UserError
-from tfrl.evolution.core import EvoOptimizer
+from tfrl import checks, struct
 from tfrl.evolution.fitness import FitnessShaping, centered_ranks
-from tfrl.learning.optimizers import BY_NAME, Optimizer, Slots
+from tfrl.evolution.strategies.core import EvolutionStrategy, directions
+from tfrl.evolution.strategies.recombination import combine
+from tfrl.evolution.strategies.settings import as_optimizer, check_mirrored, check_noise, check_rate
+from tfrl.learning.optimizers import Optimizer, Slots
 from tfrl.loading import loadable
 from tfrl.ops.schedules import Schedule, make_schedule
 
@@ -30,7 +29,7 @@ class OpenESState(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class OpenES(EvoOptimizer):
+class OpenES(EvolutionStrategy):
     """Ascends the mean of a Gaussian of fixed shape along an estimate of the gradient.
 
       x_i = mean + sigma z_i
@@ -64,10 +63,12 @@ class OpenES(EvoOptimizer):
         """Checks the settings."""
         super().__post_init__()
         checks.number("OpenES.weight_decay", self.weight_decay, low=0)
-        if isinstance(self.optimizer, str):
-            checks.one_of("OpenES.optimizer", self.optimizer, BY_NAME)
         checks.known("OpenES.hyperparameters", self.hyperparameters, self._schedules)
-        check_mirrored("OpenES", self.pop_size, self.mirror_sampling)
+        check_rate("OpenES.lr_schedule", self.lr_schedule)
+        check_noise("OpenES.noise_std_schedule", self.noise_std_schedule)
+        as_optimizer("OpenES.optimizer", self.optimizer)
+        if self.mirror_sampling:
+            check_mirrored("OpenES", self.pop_size, ", or mirror_sampling=False")
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> OpenESState:
         """Begins with no step taken."""
@@ -101,35 +102,12 @@ class OpenES(EvoOptimizer):
         """Takes a step of the optimizer."""
         sigma = self._setting(search, "noise_std", generation)
         weights = self.fitness_shaping_fn(fitness)
-        steps = tf.linalg.matvec(candidates - search.mean, weights, transpose_a=True)
+        steps = combine(weights, candidates - search.mean)
         gradient = steps / (self.pop_size * sigma**2) - self.weight_decay * search.mean
         rate = self._setting(search, "learning_rate", generation)
         mean, slots = self._optimizer.update(-gradient, search.slots, search.mean, rate)
         return search.replace(mean=mean, slots=slots)
 
-    def centre(self, search: OpenESState) -> tf.Tensor:
-        """Returns the mean."""
-        return search.mean
-
     @property
-    def _optimizer(self) -> Any:
-        return BY_NAME[self.optimizer]() if isinstance(self.optimizer, str) else self.optimizer
-
-
-def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> tf.Tensor:
-    """Draws standard normals [P, D]; mirrored, row P / 2 + i is minus row i."""
-    if not mirrored:
-        return seeding.normal(key, [pop_size, size])
-    half = seeding.normal(key, [pop_size // 2, size])
-    return tf.concat([half, -half], axis=0)
-
-
-def check_mirrored(name: str, pop_size: int, mirrored: bool) -> None:
-    """Raises a UserError for an odd population of mirrored pairs."""
-    if mirrored and pop_size % 2:
-        raise UserError(
-            f"{name}.pop_size",
-            expected="an even number, since candidates are sampled in mirrored pairs",
-            got=str(pop_size),
-            remedy=f"Use {pop_size + 1}, or mirror_sampling=False.",
-        )
+    def _optimizer(self) -> Optimizer:
+        return as_optimizer("OpenES.optimizer", self.optimizer)
