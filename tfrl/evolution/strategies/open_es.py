@@ -63,10 +63,10 @@ class OpenES(EvolutionStrategy):
         """Checks the settings."""
         super().__post_init__()
         checks.number("OpenES.weight_decay", self.weight_decay, low=0)
-        checks.known("OpenES.hyperparameters", self.hyperparameters, self._schedules)
         check_rate("OpenES.lr_schedule", self.lr_schedule)
         check_noise("OpenES.noise_std_schedule", self.noise_std_schedule)
         as_optimizer("OpenES.optimizer", self.optimizer)
+        checks.known("OpenES.hyperparameters", self.hyperparameters, self._schedules)
         if self.mirror_sampling:
             check_mirrored("OpenES", self.pop_size, ", or mirror_sampling=False")
 
