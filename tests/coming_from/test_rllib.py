@@ -157,6 +157,28 @@ def test_metrics_of_an_update(learner):
     assert root.peek(("a", learners.NUM_MODULE_STEPS_TRAINED_LIFETIME)) == 6
 
 
+@pytest.mark.parametrize("mode", ["graph", "xla", "eager"])
+@pytest.mark.parametrize("size", [4, 2])
+def test_what_two_replicas_log_is_what_one_logs(mode, size):
+    class Logging(Learner):
+        def compute_loss_for_module(self, module_id, update, params, state, batch, key):
+            x = batch["w"][:, 0]
+            settings = {"reduce": "sum", "clear_on_reduce": True}
+            self.metrics.log_value((module_id, "rows"), tf.shape(x)[0], **settings)
+            self.metrics.log_value((module_id, "last"), tf.reduce_mean(x), window=1)
+            self.metrics.log_value((module_id, "least"), tf.reduce_min(x), reduce="min")
+            self.metrics.log_dict({"greatest": tf.reduce_max(x)}, key=module_id, reduce="max")
+            return super().compute_loss_for_module(module_id, update, params, state, batch, key)
+
+    expected = {"rows": 4, "last": {4: 4.0, 2: 6.0}[size], "least": 1.0, "greatest": 7.0}
+    rows = column([1, 2], [3, 4], [5, 6], [7, 8])
+    for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
+        learner = built(Dot(), Logging, strategy=strategy)
+        found = learner.update_from_batch(rows, minibatch_size=size, shuffle=False, compile=mode)
+        row = found[DEFAULT_MODULE_ID]
+        assert {name: row[name] for name in expected} == expected
+
+
 @rows_with("`framework`", "`device`", "`distributed`", "`module` (", "`apply(func", "`clone`")
 def test_what_a_learner_is(learner):
     assert learner.framework == "tf2" and "CPU" in learner.device and not learner.distributed
