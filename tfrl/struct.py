@@ -440,8 +440,8 @@ def concat(nests: Sequence[Nest]) -> Nest:
 
 
 def values(nest: Nest) -> Nest:
-    """Returns the nest with every tf.Variable read into a tensor."""
-    return tf.nest.map_structure(tf.convert_to_tensor, nest)
+    """Returns the nest with every tf.Variable read into a tensor; None stays."""
+    return None if nest is None else tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 
 def paths(nest: Nest, prefix: str = "") -> dict[str, Any]:

@@ -132,9 +132,14 @@ ITEMS = [
     (
         "`env_extra_fields`",
         "the same",
-        "names of `info` or of the record; an unknown one is an error that lists the known",
+        "names of `info` or of the record; an unknown one is an error that lists the known; "
+        "`steps` is `episode_length`",
     ),
-    ("`Evaluator(env, agent_fn, max_episode_steps, discount)`", "`Evaluator(env, agent, ...)`", ""),
+    (
+        "`Evaluator(env, agent_fn, max_episode_steps, discount)`",
+        "`Evaluator(env=, agent=, max_steps=, discount=)`",
+        "by keyword; `agent` may be a function; `num_episodes=` is what `evaluate` plays by default",
+    ),
     (
         "`Evaluator.evaluate(state, key, num_episodes)`",
         "the same",
@@ -150,12 +155,17 @@ ITEMS = [
     ("observation normalisation", "`normalize_obs=True`", "statistics are in the AgentState"),
     # Rollout.
     ("`RolloutFn`", "`tfrl.rollout.RolloutFn`", ""),
-    ("`env_step(env_fn, action_fn, env_state, agent_state, key, ...)`", "the same", ""),
-    ("`eval_env_step(...)`", "the same", ""),
+    (
+        "`env_step(env_fn, action_fn, env_state, agent_state, key, ...)`",
+        "the same",
+        "the first two are called `env` and `agent`, since they may be the objects; a function that "
+        "acts takes `(agent_state, obs, key, carry)` and returns an `ActionOutput`",
+    ),
+    ("`eval_env_step(...)`", "the same", "as `env_step`"),
     (
         "`rollout(env_fn, action_fn, ...)`",
-        "the same, or with the objects",
-        "returns the carry of a recurrent agent as a third",
+        "the same",
+        "as `env_step`; returns the carry of a recurrent agent as a third",
     ),
     ("`rollout_length`", "`length`", "static"),
     (

@@ -24,7 +24,7 @@ from tfrl.rollout import (
     fast_eval_rollout_episode,
     rollout,
 )
-from tfrl.types import SampleBatch, Trajectory
+from tfrl.types import ActionOutput, SampleBatch, Trajectory
 from tfrl.workflows.run_state import RunMetrics, State
 
 KEY = keys.key(7)
@@ -169,10 +169,38 @@ class TestRollout:
         with pytest.raises(UserError, match="env: expected an environment, or a function step"):
             rollout(3, act, start, agent_state, KEY, 3)
 
-    def test_fields_of_the_record_itself(self, env, agent, agent_state):
-        fields = ("termination", "episode_length")
-        played, _, _ = rollout(env, agent, env.reset(KEY), agent_state, KEY, 30, fields)
-        np.testing.assert_array_equal(played.env_extras["termination"], played.termination)
+    @pytest.mark.parametrize("env_id", ["tf:CartPole-v1", "gymnasium:CartPole-v1"])
+    def test_fields_of_the_record_itself(self, agent, agent_state, env_id):
+        env = tfrl.make_env(env_id, num_envs=2)
+
+        def played(play, *fields, **options):
+            start = env.reset(0 if env_id.startswith("gym") else KEY)
+            return play(env, agent, start, agent_state, KEY, 30, fields, **options)[0]
+
+        own = (*FIELDS, "actions", "rewards", "dones")
+        for found in (
+            played(rollout, *own, "episode_length"),
+            played(eval_rollout_episode, *own),
+        ):
+            for name in own:
+                np.testing.assert_array_equal(found.env_extras[name], getattr(found, name))
+        light = played(eval_rollout_episode, "actions", light=True)
+        assert light.action is None and light.env_extras["actions"].shape == [30, 2]
+
+    @pytest.mark.parametrize("env_id", ["tf:CartPole-v1", "gymnasium:CartPole-v1"])
+    def test_a_function_acts_without_a_state(self, env_id):
+        def act(state, obs, key, carry):
+            assert state is None
+            return ActionOutput(action=tf.cast(obs[:, 2] > 0, tf.int64))
+
+        env = tfrl.make_env(env_id, num_envs=2)
+        start = env.reset(0 if env_id.startswith("gym") else KEY)
+        played, _, _ = rollout(env.step, act, start, None, KEY, 5)
+        np.testing.assert_array_equal(played.action, played.obs[:, :, 2] > 0)
+        evaluator = Evaluator(env=env, agent=act, max_steps=20, compile="graph")
+        assert evaluator.evaluate(None, KEY, num_episodes=3).episode_lengths.shape == (3,)
+
+    def test_unknown_fields_are_refused(self, env, agent, agent_state):
         with pytest.raises(UserError, match="env_extra_fields: expected some of .*termination"):
             rollout(env, agent, env.reset(KEY), agent_state, KEY, 3, ("steps",))
 
