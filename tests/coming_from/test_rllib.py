@@ -265,7 +265,11 @@ def test_state(learner, tmp_path):
     np.testing.assert_array_equal(other.get_parameters("a")[0], [7, 8])
     other.set_state(learner.get_state("optimizer"))
     learner.save_to_path(tmp_path / "saved")
+    other.weights_seq_no.assign(0)
+    other.train_only(["a"])
     other.restore_from_path(tmp_path / "saved", component="rl_module/a")
+    assert int(other.weights_seq_no) == int(learner.weights_seq_no) > 0
+    assert other.policies_to_train == ["a"]
     np.testing.assert_array_equal(other.get_parameters("a")[0], learner.get_parameters("a")[0])
     found = Learner.from_checkpoint(tmp_path / "saved", optimizer_fn=sgd)
     names = [name for name, _ in found.get_checkpointable_components()]
