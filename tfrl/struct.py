@@ -265,7 +265,7 @@ def _build(cls: type[T], *, static_default: bool) -> type[T]:
     if "__eq__" not in cls.__dict__:
         namespace.__eq__ = _eq
         namespace.__hash__ = _hash
-    if "replace" not in cls.__dict__:
+    if getattr(cls, "replace", Struct.replace) is Struct.replace:
         namespace.replace = _replace
     _wrap_init(cls, own_init)
     register_library_class(cls)

@@ -14,7 +14,8 @@ ITEMS = [
     (
         "`ReinforcementLearningTaskConfig` with `environment` and `dataset`",
         "`RLTaskConfig` with the same groups",
-        "the values are attributes and arguments of the config itself too; gin names them so",
+        "the values are attributes and arguments of the config itself too; in gin "
+        "`RLTaskConfig.environment = @EnvironmentConfig()`",
     ),
     (
         "`num_env_workers = 1`",

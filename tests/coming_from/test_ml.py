@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrl
 from tests.coming_from import ml_items, pages
 from tests.tasks.scripted import SEED, Gate, Scripted, check_total, choose
 from tests.tasks.small_tasks import Drawn, Weight
@@ -105,6 +106,23 @@ class TestConfig:
         for group in (environment, dataset):
             for name in inspect.signature(type(group)).parameters:
                 assert getattr(found, name) == getattr(group, name)
+
+    def test_groups_in_gin(self, tmp_path):
+        # The second time as a run writes it, with all defaults beside what was bound.
+        for flat in ("", "RLTaskConfig.env_seed = 1337", "RLTaskConfig.env_seed = 5"):
+            (tmp_path / "task.gin").write_text(
+                "import examples.task_ppo\n"
+                "train.workflow = @TaskWorkflow()\n"
+                "train.total_env_steps = 80\n"
+                "TaskWorkflow.task = @PPOTask()\n"
+                "PPOTask.config = @RLTaskConfig()\n"
+                "RLTaskConfig.environment = @EnvironmentConfig()\n"
+                "RLTaskConfig.dataset = @DatasetConfig()\n"
+                f"EnvironmentConfig.env_seed = 5\nDatasetConfig.num_update_steps = 4\n{flat}\n"
+            )
+            found = tfrl.build_from_config(str(tmp_path / "task.gin")).task.config
+            assert found.environment == EnvironmentConfig(env_seed=5)
+            assert found.dataset.num_update_steps == found.num_update_steps == 4
 
     def test_what_is_missing_or_negative(self):
         with pytest.raises(UserError, match="num_update_steps of RLTaskConfig: .* got None"):
