@@ -79,8 +79,8 @@ ITEMS = [
     ("`PyTreeNode`", "`@struct.logic_dataclass`", "`struct.derived()` for fields set after init"),
     (
         "`EvoOptimizer`, `OpenES`, ES, ERL and PBT workflows",
-        "not there yet",
-        "until then, a workflow of your own: `docs/custom_workflow.md`",
+        "none: a workflow of your own, `docs/custom_workflow.md`",
+        "the library trains by gradients; `Learner.fit` of stacked states trains a population",
     ),
     ("`compute_centered_ranks`", "`ops.centered_ranks`", ""),
     ("`ExponentialScheduleSpec`", "`ops.schedules.ExponentialSchedule`", ""),
@@ -104,8 +104,8 @@ ITEMS = [
     ("adapters for other libraries", "suites of `make_env`: `gymnasium:`, `envpool:`, ...", ""),
     (
         "`create_wrapped_brax_env`",
-        "not there yet",
-        "until then, an environment of your own: `docs/custom_environment.md`",
+        "none: an environment of your own, `docs/custom_environment.md`",
+        "brax computes in JAX, of which TensorFlow's graphs have no part",
     ),
     (
         "`create_wrapped_*_env(name, parallel, autoreset_mode)`",
@@ -138,7 +138,7 @@ ITEMS = [
     (
         "`Evaluator(env, agent_fn, max_episode_steps, discount)`",
         "`Evaluator(env=, agent=, max_steps=, discount=)`",
-        "by keyword; `agent` may be a function; `num_episodes=` is what `evaluate` plays by default",
+        "by keyword; `agent` may be a function; `num_episodes=` is the default of `evaluate`",
     ),
     (
         "`Evaluator.evaluate(state, key, num_episodes)`",
@@ -152,14 +152,15 @@ ITEMS = [
     ("hydra overrides", "`--gin_bindings`", ""),
     ("`workflow.init(key)`", "`workflow.setup(key)`", ""),
     ("`learn(state)`", "`learn(state, total_env_steps=...)`", "the budget is an argument"),
+    ("a loop of one's own over `step` and `evaluate`", "the same", "as above"),
     ("observation normalisation", "`normalize_obs=True`", "statistics are in the AgentState"),
     # Rollout.
     ("`RolloutFn`", "`tfrl.rollout.RolloutFn`", ""),
     (
         "`env_step(env_fn, action_fn, env_state, agent_state, key, ...)`",
         "the same",
-        "the first two are called `env` and `agent`, since they may be the objects; a function that "
-        "acts takes `(agent_state, obs, key, carry)` and returns an `ActionOutput`",
+        "the first two are called `env` and `agent`, since they may be the objects; a function "
+        "that acts takes `(agent_state, obs, key, carry)` and returns an `ActionOutput`",
     ),
     ("`eval_env_step(...)`", "the same", "as `env_step`"),
     (
@@ -174,11 +175,14 @@ ITEMS = [
         "rows after an end are invalid in the place of repeated; no step once all have ended; "
         "`light=True` keeps rewards and ends only",
     ),
+    ("segments of several episodes under autoreset", "the same", "`dones` tells where they end"),
     ("environments without autoreset", "the same", ""),
+    ("an ended state to start from", "the same", "frozen environments have length 0"),
+    ("rollouts in jit", "the same, in a tf.function", "with `jit_compile=True` too"),
     (
         "`fast_eval_rollout_episode -> (metrics, env_state)`",
         "the same",
-        "`metrics` is a record, `EpisodeTotals`",
+        "`metrics` is a record, `EpisodeTotals`; it stops after `length` steps too",
     ),
     ("`action_fn` without a default", "defaults to the agent's method", ""),
     ("recurrent policies (to do there)", "`initial_carry`, `carry=`", ""),

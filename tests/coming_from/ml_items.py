@@ -112,7 +112,12 @@ ITEMS = [
     ),
     ("`min_batch_size=1`", "the same", ""),
     ("`max_batch_size=None`", "the same", ""),
-    ("`max_wait_time=None`: waits for the full batch", "the same", ""),
+    (
+        "`max_wait_time=None`: waits for the full batch",
+        "the same",
+        "`TaskWorkflow` waits `RLTaskConfig.max_wait_time`, 0.1 s: one slow environment stops no "
+        "other; None there waits too",
+    ),
     ("`optimal=True`", "the same", "`TaskWorkflow` samples with False, as ml's trainer does"),
     (
         "ValueError for `min_trajectory_length` > `total_samples`, `min_batch_size` > "

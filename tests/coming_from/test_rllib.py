@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfrl
 from tests.coming_from import pages, rllib_items
 from tests.learners.learner_fakes import PLAIN, Dot, built, column, sgd
-from tfrl import learners, struct
+from tfrl import learners, ops, struct
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import (
@@ -34,16 +34,7 @@ from tfrl.metrics import MetricsLogger
 ENV = tfrl.make_env("tf:CartPole-v1")
 CONFIG = LearnerConfig("PPO", {"hidden": (8,)}, ModuleConfig(lr=1e-3))
 ROWS = {"a": column([1, 2], [3, 4]), "b": column([5, 6], [7, 8])}
-_RUN = set()
-
-
-def rows_with(*parts):
-    """Says which rows of the list a test runs: those whose name contains one of the parts."""
-    for part in parts:
-        found = [name for name, here, _ in rllib_items.ITEMS if part in name]
-        assert found, part
-        _RUN.update(found)
-    return lambda test: test
+rows_with = pages.Rows(rllib_items.ITEMS)
 
 
 class Hooks(Learner):
@@ -112,9 +103,7 @@ def test_the_page_has_the_table_of_the_list():
 
 
 def test_every_row_is_run():
-    left_out = {name for name, here, _ in rllib_items.ITEMS if here.startswith("none")}
-    names = {name for name, *_ in rllib_items.ITEMS}
-    assert names - left_out - _RUN == set()
+    assert rows_with.not_run() == []
 
 
 @rows_with(
@@ -360,21 +349,42 @@ def test_clipping_is_a_hook():
     "connector pipeline",
     "is_stateful",
 )
-def test_updates_from_episodes():
-    agent = tfrl.agents.DQN(obs_spec=ENV.obs_spec, action_spec=ENV.action_spec, hidden=(4,))
-    learner = Learner(agent)
+@pytest.mark.parametrize("kind", ["off-policy", "recurrent", "own loss"])
+def test_updates_from_episodes(kind):
+    @struct.logic_dataclass
+    class Own(learners.Module):
+        def init_params(self, key):
+            return {"w": tf.ones([4])}
+
+        def forward(self, params, batch, key):
+            return tf.linalg.matvec(batch["obs"], params["w"])
+
+        def loss(self, params, batch, outputs, key):
+            return ops.masked_mean(tf.square(outputs - batch["reward"]), batch["mask"])
+
+    specs = {"obs_spec": ENV.obs_spec, "action_spec": ENV.action_spec, "hidden": (4,)}
+    module = {
+        "off-policy": lambda: tfrl.agents.DQN(**specs),
+        "recurrent": lambda: tfrl.agents.PPO(**specs, memory="gru"),
+        "own loss": Own,
+    }[kind]()
+    learner = Learner(module, config=ModuleConfig(lr=0.1))
     learner.build()
-    assert learner.learner_connector is None and agent.__class__.__name__ == "DQN"
+    assert learner.learner_connector is None
+    before = [p.numpy() for p in trained(learner)]
     episode = SingleAgentEpisode()
-    episode.add_env_reset(np.zeros(4, np.float32))
+    episode.add_env_reset(np.ones(4, np.float32))
     for t in range(3):
-        episode.add_env_step(np.full(4, t, np.float32), 1, 1.0, terminated=t == 2)
+        extra = {"log_prob": np.float32(-0.5)} if kind == "recurrent" else {}
+        obs = np.full(4, t, np.float32)
+        episode.add_env_step(obs, 1, 1.0, terminated=t == 2, extra_model_outputs=extra)
     row = learner.update_from_episodes([episode], compile="eager")["default_policy"]
     assert np.isfinite(row["loss"]) and "AddNStepTransitions" in str(learner.learner_connector)
-    recurrent = tfrl.agents.PPO(
-        obs_spec=ENV.obs_spec, action_spec=ENV.action_spec, memory="gru", hidden=(4,)
-    )
-    assert recurrent.initial_carry(1) is not None
+    assert any(np.any(x != y) for x, y in zip(before, trained(learner), strict=True))
+    assert row[learners.NUM_MODULE_STEPS_TRAINED] == (1 if kind == "recurrent" else 3)
+    assert kind != "recurrent" or module.initial_carry(1) is not None
+    if kind == "own loss":  # of the steps t: the mean of (4 x - 1)^2, x = 1, 0, 1
+        assert row["loss"] == np.float32(19 / 3)
 
 
 # Their `test_learner.py`.
