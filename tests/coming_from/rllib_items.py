@@ -211,7 +211,7 @@ ITEMS = [
     (
         "leaves are `Stats`, which merge over learners",
         "numbers; `MetricsLogger.merge([learner.metrics, ...])`, `take()` in another process",
-        "",
+        "`merge_and_log_n_dicts` there",
     ),
     ("unknown modules in the batch: ValueError", "so named", "a `UserError`, which is one"),
     (

@@ -1,5 +1,6 @@
 """What readers of EvoRL know works here under the names of `evorl_items`."""
 
+import functools
 import inspect
 import re
 
@@ -11,7 +12,7 @@ import tfrl
 from tests.coming_from import evorl_items, pages
 from tfrl import Evaluator, RandomAgent, ops, struct, traces
 from tfrl import seeding as keys
-from tfrl.agents import PPO, SAC
+from tfrl.agents import DQN, PPO, SAC
 from tfrl.envs import Autoreset, Env, vectorize, wrappers
 from tfrl.errors import UserError
 from tfrl.evaluation import EpisodeCollector
@@ -603,6 +604,30 @@ class TestWorkflow:
         assert int(workflow.replay_buffer(state).size()) == 40
         row, state = workflow.step(state)
         assert row["learner_steps"] == 2  # of the first two env steps, from demonstrations
+
+    def test_demonstrations_of_two_replicas(self, env):
+        class Demonstrated(tfrl.OffPolicyWorkflow):
+            def postsetup_replay_buffer(self, state):
+                buffer, own = self.replay_buffer(state), self.replica_env
+                agent = RandomAgent(obs_spec=own.obs_spec, action_spec=own.action_spec)
+
+                def play():
+                    key = keys.fold_in(KEY, self.replicas.index())
+                    played, _, _ = rollout(own, agent, own.reset(key), agent.init(key), key, 20)
+                    buffer.add(played)
+
+                self.replicas.run(play)
+                return state
+
+        workflow = Demonstrated(
+            env.with_num_envs(2),
+            DQN(obs_spec=env.obs_spec, action_spec=env.action_spec, hidden=(8,)),
+            replay_buffer=functools.partial(InGraphReplay, capacity=100),
+            random_steps=0,
+            batch_size=8,
+            strategy=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        )
+        assert int(workflow.replay_buffer(workflow.setup(0)).size()) == 40
 
 
 def test_every_row_is_run():

@@ -425,8 +425,14 @@ class TestTraining:
         "no gradients",
         "`ReinforcementLearningTrainer`",
     )
-    def test_a_run(self):
+    def test_a_run(self, tmp_path):
         class Watched(Ported):
+            clips = 0
+
+            def sample_clip(self, *args, **kwargs):
+                self.clips += 1
+                return super().sample_clip(*args, **kwargs)
+
             def epoch_is_over(self, num_updates, metrics):
                 self.epochs.append((num_updates, float(metrics["loss"])))
                 return super().epoch_is_over(num_updates, metrics)
@@ -449,6 +455,8 @@ class TestTraining:
         assert float(state.program.training.model.w) == 1.5
         metrics, state = workflow.evaluate(state)
         assert metrics["eval_episodes"] == 2 and task.optimal == {False, True}
+        video = workflow.record_video(state, tmp_path / "clip.gif", 3)
+        assert (task.clips, video.frames, video.fps) == (1, 6, 12.0)
         workflow.close()
 
 
