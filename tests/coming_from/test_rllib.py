@@ -548,6 +548,11 @@ def test_keys_dicts_and_times():
     other = MetricsLogger()
     other.set_state(logger.get_state())
     assert other.peek("m") == logger.peek("m")
+    logger.delete("m", "b")
+    assert logger.peek("m") == {"a": 3.0}
+    logger.delete("m", "b", key_error=False)
+    with pytest.raises(KeyError):
+        logger.delete(("m", "b"))
     logger.reset()
     assert logger.reduce() == {}
     with pytest.raises(KeyError):

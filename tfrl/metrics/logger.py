@@ -443,8 +443,20 @@ class MetricsLogger:
         start = as_path(prefix)
         self._metrics = {p: m for p, m in self._metrics.items() if not begins(p, start)}
 
-    # RLlib's name.
-    delete = remove
+    def delete(self, *key: str | Path, key_error: bool = True) -> None:
+        """Forgets as `remove`, in RLlib's form: `delete("policy_0", "loss")`.
+
+        Args:
+          *key: The name or path, or its parts.
+          key_error: Whether a name that was never logged is an error.
+
+        Raises:
+          UserError: For an unknown name; it is a KeyError too.
+        """
+        path = as_path(key[0] if len(key) == 1 else key)  # type: ignore[arg-type]
+        if key_error:
+            self.peek(path)
+        self.remove(path)
 
     def reset(self) -> None:
         """Forgets all metrics."""
