@@ -58,7 +58,7 @@ ITEMS = [
         "`log_value` in losses and hooks (tensor mode)",
         "so named, in graph mode and XLA too",
         "float32 scalars; of minibatches and replicas one number an update reaches the logger; not "
-        "within `apply_gradients`",
+        "within `apply_gradients`, a branch of the graph",
     ),
     # Building and optimizers.
     ("`build()`", "`build(key=0)`", "a second call changes nothing, as there"),

@@ -637,7 +637,9 @@ def test_every_row_is_run():
 def test_the_page_has_the_table():
     table = pages.table("EvoRL", evorl_items.ITEMS)
     assert pages.shown("docs/coming_from_evorl.md", "evorl") == table
-    assert not [name for name, here, note in evorl_items.ITEMS if here.startswith("the same") and note]
+    assert not [
+        name for name, here, note in evorl_items.ITEMS if here.startswith("the same") and note
+    ]
 
 
 @rows(
