@@ -64,19 +64,14 @@ def workflow():
 
 
 class TestRecords:
-    @rows(
-        "`SampleBatch(",
-    )
+    @rows("`SampleBatch(")
     def test_every_field_may_be_left_out(self):
         batch = SampleBatch(obs=tf.ones([2, 4]))
         assert [x is None for x in (batch.actions, batch.rewards, batch.dones)] == [True] * 3
         assert batch.extras == {}
         assert len(tf.nest.flatten(Trajectory(reward=tf.ones(3)))) == 1
 
-    @rows(
-        "`RewardDict`",
-        "`extras.policy_extras`",
-    )
+    @rows("`RewardDict`", "`extras.policy_extras`")
     def test_it_reads_under_both_names(self):
         batch = SampleBatch(
             actions=tf.constant([1]),
@@ -97,10 +92,7 @@ class TestRecords:
         with pytest.raises(UserError, match="extras of a SampleBatch: expected some of env_extras"):
             SampleBatch(extras={"other": 1})
 
-    @rows(
-        "`PyTree",
-        "`pytree_field",
-    )
+    @rows("`PyTree", "`pytree_field")
     def test_dict_and_dataclass(self):
         tree = struct.TensorDict(a={"b": 1.0})
         tree.a.c = 2.0
@@ -118,19 +110,14 @@ class TestRecords:
 
 
 class TestAgent:
-    @rows(
-        "`compute_actions(",
-        "`evaluate_actions(",
-    )
+    @rows("`compute_actions(", "`evaluate_actions(")
     def test_it_acts_on_records(self, env, agent, agent_state):
         obs = env.reset(KEY).obs
         for act in (agent.compute_actions, agent.evaluate_actions):
             plain, record = (act(agent_state, x, KEY).action for x in (obs, SampleBatch(obs=obs)))
             np.testing.assert_array_equal(plain, record)
 
-    @rows(
-        "`agent.init(",
-    )
+    @rows("`agent.init(")
     def test_specs_may_come_with_the_key(self, env, agent, agent_state):
         state = agent.init(env.obs_spec, env.action_spec, KEY)
         tf.nest.map_structure(np.testing.assert_array_equal, state.params, agent_state.params)
@@ -139,10 +126,7 @@ class TestAgent:
         ):
             agent.init(env.obs_spec, env.obs_spec, KEY)
 
-    @rows(
-        "`RandomAgent()`",
-        "adapters for",
-    )
+    @rows("`RandomAgent()`", "adapters for")
     @pytest.mark.parametrize("env_id", ["tf:Pendulum-v1", "gymnasium:CartPole-v1"])
     def test_a_random_agent_without_specs(self, env_id):
         env, agent = tfrl.make_env(env_id, num_envs=2), RandomAgent()
@@ -252,10 +236,7 @@ class TestEnvironments:
 
 
 class TestRollout:
-    @rows(
-        "`rollout(env_fn",
-        "`action_fn` without",
-    )
+    @rows("`rollout(env_fn", "`action_fn` without")
     @pytest.mark.parametrize("bound", [True, False])
     def test_bare_functions(self, env, agent, agent_state, bound):
         step, act = env.step, agent.compute_actions
@@ -273,9 +254,7 @@ class TestRollout:
         with pytest.raises(UserError, match="env: expected an environment, or a function step"):
             rollout(3, act, start, agent_state, KEY, 3)
 
-    @rows(
-        "`env_extra_fields`",
-    )
+    @rows("`env_extra_fields`")
     @pytest.mark.parametrize("env_id", ["tf:CartPole-v1", "gymnasium:CartPole-v1"])
     def test_fields_of_the_record_itself(self, agent, agent_state, env_id):
         env = tfrl.make_env(env_id, num_envs=2)
@@ -312,11 +291,7 @@ class TestRollout:
             rollout(env, agent, env.reset(KEY), agent_state, KEY, 3, ("steps",))
 
     @rows(
-        "`eval_rollout_episode",
-        "`fast_eval",
-        "subscripts",
-        "rollouts in jit",
-        "`episode_returns`",
+        "`eval_rollout_episode", "`fast_eval", "subscripts", "rollouts in jit", "`episode_returns`"
     )
     @pytest.mark.parametrize("mode", ["graph", "xla"])
     def test_no_step_once_all_have_ended(self, env, agent, agent_state, mode):
@@ -350,9 +325,7 @@ class TestRollout:
         # The successor of every step is what the next one saw.
         np.testing.assert_array_equal(whole.obs[1:4], whole.next_obs[:3])
 
-    @rows(
-        "environments without autoreset",
-    )
+    @rows("environments without autoreset")
     def test_without_an_autoreset_layer(self, env, agent, agent_state):
         bare = env.unwrapped
         start = bare.reset(KEY)
@@ -373,10 +346,7 @@ class TestRollout:
         totals, _ = fast_eval_rollout_episode(env, agent, last, agent_state, KEY, 10)
         assert totals.episode_lengths.numpy().tolist() == [0, 0, 0]
 
-    @rows(
-        "`env_step(",
-        "`eval_env_step(",
-    )
+    @rows("`env_step(", "`eval_env_step(")
     def test_one_step(self, env, agent, agent_state):
         start = env.reset(KEY)
         step, after = env_step(
@@ -388,20 +358,13 @@ class TestRollout:
         assert light.obs is light.action is None
         assert light.reward.shape == after.reward.shape == same.reward.shape
 
-    @rows(
-        "`RolloutFn`",
-        "`rollout_length`",
-    )
+    @rows("`RolloutFn`", "`rollout_length`")
     def test_the_protocol_is_met(self):
         asked = list(inspect.signature(RolloutFn.__call__).parameters.values())[1:]
         given = list(inspect.signature(rollout).parameters.values())[: len(asked)]
         assert [(p.name, p.default) for p in given] == [(p.name, p.default) for p in asked]
 
-    @rows(
-        "`AutoresetMode.",
-        "segments of several",
-        "`create_wrapped_*",
-    )
+    @rows("`AutoresetMode.", "segments of several", "`create_wrapped_*")
     @pytest.mark.parametrize("autoreset", [Autoreset.SAME_STEP, Autoreset.DISABLED])
     def test_autoreset_modes(self, agent, agent_state, autoreset):
         env = tfrl.make_env("tf:CartPole-v1", num_envs=3, autoreset=autoreset)
@@ -411,9 +374,7 @@ class TestRollout:
 
 
 class TestEvaluator:
-    @rows(
-        "`Evaluator",
-    )
+    @rows("`Evaluator")
     def test_another_number_of_episodes_is_no_trace(self, env, agent, agent_state):
         evaluator = Evaluator(env=env, agent=agent, num_episodes=6, max_steps=20)
         first = evaluator.evaluate(agent_state, KEY)
@@ -430,9 +391,7 @@ class TestEvaluator:
         with pytest.raises(UserError, match="num_episodes"):
             evaluator.evaluate(agent_state, KEY, num_episodes=0)
 
-    @rows(
-        "several evaluators",
-    )
+    @rows("several evaluators")
     def test_trajectories_of_the_same_episodes(self, env, agent, agent_state):
         collector = EpisodeCollector(env=env, agent=agent, num_episodes=2, max_steps=20)
         found = collector.collect(agent_state, KEY)
@@ -477,11 +436,7 @@ class TestWorkflow:
         assert one["eval_return_mean"] != two["eval_return_mean"]
         assert workflow.learn(state, total_env_steps=64).metrics.env_steps == 64
 
-    @rows(
-        "`enable_jit()`",
-        "`enable_multi_devices`",
-        "`dp_axis_name`",
-    )
+    @rows("`enable_jit()`", "`enable_multi_devices`", "`dp_axis_name`")
     def test_enable_jit_and_multi_devices(self):
         sizes = {"make_env.num_envs": 4, "OnPolicyWorkflow.rollout_length": 8}
         eager = tfrl.build_from_config("ppo/tf_cartpole.gin", sizes, enable_jit=False)
@@ -490,10 +445,7 @@ class TestWorkflow:
         assert several.enable_multi_devices
         assert several.replicas.num_replicas == len(tf.config.list_logical_devices("CPU"))
 
-    @rows(
-        "`_rescale_config`",
-        "`enable_shmap",
-    )
+    @rows("`_rescale_config`", "`enable_shmap")
     def test_sizes_of_each_replica(self, env, agent):
         class Sized(tfrl.OnPolicyWorkflow):
             def rescale_config(self, num_replicas):
@@ -504,11 +456,7 @@ class TestWorkflow:
         workflow.use_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
         assert (workflow.env.num_envs, workflow.replica_env.num_envs) == (6, 3)
 
-    @rows(
-        "`_setup_workflow_metrics",
-        "`OnPolicyWorkflow`",
-        "`PPOWorkflow`",
-    )
+    @rows("`_setup_workflow_metrics", "`OnPolicyWorkflow`", "`PPOWorkflow`")
     def test_counters_of_ones_own_are_saved(self, env, agent, tmp_path):
         @struct.dataclass
         class Counters(RunMetrics):
@@ -570,11 +518,7 @@ class TestWorkflow:
         metrics, _ = workflow.evaluate(state)
         assert metrics["eval_episodes"] == 6
 
-    @rows(
-        "`_postsetup",
-        "`_setup_replaybuffer",
-        "argument `replay_buffer`",
-    )
+    @rows("`_postsetup", "`_setup_replaybuffer", "argument `replay_buffer`")
     def test_demonstrations_fill_the_buffer(self):
         env = tfrl.make_env("tf:Pendulum-v1", num_envs=2)
 
@@ -642,9 +586,7 @@ def test_the_page_has_the_table():
     ]
 
 
-@rows(
-    "`close()`",
-)
+@rows("`close()`")
 def test_the_page_runs():
     text = (pages.ROOT / "docs/coming_from_evorl.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
