@@ -560,7 +560,8 @@ class Learner:
 
         Args:
           loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". What is
-            differentiated is the sum of the modules' entries, or that one where it is alone.
+            differentiated is the sum of the modules' entries, or that one where it is alone. On a
+            replica of several each loss is weighed by its share of the valid rows.
           gradient_tape: The tape that watched `params`.
           params: `{param ref: value}`.
         """
@@ -919,7 +920,8 @@ class Learner:
                 self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
             )
             jit = compile == "xla" and self.replicas.several
-            cut, state = planning.as_minibatches(plan, indices), self.learner_state
+            cut = planning.as_minibatches(plan, indices, self.replicas.num_local)
+            state = self.learner_state
             return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
 
         fn = self._compiled_as(compile, ("batch", plan, given, around), run)

@@ -156,13 +156,21 @@ def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
     return found
 
 
-def as_minibatches(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> MinibatchIndices:
-    """Returns which rows make which minibatch, for the indices of a plan."""
+def as_minibatches(
+    plan: MultiPlan, indices: dict[str, tf.Tensor], parts: int = 1
+) -> MinibatchIndices:
+    """Returns which rows make which minibatch, for the indices of a plan.
+
+    Args:
+      plan: The plan.
+      indices: Of each replica.
+      parts: How many replicas divide each minibatch of the plan.
+    """
     return MinibatchIndices(
         indices=indices,
         steps=plan.steps,
         padded={m: p.padded for m, p in plan.modules.items()},
-        whole={m: p.rows == p.size and not p.shuffle for m, p in plan.modules.items()},
+        whole={m: p.rows == p.size // parts and not p.shuffle for m, p in plan.modules.items()},
     )
 
 

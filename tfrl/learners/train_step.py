@@ -156,10 +156,12 @@ class TrainStep:
             self._table.values(state.agent_state), minibatch
         )
         if self._replicas.several:
+            extremes = traced_metrics.extremes(self.logged, metrics, self._replicas.gather)
             gradients, losses, metrics, floats = self._replicas.sum(
                 [gradients, losses, metrics, self._shares(param_updates, minibatch)]
             )
             param_updates = floats
+            metrics = {m: {**row, **extremes.get(m, {})} for m, row in metrics.items()}
         refs = self._trained_refs(updates)
         named: ParamDict = dict(zip(refs, gradients, strict=True))
         with self._learner.metrics.tracing() as logged:
@@ -255,7 +257,8 @@ class TrainStep:
         for m, row in traced_metrics.as_rows(self.logged, logged, updates).items():
             kinds = traced_metrics.kinds_of(self.logged, row)
             for kind, (name, x) in zip(kinds, row.items(), strict=True):
-                metrics[m][name] = x if kind == "sum" else self._weighted(m, x, minibatch)
+                mean = kind in ("mean", "last")
+                metrics[m][name] = self._weighted(m, x, minibatch) if mean else x
         return [gradients[ref] for ref in named], losses, metrics, param_updates
 
     def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
