@@ -50,7 +50,6 @@ from tfrl.learners.parameters import (
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
 from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
-from tfrl.learning import leaves
 from tfrl.learning.gradients import clip_gradients_dict, differentiate
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
@@ -752,8 +751,6 @@ class Learner:
             module that trains itself, or by a subclass that overrides what changes variables.
         """
         self._check_built("fit")
-        if not leaves.in_place(state):
-            self._check_pure()
         batches = planning.batches_to_train(self, batch)
         if not batches:
             return state.with_counter("env_steps", timesteps), {}
@@ -783,13 +780,13 @@ class Learner:
         mine = type(self)
         return [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
 
-    def _check_pure(self) -> None:
-        """Refuses what changes variables, for an update of a state of tensors."""
+    def check_pure(self) -> None:
+        """Refuses what changes variables, for a train step of a state of tensors."""
         changed = self.replaced_in_place()
         changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
         if changed:
             raise UserError(
-                "Learner.fit of a state of tensors",
+                "a train step of a state of tensors",
                 expected="an update that is a function of the state",
                 got=f"{', '.join(changed)}, which change{'s' * (len(changed) == 1)} variables",
                 remedy="Give learner.learner_state, whose leaves are variables.",
