@@ -109,8 +109,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
         Args:
           env: The training environments, as `tfrl.make_env` gives them.
-          agent: An off-policy agent (DQN, DDPG, TD3, SAC), or a function (such as the class) that
-            makes one from keyword arguments `obs_spec` and `action_spec`.
+          agent: An agent that learns from replay, or a function (such as the class) that makes one
+            from keyword arguments `obs_spec` and `action_spec`.
           optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
             or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
             learning rate is `learner_config.lr`.

@@ -66,8 +66,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above
             the autoreset that change rewards are left out: an evaluation tells the task's returns.
           rollout_length: Steps per environment and iteration (T).
-          num_epochs: Passes over the rows of an iteration; None for the agent's own number, which
-            is 4 for PPO and 1 for A2C, REINFORCE and IMPALA.
+          num_epochs: Passes over the rows of an iteration; None for the agent's own number, see
+            `Agent.epochs_and_minibatches`.
           num_minibatches: Gradient steps of a pass; must divide T x B unless `remainder` says how.
             None as for `num_epochs`.
           remainder: "error", "pad", "drop" or "wrap".
