@@ -16,7 +16,7 @@ from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.reports import Results
 from tfrl.learners.state_changes import changed, finished, prepared, with_rates
-from tfrl.learners.train_step import StepMetrics, none_stopped, train_step
+from tfrl.learners.train_step import Flags, StepMetrics, none_stopped, train_step
 from tfrl.learning import leaves
 from tfrl.metrics.logger import Traced
 from tfrl.ops._rows import where
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Metrics travel through the loop as one vector a module, whose length must be known before the
 # losses are traced for the first time.
 METRIC_SLOTS = 64
+Sums = dict[str, tf.Tensor]
 # After a module's metrics: whether it took the step, and whether it left it out.
 _LAST = 2
 
@@ -47,20 +48,6 @@ class MinibatchIndices(struct.Struct):
     steps: Any
     padded: dict[str, bool] = struct.field(static=True)
     whole: dict[str, bool] = struct.field(static=True)
-
-
-@struct.dataclass
-class MetricSums(struct.Struct):
-    """What the loop sums up, in few tensors: each costs something in every step of a graph.
-
-    Attributes:
-      sums: `{module_id: float32 [2 or 3, slots]}`: the sums of the finite values of the metrics, in
-        how many steps each was finite and, where some updates wait, in how many it was computed.
-      stopped: `{module_id: bool}` of the modules that may stop early.
-    """
-
-    sums: dict[str, tf.Tensor]
-    stopped: dict[str, tf.Tensor]
 
 
 def train(
@@ -213,7 +200,7 @@ def run_minibatches(
     """
     guard = learner.check_numerics != "off"
 
-    def take(i: tf.Tensor, state: LearnerState, stopped: dict[str, tf.Tensor]) -> Any:
+    def take(i: tf.Tensor, state: LearnerState, stopped: Flags) -> tuple[LearnerState, StepMetrics]:
         def rows_of(
             batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor
         ) -> dict[str, Nest]:
@@ -234,44 +221,39 @@ def run_minibatches(
         found = _of_one_step(metrics, guard=guard)
         return state, found, traced_metrics.taken_out(metrics.logged, found)
     delayed = any(u.every > 1 for m in batches for u in learner.modules[m].updates)
-    lines = 3 if delayed else 2
-    tally = MetricSums(
-        sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in batches}, stopped=stopped
-    )
+    # Of each module the sums of the finite values of its metrics, in how many steps each was finite
+    # and, where some updates wait, in how many it was computed. One tensor: each that the loop
+    # carries costs a graph something in every step.
+    zeros = tf.zeros([3 if delayed else 2, METRIC_SLOTS + _LAST])
+    sums = dict.fromkeys(batches, zeros)
     names: dict[str, list[str]] = {}
     logged: traced_metrics.Table = {}
 
-    def body(
-        i: tf.Tensor, state: LearnerState, tally: MetricSums
-    ) -> tuple[LearnerState, MetricSums]:
-        state, metrics = take(i, state, tally.stopped)
+    def body(i: tf.Tensor, sums: Sums, stopped: Flags, own: list[tf.Tensor]) -> Any:
+        after, metrics = take(i, leaves.with_carried(state, own), stopped)
         names.update({m: list(row) for m, row in metrics.values.items()})
         logged.update(metrics.logged)
-        sums = {}
+        added = {}
         for m, row in metrics.values.items():
             # A module that had stopped before this step takes none; its row counts nothing.
-            active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
+            active = tf.cast(~stopped[m], tf.float32) if m in stopped else 1.0
             lines = _lines(metrics, m, active, guard=guard, delayed=delayed)
             kinds = traced_metrics.kinds_of(logged, row)
-            sums[m] = traced_metrics.added(tally.sums[m], lines, kinds)
-        return state, MetricSums(sums=sums, stopped=metrics.stopped)
+            added[m] = traced_metrics.added(sums[m], lines, kinds)
+        return i + 1, added, metrics.stopped, leaves.carried(after)
 
     limit = cut.steps if isinstance(cut.steps, int) else None
 
-    def going(i: tf.Tensor, tally: MetricSums) -> tf.Tensor:
+    def going(i: tf.Tensor, stopped: Flags) -> tf.Tensor:
         running = i < cut.steps
-        if len(tally.stopped) == len(batches):
-            running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
+        if len(stopped) == len(batches):
+            running &= ~tf.reduce_all(tf.stack(list(stopped.values())))
         return running
 
-    def once(i: tf.Tensor, tally: MetricSums, own: list[tf.Tensor]) -> Any:
-        after, tally = body(i, leaves.with_carried(state, own), tally)
-        return i + 1, tally, leaves.carried(after)
-
-    _, tally, own = tf.while_loop(
-        lambda i, tally, _: going(i, tally),
-        once,
-        (tf.constant(0), tally, leaves.carried(state)),
+    _, sums, _, own = tf.while_loop(
+        lambda i, sums, stopped, _: going(i, stopped),
+        body,
+        (tf.constant(0), sums, stopped, leaves.carried(state)),
         maximum_iterations=limit,
         # Processes find each other's sums by the name of the loop: it must not be counted,
         # since one of them may have another loop before it (to permute another epoch).
@@ -279,7 +261,7 @@ def run_minibatches(
     )
     state = leaves.with_carried(state, own)
     found = {
-        m: _means(tally.sums[m], names[m], traced_metrics.kinds_of(logged, names[m]), guard)
+        m: _means(sums[m], names[m], traced_metrics.kinds_of(logged, names[m]), guard)
         for m in batches
     }
     return state, found, traced_metrics.taken_out(logged, found)

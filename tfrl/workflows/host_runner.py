@@ -27,7 +27,7 @@ from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
-from tfrl.workflows.runner import Iterating, Runner
+from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import RunPhase, Stages
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class HostRunner(Runner):
         self._of = (None, "")  # until all is done: what fails half-way must begin anew
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
-        rows = HostRows(self._workflow.iterations_per_row)
+        rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
         while done < iterations and env_steps < limit:
             start = time.perf_counter()
             inputs = self._inputs.popleft()
@@ -170,7 +170,7 @@ class HostRunner(Runner):
             done += 1
             rows.add(metrics, counters)
             if not done % rows.length or done >= iterations or env_steps >= limit:
-                self.call_guarded(rows.end, rest)
+                self.call_guarded(rows.end, rest.tally, len(rest.names))
             playing += end - middle
             other += middle - start + time.perf_counter() - end
         if self._executor is not None:
@@ -215,29 +215,6 @@ class ActorInputs:
         self.outputs: Sequence[tf.Tensor] = []
         self.play_key, self.learn_key, self.learner_steps = play_key, learn_key, learner_steps
         self.values, self.joined = values, joined
-
-
-class HostRows:
-    """Collects the rows of a call; a row is of so many iterations."""
-
-    def __init__(self, length: int):
-        self.length = length
-        self.floats: list[Any] = []
-        self.counters: list[Any] = []
-        self._zeros = tf.zeros([2, _SLOTS])
-        self.sums = self._zeros
-        self._counters: Any = None
-
-    def add(self, sums: tf.Tensor, counters: tf.Tensor) -> None:
-        """Takes the sums and counters after an iteration."""
-        self.sums, self._counters = sums, counters
-
-    def end(self, rest: "CompiledLearnerCall") -> None:
-        """Ends a row; waits for its last call."""
-        wait_for(self._counters)
-        self.floats.append(rest.tally.result(self.sums).numpy()[: len(rest.names)])
-        self.counters.append(self._counters.numpy())
-        self.sums = self._zeros
 
 
 class CompiledLearnerCall:

@@ -301,8 +301,11 @@ class Runner:
             done += 1
             seconds += s.numpy()
             env_steps = int(c.numpy()[COUNTERS.index("env_steps")])
-            last = done >= iterations or env_steps >= limit
-            rows.add(f, c, self._names[made.phase.name], last=last)
+            accumulator = MetricAccumulator(self._names[made.phase.name])
+            sums = accumulator.start() if rows.sums is None else rows.sums
+            rows.add(accumulator.add(sums, f), c)
+            if not done % rows.length or done >= iterations or env_steps >= limit:
+                rows.end(accumulator, len(f))
         state = self._workflow.drop_prefetched(state)
         return state, len(rows.floats), rows.floats, rows.counters, seconds
 
@@ -318,32 +321,33 @@ class Runner:
 
 
 class MetricRows:
-    """Collects the rows of a call from Python; each is of so many iterations.
+    """Collects the rows of a call from Python; each sums up so many iterations.
 
     Attributes:
+      length: Iterations of a row.
+      sums: Of the row that has begun, float32 [2, n], see `MetricAccumulator`; before that the
+        start.
       floats: The metrics of each row.
       counters: The `COUNTERS` of each.
     """
 
-    def __init__(self, per_row: int):
-        """Starts without any."""
-        self._per_row, self._done = per_row, 0
-        self._tally: MetricAccumulator | None = None
-        self._sums: tf.Tensor | None = None
+    def __init__(self, length: int, start: tf.Tensor | None = None):
+        """Starts without any row; `start` is the sums of no iteration."""
+        self.length = length
+        self._start = self.sums = start
+        self._counters: Any = None
         self.floats: list[np.ndarray] = []
         self.counters: list[np.ndarray] = []
 
-    def add(self, floats: tf.Tensor, counters: tf.Tensor, names: list[str], *, last: bool) -> None:
-        """Adds an iteration; the last one ends its row."""
-        self._done += 1
-        if self._per_row > 1:
-            tally = self._tally = self._tally or MetricAccumulator(names)
-            self._sums = tally.add(tally.start() if self._sums is None else self._sums, floats)
-            if self._done % self._per_row and not last:
-                return
-            floats, self._sums = tally.result(self._sums), None
-        self.floats.append(floats.numpy())
-        self.counters.append(counters.numpy())
+    def add(self, sums: tf.Tensor, counters: tf.Tensor) -> None:
+        """Takes the sums and counters after an iteration."""
+        self.sums, self._counters = sums, counters
+
+    def end(self, accumulator: MetricAccumulator, number: int) -> None:
+        """Ends a row, of which so many metrics have names; waits for its last call."""
+        self.counters.append(self._counters.numpy())
+        self.floats.append(accumulator.result(self.sums).numpy()[:number])
+        self.sums = self._start
 
 
 class _MoreMetricsError(Exception):
