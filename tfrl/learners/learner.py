@@ -760,8 +760,8 @@ class Learner:
             minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
-            remainder=remainder or self.remainder,
-            num_total_minibatches=num_total_minibatches or None,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
         )
 
         def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -878,7 +878,8 @@ class Learner:
             compile,
             minibatch_size,
             num_epochs=num_epochs,
-            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            shuffle=shuffle,
+            shuffle_batch_per_epoch=shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
@@ -901,8 +902,6 @@ class Learner:
         around: bool = True,
         **options: Any,
     ) -> Results:
-        options["remainder"] = options["remainder"] or self.remainder
-        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
@@ -965,7 +964,8 @@ class Learner:
             steps,
             num_epochs=num_epochs,
             minibatch_size=minibatch_size,
-            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            shuffle=shuffle,
+            shuffle_batch_per_epoch=shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
             key=key,
@@ -995,7 +995,6 @@ class Learner:
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
-        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
@@ -1071,7 +1070,8 @@ class Learner:
         steps = planning.env_steps_of(self, timesteps)
         options: dict[str, Any] = {
             "num_epochs": num_epochs,
-            "shuffle": shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            "shuffle": shuffle,
+            "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
             "remainder": remainder,
             "num_total_minibatches": num_total_minibatches,
         }
