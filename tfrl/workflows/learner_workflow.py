@@ -410,12 +410,14 @@ class LearnerWorkflow(Workflow):
 
         Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
         """
-        trajectory, env_state, carry = self.roll(agent_state, env_state, carry, key, action_fn)
+        trajectory, env_state, carry = self.collect_trajectory(
+            agent_state, env_state, carry, key, action_fn
+        )
         return self.process_rollout(agent_state, trajectory).replace(
             env_state=env_state, carry=carry
         )
 
-    def roll(
+    def collect_trajectory(
         self,
         agent_state: Any,
         env_state: EnvState,
@@ -755,10 +757,11 @@ class LearnerWorkflow(Workflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played, at random or by the policy."""
-        roll = functools.partial(self.roll, action_fn=self.agent.random_actions if random else None)
+        action_fn = self.agent.random_actions if random else None
+        collect = functools.partial(self.collect_trajectory, action_fn=action_fn)
         if isinstance(self.env, HostEnv):
-            return roll
-        return made.stage("rollout/random" if random else "rollout", roll)
+            return collect
+        return made.stage("rollout/random" if random else "rollout", collect)
 
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns how the agent acts in a phase."""

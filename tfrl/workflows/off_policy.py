@@ -441,7 +441,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         return not self.loops_on_host and not self.prioritized and self.always_due() == 1
 
-    def gathers(self, made: Stages | None) -> bool:
+    def fuses_sampling(self, made: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
@@ -494,8 +494,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         if state.prefetched is not None:
             *_, play_key = state.prefetched
-        if self.gathers(made):
-            out = self._gathered(state, act)
+        if self.fuses_sampling(made):
+            out = self._fused_sampling(state, act)
         else:
             out = self.play(state, play_key, act)
             if self.overlaps and phase.learns:
@@ -527,7 +527,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         metrics: dict[str, tf.Tensor] = {}
         outputs: list[tf.Tensor] = []
         ahead = self.overlaps and learns
-        if ahead or self.gathers(made):  # the experience is in the buffer
+        if ahead or self.fuses_sampling(made):  # the experience is in the buffer
             batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
@@ -577,7 +577,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         batch = self._batch_of(state, iteration, env_steps)
         return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
 
-    def _gathered(self, state: State, act: ActionFn | None) -> RolloutResult:
+    def _fused_sampling(self, state: State, act: ActionFn | None) -> RolloutResult:
         """Returns `_stored_and_sampled` of a rollout, all of it one XLA program."""
         form = state.replace(prefetched=None)
 
@@ -601,11 +601,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if not self.replicas.several:
             return super().host_rollout(made, random=random)
         act = self.agent.random_actions if random else None
-        one = CompiledStage("rollout", functools.partial(self.roll, action_fn=act))
-        graph, xla = (functools.partial(self._roll_on_all, one, m) for m in ("graph", "xla"))
+        one = CompiledStage("rollout", functools.partial(self.collect_trajectory, action_fn=act))
+        graph, xla = (functools.partial(self._collect_on_all, one, m) for m in ("graph", "xla"))
         return made.stage("rollout/random" if random else "rollout", graph, xla)
 
-    def _roll_on_all(
+    def _collect_on_all(
         self,
         stage: CompiledStage,
         mode: str,

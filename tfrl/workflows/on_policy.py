@@ -25,12 +25,13 @@ class OnPolicyWorkflow(LearnerWorkflow):
     One iteration: `rollout_length` steps in each of the environments, then `num_epochs` passes
     over their rows in `num_minibatches` shuffled minibatches. On device environments several
     iterations run in one compiled call; how many never changes a result. An algorithm differs from
-    this template by its agent and by the hooks `collect` (which is `roll` and `process_rollout`)
-    and `update`, which are traced.
+    this template by its agent and by the hooks `collect` (`collect_trajectory`, then
+    `process_rollout`) and `update`, which are traced.
 
-    Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by `roll`; what
-    follows is compiled as well. A checkpoint does not hold them: a resumed run restores everything
-    else exactly and begins new episodes. The workflow closes them in `close`.
+    Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by
+    `collect_trajectory`; what follows is compiled as well. A checkpoint does not hold them: a
+    resumed run restores everything else exactly and begins new episodes. The workflow closes them
+    in `close`.
     """
 
     def __init__(
