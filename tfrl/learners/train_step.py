@@ -172,7 +172,7 @@ class _TrainStep:
         self.logged: traced_metrics.Table = {}
         self._cores: dict[int, Callable[..., Any]] = {}
 
-    def positions(self) -> list[dict[str, Update]]:
+    def positions(self) -> list[dict[str, Update | ExternalUpdate]]:
         """Returns the updates that run together: the first of each module, the second, ..."""
         longest = max(len(m.updates) for m in self._modules.values())
         return [

@@ -382,16 +382,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 got="one on a Reverb server",
                 remedy="Use workflow.snapshot, or a checkpoint, or InGraphReplay.",
             )
-        experience = self._experience(state)
-        values = experience.copy_values()
+        values = self._reverb(state).copy_values()
         copy = super().copied(state, runner)
         self._experience(copy).load(values)
         return copy
 
-    def _experience(self, state: State) -> Any:
+    def _reverb(self, state: State) -> ReverbExperience:
+        """What an iteration asks of the buffer of a state where Reverb has it."""
+        return self.runner(state).experience  # type: ignore[attr-defined,no-any-return]
+
+    def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """What an iteration asks of the replay buffer of a state."""
         if self.loops_in_python:
-            return self.runner(state).experience  # type: ignore[attr-defined]
+            return self._reverb(state)
         return InGraphExperience(self, self.replay.over(state.replay_buffer_state, self.replicas))
 
     def close(self) -> None:
@@ -690,11 +693,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
     ) -> tuple[Nest, tf.Tensor]:
         """The sample of a learner step of an iteration, and the key of its update."""
         keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
-        beta, experience = make_schedule(self.priority_beta)(env_steps), self._experience(state)
-        if tf.nest.flatten(batches):
-            batch = experience.weighted(tf.nest.map_structure(lambda x: x[number], batches), beta)
+        beta = make_schedule(self.priority_beta)(env_steps)
+        if tf.nest.flatten(batches):  # they were read from Reverb
+            batch = tf.nest.map_structure(lambda x: x[number], batches)
+            batch = self._reverb(state).weighted(batch, beta)
         else:
-            batch = experience.sample(keys["sample"], beta)
+            batch = self._experience(state).sample(keys["sample"], beta)
         return batch, keys["update"]
 
     def _learn_from_replay(
@@ -775,7 +779,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Whether XLA has all that follows a rollout: many small operations on the buffer."""
         if not self.loops_in_python:
             return True
-        reads = not made.phase.learns or self._experience(state).fetches(made)
+        reads = not made.phase.learns or self._reverb(state).fetches(made)
         return not self.replicas.several and reads
 
     def forget_traces(self, experience: ReverbExperience) -> None:

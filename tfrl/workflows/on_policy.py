@@ -1,13 +1,14 @@
 """The on-policy workflow: roll out, learn from it, throw it away."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import CheckNumerics, ModuleConfig
 from tfrl.learners.minibatches import Remainder
@@ -169,8 +170,9 @@ class OnPolicyWorkflow(LearnerWorkflow):
         # Steps on the host cannot be taken on trial.
         agent_state = struct.values(state.agent_state)
         fields = self.rollout_fields(state.env_state)
+        env = cast(HostEnv, self.env)
         trajectory = blank_trajectory(
-            self.env, self.agent, state.env_state, agent_state, self.rollout_length, fields
+            env, self.agent, state.env_state, agent_state, self.rollout_length, fields
         )
         return self.compiled_process_rollout(agent_state, trajectory).batch
 

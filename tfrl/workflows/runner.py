@@ -18,7 +18,9 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces, specs_of
+from tfrl.types import Nest
 from tfrl.workflows import stages
+from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
 
@@ -37,25 +39,25 @@ class Iterating(Protocol):
     # Iterations that share a row of metrics.
     iterations_per_row: int
 
-    def iterate(self, state: Any, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], Any]:
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration; traced."""
 
-    def phase_of(self, state: Any) -> RunPhase:
+    def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
 
-    def settle_modes(self, state: Any, stages: Stages) -> None:
+    def settle_modes(self, state: State, stages: Stages) -> None:
         """Settles the compile mode of every stage, and that of the loop."""
 
-    def begin_call(self, state: Any) -> Any:
+    def begin_call(self, state: State) -> State:
         """Returns the state without what no iteration changes."""
 
-    def end_call(self, before: Any, after: Any) -> Any:
+    def end_call(self, before: State, after: State) -> State:
         """Returns the state after a call, with what `begin_call` left out."""
 
-    def prefetch(self, state: Any) -> Any:
+    def prefetch(self, state: State) -> State:
         """Returns the state that the first iteration of a call begins with; traced."""
 
-    def drop_prefetched(self, state: Any) -> Any:
+    def drop_prefetched(self, state: State) -> State:
         """Returns the state as the last iteration of a call leaves it; traced."""
 
     def times_stages(self, stages: Stages) -> bool:
@@ -85,7 +87,7 @@ class Runner:
         self._names: dict[str, list[str]] = {}
         self._slots = _SLOTS
 
-    def settled(self, state: Any, phase: RunPhase | None = None) -> Stages:
+    def settled(self, state: State, phase: RunPhase | None = None) -> Stages:
         """Returns the stages of a phase, by default that of the state, in settled modes."""
 
         def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
@@ -97,11 +99,11 @@ class Runner:
                 self._workflow.settle_modes(state, made)
         return made
 
-    def bind(self, state: Any, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
+    def bind(self, state: State, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
         """Returns a compiled function over the variables of a state, see `Traces.bound`."""
         return self.traces.bound(name, make, args, variables_of(state))
 
-    def once(self, state: Any, name: Hashable, fn: Callable[[], Any]) -> Any:
+    def once(self, state: State, name: Hashable, fn: Callable[[], Any]) -> Any:
         """Returns a compiled function without arguments over the variables of a state."""
         if name not in self._loops:
             make = functools.partial(tf.function, counted_apart(fn), autograph=False)
@@ -113,7 +115,7 @@ class Runner:
         self.modes.update(other.modes)
         self.seconds.update(other.seconds)
 
-    def whole(self, state: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def whole(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the loop over iterations as one function, and arguments for it."""
         made = self.settled(state)
         state = self._workflow.begin_call(state)
@@ -125,8 +127,8 @@ class Runner:
         return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 
     def run(
-        self, state: Any, iterations: int, until: int | None
-    ) -> tuple[list[dict[str, Any]], Any, dict[str, float]]:
+        self, state: State, iterations: int, until: int | None
+    ) -> tuple[list[dict[str, Any]], State, dict[str, float]]:
         """Runs iterations until there are `iterations`, or `until` env steps are reached.
 
         A call ends with a phase.
@@ -148,7 +150,7 @@ class Runner:
         call = time.perf_counter() - start
         return rows, state, {"call": call, **self._split(made, call, *map(float, seconds))}
 
-    def _run(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         if made.modes["loop"] == "eager" or tf.config.functions_run_eagerly():
             return self._run_eagerly(state, made, iterations, limit)
         carried = leaves.carried(state)
@@ -161,7 +163,7 @@ class Runner:
         carried, *rest = self._loops[how](*args)
         return leaves.with_carried(state, carried), *rest
 
-    def _traced(self, state: Any, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
+    def _traced(self, state: State, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
         """The loop over iterations as a compiled function."""
 
         def make() -> Any:
@@ -188,7 +190,7 @@ class Runner:
 
     # One iteration.
 
-    def _iterate(self, state: Any, made: Stages) -> tuple[Any, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _iterate(self, state: State, made: Stages) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
         """State, float metrics, counters, and seconds by stage."""
         timed = self._has_clocks(made)
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
@@ -208,7 +210,7 @@ class Runner:
 
     # Many.
 
-    def loop(self, state: Any, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+    def loop(self, state: State, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
         """Runs iterations until there are so many, or so many env steps; traced.
 
         Returns:
@@ -219,7 +221,7 @@ class Runner:
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
 
-        def of(carried: list[tf.Tensor]) -> Any:
+        def of(carried: list[tf.Tensor]) -> State:
             return leaves.with_carried(begun, carried)
 
         def body(
@@ -241,7 +243,7 @@ class Runner:
         return after, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _row(
-        self, of: Callable[..., Any], carried: Any, made: Stages, done: Any, n: Any, limit: Any
+        self, of: Callable[..., State], carried: Any, made: Stages, done: Any, n: Any, limit: Any
     ) -> Any:
         """The iterations of one row of metrics: the state, how many are done, and the row."""
 
@@ -291,7 +293,7 @@ class Runner:
         counters = of(carried).metrics.counters()
         return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
 
-    def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
         state = self._workflow.prefetch(state)
         rows = MetricRows(self._workflow.iterations_per_row)
@@ -368,7 +370,7 @@ def _row_of(metrics: Mapping[str, tf.Tensor], names: list[str], slots: int) -> t
     return tf.pad(floats, [[0, slots - len(names)]])
 
 
-def variables_of(state: Any) -> dict[str, tf.Variable]:
+def variables_of(state: Nest) -> dict[str, tf.Variable]:
     """Returns the variables among the leaves of a state by path."""
     return {p: x for p, x in struct.paths(state).items() if isinstance(x, tf.Variable)}
 
