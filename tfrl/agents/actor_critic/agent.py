@@ -9,7 +9,7 @@ from tfrl import checks, distributions, networks, ops, struct
 from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, Update
+from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, PolicyParameters, Update
 from tfrl.agents.default_networks import default_policy, default_torso, with_memory
 from tfrl.checks import Bound
 from tfrl.envs.action_masks import split_mask
@@ -271,6 +271,15 @@ class ActorCritic(NormalizingAgent):
         """Takes the mode of the policy."""
         policy, after = self._policy(state, obs, carry)
         return ActionOutput(action=policy.mode(), carry=after)
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns one distribution for each leaf of an action."""
+        policy, after = self._policy(state, obs, carry)
+        parts = policy.parts if isinstance(policy, distributions.Joint) else (policy,)
+        paths = struct.paths(self.action_spec)
+        return {path: part.parameters() for path, part in zip(paths, parts, strict=True)}, after
 
     def compute_values(self, state: AgentState, obs: Nest, carry: Nest = None) -> tf.Tensor:
         """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
