@@ -55,6 +55,10 @@ class EvolutionWorkflow(Workflow):
     centre); it is evaluated, exported and filmed, and evaluations tell of the best member too.
     """
 
+    env: Env
+    # What one replica plays in.
+    part_env: Env
+
     def __init__(
         self,
         env: Env,

@@ -325,7 +325,8 @@ _STAGES = ("rollout", "update", "evaluation", "ask", "play", "tell")
 
 
 def _check_stacks(workflow: Workflow) -> None:
-    stacks = not isinstance(workflow, OffPolicyWorkflow) and not on_host(workflow.env)
+    in_graph = workflow.env is not None and not on_host(workflow.env)
+    stacks = in_graph and not isinstance(workflow, OffPolicyWorkflow)
     if isinstance(workflow, LearnerWorkflow) and workflow.replicas.several:
         stacks = False
     if not stacks:
