@@ -53,6 +53,7 @@ def test_nsga2_parents_win_tournaments():
     key = seeding.stream(seeding.fold_in(seeding.key(0), 0), "tell")
     draws = seeding.uniform(seeding.stream(key, "tournament"), [2, 8]).numpy()
     entrants = np.argsort(draws, axis=1).reshape(8, 2)
+    entrants = np.concatenate([entrants[::2], entrants[1::2]])  # neighbours are mated
     parents = state.search.parents.numpy()
     ranks = non_dominated_ranks(state.search.parent_fitness)
     crowding = crowding_distance(state.search.parent_fitness, ranks).numpy()

@@ -17,12 +17,6 @@ SEARCHES = {
         crossover=evolution.NeuronCrossover(),
         mutation=evolution.ERLMutation(rate=0.9, reset_prob=0.3),
     ),
-    "GA with SBX": evolution.GA(
-        pop_size=6,
-        crossover=evolution.SBX(),
-        mutation=evolution.PolynomialMutation(),
-        **UNIFORM,
-    ),
     "GA with cuts": evolution.GA(pop_size=6, crossover=evolution.NPointCrossover(points=2)),
     "PSO": evolution.PSO(pop_size=6, max_velocity=0.5, **UNIFORM),
     "CSO": evolution.CSO(pop_size=6, phi=0.1),
@@ -32,9 +26,6 @@ SEARCHES = {
     "RVEA": evolution.RVEA(pop_size=7, num_generations=2, adaptation_frequency=0.5, **UNIFORM),
     "RVEA of three": evolution.RVEA(pop_size=10, num_objectives=3, num_generations=4, **UNIFORM),
     "MAPElites": evolution.MAPElites(pop_size=6, grid=(4, 5)),
-    "MAPElites, Gaussian": evolution.MAPElites(
-        pop_size=6, grid=(4,), descriptor_bounds=((-2.0, 3.0),), emitter=evolution.GaussianEmitter()
-    ),
     "VanillaES": evolution.VanillaES(pop_size=6, num_elites=2),
     "ARS": evolution.ARS(pop_size=6, num_elites=2),
     "PGPE": evolution.PGPE(pop_size=6),

@@ -141,5 +141,5 @@ def test_hypervolume(name, number):
 
 
 def test_hypervolume_of_a_short_search():
-    ours, theirs = volumes("NSGA2", 1, pop_size=40, generations=60, seeds=3)
-    assert ours == pytest.approx(theirs, rel=0.15)
+    ours, theirs = volumes("NSGA2", 1, pop_size=40, generations=120, seeds=3)
+    assert ours == pytest.approx(theirs, rel=0.1)

