@@ -1,5 +1,7 @@
 """Evolution: a generation is one iteration, and one compiled call on the device."""
 
+import importlib.util
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +17,9 @@ from tfrl.envs.host_env import HostEnv, row_seeds
 from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
+from tfrl.evolution.diversity import MAPElites
 from tfrl.evolution.host_population import play_on_host
+from tfrl.evolution.many_objectives import plot_front
 from tfrl.evolution.policy_agent import PolicyAgent
 from tfrl.evolution.population import Played, bare, fitness_of, play_population, start_states
 from tfrl.ops import statistics
@@ -312,7 +316,8 @@ class EvolutionWorkflow(Workflow):
         index = tf.argmax(ranked)
         best = tf.nest.map_structure(lambda x: x[index], population)
         # What was asked for is given: it would be drawn again.
-        search = self.optimizer.tell(search, fitness, population)
+        told = {"descriptors": self.descriptors(played)} if self._describes else {}
+        search = self.optimizer.tell(search, fitness, population, **told)
         agent_state = self._with_params(state.agent_state, search.params)
         if played.obs is not None:
             stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
@@ -344,6 +349,20 @@ class EvolutionWorkflow(Workflow):
         """Returns the fitness, float32 `[P]` or `[P, M]`, of what the members played; a hook."""
         return fitness_of(
             played.totals, discounted=self.discount is not None, objectives=self.objectives
+        )
+
+    @property
+    def _describes(self) -> bool:
+        return isinstance(self.optimizer, MAPElites)
+
+    def descriptors(self, played: Played) -> tf.Tensor:
+        """Returns what MAPElites tells members apart by, float32 `[P, K]`; a hook."""
+        raise UserError(
+            f"{type(self).__name__}.descriptors",
+            expected="a method that describes what members played, for MAPElites",
+            got="none",
+            remedy="Define descriptors(self, played) in a subclass: float32 [P, K] of "
+            "played.totals, or of played.obs.",
         )
 
     def _with_params(self, agent_state: Any, params: Nest) -> Any:
@@ -382,6 +401,15 @@ class EvolutionWorkflow(Workflow):
         best = self._with_params(self.agent_state(state), state.opt_state.best)
         result = self.evaluator.evaluate(best, seeding.stream(key, "best"))
         return {**metrics, "eval_best_return_mean": result.metrics()["eval_return_mean"]}, after
+
+    def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
+        """Draws the front of several objectives, where matplotlib is installed."""
+        search = state.opt_state.search.search
+        if not self.objectives or importlib.util.find_spec("matplotlib") is None:
+            return {}
+        path = folder / "front.png"
+        plot_front(search.parent_fitness, path, names=self.objectives)
+        return {"Front": path}
 
     def describe(self) -> str:
         """Returns what searches for what, in a few words."""
