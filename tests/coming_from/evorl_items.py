@@ -79,9 +79,14 @@ ITEMS = [
     ("`pytree_field(static=True)`", "`struct.field(static=True)`", ""),
     ("`PyTreeNode`", "`@struct.logic_dataclass`", "`struct.derived()` for fields set after init"),
     (
-        "`EvoOptimizer`, `OpenES`, ES, ERL and PBT workflows",
-        "none: a workflow of your own, `docs/custom_workflow.md`",
-        "the library trains by gradients; `Learner.fit` of stacked states trains a population",
+        "`EvoOptimizer`, `OpenES(pop_size, lr_schedule, noise_std_schedule, mirror_sampling, ...)`",
+        "`tfrl.evolution`, so named; `optimizer` also takes `optimizer_name`'s values",
+        "",
+    ),
+    (
+        "ES, EC, ERL and PBT workflows",
+        "`EvolutionWorkflow`, `ERLWorkflow`, `PBTWorkflow`",
+        "sizes are those of all replicas together",
     ),
     ("`compute_centered_ranks`", "`ops.centered_ranks`", ""),
     ("`ExponentialScheduleSpec`", "`ops.schedules.ExponentialSchedule`", ""),

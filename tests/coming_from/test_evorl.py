@@ -587,6 +587,38 @@ def test_the_page_has_the_table():
 
 
 @rows("`close()`")
+@rows("`EvoOptimizer`")
+def test_a_search_by_ask_and_tell():
+    from tfrl.evolution import OpenES
+    from tfrl.ops.schedules import ExponentialSchedule
+
+    optimizer = OpenES(
+        pop_size=8,
+        lr_schedule=0.1,
+        noise_std_schedule=ExponentialSchedule(0.2, 0.5, 10, 0.01),
+        mirror_sampling=True,
+        optimizer="adam",
+        weight_decay=0.0,
+        fitness_shaping_fn=tfrl.ops.centered_ranks,
+    )
+    state = optimizer.init({"x": tf.ones([2])}, KEY)
+    for _ in range(30):
+        population, state = optimizer.ask(state)
+        state = optimizer.tell(state, -tf.reduce_sum(tf.square(population["x"]), axis=-1))
+    assert float(tf.norm(state.params["x"])) < 0.5
+
+
+@rows("ES, EC, ERL and PBT workflows")
+def test_workflows_of_evolution():
+    env = tfrl.make_env("tf:CartPole-v1", num_envs=2)
+    search = tfrl.evolution.OpenES(pop_size=4)
+    workflow = tfrl.EvolutionWorkflow(env, optimizer=search, max_episode_steps=5, compile="graph")
+    metrics, state = workflow.step(workflow.setup(KEY))
+    assert metrics["episodes"] == 4 and int(state.opt_state.search.generation) == 1
+    assert issubclass(tfrl.ERLWorkflow, tfrl.Workflow)
+    assert issubclass(tfrl.PBTWorkflow, tfrl.Workflow)
+
+
 def test_the_page_runs():
     text = (pages.ROOT / "docs/coming_from_evorl.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

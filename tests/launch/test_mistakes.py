@@ -72,7 +72,7 @@ BINDINGS = {
     "misspelt reference": (
         "OnPolicyWorkflow.agent=@PP0",
         "Gin name @PP0 (--gin_bindings): expected the name of one configurable, got a name that "
-        "nothing has. Did you mean PPO?",
+        "nothing has. Did you mean PPO or PGPE?",
     ),
     "hidden parameter": (
         "train.root_dir='x'",

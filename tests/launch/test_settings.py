@@ -16,7 +16,12 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.launch import api, gin_files, gin_registry, settings
 from tfrl.ops import schedules
-from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
+from tfrl.workflows import (
+    EvolutionWorkflow,
+    OffPolicyWorkflow,
+    OnPolicyWorkflow,
+    PBTWorkflow,
+)
 
 FOLDER = gin_files.package_gin_dir()
 # Shared parts are called base; each must be included by a file that runs.
@@ -61,6 +66,9 @@ def test_shipped_files_build_and_their_operative_configuration_builds_the_same(n
     if name.split("/")[0] in REPLAYED:
         assert isinstance(made.workflow, OffPolicyWorkflow)
         assert isinstance(made.workflow.agent, OffPolicy)
+    elif name.startswith(("evolution/", "pbt/")):
+        kind = EvolutionWorkflow if name.startswith("evolution/") else PBTWorkflow
+        assert isinstance(made.workflow, kind)
     elif name.startswith("tf_agents/"):
         kind = OffPolicyWorkflow if made.workflow.agent.learns_from_replay else OnPolicyWorkflow
         assert isinstance(made.workflow, kind)

@@ -37,7 +37,7 @@ def fixture_open_es(tmp_path_factory):
 def _workflow(open_es, max_episode_steps=500, **options):
     env = make_env("tf:CartPole-v1", num_envs=4, max_episode_steps=max_episode_steps)
     agent = functools.partial(PPO, hidden=(8,))
-    return open_es.OpenES(env, agent, population=8, eval_episodes=4, **options)
+    return open_es.PlainES(env, agent, population=8, eval_episodes=4, **options)
 
 
 def _assert_same(a, b, atol=0.0):
@@ -72,7 +72,7 @@ def test_a_run_goes_on_to_the_bit(open_es, tmp_path):
     assert workflow.final_evaluation(state, 6, seed=3).episode_returns.shape == (6,)
     with pytest.raises(UserError, match="the checkpoint: expected the shapes of this workflow"):
         env = make_env("tf:CartPole-v1", num_envs=4)
-        open_es.OpenES(env, functools.partial(PPO, hidden=(4,)), population=8).restore(tmp_path)
+        open_es.PlainES(env, functools.partial(PPO, hidden=(4,)), population=8).restore(tmp_path)
 
 
 @pytest.mark.slow
@@ -91,13 +91,13 @@ def test_eager_graph_and_xla_agree(open_es):
 
 def test_equal_workflows_share_their_trace(open_es, monkeypatch):
     calls = []
-    iterate = open_es.OpenES.iterate
+    iterate = open_es.PlainES.iterate
 
     def counted(self, state, key):
         calls.append(1)
         return iterate(self, state, key)
 
-    monkeypatch.setattr(open_es.OpenES, "iterate", counted)
+    monkeypatch.setattr(open_es.PlainES, "iterate", counted)
     for seed in range(3):
         workflow = _workflow(open_es, noise=0.2)
         workflow.advance(workflow.advance(workflow.setup(seed), 1).state, 3)
@@ -125,13 +125,13 @@ def test_the_gin_file_of_the_page(open_es, tmp_path):
     (text,) = re.findall(r"```\n(import open_es\n.*?)```", page, flags=re.DOTALL)
     (tmp_path / "open_es.gin").write_text(text)
     made = settings.assemble([str(tmp_path / "open_es.gin")])
-    assert isinstance(made.workflow, open_es.OpenES)
+    assert isinstance(made.workflow, open_es.PlainES)
     assert made.workflow.population == 64
-    assert made.workflow.describe() == "OpenES of PPO on CartPole"
+    assert made.workflow.describe() == "PlainES of PPO on CartPole"
 
 
 def test_hooks_of_a_fresh_run(open_es):
-    class Filled(open_es.OpenES):
+    class Filled(open_es.PlainES):
         def setup_replay_buffer(self, key):
             return {"rewards": tf.zeros([3])}
 
