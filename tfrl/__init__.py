@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
     from tfrl.replay import InGraphReplay
-    from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, Workflow
+    from tfrl.workflows import (
+        ERLWorkflow,
+        EvolutionWorkflow,
+        OffPolicyWorkflow,
+        OnPolicyWorkflow,
+        Workflow,
+    )
 
 _log_filter.install()
 
@@ -35,7 +41,13 @@ _NAMES = {
     "tfrl.learners": ("Learner", "ModuleConfig"),
     "tfrl.loading": ("loadable",),
     "tfrl.replay": ("InGraphReplay",),
-    "tfrl.workflows": ("EvolutionWorkflow", "OffPolicyWorkflow", "OnPolicyWorkflow", "Workflow"),
+    "tfrl.workflows": (
+        "ERLWorkflow",
+        "EvolutionWorkflow",
+        "OffPolicyWorkflow",
+        "OnPolicyWorkflow",
+        "Workflow",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -72,6 +84,7 @@ _SUBMODULES = (
 
 __all__ = [
     "Agent",
+    "ERLWorkflow",
     "Evaluator",
     "EvolutionWorkflow",
     "InGraphReplay",

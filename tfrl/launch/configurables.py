@@ -249,6 +249,7 @@ def _register() -> None:
         workflows.OnPolicyWorkflow,
     ):
         gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
+    gin.external_configurable(workflows.ERLWorkflow, module="workflows")
     gin.external_configurable(tasks.TaskWorkflow, module="tasks")
     gin.external_configurable(tasks.RLTaskConfig, module="tasks")
     for name in evolution.__all__:
