@@ -256,6 +256,18 @@ def _register() -> None:
         search = getattr(evolution, name)
         if isinstance(search, type) and issubclass(search, evolution.EvoOptimizer):
             gin.external_configurable(search, module="evolution")
+    for operator in (
+        evolution.ERLMutation,
+        evolution.GaussianMutation,
+        evolution.NPointCrossover,
+        evolution.NeuronCrossover,
+        evolution.PolynomialMutation,
+        evolution.SBX,
+        evolution.TournamentSelection,
+        evolution.TruncationSelection,
+        evolution.UniformCrossover,
+    ):
+        gin.external_configurable(operator, module="evolution")
     specs = ["obs_spec", "action_spec"]
     gin.external_configurable(evolution.PolicyAgent, module="agents", denylist=specs)
     # The workflow gives the rest.

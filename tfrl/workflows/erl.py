@@ -1,7 +1,7 @@
 """Evolution-guided reinforcement learning: a population and off-policy agents share a replay."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -544,8 +544,8 @@ class ERLWorkflow(Workflow):
             return {}
         number = self.updates_due(state, env_steps)
         learner = self.learner_of(state)
-        row = self._learned(state, learner, "update", number, key, env_steps)
-        return {**row, "updates": tf.cast(number, tf.float32)}
+        _, take = self._steps(state, learner, "update", env_steps)
+        return {**take(number, key), "updates": tf.cast(number, tf.float32)}
 
     def _observe(self, state: State, trajectory: Trajectory) -> None:
         """Merges the steps into the agents' statistics of observations."""
@@ -568,54 +568,57 @@ class ERLWorkflow(Workflow):
         due = env_steps * up // down - begin * up // down
         return tf.cast(tf.maximum(due, 0), tf.int32)
 
-    def _learned(
-        self,
-        state: State,
-        learner: Learner,
-        name: str,
-        number: tf.Tensor,
-        key: tf.Tensor,
-        env_steps: tf.Tensor,
-    ) -> dict[str, tf.Tensor]:
-        """Takes learner steps, each on a fresh sample; the means of their metrics.
+    def _steps(
+        self, state: State, learner: Learner, name: str, env_steps: tf.Tensor
+    ) -> tuple[list[str], Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]]:
+        """Returns how learner steps are taken, each on a fresh sample.
 
         Args:
           state: Of the run.
           learner: Over its variables.
           name: Of the stage, "update" or a variant of it.
-          number: int32, how many steps.
-          key: int32 [2].
           env_steps: int64, for schedules.
+
+        Returns:
+          The names of their metrics, and `take(number, key)`, which takes so many steps and returns
+          the means, `{name: float32 scalar}`.
         """
         buffer = self.replay_buffer(state)
         step = stages.stage(name, functools.partial(self.update, learner))
 
-        def once(j: tf.Tensor) -> dict[str, tf.Tensor]:
-            keys = seeding.streams(seeding.fold_in(key, j), ("update", *learner.modules))
-            batch = {m: self._sample(buffer, keys[m]) for m in learner.modules}
+        def once(j: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
+            keys = seeding.streams(seeding.fold_in(key, j), ("sample", "update"))
+            batch = {
+                m: self._sample(buffer, seeding.stream(keys["sample"], m)) for m in learner.modules
+            }
             return step(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
 
-        names = self._names_of(state, name, once)
+        names = self._names_of(state, name, lambda: once(tf.constant(0), state.key))
         tally = MetricAccumulator(names)
 
-        def body(j: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            row = once(j)
-            return j + 1, tally.add(sums, tf.stack([tf.cast(row[n], tf.float32) for n in names]))
+        def take(number: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
+            def body(j: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                return j + 1, tally.add(sums, _row(once(j, key), names))
 
-        _, sums = tf.while_loop(
-            lambda j, _: j < number, body, (tf.constant(0), tally.start()), parallel_iterations=1
-        )
-        return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
+            start = (tf.constant(0), tally.start())
+            _, sums = tf.while_loop(
+                lambda j, _: j < number, body, start, parallel_iterations=1, name="updates"
+            )
+            return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
+
+        return names, take
 
     def _sample(self, buffer: Any, key: tf.Tensor) -> Nest:
         return buffer.sample(key, self.batch_size).replace(index=None)
 
-    def _names_of(self, state: State, name: str, once: Callable[..., Any]) -> list[str]:
+    def _names_of(
+        self, state: State, name: str, once: Callable[[], dict[str, tf.Tensor]]
+    ) -> list[str]:
         """The names of a learner step's metrics, which a loop asks for; traced and never run."""
         notes = self.runner(state).traces.notes
 
         def probe() -> tf.Tensor:
-            notes["names", name] = sorted(once(tf.constant(0)))
+            notes["names", name] = sorted(once())
             return tf.constant(0)
 
         if ("names", name) not in notes:
@@ -673,30 +676,32 @@ class ERLWorkflow(Workflow):
                 if path != "learning_rate":
                     leaves.put(slot, tf.zeros_like(slot))
 
-        def trained(i: tf.Tensor, population: Nest) -> tuple[dict[str, tf.Tensor], Nest]:
+        names, takes = [], {}
+        for name in (critic, actor):
+            one = with_one_update(learner, module_id, name)
+            own_names, takes[name] = self._steps(state, one, f"update/{name}", env_steps)
+            names += named_by(name, dict.fromkeys(own_names))
+        tally = MetricAccumulator(names)
+
+        def trained(i: tf.Tensor, population: Nest, sums: tf.Tensor) -> tuple[Any, ...]:
             begin(tf.nest.map_structure(lambda x: x[i], population))
             row = {}
             steps = {critic: (i + 1) * number // half - i * number // half, actor: number}
             for name, due in steps.items():
-                one = with_one_update(learner, module_id, name)
                 own_key = seeding.stream(seeding.fold_in(key, i), name)
-                found = self._learned(state, one, f"update/{name}", due, own_key, env_steps)
-                row.update(named_by(name, found))
-            params = struct.values(own.params[self.group])
+                row.update(named_by(name, takes[name](due, own_key)))
             place = tf.reshape(i, [1, 1])
 
-            def put(x: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-                return tf.tensor_scatter_nd_update(x, place, new[tf.newaxis])
+            def put(x: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+                return tf.tensor_scatter_nd_update(x, place, variable.read_value()[tf.newaxis])
 
-            return row, tf.nest.map_structure(put, population, params)
+            population = tf.nest.map_structure(put, population, own.params[self.group])
+            return i + 1, population, tally.add(sums, _row(row, names))
 
-        rows, names = [], []
-        for i in range(half):
-            row, population = trained(tf.constant(i), population)
-            names = sorted(row)
-            rows.append(tf.stack([row[n] for n in names]))
-        tally = MetricAccumulator(names)
-        sums = functools.reduce(tally.add, rows, tally.start())
+        start = (tf.constant(0), population, tally.start())
+        _, population, sums = tf.while_loop(
+            lambda i, *_: i < half, trained, start, parallel_iterations=1, name="offspring"
+        )
         row = dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
         row["updates"] = tf.cast(number, tf.float32)
         row["actor_updates"] = tf.cast(number * half, tf.float32)
@@ -879,6 +884,11 @@ class ERLWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
+
+
+def _row(metrics: Mapping[str, tf.Tensor], names: Sequence[str]) -> tf.Tensor:
+    """Metrics as a row, float32 [n]."""
+    return tf.stack([tf.cast(metrics[name], tf.float32) for name in names])
 
 
 def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -57,7 +57,7 @@ def with_one_update(learner: Learner, module_id: str, name: str) -> Learner:
     return one
 
 
-def named_by(name: str, row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def named_by(name: str, row: dict[str, Any]) -> dict[str, Any]:
     """Returns the metrics of one update under its name, as a step of several updates has them."""
     found = {}
     for key, value in row.items():
