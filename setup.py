@@ -39,7 +39,7 @@ EXTRAS = {
     "atari": ["ale-py>=0.10,<0.13", "opencv-python-headless>=4.8,<5"],
     # optree from 0.11 on needs typing-extensions 4.6; envpool has wheels for 3.11 only.
     "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree<0.11"],
-    "video": ["imageio-ffmpeg>=0.5", "moviepy>=2.0", "pillow>=10"],
+    "video": ["imageio-ffmpeg>=0.5", "pillow>=10"],
     # For sample_clip(writer="matplotlib") and "opencv".
     "video-writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
     # For plots of fronts and archives.

@@ -31,9 +31,8 @@ def make_generations(population: int, sigma: float = 0.1, lr: float = 0.05) -> A
 
         def step(t: Any, theta: Any, speed: Any, total: Any) -> Any:
             x = tf.stack([tf.cos(theta), tf.sin(theta), speed], axis=1)
-            for k, (kernel, bias) in enumerate(layers):
-                x = tf.einsum("pi,pio->po", x, kernel) + bias
-                x = tf.tanh(x)
+            for kernel, bias in layers:
+                x = tf.tanh(tf.einsum("pi,pio->po", x, kernel) + bias)
             torque = 2.0 * x[:, 0]
             angle = tf.math.floormod(theta + math.pi, 2 * math.pi) - math.pi
             cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2

@@ -166,7 +166,7 @@ FAULTS = [
         "learners",
     ),
     (
-        "learners/update.py",
+        "learners/train_step.py",
         'state.count("learner_steps", 1)',
         'state.count("learner_steps", 2)',
         "learners",

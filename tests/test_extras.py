@@ -1,3 +1,5 @@
+import pathlib
+import re
 import sys
 
 import pytest
@@ -27,3 +29,12 @@ def test_error_inside_an_installed_module_stays(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency_of_it") as error:
         extras.require("broken_extra", "mujoco")
     assert not isinstance(error.value, UserError)
+
+
+def test_the_library_reads_every_extra():
+    root = pathlib.Path(__file__).resolve().parents[1]
+    names = re.findall(r'^    "([\w-]+)": \[', (root / "setup.py").read_text(), re.MULTILINE)
+    code = "".join(path.read_text() for path in (root / "tfrl").rglob("*.py"))
+    assert "video" in names and "dev" in names
+    unread = [n for n in names if f'"{n}"' not in code and f"tfrl[{n}]" not in code]
+    assert unread == ["dev"]

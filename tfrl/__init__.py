@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         EvolutionWorkflow,
         OffPolicyWorkflow,
         OnPolicyWorkflow,
+        PBTWorkflow,
         Workflow,
     )
 
@@ -46,6 +47,7 @@ _NAMES = {
         "EvolutionWorkflow",
         "OffPolicyWorkflow",
         "OnPolicyWorkflow",
+        "PBTWorkflow",
         "Workflow",
     ),
 }
@@ -93,6 +95,7 @@ __all__ = [
     "MultiAgent",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
+    "PBTWorkflow",
     "RandomAgent",
     "Workflow",
     "__version__",

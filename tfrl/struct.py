@@ -265,7 +265,7 @@ def _build(cls: type[T], *, static_default: bool) -> type[T]:
     if "__eq__" not in cls.__dict__:
         namespace.__eq__ = _eq
         namespace.__hash__ = _hash
-    if "replace" not in cls.__dict__:
+    if getattr(cls, "replace", Struct.replace) is Struct.replace:
         namespace.replace = _replace
     _wrap_init(cls, own_init)
     register_library_class(cls)
@@ -440,8 +440,8 @@ def concat(nests: Sequence[Nest]) -> Nest:
 
 
 def values(nest: Nest) -> Nest:
-    """Returns the nest with every tf.Variable read into a tensor."""
-    return tf.nest.map_structure(tf.convert_to_tensor, nest)
+    """Returns the nest with every tf.Variable read into a tensor; None stays."""
+    return None if nest is None else tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 
 def paths(nest: Nest, prefix: str = "") -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.learners import train_steps
 from tfrl import networks, seeding, specs, struct
 from tfrl.learners import Learner, ModuleConfig
-from tfrl.learning.gradients import compute_update
 from tfrl.types import Transition
 
 KEY = seeding.key(23)
@@ -66,10 +66,13 @@ def snapshot(made):
 
 
 def gradients(agent, name, state, batch, key=KEY):
-    """The gradients of one update, `{group: nest}`."""
-    (update,) = [u for u in agent.updates if u.name == name]
-    batch = prepared(agent, state, batch)
-    return compute_update(update, state.params, state, batch, key)
+    """What a train step computes for one update, `train_steps.Computed`."""
+    return train_steps.computed(train_steps.recording(agent), state, batch, key)[name]
+
+
+def loss_key(agent, name):
+    """The key of the loss of one update, of a step with `KEY`."""
+    return train_steps.loss_key(agent, name, KEY)
 
 
 def reached(loss, params):
@@ -90,7 +93,7 @@ def assert_critics_learn_as_if_alone(agent):
     made.update_from_batch(raw, key=KEY, shuffle=False)
     after = struct.values(made.state).params["critic"]
     # All regress on the one target, which all of them make, with the random numbers of the step.
-    key = seeding.fold_in(seeding.fold_in(seeding.stream(KEY, "losses"), 0), 0)
+    key = train_steps.loss_key(agent, "critic", seeding.fold_in(seeding.stream(KEY, "losses"), 0))
     _, extra, _, _ = agent._critic_loss(state.params, state, batch, key)
     assert agent.num_critics > 1
     for i in range(agent.num_critics):

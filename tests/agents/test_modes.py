@@ -7,9 +7,9 @@ import tensorflow as tf
 import tfrl
 from tests.agents import off_policy_cases as cases
 from tests.agents import registered
+from tests.learners import train_steps
 from tfrl import seeding, struct
 from tfrl.agents import A2C, DQN, PPO, SAC, TD3, Impala
-from tfrl.learning.gradients import compute_update
 from tfrl.rollout import rollout
 
 KEY = cases.KEY
@@ -36,13 +36,14 @@ def off_policy(name):
     agent = cls(obs_spec=registered.OBS, action_spec=action_spec, hidden=(4,), **options)
     state = agent.init(KEY)
     batch = cases.transitions(agent, weight=tf.abs(seeding.normal(KEY, [16])))
+    learner = train_steps.recording(agent)
 
     def run(state, batch):
         acts = (agent.compute_actions, agent.evaluate_actions, agent.random_actions)
         return {
             "actions": [act(state, batch.obs, KEY) for act in acts],
             "td_errors": agent.td_errors(state, batch, KEY),
-            "updates": updates(agent, state, batch),
+            "updates": train_steps.computed(learner, state, batch, KEY),
         }
 
     return run, state, batch
@@ -56,24 +57,20 @@ def on_policy(name):
     state = agent.init(KEY)
     trajectory, _, _ = rollout(env, agent, env.reset(KEY), state, KEY, 6)
     assert not np.all(trajectory.valid)
+    learner = train_steps.recording(agent)
 
     def run(state, trajectory):
         carry = agent.initial_carry(3) if agent.recurrent else None
         acts = (agent.compute_actions, agent.evaluate_actions)
         batch, metrics = agent.learner_batch(state, trajectory)
+        state = agent.update_normalizer(state, trajectory)
         return {
             "actions": [act(state, trajectory.obs[0], KEY, carry) for act in acts],
             "metrics": metrics,
-            "updates": updates(agent, agent.update_normalizer(state, trajectory), batch),
+            "updates": train_steps.computed(learner, state, batch, KEY),
         }
 
     return run, state, trajectory
-
-
-def updates(agent, state, batch):
-    batch = agent.prepare_minibatch(state, batch, lambda x: x)
-    found = {u.name: compute_update(u, state.params, state, batch, KEY) for u in agent.updates}
-    return {name: (u.loss, u.metrics, u.gradients) for name, u in found.items()}
 
 
 @pytest.mark.parametrize("name", [*OFF_POLICY, *ON_POLICY])

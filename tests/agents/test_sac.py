@@ -115,7 +115,7 @@ class LossTest(parameterized.TestCase):
         state = agent.init(KEY)
         state = state.replace(target_params={"critic": agent.init(seeding.key(1)).params["critic"]})
         raw = cases.transitions(agent, weight=tf.abs(seeding.normal(KEY, [16])))
-        batch = cases.prepared(agent, state, raw)
+        batch, key = cases.prepared(agent, state, raw), cases.loss_key(agent, "critic")
         policy = agent.actor.apply(state.params["actor"], batch.next_obs)
         if kind == "discrete":
             pi = tf.exp(policy.logits).numpy()
@@ -125,7 +125,7 @@ class LossTest(parameterized.TestCase):
             q = agent.critic.apply(state.params["critic"], batch.obs).numpy()
             q = q[:, np.arange(16), raw.action.numpy() - 2]
         else:
-            action, log_prob = policy.sample_and_log_prob(seeding.stream(KEY, "action"))
+            action, log_prob = policy.sample_and_log_prob(seeding.stream(key, "action"))
             next_q = agent.critic.apply(state.target_params["critic"], batch.next_obs, action)
             v = next_q.numpy().min(0) - 0.3 * log_prob.numpy()
             q = agent.critic.apply(state.params["critic"], batch.obs, batch.action).numpy()
@@ -136,7 +136,7 @@ class LossTest(parameterized.TestCase):
         expected = np.sum(np.mean(raw.weight * 0.5 * error**2, -1))
         found = cases.gradients(agent, "critic", state, raw)
         np.testing.assert_allclose(found.loss, expected, rtol=1e-5)
-        errors = agent.td_errors(state, raw, KEY)
+        errors = agent.td_errors(state, raw, key)
         np.testing.assert_allclose(errors, np.abs(error).mean(0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.metrics["td_error"], np.abs(error).mean(), rtol=1e-4)
 
@@ -155,7 +155,8 @@ class LossTest(parameterized.TestCase):
             entropy = -np.mean(np.sum(np.exp(log_pi) * log_pi, -1))
             target = 0.98 * math.log(3)
         else:
-            action, log_prob = policy.sample_and_log_prob(seeding.stream(KEY, "action"))
+            key = seeding.stream(cases.loss_key(agent, "actor"), "action")
+            action, log_prob = policy.sample_and_log_prob(key)
             q = reduce(agent.critic.apply(state.params["critic"], raw.obs, action).numpy(), 0)
             loss = np.mean(0.3 * log_prob - q)
             entropy, target = -np.mean(log_prob), -2.0
@@ -201,7 +202,7 @@ class LossTest(parameterized.TestCase):
         state = learnt.init(KEY)
         raw = cases.transitions(learnt)
         one = cases.gradients(learnt, "actor", state, raw).gradients["actor"]
-        other = cases.gradients(fixed, "actor", state, raw).gradients["actor"]
+        other = cases.gradients(fixed, "actor", fixed.init(KEY), raw).gradients["actor"]
         for x, y in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7)
 
@@ -258,9 +259,8 @@ class LearnerTest(parameterized.TestCase):
         state, raw = struct.values(learner.state), cases.transitions(agent)
         learner.update_from_batch(raw, key=KEY, shuffle=False)
         key = seeding.fold_in(seeding.stream(KEY, "losses"), 0)
-        for k, update in enumerate(agent.updates):
-            own = seeding.fold_in(key, k)
-            found = cases.gradients(agent, update.name, state, raw, own).gradients
+        for update in agent.updates:
+            found = cases.gradients(agent, update.name, state, raw, key).gradients
             moved = tf.nest.map_structure(
                 lambda x, g: x - 0.1 * g, {g: state.params[g] for g in update.groups}, found
             )

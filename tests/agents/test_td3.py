@@ -78,7 +78,7 @@ class LossTest(parameterized.TestCase):
         other["actor"]["head"]["kernel"] *= 200.0
         state = state.replace(target_params={g: other[g] for g in ("actor", "critic")})
         raw = cases.transitions(agent, weight=tf.abs(seeding.normal(KEY, [16])))
-        batch = cases.prepared(agent, state, raw)
+        batch, key = cases.prepared(agent, state, raw), cases.loss_key(agent, "critic")
 
         def mlp(params, x, i=None):
             for name in ("layer_0", "layer_1"):
@@ -97,7 +97,7 @@ class LossTest(parameterized.TestCase):
         h = mlp(other["actor"]["torso"], raw.next_obs.numpy())
         action = np.tanh(h @ head["kernel"].numpy() + head["bias"].numpy())
         if agent.target_noise:
-            noise = agent.target_noise * seeding.normal(seeding.stream(KEY, "noise"), [16, 2])
+            noise = agent.target_noise * seeding.normal(seeding.stream(key, "noise"), [16, 2])
             action = np.clip(action + np.clip(noise, -0.5, 0.5), -1.0, 1.0)
             self.assertEqual(np.abs(action).max(), 1.0)
         next_value = np.min([critic(other, i, action) for i in range(agent.num_critics)], 0)
@@ -108,7 +108,7 @@ class LossTest(parameterized.TestCase):
         found = cases.gradients(agent, "critic", state, raw)
         expected = np.sum(np.mean(raw.weight * 0.5 * error**2, -1))
         np.testing.assert_allclose(found.loss, expected, rtol=1e-4)
-        errors = agent.td_errors(state, raw, KEY)
+        errors = agent.td_errors(state, raw, key)
         np.testing.assert_allclose(errors, np.abs(error).mean(0), rtol=1e-3, atol=1e-4)
 
     def test_the_actor_ascends_the_first_critic(self):

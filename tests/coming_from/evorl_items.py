@@ -1,6 +1,7 @@
 """What readers of EvoRL know, by its documentation: workflow, key concepts, rollout.
 
-(name there, what it is here, what differs and why).
+(name there, what it is here, what differs and why). "the same" is a row in which nothing differs;
+"so named" and "likewise" are rows that differ, or say more, as their last part tells.
 """
 
 ITEMS = [
@@ -36,7 +37,7 @@ ITEMS = [
     ("`OnPolicyWorkflow`, `OffPolicyWorkflow`", "the same names", ""),
     (
         "arguments `env`, `agent`, `optimizer`, `evaluator`",
-        "the same names",
+        "so named",
         "optimizers by name too",
     ),
     ("argument `replay_buffer`", "`replay_buffer` or `replay`", "the maker of a buffer"),
@@ -55,7 +56,7 @@ ITEMS = [
         "`setup(seed or key) -> State`",
         "fields `key, metrics, agent_state, opt_state, env_state, replay_buffer_state`",
     ),
-    ("key and environments per device", "the same", "fold_in(key, replica)"),
+    ("key and environments per device", "likewise", "fold_in(key, replica)"),
     ("`_setup_replaybuffer(key)`", "`setup_replay_buffer(key)`", ""),
     (
         "`_postsetup_replaybuffer(state)`",
@@ -68,19 +69,19 @@ ITEMS = [
         "`EvaluationResult`; in a workflow the dict `eval_return_mean`, ...",
         "names that recorders write",
     ),
-    ("all-reduce of evaluations", "the same", "`eval_episodes` is the total of all replicas"),
+    ("all-reduce of evaluations", "likewise", "`eval_episodes` is the total of all replicas"),
     ("`State`, `MetricBase`", "`tfrl.workflows.State`, dicts of floats", ""),
     ("`close()`", "`close()`", ""),
     # Key concepts.
-    ("static logic, external state", "the same", "`struct.logic_dataclass`, `State`"),
+    ("static logic, external state", "likewise", "`struct.logic_dataclass`, `State`"),
     ("`PyTreeDict`", "`struct.TensorDict`", "an assignment inside tf.function is an error"),
     ("`PyTreeData`", "`@struct.dataclass`", "a decorator in the place of a base class"),
     ("`pytree_field(static=True)`", "`struct.field(static=True)`", ""),
     ("`PyTreeNode`", "`@struct.logic_dataclass`", "`struct.derived()` for fields set after init"),
     (
         "`EvoOptimizer`, `OpenES`, ES, ERL and PBT workflows",
-        "not there yet",
-        "until then, a workflow of your own: `docs/custom_workflow.md`",
+        "none: a workflow of your own, `docs/custom_workflow.md`",
+        "the library trains by gradients; `Learner.fit` of stacked states trains a population",
     ),
     ("`compute_centered_ranks`", "`ops.centered_ranks`", ""),
     ("`ExponentialScheduleSpec`", "`ops.schedules.ExponentialSchedule`", ""),
@@ -96,7 +97,7 @@ ITEMS = [
         "`compute_actions(state, obs or Trajectory, key, carry=None)`",
         "returns an `ActionOutput`; with `takes_records` an agent sees more than the observation",
     ),
-    ("`evaluate_actions(...)`", "the same", "as `compute_actions`"),
+    ("`evaluate_actions(...)`", "so named", "as `compute_actions`"),
     ("losses called by the workflow", "`agent.updates[i].loss`", ""),
     ("`RandomAgent()`", "`tfrl.RandomAgent()`", "its state has the specs"),
     ("`env.reset(key)`, `env.step(state, actions)`", "the same", ""),
@@ -104,8 +105,8 @@ ITEMS = [
     ("adapters for other libraries", "suites of `make_env`: `gymnasium:`, `envpool:`, ...", ""),
     (
         "`create_wrapped_brax_env`",
-        "not there yet",
-        "until then, an environment of your own: `docs/custom_environment.md`",
+        "none: an environment of your own, `docs/custom_environment.md`",
+        "brax computes in JAX, of which TensorFlow's graphs have no part",
     ),
     (
         "`create_wrapped_*_env(name, parallel, autoreset_mode)`",
@@ -121,7 +122,7 @@ ITEMS = [
         "`Autoreset.DISABLED`",
         "frozen rows are invalid; also `NEXT_STEP`, `SAME_STEP_CACHED`",
     ),
-    ("subscripts of a step", "the same", "`next_obs` is O_{t+1}, never the reset observation"),
+    ("subscripts of a step", "likewise", "`next_obs` is O_{t+1}, never the reset observation"),
     (
         "`SampleBatch(obs, actions, rewards, next_obs, dones, extras)`",
         "`tfrl.types.SampleBatch`, which makes a `Trajectory`",
@@ -131,44 +132,58 @@ ITEMS = [
     ("`extras.policy_extras`, `extras.env_extras`", "the same, and without `extras.`", ""),
     (
         "`env_extra_fields`",
-        "the same",
-        "names of `info` or of the record; an unknown one is an error that lists the known",
+        "so named",
+        "names of `info` or of the record; an unknown one is an error that lists the known; "
+        "`steps` is `episode_length`",
     ),
-    ("`Evaluator(env, agent_fn, max_episode_steps, discount)`", "`Evaluator(env, agent, ...)`", ""),
+    (
+        "`Evaluator(env, agent_fn, max_episode_steps, discount)`",
+        "`Evaluator(env=, agent=, max_steps=, discount=)`",
+        "by keyword; `agent` may be a function; `num_episodes=` is the default of `evaluate`",
+    ),
     (
         "`Evaluator.evaluate(state, key, num_episodes)`",
-        "the same",
+        "so named",
         "one trace for every number",
     ),
-    ("`episode_returns`, `episode_lengths` of a result", "the same", "NumPy arrays"),
+    ("`episode_returns`, `episode_lengths` of a result", "so named", "NumPy arrays"),
     ("several evaluators", "`Evaluator`, `EpisodeCollector`", ""),
-    ("algorithm = config, workflow, agent", "the same", "gin files in `gin_configs/`"),
+    ("algorithm = config, workflow, agent", "likewise", "gin files in `gin_configs/`"),
     ("`PPOWorkflow`, one per algorithm", "`OnPolicyWorkflow(agent=PPO)`", "one template a family"),
     ("hydra overrides", "`--gin_bindings`", ""),
     ("`workflow.init(key)`", "`workflow.setup(key)`", ""),
     ("`learn(state)`", "`learn(state, total_env_steps=...)`", "the budget is an argument"),
+    ("a loop of one's own over `step` and `evaluate`", "likewise", "as above"),
     ("observation normalisation", "`normalize_obs=True`", "statistics are in the AgentState"),
     # Rollout.
     ("`RolloutFn`", "`tfrl.rollout.RolloutFn`", ""),
-    ("`env_step(env_fn, action_fn, env_state, agent_state, key, ...)`", "the same", ""),
-    ("`eval_env_step(...)`", "the same", ""),
+    (
+        "`env_step(env_fn, action_fn, env_state, agent_state, key, ...)`",
+        "so named",
+        "the first two are called `env` and `agent`, since they may be the objects; a function "
+        "that acts takes `(agent_state, obs, key, carry)` and returns an `ActionOutput`",
+    ),
+    ("`eval_env_step(...)`", "so named", "as `env_step`"),
     (
         "`rollout(env_fn, action_fn, ...)`",
-        "the same, or with the objects",
-        "returns the carry of a recurrent agent as a third",
+        "so named",
+        "as `env_step`; returns the carry of a recurrent agent as a third",
     ),
     ("`rollout_length`", "`length`", "static"),
     (
         "`eval_rollout_episode -> (trajectory, env_state)`",
-        "the same",
+        "so named",
         "rows after an end are invalid in the place of repeated; no step once all have ended; "
         "`light=True` keeps rewards and ends only",
     ),
+    ("segments of several episodes under autoreset", "likewise", "`dones` tells where they end"),
     ("environments without autoreset", "the same", ""),
+    ("an ended state to start from", "likewise", "frozen environments have length 0"),
+    ("rollouts in jit", "likewise, in a tf.function", "with `jit_compile=True` too"),
     (
         "`fast_eval_rollout_episode -> (metrics, env_state)`",
-        "the same",
-        "`metrics` is a record, `EpisodeTotals`",
+        "so named",
+        "`metrics` is a record, `EpisodeTotals`; it stops after `length` steps too",
     ),
     ("`action_fn` without a default", "defaults to the agent's method", ""),
     ("recurrent policies (to do there)", "`initial_carry`, `carry=`", ""),

@@ -1,6 +1,7 @@
 """What readers of ml know, by its reinforcement-learning task, its workers and its replay samples.
 
-(name there, what it is here, what differs and why).
+(name there, what it is here, what differs and why). "the same" is a row in which nothing differs;
+"so named" and "likewise" are rows that differ, or say more, as their last part tells.
 """
 
 ITEMS = [
@@ -14,48 +15,49 @@ ITEMS = [
     (
         "`ReinforcementLearningTaskConfig` with `environment` and `dataset`",
         "`RLTaskConfig` with the same groups",
-        "the values are attributes and arguments of the config itself too; gin names them so",
+        "the values are attributes and arguments of the config itself too; in gin "
+        "`RLTaskConfig.environment = @EnvironmentConfig()`",
     ),
     (
         "`num_env_workers = 1`",
-        "the same",
+        "so named",
         "a negative number is an error, since 0 is the one that means this process",
     ),
     ('`env_worker_mode = "process"`', "the same", ""),
-    ("`env_seed = 1337`", "the same", "each episode has a seed that follows from it, not all one"),
+    ("`env_seed = 1337`", "so named", "each episode has a seed that follows from it, not all one"),
     ("`env_cleanup_time = 5.0`", "the same", ""),
     ("`max_steps = 1000`", "the same", ""),
     ("`num_samples = 1`", "the same", ""),
     ("`stride = 1`", "the same", ""),
-    ("`replay_buffer_sample_size = 10000`", "the same", "counts env steps"),
+    ("`replay_buffer_sample_size = 10000`", "so named", "counts env steps"),
     ("`num_update_steps = MISSING`", "required", "a `UserError` names it"),
     (
         "`get_actions(model, states, optimal)`",
-        "the same",
+        "so named",
         "states come stacked `[N, ...]`, as a model takes them, and actions return so",
     ),
     (
         "`get_environment()`",
-        "the same",
+        "so named",
         "a `gymnasium.Env`: `step` returns the ends, `action_space.sample()` an action, `render()` "
         "a frame, `metadata` the fps",
     ),
     (
         "`run_model(model, batch, state)`",
-        "the same",
+        "so named",
         "`batch` is a record of arrays in the place of pairs; `state` has tensors, since it is "
         "traced",
     ),
-    ("`compute_loss(model, batch, state, output)`", "the same", "`(loss, metrics)` too"),
+    ("`compute_loss(model, batch, state, output)`", "so named", "`(loss, metrics)` too"),
     (
         "`build_rl_dataset(samples)`",
-        "the same",
+        "so named",
         "is given the replay buffer with the new samples, since older ones are kept; a "
         "tf.data.Dataset or an iterable",
     ),
-    ("`get_environment_cached()`", "the same", "`task.close()` closes it"),
+    ("`get_environment_cached()`", "so named", "`task.close()` closes it"),
     ("`get_environment_workers(force_sync=False)`", "the same", ""),
-    ("`get_worker_pool(force_sync=False)`", "the same", "its caller closes it"),
+    ("`get_worker_pool(force_sync=False)`", "so named", "its caller closes it"),
     ("no worker, or `force_sync`: synchronous", "the same", ""),
     (
         "`AsyncEnvironmentWorker(env, manager, rank, world_size, seed, cleanup_time, mode)`",
@@ -67,13 +69,13 @@ ITEMS = [
     ("`BaseEnvironmentWorker`", "`EnvironmentWorker`", ""),
     (
         "`WorkerPool`: `reset()`, `len`, `get_state(timeout)`, `send_action(action, worker_id)`",
-        "the same",
+        "so named",
         "a state is a `WorkerState` with `worker_id` in the place of a pair, as it has the reward "
         "and the ends too; after a timeout it is a `NoState`, which is false",
     ),
     (
         '`send_action("reset", worker_id)`',
-        "the same, or `reset(worker_id)`",
+        "so named, or `reset(worker_id)`",
         'after an end workers reset by themselves; `"close"` is an error: `close()` ends a pool',
     ),
     (
@@ -95,36 +97,41 @@ ITEMS = [
     ),
     (
         "`task.iter_samples(model, worker_pool, *, ...)`",
-        "the same",
+        "so named",
         "given a `Sampler` in the place of a pool, episodes go on from call to call",
     ),
-    ("`total_samples=None`: no end", "the same", "a total is reached exactly"),
+    ("`total_samples=None`: no end", "so named", "a total is reached exactly"),
     (
         "`min_trajectory_length=1`, at least `num_samples`",
-        "the same",
+        "so named",
         "at least what a clip spans with its stride",
     ),
     (
         "`max_trajectory_length`: ends the trajectory, resets the environment",
-        "the same",
+        "so named",
         "marked as a truncation",
     ),
     ("`min_batch_size=1`", "the same", ""),
     ("`max_batch_size=None`", "the same", ""),
-    ("`max_wait_time=None`: waits for the full batch", "the same", ""),
-    ("`optimal=True`", "the same", "`TaskWorkflow` samples with False, as ml's trainer does"),
+    (
+        "`max_wait_time=None`: waits for the full batch",
+        "so named",
+        "`TaskWorkflow` waits `RLTaskConfig.max_wait_time`, 0.1 s: one slow environment stops no "
+        "other; None there waits too",
+    ),
+    ("`optimal=True`", "so named", "`TaskWorkflow` samples with False, as ml's trainer does"),
     (
         "ValueError for `min_trajectory_length` > `total_samples`, `min_batch_size` > "
         "`max_batch_size`",
-        "the same",
+        "likewise",
         "a `UserError`, which is one",
     ),
     (
         "short trajectories are discarded with a warning",
-        "the same",
+        "likewise",
         "the first, the 10th, the 100th, and the sum, since there may be thousands",
     ),
-    ("running trajectories are given out at the end", "the same", "with `cut`"),
+    ("running trajectories are given out at the end", "likewise", "with `cut`"),
     (
         "progress bar of the sampling",
         "`tfrl.tasks.iter_samples(..., progress=True)`",
@@ -133,17 +140,17 @@ ITEMS = [
     ("`task.collect_samples(model, worker_pool, total_samples, *, ...)`", "the same", ""),
     (
         "`ReplaySamples(samples).sample(clip_size, stride, only_last)`",
-        "the same",
+        "so named",
         "takes a trajectory, or several of one worker; a clip is a record `[n, ...]`",
     ),
     (
         "`MultiReplaySamples([ReplaySamples, ...])`",
-        "the same",
+        "so named",
         "`len` counts samples, and `sample` draws one clip: buffers are bounded in samples",
     ),
     (
         "`ReplayDataset(samples, clip_size, stride)`",
-        "the same",
+        "so named",
         "`batch_size` makes batches in the place of a data loader",
     ),
     (
@@ -152,15 +159,15 @@ ITEMS = [
         "Python decides after each update, with its metrics at hand",
     ),
     # Clips.
-    ("`sample_clip()` returns the images", "the same", "NumPy arrays"),
-    ("`return_states=True`: images and states", "the same", "`return_images=False` for these only"),
-    ("`save_path`: returns None", "the same", ".mp4 and .gif"),
+    ("`sample_clip()` returns the images", "so named", "NumPy arrays"),
+    ("`return_states=True`: images and states", "so named", "`return_images=False` for these only"),
+    ("`save_path`: returns None", "so named", ".mp4 and .gif"),
     (
         '`writer="ffmpeg"`, `"matplotlib"`, `"opencv"`',
-        "the same",
+        "so named",
         "`summary_writer` shows the clip in TensorBoard",
     ),
-    ("`standardize_images=True`", "the same", "False returns frames as they are, in a list"),
+    ("`standardize_images=True`", "so named", "False returns frames as they are, in a list"),
     ("`optimal=True` of `sample_clip`", "the same", ""),
     ("`model=None`: random actions", "the same", ""),
     (
@@ -176,7 +183,7 @@ ITEMS = [
     ),
     (
         "ValueError for neither images nor states",
-        "the same",
+        "likewise",
         "not with a `save_path`, where nothing needs to be returned",
     ),
     (
@@ -192,6 +199,6 @@ ITEMS = [
         "the size of the first frame holds for all",
     ),
     # Training.
-    ("no gradients while sampling", "the same", "actions are chosen outside of tapes"),
+    ("no gradients while sampling", "likewise", "actions are chosen outside of tapes"),
     ("`ReinforcementLearningTrainer`, `BaseTask`", "`TaskWorkflow(task=...)`", "one replica"),
 ]

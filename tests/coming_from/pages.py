@@ -10,6 +10,27 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+class Rows:
+    """Notes which rows of a list the tests run: `@rows("a part of their names", ...)`."""
+
+    def __init__(self, items):
+        """Keeps the list; rows whose second part begins with "none" need no test."""
+        self._names = [name for name, *_ in items]
+        self._left = {name for name, here, _ in items if not here.startswith("none")}
+
+    def __call__(self, *parts):
+        """Returns a decorator of a test that runs the rows whose names contain a part."""
+        for part in parts:
+            found = {name for name in self._names if part in name}
+            assert found, part
+            self._left -= found
+        return lambda test: test
+
+    def not_run(self):
+        """Returns the names of the rows that no test runs."""
+        return sorted(self._left)
+
+
 def table(source, items):
     """Returns a list of (name there, what it is here, what differs and why) as a Markdown table."""
     lines = [f"| {source} | tfrl | what differs |", "|---|---|---|"]

@@ -51,13 +51,14 @@ ITEMS = [
         "`log_dict`, `log_time`, `peek`, `reduce`, `delete`, `reset`, `get_state`, `set_state`, "
         "`stats`, `tensors_to_numpy`",
         "so named but the last two; `log_dict` with `key=`",
-        "`log_dict` without `key=` means the values since the last `reduce()`; `reduce()` returns "
+        "`log_dict` without `key=` is `log` of each, with its defaults; `reduce()` returns "
         "numbers; no dict of `Stats`; tensors are converted when a result is asked for",
     ),
     (
         "`log_value` in losses and hooks (tensor mode)",
         "so named, in graph mode and XLA too",
-        "scalars; one number an update reaches the logger; not within `apply_gradients`",
+        "float32 scalars; of minibatches and replicas one number an update reaches the logger; not "
+        "within `apply_gradients`, a branch of the graph",
     ),
     # Building and optimizers.
     ("`build()`", "`build(key=0)`", "a second call changes nothing, as there"),
@@ -94,7 +95,8 @@ ITEMS = [
     (
         "`compute_gradients(loss_per_module, **kwargs)`",
         "`compute_gradients(loss_per_module, gradient_tape, params)`",
-        "`loss_per_module[ALL_MODULES]` is the sum; returns gradients of all of `params`",
+        "`loss_per_module[ALL_MODULES]` is the sum; returns gradients of all of `params`; on a "
+        "replica of several, losses have the weight of its rows",
     ),
     (
         "`postprocess_gradients(gradients_dict)`",
@@ -110,7 +112,7 @@ ITEMS = [
     (
         "`log_gradients`: `gradients_<optimizer>_global_norm`",
         "`log_gradients`: `grad_norm`, `grad_norm/<optimizer>`",
-        "always the norm before clipping",
+        "the norm before clipping: afterwards it is the limit",
     ),
     (
         "`apply_gradients(gradients_dict)`",
@@ -182,7 +184,8 @@ ITEMS = [
     (
         "`shuffle_batch_per_epoch`",
         "so named, or `shuffle`",
-        "None stands for `shuffle=True`, the first epoch included",
+        "left out it is True, the first epoch included: rows of a rollout stand in the order of "
+        "time, and minibatches of neighbours are alike",
     ),
     (
         "`minibatch_size` need not divide",
@@ -208,7 +211,7 @@ ITEMS = [
     (
         "leaves are `Stats`, which merge over learners",
         "numbers; `MetricsLogger.merge([learner.metrics, ...])`, `take()` in another process",
-        "",
+        "`merge_and_log_n_dicts` there",
     ),
     ("unknown modules in the batch: ValueError", "so named", "a `UserError`, which is one"),
     (
@@ -275,7 +278,8 @@ ITEMS = [
     (
         "`save_to_path`, `restore_from_path(component=)`, `from_checkpoint`",
         "so named",
-        "TensorFlow checkpoints and JSON, no pickle; paths of the file system",
+        "TensorFlow checkpoints and JSON, no pickle; paths of the file system; weights come with "
+        "their `weights_seq_no`",
     ),
     (
         "`_get_optimizer_state`, `_set_optimizer_state`",
@@ -354,7 +358,7 @@ ITEMS = [
     (
         "`MODULE_TRAIN_BATCH_SIZE_MEAN`",
         "so named",
-        "logged once an update, not once a minibatch",
+        "logged once an update, whose minibatches have one size",
     ),
     (
         "`NUM_MODULE_STEPS_TRAINED` (`_LIFETIME`)",
@@ -371,7 +375,7 @@ ITEMS = [
     (
         "`TOTAL_LOSS_KEY`: that of the last minibatch",
         "`loss`: the mean of all minibatches",
-        "log the last one by `log_value(..., window=1)`",
+        "one minibatch says little of an update; `log_value(..., window=1)` logs the last",
     ),
     (
         "`additional_update_for_module`, `save_state`, `load_state`, `get_module_state`, "

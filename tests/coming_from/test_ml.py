@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfrl
 from tests.coming_from import ml_items, pages
 from tests.tasks.scripted import SEED, Gate, Scripted, check_total, choose
 from tests.tasks.small_tasks import Drawn, Weight
@@ -33,6 +34,8 @@ from tfrl.tasks import (
     iter_samples,
 )
 from tfrl.tasks.clip_recording import FrameStandard
+
+rows = pages.Rows(ml_items.ITEMS)
 
 
 class Ported(RLTask[RLTaskConfig, Weight, np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]):
@@ -95,6 +98,17 @@ def defaults(method, *names):
 
 
 class TestConfig:
+    @rows(
+        "`ReinforcementLearningTaskConfig`",
+        "`num_env_workers =",
+        "`env_worker_mode =",
+        "`env_seed =",
+        "`env_cleanup_time =",
+        "`max_steps =",
+        "`num_samples = 1`",
+        "`stride =",
+        "`replay_buffer_sample_size",
+    )
     def test_names_and_defaults(self):
         found = RLTaskConfig(num_update_steps=3)
         environment, dataset = found.environment, found.dataset
@@ -106,6 +120,24 @@ class TestConfig:
             for name in inspect.signature(type(group)).parameters:
                 assert getattr(found, name) == getattr(group, name)
 
+    def test_groups_in_gin(self, tmp_path):
+        # The second time as a run writes it, with all defaults beside what was bound.
+        for flat in ("", "RLTaskConfig.env_seed = 1337", "RLTaskConfig.env_seed = 5"):
+            (tmp_path / "task.gin").write_text(
+                "import examples.task_ppo\n"
+                "train.workflow = @TaskWorkflow()\n"
+                "train.total_env_steps = 80\n"
+                "TaskWorkflow.task = @PPOTask()\n"
+                "PPOTask.config = @RLTaskConfig()\n"
+                "RLTaskConfig.environment = @EnvironmentConfig()\n"
+                "RLTaskConfig.dataset = @DatasetConfig()\n"
+                f"EnvironmentConfig.env_seed = 5\nDatasetConfig.num_update_steps = 4\n{flat}\n"
+            )
+            found = tfrl.build_from_config(str(tmp_path / "task.gin")).task.config
+            assert found.environment == EnvironmentConfig(env_seed=5)
+            assert found.dataset.num_update_steps == found.num_update_steps == 4
+
+    @rows("`num_update_steps =")
     def test_what_is_missing_or_negative(self):
         with pytest.raises(UserError, match="num_update_steps of RLTaskConfig: .* got None"):
             RLTaskConfig()
@@ -114,6 +146,13 @@ class TestConfig:
 
 
 class TestWorkers:
+    @rows(
+        "`get_environment_workers(",
+        "`get_worker_pool(force",
+        "no worker, or",
+        "`SyncEnvironmentWorker(",
+        "`BaseEnvironmentWorker`",
+    )
     def test_workers_and_pools_of_a_task(self):
         task, _ = ported(force_sync=False, env_worker_mode="thread")
         workers = task.get_environment_workers(force_sync=True)
@@ -127,6 +166,7 @@ class TestWorkers:
         assert isinstance(worker, SyncEnvironmentWorker)
         assert isinstance(worker, EnvironmentWorker)
 
+    @rows("`AsyncEnvironmentWorker(", "`get_worker_pool(workers")
     def test_processes_of_ones_own(self):
         limits = WorkerLimits(cleanup_time=3.0)
         workers = [
@@ -138,6 +178,7 @@ class TestWorkers:
             assert len(set(pool.pids)) == 2
             assert sorted(pool.get_state().worker_id for _ in range(2)) == [0, 1]
 
+    @rows('state `"terminated"`')
     def test_a_loop_over_a_pool(self):
         # As written for ml: it resets what has ended by itself.
         workers = [SyncEnvironmentWorker(Scripted, worker_id=w, seed=SEED) for w in range(2)]
@@ -155,6 +196,7 @@ class TestWorkers:
                     pool.send_action(0, state.worker_id)
         assert len(steps) == 4 * 5
 
+    @rows("`WorkerPool`", '`send_action("reset"')
     def test_a_single_worker_and_timeouts(self):
         gate = Gate()
         with WorkerPool(
@@ -173,6 +215,7 @@ class TestWorkers:
             with pytest.raises(UserError, match="close"):
                 pool.send_action("close", 0)
 
+    @rows("`cast_worker_mode")
     def test_modes(self):
         assert WorkerMode.of("thread") is WorkerMode.THREAD
         with pytest.raises(ValueError, match="mode of the environment workers"):
@@ -189,6 +232,14 @@ class TestSampling:
             assert list(parameters)[1:3] == ["model", "worker_pool"]
         assert defaults(RLTask.iter_samples, "total_samples") == [None]
 
+    @rows(
+        "`task.collect_samples(",
+        "`task.iter_samples(",
+        "`get_actions(",
+        "`get_environment()`",
+        "running trajectories",
+        "`optimal=True`",
+    )
     def test_collections(self):
         task, model = ported()
         with task.get_worker_pool() as pool:
@@ -198,6 +249,7 @@ class TestSampling:
         assert samples.in_order()[-1].cut  # what was running at the end
         assert set(task.sizes[:-1]) == {2}
 
+    @rows("`total_samples=None`", "`max_trajectory_length`", "`max_batch_size=None`")
     def test_a_stream_without_an_end(self):
         task, model = ported(lengths=(9,))
         with task.get_worker_pool() as pool:
@@ -206,6 +258,7 @@ class TestSampling:
         assert {(t.start, len(t)) for t in found} == {(0, 4)} and set(task.sizes) == {1}
         assert all(t.truncation.tolist() == [False] * 3 + [True] for t in found)
 
+    @rows("`min_trajectory_length=1`", "short trajectories", "ValueError for `min_traj")
     def test_short_trajectories(self, caplog):
         task, model = ported(lengths=(2, 5), num_env_workers=1)
         with task.get_worker_pool() as pool:
@@ -221,6 +274,7 @@ class TestSampling:
                 with pytest.raises(ValueError):
                     task.collect_samples(model, pool, **wrong)
 
+    @rows("`max_wait_time=None`", "`min_batch_size=1`")
     def test_a_full_batch_is_waited_for(self):
         task, model = ported(force_sync=False, env_worker_mode="thread", num_env_workers=3)
         with task.get_worker_pool() as pool:
@@ -230,6 +284,7 @@ class TestSampling:
             task.collect_samples(model, pool, 30, min_batch_size=2, max_wait_time=10.0)
             assert min(task.sizes[:5]) >= 2
 
+    @rows("`postprocess_traj")
     def test_hooks(self):
         class Hooked(Ported):
             def postprocess_trajectory(self, model, trajectory):
@@ -245,12 +300,14 @@ class TestSampling:
         (only,) = samples.in_order()
         np.testing.assert_array_equal(only.extras["double"], 2 * only.reward)
 
+    @rows("progress bar")
     def test_progress(self, capsys):
         task, _ = ported()
         with task.get_worker_pool() as pool:
             list(iter_samples(pool, lambda s, best: choose(s), total_samples=20, progress=True))
         assert "samples 100% 20/20" in capsys.readouterr().err
 
+    @rows("`ReplaySamples(", "`MultiReplaySamples(", "`ReplayDataset(", "`build_rl_dataset(")
     def test_replay_samples(self):
         task, model = ported()
         with task.get_worker_pool() as pool:
@@ -268,6 +325,18 @@ class TestClips:
         names = ("save_path", "return_states", "model", "writer", "standardize_images", "optimal")
         assert defaults(RLTask.sample_clip, *names) == [None, False, None, "ffmpeg", True, True]
 
+    @rows(
+        "`sample_clip()`",
+        "`return_states=True`",
+        "`save_path`: returns",
+        "`standardize_images",
+        "`optimal=True` of",
+        "`model=None`",
+        "pairs of an action",
+        "ValueError for `save_path`",
+        "ValueError for neither",
+        "`get_environment_cached",
+    )
     def test_what_is_returned(self, tmp_path):
         task, model = ported()
         images = task.sample_clip()
@@ -285,6 +354,7 @@ class TestClips:
         raw = task.sample_clip(standardize_images=False)
         assert isinstance(raw, list) and raw[0].shape == (3, 4, 3)
 
+    @rows("`writer=", "fps of", "`write_video`")
     @pytest.mark.parametrize("writer", ["ffmpeg", "matplotlib", "opencv"])
     def test_writers(self, tmp_path, writer):
         imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -296,6 +366,7 @@ class TestClips:
         frames = [FrameStandard()(np.full([3, 4], t, np.uint8)) for t in range(4)]
         assert write_video(path, frames, 10, writer) == 4
 
+    @rows("`max_steps` bounds", "RuntimeError")
     def test_where_it_ends(self):
         task, _ = ported(lengths=(100,))
         assert len(task.sample_clip()) == 9 + 1
@@ -306,8 +377,23 @@ class TestClips:
 
 
 class TestTraining:
-    def test_a_run(self):
+    @rows(
+        "`ReinforcementLearningTask`",
+        "`ReinforcementLearningTask[",
+        "`run_model(",
+        "`compute_loss(",
+        "`epoch_is_over",
+        "no gradients",
+        "`ReinforcementLearningTrainer`",
+    )
+    def test_a_run(self, tmp_path):
         class Watched(Ported):
+            clips = 0
+
+            def sample_clip(self, *args, **kwargs):
+                self.clips += 1
+                return super().sample_clip(*args, **kwargs)
+
             def epoch_is_over(self, num_updates, metrics):
                 self.epochs.append((num_updates, float(metrics["loss"])))
                 return super().epoch_is_over(num_updates, metrics)
@@ -330,6 +416,8 @@ class TestTraining:
         assert float(state.program.training.model.w) == 1.5
         metrics, state = workflow.evaluate(state)
         assert metrics["eval_episodes"] == 2 and task.optimal == {False, True}
+        video = workflow.record_video(state, tmp_path / "clip.gif", 3)
+        assert (task.clips, video.frames, video.fps) == (1, 6, 12.0)
         workflow.close()
 
 
@@ -338,8 +426,14 @@ def test_every_item_has_a_row():
     assert all(len(row) == 3 and row[0] and row[1] for row in ml_items.ITEMS)
 
 
+def test_every_row_is_run():
+    assert rows.not_run() == []
+
+
 def test_the_page_has_the_table():
     assert pages.shown("docs/coming_from_ml.md", "ml") == pages.table("ml", ml_items.ITEMS)
+    noted = [here for name, here, note in ml_items.ITEMS if note]
+    assert not [here for here in noted if here.startswith("the same")]
 
 
 def test_the_page_runs():

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfrl
 from tests.coming_from import pages, rllib_items
 from tests.learners.learner_fakes import PLAIN, Dot, built, column, sgd
-from tfrl import learners, struct
+from tfrl import learners, ops, struct
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
 from tfrl.learners import (
@@ -34,16 +34,7 @@ from tfrl.metrics import MetricsLogger
 ENV = tfrl.make_env("tf:CartPole-v1")
 CONFIG = LearnerConfig("PPO", {"hidden": (8,)}, ModuleConfig(lr=1e-3))
 ROWS = {"a": column([1, 2], [3, 4]), "b": column([5, 6], [7, 8])}
-_RUN = set()
-
-
-def rows_with(*parts):
-    """Says which rows of the list a test runs: those whose name contains one of the parts."""
-    for part in parts:
-        found = [name for name, here, _ in rllib_items.ITEMS if part in name]
-        assert found, part
-        _RUN.update(found)
-    return lambda test: test
+rows_with = pages.Rows(rllib_items.ITEMS)
 
 
 class Hooks(Learner):
@@ -112,9 +103,7 @@ def test_the_page_has_the_table_of_the_list():
 
 
 def test_every_row_is_run():
-    left_out = {name for name, here, _ in rllib_items.ITEMS if here.startswith("none")}
-    names = {name for name, *_ in rllib_items.ITEMS}
-    assert names - left_out - _RUN == set()
+    assert rows_with.not_run() == []
 
 
 @rows_with(
@@ -155,6 +144,28 @@ def test_metrics_of_an_update(learner):
     root = MetricsLogger()
     root.merge([learner.metrics])
     assert root.peek(("a", learners.NUM_MODULE_STEPS_TRAINED_LIFETIME)) == 6
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla", "eager"])
+@pytest.mark.parametrize("size", [4, 2])
+def test_what_two_replicas_log_is_what_one_logs(mode, size):
+    class Logging(Learner):
+        def compute_loss_for_module(self, module_id, update, params, state, batch, key):
+            x = batch["w"][:, 0]
+            settings = {"reduce": "sum", "clear_on_reduce": True}
+            self.metrics.log_value((module_id, "rows"), tf.shape(x)[0], **settings)
+            self.metrics.log_value((module_id, "last"), tf.reduce_mean(x), window=1)
+            self.metrics.log_value((module_id, "least"), tf.reduce_min(x), reduce="min")
+            self.metrics.log_dict({"greatest": tf.reduce_max(x)}, key=module_id, reduce="max")
+            return super().compute_loss_for_module(module_id, update, params, state, batch, key)
+
+    expected = {"rows": 4, "last": {4: 4.0, 2: 6.0}[size], "least": 1.0, "greatest": 7.0}
+    rows = column([1, 2], [3, 4], [5, 6], [7, 8])
+    for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
+        learner = built(Dot(), Logging, strategy=strategy)
+        found = learner.update_from_batch(rows, minibatch_size=size, shuffle=False, compile=mode)
+        row = found[DEFAULT_MODULE_ID]
+        assert {name: row[name] for name in expected} == expected
 
 
 @rows_with("`framework`", "`device`", "`distributed`", "`module` (", "`apply(func", "`clone`")
@@ -243,7 +254,11 @@ def test_state(learner, tmp_path):
     np.testing.assert_array_equal(other.get_parameters("a")[0], [7, 8])
     other.set_state(learner.get_state("optimizer"))
     learner.save_to_path(tmp_path / "saved")
+    other.weights_seq_no.assign(0)
+    other.train_only(["a"])
     other.restore_from_path(tmp_path / "saved", component="rl_module/a")
+    assert int(other.weights_seq_no) == int(learner.weights_seq_no) > 0
+    assert other.policies_to_train == ["a"]
     np.testing.assert_array_equal(other.get_parameters("a")[0], learner.get_parameters("a")[0])
     found = Learner.from_checkpoint(tmp_path / "saved", optimizer_fn=sgd)
     names = [name for name, _ in found.get_checkpointable_components()]
@@ -334,21 +349,42 @@ def test_clipping_is_a_hook():
     "connector pipeline",
     "is_stateful",
 )
-def test_updates_from_episodes():
-    agent = tfrl.agents.DQN(obs_spec=ENV.obs_spec, action_spec=ENV.action_spec, hidden=(4,))
-    learner = Learner(agent)
+@pytest.mark.parametrize("kind", ["off-policy", "recurrent", "own loss"])
+def test_updates_from_episodes(kind):
+    @struct.logic_dataclass
+    class Own(learners.Module):
+        def init_params(self, key):
+            return {"w": tf.ones([4])}
+
+        def forward(self, params, batch, key):
+            return tf.linalg.matvec(batch["obs"], params["w"])
+
+        def loss(self, params, batch, outputs, key):
+            return ops.masked_mean(tf.square(outputs - batch["reward"]), batch["mask"])
+
+    specs = {"obs_spec": ENV.obs_spec, "action_spec": ENV.action_spec, "hidden": (4,)}
+    module = {
+        "off-policy": lambda: tfrl.agents.DQN(**specs),
+        "recurrent": lambda: tfrl.agents.PPO(**specs, memory="gru"),
+        "own loss": Own,
+    }[kind]()
+    learner = Learner(module, config=ModuleConfig(lr=0.1))
     learner.build()
-    assert learner.learner_connector is None and agent.__class__.__name__ == "DQN"
+    assert learner.learner_connector is None
+    before = [p.numpy() for p in trained(learner)]
     episode = SingleAgentEpisode()
-    episode.add_env_reset(np.zeros(4, np.float32))
+    episode.add_env_reset(np.ones(4, np.float32))
     for t in range(3):
-        episode.add_env_step(np.full(4, t, np.float32), 1, 1.0, terminated=t == 2)
+        extra = {"log_prob": np.float32(-0.5)} if kind == "recurrent" else {}
+        obs = np.full(4, t, np.float32)
+        episode.add_env_step(obs, 1, 1.0, terminated=t == 2, extra_model_outputs=extra)
     row = learner.update_from_episodes([episode], compile="eager")["default_policy"]
     assert np.isfinite(row["loss"]) and "AddNStepTransitions" in str(learner.learner_connector)
-    recurrent = tfrl.agents.PPO(
-        obs_spec=ENV.obs_spec, action_spec=ENV.action_spec, memory="gru", hidden=(4,)
-    )
-    assert recurrent.initial_carry(1) is not None
+    assert any(np.any(x != y) for x, y in zip(before, trained(learner), strict=True))
+    assert row[learners.NUM_MODULE_STEPS_TRAINED] == (1 if kind == "recurrent" else 3)
+    assert kind != "recurrent" or module.initial_carry(1) is not None
+    if kind == "own loss":  # of the steps t: the mean of (4 x - 1)^2, x = 1, 0, 1
+        assert row["loss"] == np.float32(19 / 3)
 
 
 # Their `test_learner.py`.
@@ -512,6 +548,11 @@ def test_keys_dicts_and_times():
     other = MetricsLogger()
     other.set_state(logger.get_state())
     assert other.peek("m") == logger.peek("m")
+    logger.delete("m", "b")
+    assert logger.peek("m") == {"a": 3.0}
+    logger.delete("m", "b", key_error=False)
+    with pytest.raises(KeyError):
+        logger.delete(("m", "b"))
     logger.reset()
     assert logger.reduce() == {}
     with pytest.raises(KeyError):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.learners import train_steps
 from tfrl import make_env, seeding
 from tfrl.agents.ppo import PPO
 from tfrl.distribute import assert_compilable, check_compilable
 from tfrl.errors import UserError
-from tfrl.learning.gradients import compute_update
 from tfrl.rollout import rollout
 
 X = tf.constant([1.0, -2.0, 3.0])
@@ -181,11 +181,11 @@ def test_rollout_of_ppo(ppo):
 @pytest.mark.slow
 def test_batch_and_gradient_of_ppo(ppo):
     env, agent, env_state, agent_state, key = ppo
+    learner = train_steps.recording(agent)
 
     def update(trajectory, state, key):
         batch, _ = agent.learner_batch(state, trajectory)
-        result = compute_update(agent.updates[0], state.params, state, batch, key)
-        return result.gradients, result.loss, result.metrics
+        return train_steps.computed(learner, state, batch, key)
 
     trajectory, _, _ = rollout(env, agent, env_state, agent_state, key, 4)
     assert_compilable(update, trajectory, agent_state, key)

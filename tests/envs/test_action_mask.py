@@ -277,3 +277,19 @@ class MendedTest(parameterized.TestCase):
         with pytest.raises(UserError) as error:
             PPO(obs_spec=obs_spec, action_spec=action_spec)
         self.assertIn(message, str(error.value))
+
+
+def test_reset_is_traced_once_for_equal_environments():
+    calls = []
+
+    @struct.logic_dataclass
+    class Counted(OneValid):
+        def reset(self, key):
+            calls.append(self.num_envs)
+            return super().reset(key)
+
+    for num_envs in (1, 1, 2):
+        env = Counted(num_envs=num_envs)
+        assert gives_mask(env)
+        ActionMask(env=env)
+    assert calls == [1, 2]

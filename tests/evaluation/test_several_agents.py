@@ -102,7 +102,7 @@ class SeveralAgentsTest(parameterized.TestCase):
             evaluator.evaluate({}, KEY)
 
     def test_a_video_shows_the_teams_return(self):
-        pytest.importorskip("moviepy")
+        pytest.importorskip("PIL")
         env = tfrl.make_env("tf:Relay-v0", num_envs=2)
         with tempfile.TemporaryDirectory() as folder:
             video = record_video(env, Follows(), {}, KEY, f"{folder}/relay.gif")

@@ -1,5 +1,7 @@
 """Functions to search the greatest value of, and how a search is run on them."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -22,14 +24,12 @@ def rastrigin(x):
     return -tf.reduce_sum(tf.square(x) - 10.0 * tf.cos(2 * np.pi * x) + 10.0, axis=-1)
 
 
-def evaluations_to(optimizer, function, mean, target, seed, most=2_000):
-    """Returns how many evaluations come before a candidate reaches the target; None if none does.
-
-    The whole search is one compiled loop.
-    """
+@functools.lru_cache(maxsize=32)
+def _search(optimizer, function):
+    """A whole search to a target as one compiled loop, traced once for all seeds."""
 
     @tf.function(autograph=False)
-    def search(state):
+    def search(state, target, most):
         def body(state, best):
             population, state = optimizer.ask(state)
             fitness = function(population)
@@ -41,9 +41,18 @@ def evaluations_to(optimizer, function, mean, target, seed, most=2_000):
             (state, tf.constant(-float("inf"))),
         )
 
-    key = seeding.key(seed)
-    state, best = search(optimizer.init(tf.constant(mean, tf.float32), key))
-    return int(state.generation) * optimizer.pop_size if float(best) >= target else None
+    return search
+
+
+def evaluations_to(optimizer, function, mean, target, seed, most=2_000):
+    """Returns how many evaluations come before a candidate reaches the target; None if none does.
+
+    A generation counts whole.
+    """
+    state = optimizer.init(tf.constant(mean, tf.float32), seeding.key(seed))
+    target, most = tf.constant(target, tf.float32), tf.constant(most, tf.int64)
+    state, best = _search(optimizer, function)(state, target, most)
+    return int(state.generation) * optimizer.pop_size if best >= target else None
 
 
 def told(optimizer, function, mean, generations=3, seed=0):

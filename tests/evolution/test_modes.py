@@ -35,6 +35,16 @@ SEARCHES = {
     "MAPElites, Gaussian": evolution.MAPElites(
         pop_size=6, grid=(4,), descriptor_bounds=((-2.0, 3.0),), emitter=evolution.GaussianEmitter()
     ),
+    "VanillaES": evolution.VanillaES(pop_size=6, num_elites=2),
+    "ARS": evolution.ARS(pop_size=6, num_elites=2),
+    "PGPE": evolution.PGPE(pop_size=6),
+    "SNES": evolution.SNES(pop_size=6),
+    "XNES": evolution.XNES(pop_size=6),
+    "SepCMAES": evolution.SepCMAES(pop_size=6),
+    "CMAES": evolution.CMAES(pop_size=6),
+    "CMAES lazy": evolution.CMAES(pop_size=6, eigen_interval=2),
+    "CEM": evolution.CEM(pop_size=6),
+    "DiagonalCEM": evolution.DiagonalCEM(pop_size=6),
 }
 
 

@@ -303,7 +303,7 @@ class TestVerify:
             return {".": ("categorical", {"logits": tf.zeros([rows, 4])})}, carry
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(export_verify, "policy_parameters", equal)
+            patch.setattr(PPO, "policy_parameters", equal)
             assert self.verify("normalised")["outputs"]["action/action ties"] == 1
 
     def test_another_shape_dtype_or_nan(self, answers):

@@ -194,6 +194,22 @@ def test_what_an_agent_cannot_do_is_left_out_with_the_reason():
     }
 
 
+def test_an_agent_of_ones_own_says_its_distribution():
+    class Uniform(RandomAgent):
+        def evaluate_actions(self, state, obs, key, carry=None):
+            return super().evaluate_actions(state, tf.ensure_shape(obs, [2, 3]), key, carry)
+
+        def policy_parameters(self, state, obs, carry=None):
+            logits = tf.zeros([tf.shape(obs)[0], self.action_spec.num_values])
+            return {".": ("categorical", {"logits": logits})}, carry
+
+    agent = Uniform(obs_spec=OBS, action_spec=specs.DiscreteSpec(3))
+    policy = policy_functions(agent, agent.init(KEY))
+    found = policy.functions["distribution"](draw(OBS, 2))
+    np.testing.assert_array_equal(found["logits"], np.zeros([2, 3]))
+    assert policy.distributions["."]["kind"] == "categorical"
+
+
 def test_specs_for_readers():
     camera = specs.BoundedTensorSpec([2, 2], tf.uint8, 0, 255)
     _, policy = made(

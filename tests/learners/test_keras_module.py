@@ -8,10 +8,8 @@ from absl.testing import parameterized
 from tfrl import seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError
-from tfrl.learners import Learner, ModuleConfig
+from tfrl.learners import Learner, ModuleConfig, train_step
 from tfrl.learners.keras_module import KerasModule
-from tfrl.learners.optimizers import OptimizerEntry
-from tfrl.learning.gradients import compute_update
 
 K = tf.keras
 KEY = seeding.key(0)
@@ -54,26 +52,18 @@ def loss_of(module, batch, params=None):
 
 
 def train(module, batch, steps, rate=0.05):
-    """A plain loop over what the Learner uses: updates, gradients, an optimizer."""
-    state = module.init(KEY)
-    variables = tf.nest.map_structure(tf.Variable, state.params)
-    (update,) = module.updates
-    trained = tf.nest.flatten(variables["model"]["params"])
-    entry = OptimizerEntry(K.optimizers.legacy.Adam(rate), trained)
-    rest = tf.nest.flatten(variables["model"]["state"])
+    """Takes train steps on one batch; the losses before each, and the parameters after them."""
+    learner = Learner(module, config=ModuleConfig(lr=rate, grad_clip=None))
+    learner.build(KEY)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(i):
-        values = struct.values(variables)
-        found = compute_update(update, values, state, batch, seeding.fold_in(KEY, i))
-        entry.apply(tf.nest.flatten(found.gradients["model"]["params"]), trained)
-        for group in found.param_updates.values():
-            for v, new in zip(rest, tf.nest.flatten(group["state"]), strict=True):
-                v.assign(new)
-        return found.loss
+        rows = {"default_policy": batch}
+        _, metrics = train_step(learner, learner.learner_state, rows, seeding.fold_in(KEY, i))
+        return metrics.values["default_policy"]["loss"]
 
     losses = [float(step(tf.constant(i))) for i in range(steps)]
-    return losses, struct.values(variables)
+    return losses, struct.values(learner.state.params)
 
 
 class TrainingTest(parameterized.TestCase):

@@ -65,7 +65,7 @@ def batch():
     return column([1, 0], [5, 0], [2, 0], [4, 0])
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", "xla", "eager"])
 def test_of_all_minibatches(learner, mode):
     start = int(learner.weights_seq_no.numpy())
     before = learner.metrics.peek((ID, "all_of_x"), default=0.0)
@@ -88,13 +88,6 @@ def test_of_one_step(learner):
         other = built(Dot(), Logging)
         row = other.update_from_batch(batch(), minibatch_size=size, shuffle=False)[ID]
         assert row["mean_of_x"] == 3.0 and row["sum_of_x"] == {4: 3.0, 2: 6.0}[size]
-
-
-def test_eagerly_values_are_logged_at_once(learner):
-    other = built(Dot(), Logging)
-    found = other.update_from_batch(batch(), minibatch_size=2, shuffle=False, compile="eager")
-    assert found[ID]["sum_of_x"] == 6.0 and found[ID]["last_x"] == 3.0
-    assert found["rows"] == 2 and found["after"] == 2
 
 
 def test_what_was_logged_between_updates_is_in_the_next(learner):

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.learners import train_steps
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.agents.ppo import PPO
 from tfrl.errors import UserError
 from tfrl.learners import modules
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
-from tfrl.learning.gradients import compute_update
 from tfrl.types import AgentState
 
 KEY = seeding.key(3)
@@ -90,8 +90,9 @@ class ModuleTest(parameterized.TestCase):
         module = Linear()
         (update,) = module.updates
         assert update.name == DEFAULT_OPTIMIZER and update.groups == ("w",)
-        state = module.init(KEY)
-        found = compute_update(update, state.params, state, BATCH, KEY)
+        found = train_steps.computed(train_steps.recording(module), module.init(KEY), BATCH, KEY)[
+            update.name
+        ]
         np.testing.assert_allclose(found.loss, 20.0)
         np.testing.assert_allclose(found.gradients["w"]["w"], [20.0, 28.0])
         np.testing.assert_allclose(found.metrics["output"], 5.0)
@@ -107,7 +108,7 @@ class ModuleTest(parameterized.TestCase):
         module = SelfSupervised()
         (update,) = module.updates
         state = module.init(KEY)
-        found = compute_update(update, state.params, state, {}, KEY)
+        found = train_steps.computed(train_steps.recording(module), state, BATCH, KEY)[update.name]
         np.testing.assert_allclose(found.gradients["w"], state.params["w"])
 
     def test_hooks_are_those_of_an_agent(self):
@@ -182,7 +183,7 @@ class AsModuleTest(parameterized.TestCase):
         module = modules.as_module(Duck(), "a")
         state = module.init(KEY)
         (update,) = module.updates
-        found = compute_update(update, state.params, state, BATCH, KEY)
+        found = train_steps.computed(train_steps.recording(module), state, BATCH, KEY)[update.name]
         np.testing.assert_allclose(found.gradients["w"], [2.0, 3.0])
         assert module.before_update(state, TIME) is state
         assert module.prepare_minibatch(state, BATCH, None) is BATCH

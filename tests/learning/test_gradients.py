@@ -1,14 +1,11 @@
-"""Gradients of the right groups, and clipping against NumPy."""
+"""The tape, and clipping against NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.learners.learner_fakes import SumAgent
-from tfrl import seeding
-from tfrl.agents.core import Update
 from tfrl.errors import UserError
-from tfrl.learning.gradients import clip_gradients, compute_update, gradients_of
+from tfrl.learning.gradients import clip_gradients, gradients_of
 
 GRADIENTS = [np.array([3.0, -4.0], np.float32), np.array([[12.0]], np.float32)]  # norms 5, 12; 13
 
@@ -43,16 +40,6 @@ def test_clipping_zeros_gives_zeros():
 def test_unknown_clip_kind():
     with pytest.raises(UserError, match="grad_clip_by: expected one of global_norm, norm, value"):
         clip_gradients(as_tensors(), 1.0, "length")
-
-
-def test_gradients_of_a_sum_are_ones_for_the_named_groups_only():
-    agent = SumAgent()
-    state = agent.init(seeding.key(0))
-    update = Update(name="half", groups=("b",), loss=agent.loss)
-    found = compute_update(update, state.params, state, {"x": tf.ones([2, 2])}, seeding.key(1))
-    assert list(found.gradients) == ["b"]
-    np.testing.assert_array_equal(found.gradients["b"], np.ones(4))
-    assert float(found.metrics["mean_x"]) == 1.0
 
 
 def test_what_is_made_of_the_losses_is_differentiated_too():

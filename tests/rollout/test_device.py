@@ -167,8 +167,9 @@ class RolloutErrorTest(parameterized.TestCase):
     def test_unknown_extra_field(self):
         self.assertEqual(
             self.message(fields=("total", "totl")),
-            "env_extra_fields: expected some of autoreset, final_obs, obs, reward, termination, "
-            "total, truncation, got totl. Did you mean total?",
+            "env_extra_fields: expected some of action, actions, autoreset, dones, final_obs, "
+            "next_obs, obs, reward, rewards, termination, total, truncation, valid, got totl. Did "
+            "you mean total?",
         )
 
     def test_carry_that_appears(self):

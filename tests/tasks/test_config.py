@@ -61,6 +61,9 @@ def test_groups_and_flat_names_are_the_same(kind, group):
     assert nested.environment == EnvironmentConfig(num_env_workers=2, env_seed=5)
     assert (nested.dataset.num_samples, nested.dataset.num_update_steps) == (3, 7)
     assert nested.replace(env_seed=6).environment.env_seed == 6
+    assert nested.replace(environment={"env_seed": 6}) == nested.replace(env_seed=6)
+    whole = nested.replace(environment=EnvironmentConfig(env_seed=6))
+    assert (whole.env_seed, whole.num_env_workers) == (6, 1)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +75,9 @@ def test_groups_and_flat_names_are_the_same(kind, group):
             "env_worker_mode, max_steps, num_env_workers, got env_sed. Did you mean env_seed?",
         ),
         (
-            {"environment": {"env_seed": 3}, "env_seed": 3},
-            "environment of RLTaskConfig: expected env_seed to be given once, got env_seed beside "
-            "it too. Give it in one of the two.",
+            {"environment": {"env_seed": 3}, "env_seed": 4},
+            "environment of RLTaskConfig: expected env_seed to be given once, got 3, and 4 beside "
+            "it. Give it in one of the two.",
         ),
         (
             {"dataset": 3},

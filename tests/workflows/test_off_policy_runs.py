@@ -57,10 +57,10 @@ class RunTest(parameterized.TestCase):
                 learning_starts=learning_starts,
             )
             with pytest.MonkeyPatch.context() as patch:
-                gather = mock.Mock(side_effect=OffPolicyWorkflow._gathered, autospec=True)
-                patch.setattr(OffPolicyWorkflow, "_gathered", lambda *a, own=gather: own(*a))
+                gather = mock.Mock(side_effect=OffPolicyWorkflow._fused_sampling, autospec=True)
+                patch.setattr(OffPolicyWorkflow, "_fused_sampling", lambda *a, own=gather: own(*a))
                 if not together:
-                    patch.setattr(OffPolicyWorkflow, "gathers", lambda *_: False)
+                    patch.setattr(OffPolicyWorkflow, "fuses_sampling", lambda *_: False)
                 patch.setattr(traces, "_all", collections.OrderedDict())  # traced anew
                 state, _ = run(flow, 5, 40)
             self.assertEqual(gather.called, together)

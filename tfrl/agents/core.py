@@ -21,6 +21,10 @@ LossFn = Callable[
 ]
 
 
+# `{path of an action's leaf: (kind, {parameter: tensor [B, ...]})}`, path "." for the only leaf, or
+# where one distribution is that of all leaves in one vector.
+PolicyParameters = dict[str, tuple[str, dict[str, tf.Tensor]]]
+
 # Under this name a loss may add to its metrics `{group: nest like params[group]}`: after the step
 # the leaves that no gradient trains (`networks.split_leaves`) become what they are there.
 PARAM_UPDATES = "param_updates"
@@ -165,6 +169,36 @@ class Agent(abc.ABC):
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
         """Does not explore: the actions to judge the policy by. Arguments as `compute_actions`."""
+
+    @property
+    def has_distribution(self) -> bool:
+        """Whether the agent has `policy_parameters`."""
+        return type(self).policy_parameters is not Agent.policy_parameters
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns what the policy that does not explore is at observations, for exports.
+
+        Args:
+          state: The agent's state.
+          obs: A nest `[B, ...]` that matches `obs_spec`.
+          carry: Recurrent state, or None.
+
+        Returns:
+          The parameters, of the kinds of `Distribution.parameters`, "q_values" or "deterministic";
+          and the carry after the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no distribution")
+
+    def exploration_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> PolicyParameters | None:
+        """Returns the distribution that `compute_actions` draws from, by default the policy's.
+
+        Arguments as `policy_parameters`; None where the actions have no density.
+        """
+        return self.policy_parameters(state, obs, carry)[0]
 
     # Whether it learns from replayed transitions; see `tfrl.agents.OffPolicy`.
     learns_from_replay = False

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import seeding, struct
-from tfrl.agents.core import Agent, ExternalUpdate, Update
+from tfrl.agents.core import Agent, ExternalUpdate, PolicyParameters, Update
 from tfrl.envs.multi_agent import agent_flags
 from tfrl.errors import UserError, did_you_mean
 from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
@@ -248,6 +248,27 @@ class MultiAgent(Agent):
     ) -> ActionOutput:
         """Does not explore. Arguments and result as `compute_actions`."""
         return self._act("evaluate_actions", state, obs, key, carry)
+
+    @property
+    def has_distribution(self) -> bool:
+        """Whether every policy has one."""
+        return all(module.has_distribution for module in self.modules.values())
+
+    def policy_parameters(  # type: ignore[override]
+        self, state: States, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns those of every policy, paths and carry by agent id."""
+        result: PolicyParameters = {}
+        carries = {}
+        for agent_id in sorted(self.action_spec):
+            m = self.module_of(agent_id)
+            before = None if carry is None else carry.get(agent_id)
+            each, after = self.modules[m].policy_parameters(state[m], obs[agent_id], before)
+            for path, parameters in each.items():
+                result[agent_id if path == "." else f"{agent_id}/{path}"] = parameters
+            if after is not None:
+                carries[agent_id] = after
+        return result, carries or None
 
     def _act(
         self, method: str, state: States, obs: Nest, key: tf.Tensor, carry: Nest

@@ -87,6 +87,10 @@ class DiagonalGaussian(Distribution):
         action = self._action(self.loc + tf.exp(self.log_std) * z)
         return action, standard_log_prob(z, self.log_std)
 
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind, with location and scale in the shape of an action."""
+        return "gaussian", _loc_and_scale(self)
+
     def to_tfp(self) -> Any:
         """Returns a `tfp.distributions.MultivariateNormalDiag` over actions `[..., A]`."""
         import tensorflow_probability as tfp
@@ -193,6 +197,10 @@ class SquashedGaussian(Distribution):
         u = self.loc + tf.exp(self.log_std) * z
         return self._action(u), self._log_prob(u, z)
 
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind, with location and scale in the shape of an action."""
+        return "tanh_gaussian", _loc_and_scale(self)
+
     def to_tfp(self) -> Any:
         """Returns the transformed `tfp.distributions.MultivariateNormalDiag` over `[..., A]`."""
         import tensorflow_probability as tfp
@@ -203,3 +211,9 @@ class SquashedGaussian(Distribution):
         return tfp.distributions.TransformedDistribution(
             tfp.distributions.MultivariateNormalDiag(self.loc, std), tfp.bijectors.Chain(bijectors)
         )
+
+
+def _loc_and_scale(gaussian: DiagonalGaussian | SquashedGaussian) -> dict[str, tf.Tensor]:
+    shape = gaussian.event_shape or (gaussian.loc.shape[-1],)
+    scale = tf.broadcast_to(tf.exp(gaussian.log_std), tf.shape(gaussian.loc))
+    return {"loc": shaped_action(gaussian.loc, shape), "scale": shaped_action(scale, shape)}

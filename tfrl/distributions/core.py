@@ -57,6 +57,10 @@ class Distribution(abc.ABC):
         action = self.sample(key)
         return action, self.log_prob(action)
 
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind of the distribution and its parameters `[B, ...]`, for exports."""
+        raise NotImplementedError(f"{type(self).__name__} does not give its parameters")
+
     def to_tfp(self) -> Any:
         """Returns the TensorFlow Probability distribution with the same density."""
         raise NotImplementedError(f"{type(self).__name__} has no TensorFlow Probability twin")

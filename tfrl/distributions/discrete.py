@@ -103,6 +103,10 @@ class Categorical(Distribution):
         """Returns sum p (log p - log q)."""
         return tf.reduce_sum(tf.exp(self.logits) * (self.logits - other.logits), axis=-1)
 
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind and its logits."""
+        return "categorical", {"logits": self.logits}
+
     def to_tfp(self) -> Any:
         """Returns a `tfp.distributions.Categorical` over indices, which begin with 0."""
         import tensorflow_probability as tfp
@@ -189,6 +193,10 @@ class MultiCategorical(Distribution):
         """Returns the sum of the K divergences."""
         return tf.reduce_sum(tf.exp(self.logits) * (self.logits - other.logits), axis=[-2, -1])
 
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind and its logits."""
+        return "multi_categorical", {"logits": self.logits}
+
     def to_tfp(self) -> Any:
         """Returns independent `tfp.distributions.Categorical`s over indices `[..., K]`."""
         import tensorflow_probability as tfp
@@ -262,6 +270,10 @@ class Bernoulli(Distribution):
         cross = tf.nn.sigmoid_cross_entropy_with_logits(labels=p, logits=other.logits)
         own = tf.nn.sigmoid_cross_entropy_with_logits(labels=p, logits=self.logits)
         return tf.reduce_sum(cross - own, axis=-1)
+
+    def parameters(self) -> tuple[str, dict[str, tf.Tensor]]:
+        """Returns the kind and its logits."""
+        return "bernoulli", {"logits": self.logits}
 
     def to_tfp(self) -> Any:
         """Returns independent `tfp.distributions.Bernoulli`s over bits `[..., K]`."""

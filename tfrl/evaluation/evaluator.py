@@ -25,7 +25,7 @@ from tfrl.rollout.episode import (
     eval_rollout_episode,
     fast_eval_rollout_episode,
 )
-from tfrl.rollout.step import ActionFn, autoreset_mode, scan
+from tfrl.rollout.step import ActionFn, acting, autoreset_mode, scan
 from tfrl.traces import logic_key, traces_of
 from tfrl.types import Nest, Trajectory
 
@@ -45,8 +45,8 @@ class Evaluator(struct.Struct):
 
     Attributes:
       env: An environment with an autoreset mode, as `tfrl.make_env` gives it.
-      agent: Any object with `evaluate_actions`.
-      num_episodes: How many episodes count.
+      agent: Any object with `evaluate_actions`, or only such a function.
+      num_episodes: How many episodes count, unless `evaluate` is given another number.
       discount: Returns are sums of discount^k r_k.
       action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
         `evaluate_actions` if None.
@@ -57,7 +57,7 @@ class Evaluator(struct.Struct):
 
     env: Env
     agent: Any
-    num_episodes: int
+    num_episodes: int = 10
     discount: float = 1.0
     action_fn: ActionFn | None = None
     max_steps: int | None = None
@@ -163,9 +163,9 @@ class Evaluator(struct.Struct):
         if not isinstance(self.env, HostEnv):
             return compiled(fn, self.compile)
         if self.compile != "auto":
-            action_fn = self.action_fn or self.agent.evaluate_actions
+            agent, action_fn = acting(self.agent, self.action_fn, "evaluate_actions")
             for env in {self.env, *self.env.halves}:
-                policy_for(env, self.agent, action_fn).mode = self.compile
+                policy_for(env, agent, action_fn).mode = self.compile
         return fn
 
     def start(self, key: tf.Tensor) -> Any:

@@ -10,7 +10,7 @@ from tfrl.evolution.diversity import (
     plot_archive,
     qd_score,
 )
-from tfrl.evolution.fitness import centered_ranks, log_utilities, standardized
+from tfrl.evolution.fitness import centered_ranks, finite, log_utilities, standardized
 from tfrl.evolution.genetic import (
     CSO,
     DE,
@@ -37,15 +37,33 @@ from tfrl.evolution.many_objectives import (
     plot_front,
 )
 from tfrl.evolution.policy_agent import PolicyAgent
-from tfrl.evolution.strategies import OpenES
+from tfrl.evolution.strategies import (
+    ARS,
+    CEM,
+    CMAES,
+    PGPE,
+    SNES,
+    XNES,
+    DiagonalCEM,
+    EvolutionStrategy,
+    OpenES,
+    SepCMAES,
+    VanillaES,
+    default_pop_size,
+)
 from tfrl.evolution.vectors import ravel, unravel
 
 __all__ = [
+    "ARS",
+    "CEM",
+    "CMAES",
     "CSO",
     "DE",
+    "DiagonalCEM",
     "ERLMutation",
     "EvoOptimizer",
     "EvoState",
+    "EvolutionStrategy",
     "GA",
     "GaussianEmitter",
     "GaussianMutation",
@@ -56,17 +74,24 @@ __all__ = [
     "NSGA2",
     "NeuronCrossover",
     "OpenES",
-    "PolicyAgent",
+    "PGPE",
     "PSO",
+    "PolicyAgent",
     "PolynomialMutation",
     "RVEA",
     "SBX",
+    "SNES",
+    "SepCMAES",
     "TournamentSelection",
     "TruncationSelection",
     "UniformCrossover",
+    "VanillaES",
+    "XNES",
     "centered_ranks",
     "coverage",
     "crowding_distance",
+    "default_pop_size",
+    "finite",
     "hypervolume",
     "knee_point",
     "log_utilities",

@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import distributions, seeding, specs, struct
-from tfrl.agents import DQN, SAC, TD3, MultiAgent
-from tfrl.agents.actor_critic.agent import ActorCritic
-from tfrl.distributions.core import shaped_action
-from tfrl.envs.action_masks import split_mask
+from tfrl import seeding, specs, struct
 from tfrl.errors import UserError
 from tfrl.experiment.metadata import versions
-from tfrl.networks.actor_critic import mask_argument
 from tfrl.storage import files
 
 Nest = Any
@@ -34,72 +29,8 @@ KINDS = {
 
 
 def has_distribution(agent: Any) -> bool:
-    """Whether `policy_parameters` knows the agent's distribution."""
-    if isinstance(agent, MultiAgent):
-        return all(has_distribution(module) for module in agent.modules.values())
-    return isinstance(agent, ActorCritic | DQN | SAC | TD3)
-
-
-def policy_parameters(
-    agent: Any, state: Any, obs: Nest, carry: Nest = None
-) -> tuple[dict[str, tuple[str, dict[str, Any]]], Nest]:
-    """Returns the parameters of the policy at a batch of observations.
-
-    Args:
-      agent: An agent that `has_distribution`.
-      state: Its state.
-      obs: A nest `[B, ...]` of its `obs_spec`.
-      carry: The recurrent state before the step, or None.
-
-    Returns:
-      `{path of an action's leaf: (kind, {parameter: tensor [B, ...]})}`, kinds as in `KINDS`, path
-      "." for the only leaf, or where one distribution is that of all leaves in one vector; and the
-      carry after the step.
-    """
-    if isinstance(agent, MultiAgent):
-        return _of_several(agent, state, obs, carry)
-    if isinstance(agent, DQN):
-        return {".": ("q_values", {"q_values": agent.action_values(state, obs)})}, carry
-    seen, mask = split_mask(agent.normalized(state, obs))
-    if isinstance(agent, SAC):
-        actor: Any = agent.actor
-        policy = actor.apply(state.params["actor"], seen, **mask_argument(mask))
-        return {".": _parameters(policy)}, carry
-    if isinstance(agent, TD3):
-        action = agent.evaluate_actions(state, obs, tf.zeros([2], tf.int32)).action
-        leaves = dict(zip(struct.paths(agent.action_spec), tf.nest.flatten(action), strict=True))
-        return {path: ("deterministic", {"loc": x}) for path, x in leaves.items()}, carry
-    policy, after = agent.network.act(state.params, seen, carry, mask)
-    parts = policy.parts if isinstance(policy, distributions.Joint) else (policy,)
-    paths = struct.paths(agent.action_spec)
-    return {p: _parameters(d) for p, d in zip(paths, parts, strict=True)}, after
-
-
-def _of_several(agent: MultiAgent, state: Any, obs: Nest, carry: Nest) -> Any:
-    result, carries = {}, {}
-    for agent_id in sorted(agent.action_spec):
-        m = agent.module_of(agent_id)
-        before = None if carry is None else carry.get(agent_id)
-        each, after = policy_parameters(agent.modules[m], state[m], obs[agent_id], before)
-        for path, parameters in each.items():
-            result[agent_id if path == "." else f"{agent_id}/{path}"] = parameters
-        if after is not None:
-            carries[agent_id] = after
-    return result, carries or None
-
-
-def _parameters(policy: Any) -> tuple[str, dict[str, Any]]:
-    """The kind of one distribution and its parameters, those of Gaussians in an action's shape."""
-    if isinstance(policy, distributions.Categorical):
-        return "categorical", {"logits": policy.logits}
-    if isinstance(policy, distributions.MultiCategorical):
-        return "multi_categorical", {"logits": policy.logits}
-    if isinstance(policy, distributions.Bernoulli):
-        return "bernoulli", {"logits": policy.logits}
-    shape = policy.event_shape or (policy.loc.shape[-1],)
-    scale = tf.broadcast_to(tf.exp(policy.log_std), tf.shape(policy.loc))
-    kind = "gaussian" if isinstance(policy, distributions.DiagonalGaussian) else "tanh_gaussian"
-    return kind, {"loc": shaped_action(policy.loc, shape), "scale": shaped_action(scale, shape)}
+    """Whether an agent has `policy_parameters`, see `Agent`."""
+    return getattr(agent, "has_distribution", False)
 
 
 def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
@@ -107,7 +38,7 @@ def described(agent: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
       agent: The agent.
-      kinds: `{path: kind}`, as `policy_parameters` gave them.
+      kinds: `{path: kind}`, as the agent's `policy_parameters` gave them.
     """
     leaves = struct.paths(agent.action_spec)
     result: dict[str, Any] = {}
@@ -373,7 +304,7 @@ class _Maker:
         return dict(zip(self.carry_names.values(), tf.nest.flatten(carry), strict=True))
 
     def distribution(self, state: Any, obs: Any, carry: Any) -> dict[str, tf.Tensor]:
-        result, after = policy_parameters(self._agent, state, obs, carry)
+        result, after = self._agent.policy_parameters(state, obs, carry)
         named = {}
         for path, (kind, parameters) in result.items():
             self.kinds[path] = kind

@@ -24,7 +24,6 @@ from tfrl.experiment.export_functions import (
     initial_carry,
     leaf_name,
     leaf_names,
-    policy_parameters,
 )
 
 # {<signature>/<output>: [T, B, ...]}
@@ -80,7 +79,7 @@ class AgentOracle:
                 add("explore", actions(drawn.action), drawn.carry)
                 explored = drawn.carry
             if has_distribution(agent):
-                each, after = policy_parameters(agent, state, obs, carry)
+                each, after = agent.policy_parameters(state, obs, carry)
                 parameters = {
                     leaf_name(path, name): x
                     for path, (_, values) in each.items()

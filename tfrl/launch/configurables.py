@@ -190,6 +190,14 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
     return make
 
 
+def _task_config(**values: Any) -> tasks.RLTaskConfig:
+    return tasks.RLTaskConfig(**values)
+
+
+# Of a class gin sees the fields only, and not the groups.
+_task_config.__signature__ = inspect.signature(tasks.RLTaskConfig)  # type: ignore[attr-defined]
+
+
 # Gymnasium's wrappers for `make_env.wrappers` of its environments. Not those that hold running
 # statistics, which no checkpoint would keep: see PPO.normalize_obs and RewardNormalize.
 _GYMNASIUM_WRAPPERS = (
@@ -251,7 +259,9 @@ def _register() -> None:
         gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
     gin.external_configurable(workflows.ERLWorkflow, module="workflows")
     gin.external_configurable(tasks.TaskWorkflow, module="tasks")
-    gin.external_configurable(tasks.RLTaskConfig, module="tasks")
+    gin.external_configurable(_task_config, name="RLTaskConfig", module="tasks")
+    for group in (tasks.EnvironmentConfig, tasks.DatasetConfig):
+        gin.external_configurable(group, module="tasks")
     for name in evolution.__all__:
         search = getattr(evolution, name)
         if isinstance(search, type) and issubclass(search, evolution.EvoOptimizer):

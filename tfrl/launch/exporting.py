@@ -22,7 +22,9 @@ from tfrl.launch.settings import Settings
 from tfrl.launch.training import params_of
 from tfrl.storage import files
 from tfrl.tasks.policy_export import TaskOracle, task_functions
+from tfrl.tasks.program import program_of
 from tfrl.tasks.workflow import TaskWorkflow
+from tfrl.workflows import State, Workflow
 
 _CHECKPOINT = re.compile(r"ckpt-(\d+)")
 
@@ -96,10 +98,10 @@ def _verified(
     return verify(form, written, policy, oracle, quantized=quantize)
 
 
-def _policy(workflow: Any, state: Any) -> tuple[PolicyFunctions, Any]:
+def _policy(workflow: Workflow, state: State) -> tuple[PolicyFunctions, Any]:
     """The functions of a run's policy, and what to compare their answers with."""
     if isinstance(workflow, TaskWorkflow):
-        model = state.program.training.model
+        model = program_of(state).training.model
         policy = task_functions(workflow.task, model)
         return policy, TaskOracle(workflow.task, model, policy)
     agent_state = workflow.agent_state(state)
@@ -109,8 +111,8 @@ def _policy(workflow: Any, state: Any) -> tuple[PolicyFunctions, Any]:
 
 def _write(
     form: str,
-    workflow: Any,
-    state: Any,
+    workflow: Workflow,
+    state: State,
     policy: PolicyFunctions,
     written: pathlib.Path,
     restored: Restored,
@@ -165,8 +167,8 @@ def _which(text: str) -> str | int | pathlib.Path:
 
 def _metadata(
     folder: RunFolder,
-    workflow: Any,
-    state: Any,
+    workflow: Workflow,
+    state: State,
     restored: Restored,
     policy: PolicyFunctions,
     form: str,

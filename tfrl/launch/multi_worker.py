@@ -4,10 +4,12 @@ Every function is called by all processes, at the same place. With one process i
 alone.
 """
 
+from __future__ import annotations
+
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfrl.distribute import describe, workers_of
 from tfrl.errors import UserError
@@ -16,8 +18,11 @@ from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_registry
 from tfrl.launch.app import say
 
+if TYPE_CHECKING:
+    from tfrl.workflows import Workflow
 
-def check_same_command(workflow: Any, **flags: Any) -> None:
+
+def check_same_command(workflow: Workflow, **flags: Any) -> None:
     """Refuses workers that were started with different configurations: they would part, or hang.
 
     Args:
@@ -42,7 +47,9 @@ def check_same_command(workflow: Any, **flags: Any) -> None:
         )
 
 
-def check_replicas(folder: RunFolder, metadata: Mapping[str, Any] | None, workflow: Any) -> None:
+def check_replicas(
+    folder: RunFolder, metadata: Mapping[str, Any] | None, workflow: Workflow
+) -> None:
     """Refuses to go on with a run on another number of replicas than it was started on.
 
     Its environments and keys are those of its replicas. Several processes and several devices of

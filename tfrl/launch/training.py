@@ -11,6 +11,7 @@ from typing import Any
 
 import tfrl
 from tfrl.distribute import describe
+from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.errors import UserError
 from tfrl.experiment import metadata as metadata_lib
 from tfrl.experiment.callbacks import STOP, Callback, Event
@@ -23,9 +24,10 @@ from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
 from tfrl.storage import files
+from tfrl.workflows import State, Workflow
 
 
-def is_finished(folder: RunFolder, settings: Settings, state: Any) -> bool:
+def is_finished(folder: RunFolder, settings: Settings, state: State) -> bool:
     """Returns whether a summary tells of these very parameters, as the settings ask for it."""
     summary = folder.read_summary()
     if summary is None:
@@ -40,7 +42,7 @@ def is_finished(folder: RunFolder, settings: Settings, state: Any) -> bool:
 
 
 def finish(
-    folder: RunFolder, settings: Settings, state: Any, *, seed: int, stopped_by: str
+    folder: RunFolder, settings: Settings, state: State, *, seed: int, stopped_by: str
 ) -> None:
     """Evaluates, exports and records the final parameters; a kill leaves it to the next start.
 
@@ -59,6 +61,7 @@ def finish(
     workflow.export_policy(state, folder.policy)
     folder.check_there()
     path = _record_video(folder, workflow, state, seed) if settings.video else None
+    pictures = workflow.write_pictures(state, folder.root)
     steps, run_time = workflow.env_steps(state), workflow.run_time
     wall_seconds = run_time.wall_seconds + time.monotonic() - started
     folder.write_summary(
@@ -73,6 +76,7 @@ def finish(
             "params_digest": params_digest(params_of(agent_state)),
             "stopped_by": stopped_by,
             "video": str(path.relative_to(folder.root)) if path else None,
+            "pictures": {n: str(p.relative_to(folder.root)) for n, p in pictures.items()},
         }
     )
 
@@ -84,7 +88,7 @@ def params_of(agent_state: Any) -> Any:
     return agent_state.params
 
 
-def _record_video(folder: RunFolder, workflow: Any, state: Any, seed: int) -> Any:
+def _record_video(folder: RunFolder, workflow: Workflow, state: State, seed: int) -> Any:
     try:
         recorded = workflow.record_video(state, folder.videos / "final.mp4", seed)
     except UserError as error:
@@ -111,6 +115,7 @@ def show(folder: RunFolder, seconds: float) -> None:
         "Speed": f"{summary['env_steps_per_second']:,.0f} env steps/s in training",
         "This command": f"{seconds:.1f} s",
         "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
+        **{n: str(folder.root / p) for n, p in summary.get("pictures", {}).items()},
         "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
         "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
     }
@@ -164,7 +169,7 @@ def train(
     settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
     group = settings.workflow.worker_group
     if group is not None and not group.is_chief:
-        return _follow(settings, flags, termination)
+        return _follow(settings, flags, termination, group)
     folder = RunFolder(root_dir)
     with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
         resumes = _meet(settings.workflow, flags, resumes)
@@ -186,7 +191,7 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _meet(workflow: Any, flags: StartOptions, resumes: bool = False) -> bool:
+def _meet(workflow: Workflow, flags: StartOptions, resumes: bool = False) -> bool:
     """Waits until the chief holds the folder; returns whether it found a run to go on with."""
     if workflow.worker_group is None:
         return resumes
@@ -195,12 +200,14 @@ def _meet(workflow: Any, flags: StartOptions, resumes: bool = False) -> bool:
     return bool(workflow.worker_group.broadcast(resumes))
 
 
-def _follow(settings: Settings, flags: StartOptions, termination: Termination) -> int:
+def _follow(
+    settings: Settings, flags: StartOptions, termination: Termination, group: WorkerGroup
+) -> int:
     """Trains along with the chief, another process, which alone writes into the run folder.
 
     Every process reads the folder: it must be one that all of them see.
     """
-    workflow, group = settings.workflow, settings.workflow.worker_group
+    workflow = settings.workflow
     state = _Run(settings, flags, _meet(workflow, flags)).start()
     group.barrier("the restored state")
     if group.broadcast(0):
@@ -217,7 +224,7 @@ def _follow(settings: Settings, flags: StartOptions, termination: Termination) -
     return 0
 
 
-def _interrupted(group: Any, termination: Termination) -> bool:
+def _interrupted(group: WorkerGroup | None, termination: Termination) -> bool:
     """Whether a signal came, to any process: also one that came too late to end the training."""
     return termination.requested if group is None else group.any(termination.requested)
 
@@ -397,7 +404,7 @@ class _Run:
                 say(f"Note: this start may not repeat the run's bits: {difference}")
         self.folder.write_operative_config(gin_registry.operative_config())
 
-    def done(self, state: Any) -> str | None:
+    def done(self, state: State) -> str | None:
         """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""
         settings = self.settings
         target, metric = settings.target_return, self._restored_metric
@@ -406,7 +413,7 @@ class _Run:
         done = self.workflow.env_steps(state) >= settings.total_env_steps
         return "budget" if done else None
 
-    def describe(self, state: Any) -> str:
+    def describe(self, state: State) -> str:
         """One line about what is about to run."""
         choices = self.workflow.compile_choices(state)
         compiled = ", ".join(f"{k} {v}" for k, v in choices.items())

@@ -42,7 +42,8 @@ from tfrl.learners.modules import (
 )
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER, OptimizerEntry, adam
 from tfrl.learners.reports import raise_if_nonfinite
-from tfrl.learning.gradients import Gradients, clip_gradients, compute_update
+from tfrl.learners.train_step import StepMetrics, train_step
+from tfrl.learning.gradients import clip_gradients
 
 __all__ = [
     "ALL_MODULES",
@@ -55,7 +56,6 @@ __all__ = [
     "DEFAULT_MODULE_ID",
     "DEFAULT_OPTIMIZER",
     "ENTROPY_KEY",
-    "Gradients",
     "KerasModule",
     "LR_KEY",
     "Learner",
@@ -75,6 +75,7 @@ __all__ = [
     "OptimizerEntry",
     "POLICY_LOSS_KEY",
     "SelfSupervisedLossAPI",
+    "StepMetrics",
     "TOTAL_LOSS_KEY",
     "TargetNetworkAPI",
     "VF_LOSS_KEY",
@@ -84,9 +85,9 @@ __all__ = [
     "as_rows",
     "as_sequences",
     "clip_gradients",
-    "compute_update",
     "minibatch_indices",
     "missing_apis",
     "plan_minibatches",
     "raise_if_nonfinite",
+    "train_step",
 ]

@@ -348,7 +348,8 @@ def restore_from_path(learner: Learner, path: Any, component: str | None = None)
       learner: A built learner with the same variables in what is restored.
       path: The folder.
       component: For example "rl_module", "rl_module/<module_id>", "optimizer/<module_id>",
-        "optimizer/<module_id>/<name>", "counters" or "metrics"; None for all.
+        "optimizer/<module_id>/<name>", "counters" or "metrics"; None for all. With weights comes
+        their `weights_seq_no`.
 
     Raises:
       UserError: No checkpoint, a damaged one (the file is named), an unknown component; or naming
@@ -374,6 +375,8 @@ def restore_from_path(learner: Learner, path: Any, component: str | None = None)
     state = {name: manifest["values"][name] for name, keys in wanted.items() if not keys}
     for keys, values in stored.items():
         _put(state, keys, values)
+    if "rl_module" in state:  # as in what `get_state` returns of it
+        state["weights_seq_no"] = manifest["values"]["weights_seq_no"]
     learner.set_state(state)
 
 

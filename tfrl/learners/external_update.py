@@ -1,5 +1,6 @@
 """Updates that change a module's state by themselves, see `tfrl.agents.core.ExternalUpdate`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,14 +12,15 @@ from tfrl.learners.module_config import ModuleConfig
 from tfrl.learners.modules import scalar_loss
 from tfrl.types import AgentState, Nest
 
-Updates = dict[str, Any]
 _OF_OPTIMIZERS = ("lr", "grad_clip", "grad_clip_by", "optimizer", "adam_epsilon")
 
 
-def partition(updates: Updates) -> tuple[Updates, dict[str, Update]]:
+def partition(
+    updates: Mapping[str, Update | ExternalUpdate],
+) -> tuple[dict[str, ExternalUpdate], dict[str, Update]]:
     """Returns those of `{module_id: update}` that run by themselves, and those by gradients."""
     own = {m: u for m, u in updates.items() if isinstance(u, ExternalUpdate)}
-    return own, {m: u for m, u in updates.items() if m not in own}
+    return own, {m: u for m, u in updates.items() if not isinstance(u, ExternalUpdate)}
 
 
 def trains_itself(module: Any) -> bool:

@@ -50,7 +50,6 @@ from tfrl.learners.parameters import (
 from tfrl.learners.planning import MinibatchSize
 from tfrl.learners.reports import Results, count_batches, mean_of, put_logged, report
 from tfrl.learners.update import MinibatchIndices, begin, end, logging, train
-from tfrl.learning import leaves
 from tfrl.learning.gradients import clip_gradients_dict, differentiate
 from tfrl.metrics import MetricsLogger
 from tfrl.traces import Traces, logic_key, specs_of, traces_of
@@ -560,7 +559,8 @@ class Learner:
 
         Args:
           loss_per_module: `{module_id: scalar}`, and their sum under "__all_modules__". What is
-            differentiated is the sum of the modules' entries, or that one where it is alone.
+            differentiated is the sum of the modules' entries, or that one where it is alone. On a
+            replica of several each loss is weighed by its share of the valid rows.
           gradient_tape: The tape that watched `params`.
           params: `{param ref: value}`.
         """
@@ -752,8 +752,6 @@ class Learner:
             module that trains itself, or by a subclass that overrides what changes variables.
         """
         self._check_built("fit")
-        if not leaves.in_place(state):
-            self._check_pure()
         batches = planning.batches_to_train(self, batch)
         if not batches:
             return state.with_counter("env_steps", timesteps), {}
@@ -763,8 +761,8 @@ class Learner:
             minibatch_size,
             num_epochs=num_epochs,
             shuffle=shuffle,
-            remainder=remainder or self.remainder,
-            num_total_minibatches=num_total_minibatches or None,
+            remainder=remainder,
+            num_total_minibatches=num_total_minibatches,
         )
 
         def own_indices(key: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -783,13 +781,13 @@ class Learner:
         mine = type(self)
         return [n for n in _IN_PLACE if getattr(mine, n) is not getattr(Learner, n)]
 
-    def _check_pure(self) -> None:
-        """Refuses what changes variables, for an update of a state of tensors."""
+    def check_pure(self) -> None:
+        """Refuses what changes variables, for a train step of a state of tensors."""
         changed = self.replaced_in_place()
         changed += [f"module {m!r}" for m, x in self.modules.items() if trains_itself(x)]
         if changed:
             raise UserError(
-                "Learner.fit of a state of tensors",
+                "a train step of a state of tensors",
                 expected="an update that is a function of the state",
                 got=f"{', '.join(changed)}, which change{'s' * (len(changed) == 1)} variables",
                 remedy="Give learner.learner_state, whose leaves are variables.",
@@ -881,7 +879,8 @@ class Learner:
             compile,
             minibatch_size,
             num_epochs=num_epochs,
-            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            shuffle=shuffle,
+            shuffle_batch_per_epoch=shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
         )
@@ -904,8 +903,6 @@ class Learner:
         around: bool = True,
         **options: Any,
     ) -> Results:
-        options["remainder"] = options["remainder"] or self.remainder
-        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         batches = batches_lib.as_tensors(planning.batches_to_train(self, batch))
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
@@ -919,7 +916,8 @@ class Learner:
                 self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
             )
             jit = compile == "xla" and self.replicas.several
-            cut, state = planning.as_minibatches(plan, indices), self.learner_state
+            cut = planning.as_minibatches(plan, indices, self.replicas.num_local)
+            state = self.learner_state
             return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
 
         fn = self._compiled_as(compile, ("batch", plan, given, around), run)
@@ -968,7 +966,8 @@ class Learner:
             steps,
             num_epochs=num_epochs,
             minibatch_size=minibatch_size,
-            shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            shuffle=shuffle,
+            shuffle_batch_per_epoch=shuffle_batch_per_epoch,
             remainder=remainder,
             num_total_minibatches=num_total_minibatches,
             key=key,
@@ -998,7 +997,6 @@ class Learner:
         batches = (
             batches_lib.as_tensors(planning.batches_to_train(self, batches)) if batches else {}
         )
-        options["num_total_minibatches"] = options["num_total_minibatches"] or None
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
@@ -1074,7 +1072,8 @@ class Learner:
         steps = planning.env_steps_of(self, timesteps)
         options: dict[str, Any] = {
             "num_epochs": num_epochs,
-            "shuffle": shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+            "shuffle": shuffle,
+            "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
             "remainder": remainder,
             "num_total_minibatches": num_total_minibatches,
         }

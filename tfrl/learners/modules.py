@@ -288,7 +288,11 @@ class LossByLearner(DuckModule):
         return self.module.forward(params, batch, key)
 
 
-def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> Any:
+# As the Learner holds a module.
+LearnerModule = Agent | Module
+
+
+def as_module(obj: Any, module_id: str, *, loss_by_learner: bool = False) -> LearnerModule:
     """Returns an object as the Learner holds it: with `init`, `updates` and the hooks.
 
     Args:

@@ -53,7 +53,7 @@ def plan_of_replica(
         m: batches_lib.num_rows(learner.replicas.per_replica(b)[0], m) for m, b in batches.items()
     }
     asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_replicas)
-    return _plan(rows, asked, **options)
+    return _plan(learner, rows, asked, **options)
 
 
 def plan_of_process(
@@ -68,7 +68,7 @@ def plan_of_process(
     if batches:
         rows = {m: batches_lib.num_rows(b, m) for m, b in batches.items()}
         asked = divided(_sizes(learner, batches, minibatch_size), learner.replicas.num_workers)
-        plan = _plan(rows, asked, parts=parts, **options)
+        plan = _plan(learner, rows, asked, parts=parts, **options)
     steps = agreed_steps(learner.replicas, batches, plan.steps if plan else 0)
     if plan is None:
         return None
@@ -100,14 +100,33 @@ def _sizes(
 
 
 def _plan(
-    rows: Any, sizes: Mapping[str, int | None], *, parts: int = 1, **options: Any
+    learner: Learner,
+    rows: Any,
+    sizes: Mapping[str, int | None],
+    *,
+    shuffle: bool,
+    shuffle_batch_per_epoch: bool | None = None,
+    remainder: Remainder | None,
+    num_total_minibatches: int | None,
+    parts: int = 1,
+    **options: Any,
 ) -> MultiPlan:
-    """The plan; "all rows" is what so many replicas can divide, where `remainder` allows."""
+    """The plan of the arguments of an update.
+
+    "All rows" is what so many replicas can divide, where `remainder` allows.
+    """
+    remainder = remainder or learner.remainder
     sizes = {
-        m: divisible(rows[m], parts, m, options["remainder"]) if sizes[m] is None else sizes[m]
-        for m in rows
+        m: divisible(rows[m], parts, m, remainder) if sizes[m] is None else sizes[m] for m in rows
     }
-    return plan_minibatches(rows, sizes, **options)
+    return plan_minibatches(
+        rows,
+        sizes,
+        shuffle=shuffle if shuffle_batch_per_epoch is None else shuffle_batch_per_epoch,
+        remainder=remainder,
+        num_total_minibatches=num_total_minibatches or None,
+        **options,
+    )
 
 
 def divided(sizes: Mapping[str, int | None], parts: int) -> dict[str, int | None]:
@@ -156,13 +175,21 @@ def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
     return found
 
 
-def as_minibatches(plan: MultiPlan, indices: dict[str, tf.Tensor]) -> MinibatchIndices:
-    """Returns which rows make which minibatch, for the indices of a plan."""
+def as_minibatches(
+    plan: MultiPlan, indices: dict[str, tf.Tensor], parts: int = 1
+) -> MinibatchIndices:
+    """Returns which rows make which minibatch, for the indices of a plan.
+
+    Args:
+      plan: The plan.
+      indices: Of each replica.
+      parts: How many replicas divide each minibatch of the plan.
+    """
     return MinibatchIndices(
         indices=indices,
         steps=plan.steps,
         padded={m: p.padded for m, p in plan.modules.items()},
-        whole={m: p.rows == p.size and not p.shuffle for m, p in plan.modules.items()},
+        whole={m: p.rows == p.size // parts and not p.shuffle for m, p in plan.modules.items()},
     )
 
 

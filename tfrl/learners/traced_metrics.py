@@ -7,7 +7,7 @@ name that says which one it is: an update in which nothing is logged has no oper
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +61,25 @@ def kinds_of(table: Table, names: Collection[str]) -> list[str]:
     settings = list(table.values())
     numbers = [_NAME.match(name) for name in names]
     return [kind_of(settings[int(n[1])]) if n else "mean" for n in numbers]
+
+
+def extremes(table: Table, rows: Rows, gather: Callable[[Rows], Rows]) -> Rows:
+    """Returns those of a replica's metrics that are the least or greatest, of all replicas.
+
+    Args:
+      table: What has been logged.
+      rows: Metrics of this replica.
+      gather: Returns the values of all replicas, `[R]`.
+    """
+    reduce = {"min": tf.reduce_min, "max": tf.reduce_max}
+    kinds = {m: dict(zip(row, kinds_of(table, row), strict=True)) for m, row in rows.items()}
+    own = {m: {n: x for n, x in row.items() if kinds[m][n] in reduce} for m, row in rows.items()}
+    own = {m: row for m, row in own.items() if row}
+    if not own:
+        return {}
+    return {
+        m: {n: reduce[kinds[m][n]](x) for n, x in row.items()} for m, row in gather(own).items()
+    }
 
 
 def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:

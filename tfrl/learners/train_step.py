@@ -1,25 +1,21 @@
-"""One train step: a gradient step of each module on a minibatch, on one or several replicas.
+"""One train step: a gradient step of each module on a batch, on one or several replicas.
 
 For each position in the modules' lists of updates: losses and gradients (pure, of values), the
 sum over the replicas, postprocessing, the finite guard, and the step of each optimizer. Written
 for code outside the replicas, see `tfrl.distribute.replicas`.
-
-The state goes in and comes out: a `LearnerState` of tensors as a new one, one of tf.Variables with
-their values changed.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import ExternalUpdate, Update
-from tfrl.learners import batches as batches_lib
 from tfrl.learners import traced_metrics
 from tfrl.learners.external_update import partition, take_external_step
 from tfrl.learners.learner_state import LearnerState
@@ -82,7 +78,80 @@ class Computed(struct.Struct):
     stops: dict[str, tf.Tensor]
 
 
-class TrainStep:
+@struct.dataclass
+class StepMetrics(struct.Struct):
+    """What one train step reports.
+
+    Attributes:
+      values: `{module_id: {name: float32 scalar}}`: "loss", "grad_norm" and what the losses report.
+        Where a module has several updates, their names come first: "critic/loss".
+      computed: `{module_id: {name: bool scalar}}` of the values whose update does not run in every
+        step: whether it ran in this one.
+      finite: `{module_id: bool scalar}`, whether losses and gradients were finite.
+      stopped: `{module_id: bool scalar}` of the modules that may stop early.
+      logged: The metrics among `values` that losses and hooks have logged, `traced_metrics.Table`.
+    """
+
+    values: dict[str, dict[str, tf.Tensor]]
+    computed: dict[str, dict[str, tf.Tensor]]
+    finite: Flags
+    stopped: Flags
+    logged: traced_metrics.Table = struct.field(static=True)
+
+
+def train_step(
+    learner: Learner,
+    state: LearnerState,
+    batch: Mapping[str, Nest],
+    key: tf.Tensor,
+    *,
+    stopped: Flags | None = None,
+    jit: bool = False,
+) -> tuple[LearnerState, StepMetrics]:
+    """Takes one gradient step of each module on a batch: every update in the order of its list.
+
+    Pure where the leaves of the state are tensors; where they are the learner's variables, these
+    are changed. `Learner.fit` is epochs and minibatches of train steps, with schedules, target
+    networks and hooks around them.
+
+    Args:
+      learner: The modules, their optimizers, and the hooks of a gradient step.
+      state: Of the form of `learner.learner_state`.
+      batch: `{module_id: rows}` of the modules to train; under several replicas each holds its own
+        rows.
+      key: int32 [2].
+      stopped: `{module_id: bool scalar}` of the modules that may stop early: those that take no
+        step; None for none.
+      jit: Whether losses and gradients are compiled by XLA on their own, for calls from a graph.
+
+    Returns:
+      The state after the step, with `learner_steps` and `skipped_steps` counted; and its metrics.
+
+    Raises:
+      UserError: For a state of tensors where a step is not pure: by Keras' optimizers, by a module
+        that trains itself, or by a subclass that overrides what changes variables.
+    """
+    if not leaves.in_place(state):
+        learner.check_pure()
+    step = _TrainStep(learner, list(batch), jit=jit)
+
+    def prepare(batch: dict[str, Nest], key: tf.Tensor) -> Minibatch:
+        return step.prepare(state, batch, key)
+
+    minibatch = learner.replicas.run(prepare, dict(batch), key)
+    state, metrics = step(state, minibatch, stopped or none_stopped(learner, batch))
+    if learner.check_numerics != "off":
+        left_out = functools.reduce(operator.or_, [~f for f in metrics.finite.values()])
+        state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
+    return state.count("learner_steps", 1), metrics
+
+
+def none_stopped(learner: Learner, module_ids: Iterable[str]) -> Flags:
+    """Returns `{module_id: False}` of the modules that may stop early."""
+    return {m: tf.constant(False) for m in module_ids if learner.modules[m].may_stop}
+
+
+class _TrainStep:
     """Takes gradient steps for some modules of a learner; made where the update is traced."""
 
     def __init__(self, learner: Learner, module_ids: list[str], *, jit: bool = False):
@@ -103,22 +172,7 @@ class TrainStep:
         self.logged: traced_metrics.Table = {}
         self._cores: dict[int, Callable[..., Any]] = {}
 
-    @property
-    def module_ids(self) -> list[str]:
-        """The modules that are trained."""
-        return list(self._modules)
-
-    @property
-    def stoppable(self) -> list[str]:
-        """Those that may stop an update early."""
-        return [name for name, m in self._modules.items() if m.may_stop]
-
-    @property
-    def has_delayed(self) -> bool:
-        """Whether some update does not run in every step."""
-        return any(u.every > 1 for m in self._modules.values() for u in m.updates)
-
-    def positions(self) -> list[dict[str, Update]]:
+    def positions(self) -> list[dict[str, Update | ExternalUpdate]]:
         """Returns the updates that run together: the first of each module, the second, ..."""
         longest = max(len(m.updates) for m in self._modules.values())
         return [
@@ -156,10 +210,12 @@ class TrainStep:
             self._table.values(state.agent_state), minibatch
         )
         if self._replicas.several:
+            extremes = traced_metrics.extremes(self.logged, metrics, self._replicas.gather)
             gradients, losses, metrics, floats = self._replicas.sum(
                 [gradients, losses, metrics, self._shares(param_updates, minibatch)]
             )
             param_updates = floats
+            metrics = {m: {**row, **extremes.get(m, {})} for m, row in metrics.items()}
         refs = self._trained_refs(updates)
         named: ParamDict = dict(zip(refs, gradients, strict=True))
         with self._learner.metrics.tracing() as logged:
@@ -255,7 +311,8 @@ class TrainStep:
         for m, row in traced_metrics.as_rows(self.logged, logged, updates).items():
             kinds = traced_metrics.kinds_of(self.logged, row)
             for kind, (name, x) in zip(kinds, row.items(), strict=True):
-                metrics[m][name] = x if kind == "sum" else self._weighted(m, x, minibatch)
+                mean = kind in ("mean", "last")
+                metrics[m][name] = self._weighted(m, x, minibatch) if mean else x
         return [gradients[ref] for ref in named], losses, metrics, param_updates
 
     def _weighted(self, module_id: str, x: tf.Tensor, minibatch: Minibatch) -> tf.Tensor:
@@ -286,28 +343,30 @@ class TrainStep:
 
     def __call__(
         self, state: LearnerState, minibatch: Minibatch, stopped: Flags
-    ) -> tuple[LearnerState, dict[str, dict[str, Any]], Flags, Flags]:
+    ) -> tuple[LearnerState, StepMetrics]:
         """Takes one step of every update.
 
         Args:
           state: Before the step.
           minibatch: From `prepare` on every replica.
           stopped: `{module_id: bool}`, the modules that take no more steps in this update.
-
-        Returns:
-          The state after it,
-          `{module_id: {metric: (value, whether it was computed, or None for always)}}`, `stopped`
-          afterwards, and `{module_id: bool}`, whether its losses and gradients were finite.
         """
         all_finite = dict.fromkeys(self._modules, tf.constant(True))
-        metrics: dict[str, dict[str, Any]] = {m: {} for m in self._modules}
+        values: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
+        computed: dict[str, dict[str, tf.Tensor]] = {m: {} for m in self._modules}
+
+        def report(m: str, update: Any, row: dict[str, tf.Tensor], due: tf.Tensor | None) -> None:
+            prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
+            values[m].update({prefix + n: x for n, x in row.items()})
+            if due is not None:
+                computed[m].update({prefix + n: due for n in row})
+
         for k, positioned in enumerate(self.positions()):
             own, updates = partition(positioned)
             for m, update in own.items():
                 row, finite_m = self._take_own(state, k, m, update, minibatch)
                 all_finite[m] &= finite_m
-                prefix = f"{update.name}/" if len(self._modules[m].updates) > 1 else ""
-                metrics[m].update({prefix + n: (x, None) for n, x in row.items()})
+                report(m, update, row, None)
             if not updates:
                 continue
             due = self._due(state, updates)
@@ -318,9 +377,14 @@ class TrainStep:
             state, rows, stopped, finite = taken
             all_finite.update({m: all_finite[m] & f for m, f in finite.items()})
             for m, row in rows.items():
-                prefix = f"{updates[m].name}/" if len(self._modules[m].updates) > 1 else ""
-                metrics[m].update({prefix + n: (x, due) for n, x in row.items()})
-        return state, metrics, stopped, all_finite
+                report(m, updates[m], row, due)
+        return state, StepMetrics(
+            values=values,
+            computed=computed,
+            finite=all_finite,
+            stopped=stopped,
+            logged=self.logged,
+        )
 
     def _take_own(
         self, state: LearnerState, k: int, m: str, update: ExternalUpdate, minibatch: Minibatch
@@ -495,12 +559,3 @@ def _all(conditions: list[tf.Tensor]) -> tf.Tensor:
 
 def _any(conditions: list[tf.Tensor]) -> tf.Tensor:
     return functools.reduce(operator.or_, conditions)
-
-
-def take_minibatch(
-    batches: dict[str, Nest], indices: dict[str, tf.Tensor], padded: dict[str, bool]
-) -> dict[str, Nest]:
-    """Returns the rows of one step, `{module_id: rows}`."""
-    return {
-        m: batches_lib.take(batch, indices[m], padded=padded[m]) for m, batch in batches.items()
-    }

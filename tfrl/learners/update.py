@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +10,13 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.errors import UserError
+from tfrl.learners import batches as batches_lib
 from tfrl.learners import traced_metrics
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.optimizers import ALL_MODULES
 from tfrl.learners.reports import Results
 from tfrl.learners.state_changes import changed, finished, prepared, with_rates
-from tfrl.learners.train_step import Minibatch, TrainStep, take_minibatch
+from tfrl.learners.train_step import Flags, StepMetrics, none_stopped, train_step
 from tfrl.learning import leaves
 from tfrl.metrics.logger import Traced
 from tfrl.ops._rows import where
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 # Metrics travel through the loop as one vector a module, whose length must be known before the
 # losses are traced for the first time.
 METRIC_SLOTS = 64
+Sums = dict[str, tf.Tensor]
 # After a module's metrics: whether it took the step, and whether it left it out.
 _LAST = 2
 
@@ -48,20 +48,6 @@ class MinibatchIndices(struct.Struct):
     steps: Any
     padded: dict[str, bool] = struct.field(static=True)
     whole: dict[str, bool] = struct.field(static=True)
-
-
-@struct.dataclass
-class MetricSums(struct.Struct):
-    """What the loop sums up, in few tensors: each costs something in every step of a graph.
-
-    Attributes:
-      sums: `{module_id: float32 [2 or 3, slots]}`: the sums of the finite values of the metrics, in
-        how many steps each was finite and, where some updates wait, in how many it was computed.
-      stopped: `{module_id: bool}` of the modules that may stop early.
-    """
-
-    sums: dict[str, tf.Tensor]
-    stopped: dict[str, tf.Tensor]
 
 
 def train(
@@ -86,7 +72,7 @@ def train(
       cut: Which rows make which minibatch.
       key: int32 [2].
       timesteps: int64 scalar, env steps so far.
-      jit: See `TrainStep`.
+      jit: See `train_step`.
       around: Whether `begin` and `end` are part of it.
 
     Returns:
@@ -205,71 +191,69 @@ def run_minibatches(
       batches: `{module_id: rows}`; under several replicas the rows that each holds.
       cut: Which rows make which minibatch.
       key: int32 [2], of the losses.
-      jit: See `TrainStep`.
+      jit: See `train_step`.
 
     Returns:
       The state after them; `{module_id: {name: float32 scalar}}`: means over the minibatches,
       `gradient_steps`, `skipped_steps` and `nonfinite/<name>` counts; and what losses and hooks
       have logged.
     """
-    step = TrainStep(learner, list(batches), jit=jit)
     guard = learner.check_numerics != "off"
-    names: dict[str, list[str]] = {}
 
-    def take(i: tf.Tensor, state: LearnerState, stopped: dict[str, tf.Tensor]) -> Any:
-        def prepare(
-            batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor, key: tf.Tensor
-        ) -> Minibatch:
-            rows = {
+    def take(i: tf.Tensor, state: LearnerState, stopped: Flags) -> tuple[LearnerState, StepMetrics]:
+        def rows_of(
+            batches: dict[str, Nest], indices: dict[str, tf.Tensor], i: tf.Tensor
+        ) -> dict[str, Nest]:
+            return {
                 m: batch
                 if cut.whole[m]
-                else take_minibatch({m: batch}, {m: indices[m][i]}, cut.padded)[m]
+                else batches_lib.take(batch, indices[m][i], padded=cut.padded[m])
                 for m, batch in batches.items()
             }
-            return step.prepare(state, rows, key)
 
-        minibatch = learner.replicas.run(prepare, batches, cut.indices, i, seeding.fold_in(key, i))
-        state, metrics, stopped, finite = step(state, minibatch, stopped)
-        if guard:
-            left_out = functools.reduce(operator.or_, [~f for f in finite.values()])
-            state = state.count("skipped_steps", tf.cast(left_out, tf.int64))
-        return state.count("learner_steps", 1), metrics, stopped, finite
+        rows = learner.replicas.run(rows_of, batches, cut.indices, i)
+        key_of_step = seeding.fold_in(key, i)
+        return train_step(learner, state, rows, key_of_step, stopped=stopped, jit=jit)
 
-    def body(
-        i: tf.Tensor, state: LearnerState, tally: MetricSums
-    ) -> tuple[LearnerState, MetricSums]:
-        state, metrics, stopped, finite = take(i, state, tally.stopped)
-        names.update({m: list(row) for m, row in metrics.items()})
-        sums = {}
-        for m, row in metrics.items():
-            # A module that had stopped before this step takes none; its row counts nothing.
-            active = tf.cast(~tally.stopped[m], tf.float32) if m in tally.stopped else 1.0
-            lines = _lines(row, finite[m], active, guard=guard, delayed=step.has_delayed)
-            kinds = traced_metrics.kinds_of(step.logged, row)
-            sums[m] = traced_metrics.added(tally.sums[m], lines, kinds)
-        return state, MetricSums(sums=sums, stopped=stopped)
-
+    stopped = none_stopped(learner, batches)
     if isinstance(cut.steps, int) and cut.steps == 1:
-        state, metrics, _, finite = take(tf.constant(0), state, _none_stopped(step))
-        found = {m: _of_one_step(row, finite[m], guard=guard) for m, row in metrics.items()}
-        return state, found, traced_metrics.taken_out(step.logged, found)
-    tally = _start(step)
+        state, metrics = take(tf.constant(0), state, stopped)
+        found = _of_one_step(metrics, guard=guard)
+        return state, found, traced_metrics.taken_out(metrics.logged, found)
+    delayed = any(u.every > 1 for m in batches for u in learner.modules[m].updates)
+    # Of each module the sums of the finite values of its metrics, in how many steps each was finite
+    # and, where some updates wait, in how many it was computed. One tensor: each that the loop
+    # carries costs a graph something in every step.
+    zeros = tf.zeros([3 if delayed else 2, METRIC_SLOTS + _LAST])
+    sums = dict.fromkeys(batches, zeros)
+    names: dict[str, list[str]] = {}
+    logged: traced_metrics.Table = {}
+
+    def body(i: tf.Tensor, sums: Sums, stopped: Flags, own: list[tf.Tensor]) -> Any:
+        after, metrics = take(i, leaves.with_carried(state, own), stopped)
+        names.update({m: list(row) for m, row in metrics.values.items()})
+        logged.update(metrics.logged)
+        added = {}
+        for m, row in metrics.values.items():
+            # A module that had stopped before this step takes none; its row counts nothing.
+            active = tf.cast(~stopped[m], tf.float32) if m in stopped else 1.0
+            lines = _lines(metrics, m, active, guard=guard, delayed=delayed)
+            kinds = traced_metrics.kinds_of(logged, row)
+            added[m] = traced_metrics.added(sums[m], lines, kinds)
+        return i + 1, added, metrics.stopped, leaves.carried(after)
+
     limit = cut.steps if isinstance(cut.steps, int) else None
 
-    def going(i: tf.Tensor, tally: MetricSums) -> tf.Tensor:
+    def going(i: tf.Tensor, stopped: Flags) -> tf.Tensor:
         running = i < cut.steps
-        if len(tally.stopped) == len(batches):
-            running &= ~tf.reduce_all(tf.stack(list(tally.stopped.values())))
+        if len(stopped) == len(batches):
+            running &= ~tf.reduce_all(tf.stack(list(stopped.values())))
         return running
 
-    def once(i: tf.Tensor, tally: MetricSums, own: list[tf.Tensor]) -> Any:
-        after, tally = body(i, leaves.with_carried(state, own), tally)
-        return i + 1, tally, leaves.carried(after)
-
-    _, tally, own = tf.while_loop(
-        lambda i, tally, _: going(i, tally),
-        once,
-        (tf.constant(0), tally, leaves.carried(state)),
+    _, sums, _, own = tf.while_loop(
+        lambda i, sums, stopped, _: going(i, stopped),
+        body,
+        (tf.constant(0), sums, stopped, leaves.carried(state)),
         maximum_iterations=limit,
         # Processes find each other's sums by the name of the loop: it must not be counted,
         # since one of them may have another loop before it (to permute another epoch).
@@ -277,64 +261,50 @@ def run_minibatches(
     )
     state = leaves.with_carried(state, own)
     found = {
-        m: _means(tally.sums[m], names[m], traced_metrics.kinds_of(step.logged, names[m]), guard)
+        m: _means(sums[m], names[m], traced_metrics.kinds_of(logged, names[m]), guard)
         for m in batches
     }
-    return state, found, traced_metrics.taken_out(step.logged, found)
+    return state, found, traced_metrics.taken_out(logged, found)
 
 
-def _none_stopped(step: TrainStep) -> dict[str, tf.Tensor]:
-    return {m: tf.constant(False) for m in step.stoppable}
-
-
-def _start(step: TrainStep) -> MetricSums:
-    lines = 3 if step.has_delayed else 2
-    return MetricSums(
-        sums={m: tf.zeros([lines, METRIC_SLOTS + _LAST]) for m in step.module_ids},
-        stopped=_none_stopped(step),
-    )
-
-
-def _of_one_step(
-    row: Mapping[str, tuple[tf.Tensor, Any]], finite: tf.Tensor, *, guard: bool
-) -> dict[str, tf.Tensor]:
+def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
     """The metrics of an update of a single step, as `_means` gives them for several."""
-    _check_number(row)
-    metrics: dict[str, tf.Tensor] = {}
-    if row:
-        values = tf.stack([x for x, _ in row.values()])
-        counted = tf.stack([due is None or due for _, due in row.values()])
-        known = counted & tf.math.is_finite(values) if guard else counted
-        values = where(known, values, math.nan)
-        metrics = dict(zip(row, tf.unstack(values), strict=True))
+    found: Results = {}
+    for m, row in metrics.values.items():
+        _check_number(row)
+        own: dict[str, tf.Tensor] = {}
+        if row:
+            values = tf.stack(list(row.values()))
+            counted = tf.stack([metrics.computed[m].get(name, True) for name in row])
+            known = counted & tf.math.is_finite(values) if guard else counted
+            values = where(known, values, math.nan)
+            own = dict(zip(row, tf.unstack(values), strict=True))
+            if guard:
+                bad = tf.unstack(tf.cast(tf.not_equal(counted, known), tf.float32))
+                own.update({f"nonfinite/{name}": x for name, x in zip(row, bad, strict=True)})
         if guard:
-            bad = tf.unstack(tf.cast(tf.not_equal(counted, known), tf.float32))
-            metrics.update({f"nonfinite/{name}": x for name, x in zip(row, bad, strict=True)})
-    if guard:
-        metrics["skipped_steps"] = tf.cast(~finite, tf.float32)
-    metrics["gradient_steps"] = tf.constant(1.0)
-    return metrics
+            own["skipped_steps"] = tf.cast(~metrics.finite[m], tf.float32)
+        own["gradient_steps"] = tf.constant(1.0)
+        found[m] = own
+    return found
 
 
 def _lines(
-    row: Mapping[str, tuple[tf.Tensor, Any]],
-    finite: tf.Tensor,
-    active: Any,
-    *,
-    guard: bool,
-    delayed: bool,
+    metrics: StepMetrics, module_id: str, active: Any, *, guard: bool, delayed: bool
 ) -> tf.Tensor:
     """What one step adds to a module's sums."""
+    row, finite = metrics.values[module_id], metrics.finite[module_id]
     _check_number(row)
-    values = tf.stack([*(x for x, _ in row.values()), 1.0, tf.cast(~finite, tf.float32)])
+    values = tf.stack([*row.values(), 1.0, tf.cast(~finite, tf.float32)])
     counted = tf.ones_like(values)
     if guard:
         is_finite = tf.math.is_finite(values)
         values, counted = tf.where(is_finite, values, 0.0), tf.cast(is_finite, tf.float32)
     lines = [values, counted]
     if delayed:
-        due = [1.0 if d is None else tf.cast(d, tf.float32) for _, d in row.values()]
-        computed = tf.stack([*due, 1.0, 1.0])
+        due = metrics.computed[module_id]
+        ran = [tf.cast(due[name], tf.float32) if name in due else 1.0 for name in row]
+        computed = tf.stack([*ran, 1.0, 1.0])
         lines = [values, counted * computed, computed]
     added = tf.stack(lines) if isinstance(active, float) else tf.stack(lines) * active
     return tf.pad(added, [[0, 0], [0, METRIC_SLOTS - len(row)]])

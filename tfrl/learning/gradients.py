@@ -5,10 +5,8 @@ from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
-from tfrl import networks, struct
-from tfrl.agents.core import PARAM_UPDATES, Update
+from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError
-from tfrl.types import AgentState, Nest
 
 ClipBy = Literal["global_norm", "norm", "value"]
 L = TypeVar("L")
@@ -37,52 +35,6 @@ def gradients_of(
         losses, rest = losses_of()
         gradients = differentiate(losses, tape)
     return gradients, losses, rest
-
-
-@struct.dataclass
-class Gradients(struct.Struct):
-    """What one update computed.
-
-    Attributes:
-      gradients: `{group: nest}` like the trained parameters.
-      loss: Scalar float32.
-      metrics: `{name: scalar}` of the loss function.
-      param_updates: `{group: nest}` like the parameters, of which the leaves that no gradient
-        trains are to be written back; empty for most agents.
-    """
-
-    gradients: dict[str, Any]
-    loss: tf.Tensor
-    metrics: dict[str, tf.Tensor]
-    param_updates: dict[str, Any] = struct.field(default_factory=dict)
-
-
-def compute_update(
-    update: Update, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
-) -> Gradients:
-    """Differentiates the loss of one update with respect to its own groups, and no other.
-
-    Args:
-      update: The update.
-      params: Values of all parameter groups.
-      state: The agent's state, values.
-      batch: The rows of the loss, `[N, ...]`.
-      key: int32 [2].
-    """
-    trained = {g: params[g] for g in update.groups}
-    # Leaves that no gradient trains may be integers, such as counts; their gradients are zeros.
-    leaves = [x for g in update.groups for x in networks.split_leaves(params[g])[0]]
-    found, loss, metrics = gradients_of(
-        lambda: update.loss(params, state, batch, key),
-        leaves,
-        lambda loss, tape: differentiate(tape, loss, leaves),
-    )
-    by_leaf = {id(x): g for x, g in zip(leaves, found, strict=True)}
-    gradients = tf.nest.map_structure(
-        lambda x: by_leaf[id(x)] if id(x) in by_leaf else tf.zeros(x.shape), trained
-    )
-    metrics, updates = split_metrics(metrics)
-    return Gradients(gradients=gradients, loss=loss, metrics=metrics, param_updates=updates)
 
 
 def differentiate(tape: tf.GradientTape, loss: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:

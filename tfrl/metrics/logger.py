@@ -258,21 +258,16 @@ class MetricsLogger:
         yield
         self.log_value(key, self._clock() - start, **settings)
 
-    # While a function is traced.
+    # While an update of a Learner is traced, or runs eagerly.
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[list[Traced]]:
         """Collects what this thread logs in the meantime, in place of logging it.
 
-        Where TensorFlow runs eagerly nothing is collected: values are logged at once.
-
         Yields:
           A list that fills with (path, settings, value).
         """
         found: list[Traced] = []
-        if not values.is_tracing():
-            yield found
-            return
         thread = threading.get_ident()
         outer = self._tracing.get(thread)
         self._tracing[thread] = found
@@ -285,9 +280,9 @@ class MetricsLogger:
                 self._tracing[thread] = outer
 
     def _trace(self, path: Path, settings: MetricSettings, value: Any) -> bool:
-        """Whether a value was collected for a function that is being traced."""
+        """Whether a value was collected by `tracing`."""
         found = self._tracing.get(threading.get_ident()) if self._tracing else None
-        if found is None or not values.is_tracing():
+        if found is None:
             return False
         found.append((path, settings.check(join(path)), values.as_scalar(join(path), value)))
         return True
@@ -448,8 +443,20 @@ class MetricsLogger:
         start = as_path(prefix)
         self._metrics = {p: m for p, m in self._metrics.items() if not begins(p, start)}
 
-    # RLlib's name.
-    delete = remove
+    def delete(self, *key: str | Path, key_error: bool = True) -> None:
+        """Forgets as `remove`, in RLlib's form: `delete("policy_0", "loss")`.
+
+        Args:
+          *key: The name or path, or its parts.
+          key_error: Whether a name that was never logged is an error.
+
+        Raises:
+          UserError: For an unknown name; it is a KeyError too.
+        """
+        path = as_path(key[0] if len(key) == 1 else key)  # type: ignore[arg-type]
+        if key_error:
+            self.peek(path)
+        self.remove(path)
 
     def reset(self) -> None:
         """Forgets all metrics."""

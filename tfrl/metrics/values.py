@@ -52,14 +52,8 @@ def hold(name: str, value: Any) -> Any:
     raise _refused(name, f"{type(value).__name__} {value!r}")
 
 
-def is_tracing() -> bool:
-    """Whether TensorFlow builds a graph here; False where nobody has imported it."""
-    tf = sys.modules.get("tensorflow")
-    return tf is not None and not tf.executing_eagerly()
-
-
 def as_scalar(name: str, value: Any) -> Any:
-    """Returns a value as a float32 scalar of the graph that is being built.
+    """Returns a value as a float32 scalar, of the graph where one is being built.
 
     Raises:
       UserError: For anything but one number.
@@ -72,7 +66,7 @@ def as_scalar(name: str, value: Any) -> Any:
     if found.shape.rank != 0:
         raise UserError(
             f"metric {name}",
-            expected="one number, where an update is traced",
+            expected="one number, within an update",
             got=f"a tensor of shape {found.shape}",
             remedy="Reduce it, with tf.reduce_mean say.",
         )

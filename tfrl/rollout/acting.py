@@ -67,6 +67,7 @@ class HostPolicy:
           obs: The first observation, to try on.
           carry: The first recurrent state, or None.
         """
+        agent_state = () if agent_state is None else agent_state
         if self.mode is None:
             known = self._traces.notes.get("choice")
             if known is None:
@@ -135,6 +136,7 @@ class HostPolicy:
 
     def _answer(self, state: Any, key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
         """The agent's answer, with () for what it leaves out."""
+        state = None if isinstance(state, tuple) and not state else state
         output = self._action_fn(state, obs, key, None if carry == () else carry)
         absent = [() if x is None else x for x in (output.carry, output.extras)]
         return (output.action, *absent)

@@ -21,6 +21,7 @@ from tfrl.rollout.step import (
     is_step,
     scan,
     successor,
+    with_own_fields,
 )
 from tfrl.types import EnvState, Nest, Trajectory
 
@@ -53,8 +54,8 @@ def rollout(
       agent_state: The agent's state; leaves may be tensors or tf.Variables.
       key: int32 [2].
       length: T, the number of steps; static.
-      env_extra_fields: Names of `info` fields of the state after each step, or of fields that it
-        has itself ("termination"), to be stored in `Trajectory.env_extras`.
+      env_extra_fields: Names of `info` fields of the state after each step, or of fields of the
+        trajectory itself ("termination"), to be stored in `Trajectory.env_extras`.
       action_fn: `action_fn(agent_state, obs, key, carry) -> ActionOutput`; the agent's
         `compute_actions` if None.
       carry: Recurrent state for the first step; the agent's `initial_carry` if None. In rows where
@@ -69,12 +70,12 @@ def rollout(
         not give, or an agent whose carry changes its structure.
     """
     length = checks.at_least("length", length, 1)
-    fields = check_fields(env_extra_fields, env_state)
+    fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
     agent, action_fn = acting(agent, action_fn, "compute_actions")
     if isinstance(env, HostEnv):
         autoreset_mode(env, env_state)
-        return host_rollout(
+        trajectory, state, carry = host_rollout(
             env,
             agent,
             env_state,
@@ -86,6 +87,7 @@ def rollout(
             carry,
             in_numpy=in_numpy,
         )
+        return with_own_fields(trajectory, own), state, carry
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     # Every row is a step, so validity needs no storage.
     all_steps = stepper.mode in SAME_STEP_MODES or "autoreset" not in env_state.info
@@ -117,7 +119,7 @@ def rollout(
         rows["valid"] = tf.ones(rows["termination"].shape, tf.bool)
     if not stored:
         rows["next_obs"] = tf.nest.map_structure(_shifted, rows["obs"], loop.env_state.obs)
-    return Trajectory(**rows), loop.env_state, loop.carry
+    return with_own_fields(Trajectory(**rows), own), loop.env_state, loop.carry
 
 
 def _shifted(obs: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

@@ -20,8 +20,12 @@ from tfrl.rollout.step import (
     is_step,
     scan,
     successor,
+    with_own_fields,
 )
 from tfrl.types import EnvState, Nest, Trajectory
+
+# What a light trajectory leaves out.
+_LARGE = ("obs", "action", "next_obs", "policy_extras")
 
 
 @struct.dataclass
@@ -74,7 +78,7 @@ def eval_rollout_episode(
     Raises:
       UserError: As `rollout`, and if neither `length` nor the environment has a limit.
     """
-    fields = check_fields(env_extra_fields, env_state)
+    fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
     agent, action_fn = acting(agent, action_fn, "evaluate_actions")
@@ -87,10 +91,7 @@ def eval_rollout_episode(
         ends = tf.cast(tf.logical_and(ends, trajectory.valid), tf.int32)
         before_end = tf.equal(tf.cumsum(ends, axis=0, exclusive=True), 0)  # [T, B]
         trajectory = trajectory.replace(valid=tf.logical_and(trajectory.valid, before_end))
-        if light:
-            dropped = dict.fromkeys(("obs", "action", "next_obs", "policy_extras"))
-            trajectory = trajectory.replace(**dropped)
-        return trajectory, state
+        return _as_asked(trajectory, own, light), state
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
 
     def step(carried: Nest, t: tf.Tensor) -> tuple[Nest, dict[str, Any]]:
@@ -105,17 +106,23 @@ def eval_rollout_episode(
         }
         if fields:
             row["env_extras"] = extra_fields(fields, state)
-        if not light:
-            row.update(obs=loop.env_state.obs, action=output.action, next_obs=successor(state))
-            if output.extras is not None:
-                row["policy_extras"] = output.extras
+        large = {"obs": loop.env_state.obs, "action": output.action, "next_obs": successor(state)}
+        row.update({n: x for n, x in large.items() if not light or {n, f"{n}s"} & {*own}})
+        if not light and output.extras is not None:
+            row["policy_extras"] = output.extras
         return (after, running & ~(state.termination | state.truncation)), row
 
     running = tf.ones([env.num_envs], tf.bool)
     (loop, _), rows = scan(
         step, (stepper.start, running), length, going=lambda carried: tf.reduce_any(carried[1])
     )
-    return Trajectory(**rows), loop.env_state
+    return _as_asked(Trajectory(**rows), own, light), loop.env_state
+
+
+def _as_asked(trajectory: Trajectory, own: Sequence[str], light: bool) -> Trajectory:
+    """A trajectory with fields of its own as extras, and without what a light one leaves out."""
+    trajectory = with_own_fields(trajectory, own)
+    return trajectory.replace(**dict.fromkeys(_LARGE)) if light else trajectory
 
 
 def fast_eval_rollout_episode(

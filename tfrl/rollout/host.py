@@ -11,7 +11,13 @@ from tfrl.envs.host_env import HostEnv, where
 from tfrl.envs.host_halves import join, split
 from tfrl.nest_packing import leaves_of
 from tfrl.rollout.acting import HostPolicy, policy_for
-from tfrl.rollout.step import SAME_STEP_MODES, extra_fields, seen_by
+from tfrl.rollout.step import (
+    SAME_STEP_MODES,
+    check_fields,
+    extra_fields,
+    seen_by,
+    with_own_fields,
+)
 from tfrl.types import EnvState, Nest, Trajectory
 
 _SMALL_BYTES = 2**14
@@ -310,9 +316,10 @@ def blank_trajectory(
     env_state: EnvState,
     agent_state: Any,
     length: int,
-    fields: Sequence[str],
+    env_extra_fields: Sequence[str],
 ) -> Trajectory:
     """Returns a trajectory like one of `rollout`, of one step repeated that was never taken."""
+    fields, own = check_fields(env_extra_fields, env_state)
     policy = policy_for(env, agent, agent.compute_actions)
     key = tf.zeros([2], tf.int32)
     carry = policy.fresh_carry()
@@ -329,6 +336,7 @@ def blank_trajectory(
         policy_extras=extras,
         env_extras=extra_fields(fields, env_state) or None,
     )
+    row = with_own_fields(row, own)
     # Of arrays tf.stack would make int32 of int64.
     return tf.nest.map_structure(lambda x: tf.stack([tf.convert_to_tensor(x)] * length), row)
 

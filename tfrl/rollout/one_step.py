@@ -14,6 +14,7 @@ from tfrl.rollout.step import (
     is_step,
     seen_by,
     successor,
+    with_own_fields,
 )
 from tfrl.types import EnvState, Nest, Trajectory
 
@@ -57,7 +58,7 @@ def env_step(
     Returns:
       The step, leaves [B, ...], and the environments' state after it.
     """
-    fields = check_fields(env_extra_fields, env_state)
+    fields, own = check_fields(env_extra_fields, env_state)
     env = env_of(env, env_state)
     agent, action_fn = acting(agent, None, "compute_actions")
     output = action_fn(agent_state, seen_by(agent, env_state), key, None)
@@ -73,7 +74,7 @@ def env_step(
         policy_extras=output.extras,
         env_extras=extra_fields(fields, after) or None,
     )
-    return step, after
+    return with_own_fields(step, own), after
 
 
 def eval_env_step(

@@ -15,8 +15,11 @@ from tfrl.types import ActionOutput, EnvState, Nest, Trajectory
 ActionFn = Callable[..., ActionOutput]
 
 SAME_STEP_MODES = (Autoreset.SAME_STEP, Autoreset.SAME_STEP_CACHED)
-# What a row of experience has of a state beside `info`, by names that may be asked for.
-_OWN_FIELDS = ("obs", "reward", "termination", "truncation")
+# Fields of the record itself that may be asked for, under both names.
+_OWN_FIELDS = (
+    *("obs", "action", "actions", "reward", "rewards", "next_obs"),
+    *("termination", "truncation", "dones", "valid"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +60,30 @@ def acting(agent: Any, action_fn: ActionFn | None, method: str) -> tuple[Any, Ac
     return agent, action_fn or getattr(agent, method)
 
 
-def check_fields(fields: Sequence[str], env_state: EnvState) -> tuple[str, ...]:
-    """Returns the extra fields of a rollout; raises a UserError for unknown ones."""
+def check_fields(
+    fields: Sequence[str], env_state: EnvState
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the extra fields of a rollout: those of `info`, and those of the record itself.
+
+    Raises:
+      UserError: For unknown ones.
+    """
     checks.known("env_extra_fields", fields, {*env_state.info, *_OWN_FIELDS})
-    return tuple(fields)
+    of_info = tuple(name for name in fields if name in env_state.info)
+    return of_info, tuple(name for name in fields if name not in env_state.info)
 
 
 def extra_fields(fields: Sequence[str], state: EnvState) -> dict[str, Nest]:
-    """Returns the fields of a state that were asked for: of `info`, or of the record itself."""
-    return {n: state.info[n] if n in state.info else getattr(state, n) for n in fields}
+    """Returns fields of a state's `info`."""
+    return {name: state.info[name] for name in fields}
+
+
+def with_own_fields(record: Trajectory, fields: Sequence[str]) -> Trajectory:
+    """Returns a record with fields of its own among its `env_extras`."""
+    if not fields:
+        return record
+    own = {name: getattr(record, name) for name in fields}
+    return record.replace(env_extras={**(record.env_extras or {}), **own})
 
 
 def successor(state: EnvState) -> Nest:

@@ -132,7 +132,7 @@ class ClipPlayer:
         self._seed = seed
         self._renders = renders
         self.trajectory: SampledTrajectory | None = None
-        self.fps = float((env.metadata or {}).get("render_fps") or DEFAULT_FPS)
+        self.fps = fps_of(env)
         if renders:
             check_drawable(env)
 
@@ -345,7 +345,7 @@ def record_video(
     seed: int,
     preview: video_file.Preview | None,
 ) -> Video:
-    """Records one episode with `optimal=True`.
+    """Records one episode by the task's `sample_clip`.
 
     Args:
       task: The task.
@@ -357,24 +357,19 @@ def record_video(
     Raises:
       UserError: As `RLTask.sample_clip`.
     """
-    options = clip_options(
-        save_path=path,
-        return_images=False,
-        return_states=True,
-        max_steps=task.config.max_steps,
-        seed=seed,
-    )
-    clip, _ = play(task, model, options, optimal=True, preview=preview)
-    trajectory = clip.trajectory
-    if trajectory is None:
-        raise RuntimeError("the clip was not played to its end")
+    trajectory = task.sample_clip(model, path, return_states=True, seed=seed, preview=preview)
     return Video(
         path=pathlib.Path(path),
         frames=len(trajectory) + 1,
         episode_returns=(float(np.sum(trajectory.reward)),),
         episode_lengths=(len(trajectory),),
-        fps=clip.fps,
+        fps=fps_of(task.get_environment_cached()),
     )
+
+
+def fps_of(env: gymnasium.Env) -> float:
+    """Returns an environment's frames per second."""
+    return float((env.metadata or {}).get("render_fps") or DEFAULT_FPS)
 
 
 class FrameStandard:

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import Self
+
 from tfrl import checks, struct
 from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
@@ -72,33 +74,48 @@ def _names(kind: type) -> list[str]:
     return [f.name for f in dataclasses.fields(kind)]
 
 
+def _flat(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of a config with those of its groups under their own names.
+
+    A flat name may stand beside its group where it says the same, or the default: gin writes both
+    into the configuration of a run.
+    """
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    flat = {name: value for name, value in values.items() if name not in _GROUPS}
+    for name, group in values.items():
+        if name not in _GROUPS or group is None:
+            continue
+        thing = f"{name} of {kind.__name__}"
+        kinds = (_GROUPS[name], Mapping)
+        checks.instance(thing, group, kinds, f"a {_GROUPS[name].__name__} or a dict")
+        if not isinstance(group, Mapping):
+            group = {n: getattr(group, n) for n in _names(_GROUPS[name])}
+        checks.known(thing, group, _names(_GROUPS[name]))
+        for own, value in group.items():
+            if flat.get(own, value) not in (value, defaults[own]):
+                raise UserError(
+                    thing,
+                    expected=f"{own} to be given once",
+                    got=f"{value!r}, and {flat[own]!r} beside it",
+                    remedy="Give it in one of the two.",
+                )
+        flat.update(group)
+    return flat
+
+
 class _Grouped(type):
     """Lets a constructor take the values of a group under their own names, or as one object."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, for gin: without the groups."""
+        """That of the constructor, for gin, with the groups."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+        kind = inspect.Parameter.KEYWORD_ONLY
+        groups = [inspect.Parameter(name, kind, default=None) for name in _GROUPS]
+        return signature.replace(parameters=[*list(signature.parameters.values())[1:], *groups])
 
     def __call__(cls, **values: Any) -> Any:
-        for name in _GROUPS.keys() & values.keys():
-            group = values.pop(name)
-            thing = f"{name} of {cls.__name__}"
-            kinds = (_GROUPS[name], Mapping)
-            checks.instance(thing, group, kinds, f"a {_GROUPS[name].__name__} or a dict")
-            if not isinstance(group, Mapping):
-                group = {n: getattr(group, n) for n in _names(_GROUPS[name])}
-            checks.known(thing, group, _names(_GROUPS[name]))
-            if twice := sorted(group.keys() & values.keys()):
-                raise UserError(
-                    thing,
-                    expected=f"{twice[0]} to be given once",
-                    got=f"{twice[0]} beside it too",
-                    remedy="Give it in one of the two.",
-                )
-            values.update(group)
-        return super().__call__(**values)
+        return super().__call__(**_flat(cls, values))
 
 
 @struct.logic_dataclass
@@ -107,7 +124,9 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
 
     The values of `EnvironmentConfig` and `DatasetConfig` are read as `config.environment.env_seed`
     or `config.env_seed`, and given as `environment=EnvironmentConfig(env_seed=3)`, as
-    `environment={"env_seed": 3}` or as `env_seed=3`. gin and `replace` take the last form only.
+    `environment={"env_seed": 3}` or as `env_seed=3`, here and by `replace`. In gin they are
+    `RLTaskConfig.env_seed = 3`, or `RLTaskConfig.environment = @EnvironmentConfig()` with
+    `EnvironmentConfig.env_seed = 3`.
 
     Attributes:
       batch_size: Training clips of an update.
@@ -160,6 +179,11 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
                 got=str(self.min_action_batch_size),
                 remedy="A worker waits with one state: lower it, or raise num_env_workers.",
             )
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with the named fields or groups changed; a dict changes what it names."""
+        flat = _flat(type(self), changes)
+        return super().replace(**flat)
 
     @property
     def environment(self) -> EnvironmentConfig:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -126,7 +126,7 @@ class TaskLearner(Learner):
     @property
     def module(self) -> TaskModule:
         """The module over the model."""
-        return self.modules[self._module_id]  # type: ignore[no-any-return]
+        return cast(TaskModule, self.modules[self._module_id])
 
     @property
     def model(self) -> Any:

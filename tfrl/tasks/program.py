@@ -33,7 +33,12 @@ class TaskState(State):
     @property
     def program(self) -> "TaskProgram":
         """The model in its learner (`program.training.model`), workers and replay buffer."""
-        return getattr(self.env_state, _PROGRAM, None)  # type: ignore[return-value]
+        return program_of(self)
+
+
+def program_of(state: State) -> "TaskProgram":
+    """Returns the program that the state of a task's run refers to; None for that of another."""
+    return getattr(state.env_state, _PROGRAM, None)  # type: ignore[return-value]
 
 
 class Collection(NamedTuple):

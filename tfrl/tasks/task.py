@@ -20,6 +20,7 @@ from tfrl.envs.workers import (
 )
 from tfrl.envs.workers.runner import checked_env
 from tfrl.errors import UserError
+from tfrl.evaluation import video_file
 from tfrl.learning import optimizers
 from tfrl.tasks import clip_recording, sampling
 from tfrl.tasks.clips import MultiReplaySamples
@@ -415,6 +416,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         summary_writer: tf.summary.SummaryWriter | None = None,
         step: int = 0,
         tag: str = "clip",
+        preview: video_file.Preview | None = None,
     ) -> Any:
         """Plays one episode in the environment of clips, and shows or returns it.
 
@@ -442,6 +444,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
             and thinned out to at most 150 frames of 256 pixels.
           step: Of the summary.
           tag: Name of the summary.
+          preview: Takes the frames too; `TaskWorkflow` gives one for its videos.
 
         Returns:
           The images, the samples, or a pair of both, as was asked for; None for neither.
@@ -462,7 +465,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
             seed=self.config.env_seed if seed is None else seed,
         )
         clip, images = clip_recording.play(
-            self, model, options, optimal=optimal, step=step, tag=tag
+            self, model, options, optimal=optimal, step=step, tag=tag, preview=preview
         )
         results: list[Any] = []
         if options.keeps_images:

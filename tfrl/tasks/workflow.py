@@ -17,10 +17,11 @@ from tfrl.evaluation.video import Video
 from tfrl.evaluation.video_file import Preview
 from tfrl.tasks import clip_recording, policy_export
 from tfrl.tasks.environments import evaluate_task
-from tfrl.tasks.program import TaskProgram, TaskState
+from tfrl.tasks.program import TaskProgram, TaskState, program_of
 from tfrl.tasks.task import RLTask
 from tfrl.types import AgentState
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.run_state import State
 from tfrl.workflows.runner import COUNTERS
 
 MODES = ("graph", "xla", "eager")
@@ -88,9 +89,9 @@ class TaskWorkflow(Workflow):
         self._programs.add(program)
         return program.begin(key)
 
-    def _program(self, state: TaskState) -> TaskProgram:
+    def _program(self, state: State) -> TaskProgram:
         """What a state refers to; a UserError for one that a later step has consumed."""
-        program, iterations = state.program, int(state.metrics.iterations)
+        program, iterations = program_of(state), int(state.metrics.iterations)
         if program is None or program.iterations != iterations:
             newest = "" if program is None else f", of iteration {program.iterations}"
             raise UserError(
@@ -101,7 +102,7 @@ class TaskWorkflow(Workflow):
             )
         return program  # type: ignore[no-any-return]
 
-    def advance(self, state: TaskState, iterations: int, until: int | None = None) -> Advance:
+    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` iterations; see `Workflow.advance`."""
         rows: list[dict[str, Any]] = []
         seconds = dict.fromkeys(("rollout", "update", "call"), 0.0)
@@ -112,13 +113,11 @@ class TaskWorkflow(Workflow):
             rows.append(row)
         return Advance(rows=rows, state=state, seconds=seconds)
 
-    def iterate(self, state: TaskState, key: tf.Tensor) -> tuple[dict[str, Any], TaskState]:
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, Any], State]:
         """One collection and its updates, in Python; they draw from the seeds of the run."""
         return self._iterate(state, {})
 
-    def _iterate(
-        self, state: TaskState, seconds: dict[str, float]
-    ) -> tuple[dict[str, Any], TaskState]:
+    def _iterate(self, state: State, seconds: dict[str, float]) -> tuple[dict[str, Any], State]:
         program, times = self._program(state), [time.monotonic()]
         # Also where the iteration fails: it has changed what the state refers to.
         program.iterations += 1
@@ -150,7 +149,7 @@ class TaskWorkflow(Workflow):
             "worker_restarts": program.restarts,
         }, state
 
-    def evaluate(self, state: TaskState) -> tuple[dict[str, float], TaskState]:
+    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
         """Plays `eval_episodes` episodes with `optimal=True`, others in every evaluation."""
         number = int(state.metrics.evaluations)
         seed = self._episodes_seed(state, _EVALUATION, number)
@@ -159,7 +158,7 @@ class TaskWorkflow(Workflow):
         return result.metrics(), state.replace(metrics=metrics)
 
     def final_evaluation(
-        self, state: TaskState, num_episodes: int, seed: int | None = None
+        self, state: State, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
         """Plays `num_episodes` episodes with `optimal=True`."""
         checks.at_least("num_episodes", num_episodes, 1)
@@ -167,15 +166,15 @@ class TaskWorkflow(Workflow):
             seed = self._episodes_seed(state, _FINAL, int(state.metrics.iterations))
         return self._evaluated(state, num_episodes, seed)
 
-    def _evaluated(self, state: TaskState, num_episodes: int, seed: int) -> EvaluationResult:
+    def _evaluated(self, state: State, num_episodes: int, seed: int) -> EvaluationResult:
         return evaluate_task(self.task, self._program(state).training.model, num_episodes, seed)
 
-    def _episodes_seed(self, state: TaskState, purpose: int, number: int) -> int:
+    def _episodes_seed(self, state: State, purpose: int, number: int) -> int:
         """A seed out of the run's, the environments' and a number."""
         mixed = episode_seed(self.task.config.env_seed, _seed(state) % 2**31, purpose)
         return episode_seed(mixed, number, purpose)
 
-    def snapshot(self, state: TaskState) -> TaskState:
+    def snapshot(self, state: State) -> State:
         """Returns a copy, whose workers begin episodes of their own at its first step."""
         return self.load_values(self._begin(state.key), self.state_values(state))
 
@@ -187,16 +186,16 @@ class TaskWorkflow(Workflow):
 
     # What a checkpoint holds.
 
-    def run_key(self, state: TaskState) -> Any:
+    def run_key(self, state: State) -> Any:
         """Returns what all states of one run share, and only they."""
-        return weakref.ref(state.program)
+        return weakref.ref(program_of(state))
 
-    def agent_state(self, state: TaskState) -> AgentState:
+    def agent_state(self, state: State) -> AgentState:
         """The model's values, under `params["model"]`."""
         variables = self._program(state).training.module.variables()
         return AgentState(params={"model": struct.values(variables)})
 
-    def state_values(self, state: TaskState) -> dict[str, Any]:
+    def state_values(self, state: State) -> dict[str, Any]:
         """Every value of the run by path."""
         values = {f"progress/{name}": getattr(state.metrics, name) for name in _COUNTERS}
         return {
@@ -213,12 +212,12 @@ class TaskWorkflow(Workflow):
         return path != _EVALUATIONS
 
     def load_values(
-        self, state: TaskState, values: Mapping[str, Any], *, environments: bool = True
-    ) -> TaskState:
+        self, state: State, values: Mapping[str, Any], *, environments: bool = True
+    ) -> State:
         """Returns `state` with every value replaced; workers begin where the others stopped."""
         given = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
         given.setdefault("evaluations", tf.constant(0, tf.int64))
-        state.program.load(values, state.env_state.shape[0])
+        program_of(state).load(values, state.env_state.shape[0])
         state.metrics.learner["learner_steps"].assign(given["learner_steps"])
         key, iterations = seeding.key(int(given["seed"])), int(given["iterations"])
         # What models draw by themselves is not repeated from the start of the run.
@@ -243,7 +242,7 @@ class TaskWorkflow(Workflow):
         mode = choices if isinstance(choices, str) else choices.get("update", "graph")
         self.compile = checks.one_of("compile of TaskWorkflow", mode, MODES)
 
-    def compile_choices(self, state: TaskState) -> dict[str, str]:
+    def compile_choices(self, state: State) -> dict[str, str]:
         """The mode of the update."""
         return {"update": self.compile}
 
@@ -267,7 +266,7 @@ class TaskWorkflow(Workflow):
 
     def record_video(
         self,
-        state: TaskState,
+        state: State,
         path: str | pathlib.Path,
         seed: int,
         preview: Preview | None = None,
@@ -276,12 +275,12 @@ class TaskWorkflow(Workflow):
         model = self._program(state).training.model
         return clip_recording.record_video(self.task, model, path, seed, preview)
 
-    def export_policy(self, state: TaskState, directory: str | pathlib.Path) -> Any:
+    def export_policy(self, state: State, directory: str | pathlib.Path) -> Any:
         """Writes `get_actions(model, ..., optimal=True)` as a SavedModel, see `Workflow`."""
         return policy_export.export_task(self.task, self._program(state).training.model, directory)
 
 
-def _seed(state: TaskState) -> int:
+def _seed(state: State) -> int:
     """The seed that a run was set up with."""
     low, high = state.key.numpy().view(np.uint32).tolist()
     return int(low | high << 32)

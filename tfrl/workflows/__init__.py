@@ -7,6 +7,7 @@ from tfrl.workflows.loop import RunReport, RunTime
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.on_policy import OnPolicyWorkflow
 from tfrl.workflows.options import RunOptions
+from tfrl.workflows.pbt import PBTWorkflow
 from tfrl.workflows.run_state import RunMetrics, State
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "EvolutionWorkflow",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",
+    "PBTWorkflow",
     "RunMetrics",
     "RunOptions",
     "RunReport",

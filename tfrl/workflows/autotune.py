@@ -148,3 +148,19 @@ class CompileModeTuner:
         if compared and update.mode == "graph" and rollout.mode == "xla":
             if rollout.seconds["graph"] < rollout.seconds["xla"] + _WAKE_SECONDS:
                 stages.set_mode("rollout", "graph")
+
+
+def choose_loop(asked: str, made: Stages, iterate: Callable[[Any], Any], state: Any) -> str:
+    """Returns the mode of a loop whose iterations are one stage; "auto" times graph against XLA.
+
+    Args:
+      asked: A mode, or "auto".
+      made: The stages; the others of an iteration are within this one.
+      iterate: An iteration of a state, to be timed.
+      state: Of tensors.
+    """
+    if asked != "auto":
+        return asked
+    if not auto_needs_timing():
+        return "xla"
+    return made.stage("iteration", iterate).choose_by_time(state)

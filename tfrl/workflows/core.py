@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.distribute.replicas import Replicas
+from tfrl.distribute.worker_group import WorkerGroup
+from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.result import EvaluationResult
@@ -23,13 +25,9 @@ from tfrl.learning.leaves import in_place, put
 from tfrl.traces import logic_key, traces_of
 from tfrl.workflows.loop import RunReport, RunTime, TrainingLoop
 from tfrl.workflows.options import RunOptions, with_changes
-from tfrl.workflows.run_state import RunMetrics
-from tfrl.workflows.run_state import State as RunState
+from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.runner import Runner, variables_of
 from tfrl.workflows.stages import MODES, RunPhase, Stages
-
-# A `tfrl.workflows.State`, unless a workflow has its own.
-State = Any
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -100,7 +98,7 @@ class Workflow(abc.ABC):
         self.agent: Any = None
         self.evaluator: Any = None
         # What `check_env` looks at before a training; None where the workflow does it itself.
-        self.env: Any = None
+        self.env: Env | None = None
         self.replicas = Replicas()
         # The gin bindings that it was built of, see `build_from_config`.
         self.config: Mapping[str, Any] = types.MappingProxyType({})
@@ -119,7 +117,7 @@ class Workflow(abc.ABC):
         names = ["agent", "environment", "run", "replay_buffer"]
         keys = seeding.streams(seeding.as_key(seed), names)
         agent_state, opt_state = self.setup_agent_and_optimizer(keys["agent"])
-        state = RunState(
+        state = State(
             key=keys["run"],
             metrics=self.setup_workflow_metrics(),
             agent_state=agent_state,
@@ -351,6 +349,10 @@ class Workflow(abc.ABC):
         """
         return export_policy(self.agent, self.agent_state(state), directory)
 
+    def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
+        """Writes pictures of a run that has ended into its folder; returns `{title: file}`."""
+        return {}
+
     def describe(self) -> str:
         """Returns what it trains on what, in a few words."""
         env = self.env
@@ -474,13 +476,10 @@ class Workflow(abc.ABC):
         ]
         state = tf.nest.pack_sequence_as(state, leaves)
         if environments and isinstance(self.env, HostEnv):
-            state = state.replace(env_state=self._new_episodes(state))
+            # Those on the host begin anew after a restore, by seeds that follow.
+            key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
+            state = state.replace(env_state=self.env.reset(key))
         return state
-
-    def _new_episodes(self, state: State) -> Any:
-        """Environments on the host that begin anew after a restore, by seeds that follow."""
-        key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
-        return self.env.reset(key)
 
     @property
     def enable_multi_devices(self) -> bool:
@@ -495,7 +494,7 @@ class Workflow(abc.ABC):
         return
 
     @property
-    def worker_group(self) -> Any:
+    def worker_group(self) -> WorkerGroup | None:
         """How the processes of a multi-worker strategy decide together; None for one process."""
         return None
 

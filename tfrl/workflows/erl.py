@@ -83,15 +83,16 @@ class ERLWorkflow(Workflow):
     all steps go into the buffer, the agents take their learner steps, and the search is told. Every
     `inject_every` generations the agents' actors enter the population.
 
-    CEM-RL (`train_half`): there is one agent, of which the critics count. Before a generation plays,
-    each member of its first half takes gradient steps along the critics, and the critics learn
-    meanwhile.
+    CEM-RL (`train_half`): there is one agent, of which the critics count. Before a generation
+    plays, each member of its first half takes gradient steps along the critics, and the critics
+    learn meanwhile.
 
     Sources: Khadka & Tumer 2018, algorithm 1, https://arxiv.org/abs/1805.07917; Pourchot & Sigaud
     2019, algorithm 1, https://arxiv.org/abs/1810.01222.
     """
 
     _not_traced = Workflow._not_traced | {"_learner"}
+    env: Env
 
     def __init__(
         self,
@@ -676,7 +677,8 @@ class ERLWorkflow(Workflow):
                 if path != "learning_rate":
                     leaves.put(slot, tf.zeros_like(slot))
 
-        names, takes = [], {}
+        names: list[str] = []
+        takes = {}
         for name in (critic, actor):
             one = with_one_update(learner, module_id, name)
             own_names, takes[name] = self._steps(state, one, f"update/{name}", env_steps)
@@ -754,11 +756,7 @@ class ERLWorkflow(Workflow):
         """Returns `state` with every value replaced; see `Workflow.load_values`."""
         state = super().load_values(state, values, environments=environments)
         self.runner(state).iterations = int(state.metrics.iterations)
-        return state
-
-    def _new_episodes(self, state: State) -> None:
-        """None: a generation begins with fresh episodes."""
-        return None
+        return state.replace(env_state=None)  # type: ignore[no-any-return]
 
     def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
         """Runs up to `iterations` generations in one compiled call; see `Workflow.advance`."""
@@ -810,7 +808,7 @@ class ERLWorkflow(Workflow):
         return self._timed_update(state, made)
 
     def _timed_update(self, state: State, made: Stages) -> str:
-        """Times a learner step of all updates on a batch of zeros, and puts back what it changes."""
+        """Times a learner step on a batch of zeros, and puts back what it changes."""
         learner, buffer = self.learner_of(state), self.replay_buffer(state)
         form: list[Nest] = []
 

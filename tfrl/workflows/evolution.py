@@ -22,9 +22,10 @@ from tfrl.ops import statistics
 from tfrl.rollout import rollout
 from tfrl.types import Nest
 from tfrl.workflows import stages
+from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.core import Workflow
 from tfrl.workflows.run_state import State
-from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
+from tfrl.workflows.stages import MODES, Stages
 
 OBS_STATISTICS = ("none", "running", "fixed")
 # Env steps of random play that fix the statistics of observations.
@@ -53,6 +54,10 @@ class EvolutionWorkflow(Workflow):
     An iteration is a generation: ask, play, tell. `agent_state` has what the search stands for (the
     centre); it is evaluated, exported and filmed, and evaluations tell of the best member too.
     """
+
+    env: Env
+    # What one replica plays in.
+    part_env: Env
 
     def __init__(
         self,
@@ -351,19 +356,16 @@ class EvolutionWorkflow(Workflow):
         if isinstance(self.env, HostEnv):
             made.modes.update(loop="eager", ask="graph", tell="graph")
             return
+        made.modes.update(ask="eager", play="eager", tell="eager")  # within the one loop
         mode = self.compile
         if mode == "auto" and on_host(self.env):
             mode = "graph"
-        elif mode == "auto" and (self.replicas.several or not auto_needs_timing()):
+        elif mode == "auto" and self.replicas.several:
             mode = "xla"
-        elif mode == "auto":
-            made.modes.update(ask="eager", play="eager", tell="eager")
-            trial = made.stage("generation", lambda state: self.iterate(state, state.key))
-            mode = trial.choose_by_time(state)
-        play = "eager"
+        mode = choose_loop(mode, made, lambda state: self.iterate(state, state.key), state)
         if self.replicas.several:  # whose reductions are outside of XLA
-            play, mode = mode, "graph"
-        made.modes.update(loop=mode, ask="eager", play=play, tell="eager")
+            made.modes["play"], mode = mode, "graph"
+        made.modes["loop"] = mode
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles how a generation is compiled."""

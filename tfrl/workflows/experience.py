@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl.types import Nest, Trajectory
 
 if TYPE_CHECKING:
+    from tfrl.replay import InGraphBuffer, ReplicatedBuffer
     from tfrl.workflows.off_policy import OffPolicyWorkflow
     from tfrl.workflows.run_state import State
 
@@ -25,7 +26,7 @@ class InGraphExperience:
 
     host_outputs: tuple[tf.DType, ...] = ()
 
-    def __init__(self, workflow: OffPolicyWorkflow, buffer: Any):
+    def __init__(self, workflow: OffPolicyWorkflow, buffer: InGraphBuffer | ReplicatedBuffer):
         """Takes a buffer, of one or of several replicas."""
         self._workflow, self.buffer = workflow, buffer
 
@@ -71,7 +72,7 @@ class InGraphExperience:
         """Returns the paths of `values`, without a copy of the buffer."""
         group, own = self._workflow.worker_group, self.buffer.state_paths()
         if group is None:
-            return own  # type: ignore[no-any-return]
+            return own
         return {self._path_of(w, path) for w in range(group.num_workers) for path in own}
 
     def values(self) -> dict[str, Any]:

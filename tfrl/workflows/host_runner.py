@@ -17,7 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.agents.core import Agent
 from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.worker_group import WorkerGroup
+from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.learning import leaves
@@ -27,7 +30,8 @@ from tfrl.rollout.acting import HostPolicy, policy_for
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows.fast_call import AsyncExecutor, FastCall, JoinedOutputs
-from tfrl.workflows.runner import Iterating, Runner
+from tfrl.workflows.run_state import State
+from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import RunPhase, Stages
 
 T = TypeVar("T")
@@ -70,12 +74,15 @@ class Experience(Protocol):
 class HostIterating(Iterating, Protocol):
     """What a host runner asks of a workflow."""
 
-    env: Any
-    agent: Any
+    env: Env
+    agent: Agent
     rollout_length: int
     overlap: bool
     all_rows_valid: bool
-    worker_group: Any
+
+    @property
+    def worker_group(self) -> WorkerGroup | None:
+        """How the processes of a strategy decide together; None for one process."""
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played."""
@@ -84,8 +91,8 @@ class HostIterating(Iterating, Protocol):
         """Returns how the agent acts in a phase."""
 
     def after_rollout(
-        self, state: Any, played: Trajectory, key: tf.Tensor, batches: Nest
-    ) -> tuple[dict[str, tf.Tensor], Any, list[tf.Tensor]]:
+        self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """All that follows a rollout: metrics, the state, and what is left to Python; traced.
 
         Args:
@@ -95,7 +102,7 @@ class HostIterating(Iterating, Protocol):
           batches: Those that were read before, or ().
         """
 
-    def fuses_on_host(self, state: Any, made: Stages) -> bool:
+    def fuses_on_host(self, state: State, made: Stages) -> bool:
         """Whether XLA can have all of a call but the reading of batches."""
 
 
@@ -104,14 +111,23 @@ class HostRunner(Runner):
 
     _workflow: HostIterating
 
-    def __init__(self, *args: Any, experience: Experience | None = None):
+    def __init__(
+        self,
+        workflow: HostIterating,
+        traces: Traces,
+        iterations: int = 0,
+        *,
+        experience: Experience | None = None,
+    ):
         """Prepares; nothing is traced yet.
 
         Args:
-          *args: As for `Runner`.
+          workflow: As for `Runner`.
+          traces: Likewise.
+          iterations: Likewise.
           experience: Where experience is kept, if not in the graph.
         """
-        super().__init__(*args)
+        super().__init__(workflow, traces, iterations)
         self.experience = experience
         self._executor = AsyncExecutor() if self._workflow.overlap else None
         self._calls: dict[str, CompiledLearnerCall] = {}
@@ -127,7 +143,7 @@ class HostRunner(Runner):
         """Traces anew at the next call."""
         self._calls, self._of, self.traces = {}, (None, ""), Traces()
 
-    def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         try:
             return self._run_on_host(state, made, iterations, limit)
         except BaseException:
@@ -135,7 +151,7 @@ class HostRunner(Runner):
                 self._executor.forget_error()
             raise
 
-    def _run_on_host(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_on_host(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         phase = made.phase.name
         if phase not in self._calls:
             self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, made)
@@ -149,7 +165,7 @@ class HostRunner(Runner):
         self._of = (None, "")  # until all is done: what fails half-way must begin anew
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
-        rows = HostRows(self._workflow.iterations_per_row)
+        rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
         while done < iterations and env_steps < limit:
             start = time.perf_counter()
             inputs = self._inputs.popleft()
@@ -170,7 +186,7 @@ class HostRunner(Runner):
             done += 1
             rows.add(metrics, counters)
             if not done % rows.length or done >= iterations or env_steps >= limit:
-                self.call_guarded(rows.end, rest)
+                self.call_guarded(rows.end, rest.tally, len(rest.names))
             playing += end - middle
             other += middle - start + time.perf_counter() - end
         if self._executor is not None:
@@ -217,36 +233,13 @@ class ActorInputs:
         self.values, self.joined = values, joined
 
 
-class HostRows:
-    """Collects the rows of a call; a row is of so many iterations."""
-
-    def __init__(self, length: int):
-        self.length = length
-        self.floats: list[Any] = []
-        self.counters: list[Any] = []
-        self._zeros = tf.zeros([2, _SLOTS])
-        self.sums = self._zeros
-        self._counters: Any = None
-
-    def add(self, sums: tf.Tensor, counters: tf.Tensor) -> None:
-        """Takes the sums and counters after an iteration."""
-        self.sums, self._counters = sums, counters
-
-    def end(self, rest: "CompiledLearnerCall") -> None:
-        """Ends a row; waits for its last call."""
-        wait_for(self._counters)
-        self.floats.append(rest.tally.result(self.sums).numpy()[: len(rest.names)])
-        self.counters.append(self._counters.numpy())
-        self.sums = self._zeros
-
-
 class CompiledLearnerCall:
     """All that follows a rollout in a phase, as one compiled call of flat tensors.
 
     It holds no variable: those of a state are given with each call.
     """
 
-    def __init__(self, runner: HostRunner, workflow: HostIterating, state: Any, made: Stages):
+    def __init__(self, runner: HostRunner, workflow: HostIterating, state: State, made: Stages):
         self._runner, self._workflow, self._phase = runner, workflow, made.phase
         self._how = (made.phase.name, *sorted(made.modes.items()))
         self._modes, self._seconds = made.modes, made.seconds
@@ -312,7 +305,7 @@ class CompiledLearnerCall:
 
     # Acting.
 
-    def begin(self, state: Any) -> list[ActorInputs]:
+    def begin(self, state: State) -> list[ActorInputs]:
         """Returns what the first rollouts act by: the variables as they are now."""
         values = []
         if self._lag:  # a copy: the variables will change while it is used
@@ -324,7 +317,7 @@ class CompiledLearnerCall:
             inputs.append(ActorInputs(play_key, learn_key, steps, values))
         return inputs
 
-    def acting_state(self, state: Any, inputs: ActorInputs) -> Nest:
+    def acting_state(self, state: State, inputs: ActorInputs) -> Nest:
         """Returns the state to act by, and hands policies in NumPy what they would compute."""
         wait_for(inputs.learner_steps)
         if inputs.values:

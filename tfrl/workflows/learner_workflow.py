@@ -5,7 +5,7 @@ import concurrent.futures
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
 from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
+from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.host import check_place, on_host
 from tfrl.envs.host_env import HostEnv
@@ -99,6 +100,7 @@ class LearnerWorkflow(Workflow):
     overlap = False
     # What the host's runner does in two parts: the rollout in Python, one call for the rest.
     _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
+    env: Env
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class LearnerWorkflow(Workflow):
         self._divide()
 
     @property
-    def worker_group(self) -> Any:
+    def worker_group(self) -> WorkerGroup | None:
         """How the processes of a multi-worker strategy decide together; None for one process."""
         return self._worker_group
 
@@ -199,10 +201,8 @@ class LearnerWorkflow(Workflow):
     def _divide(self) -> None:
         """Makes each replica's part of the environments."""
         several = self.replicas.num_workers > 1
-        self._worker_group: Any = None
+        self._worker_group: WorkerGroup | None = None
         if several:
-            from tfrl.distribute.worker_group import WorkerGroup
-
             self._worker_group = WorkerGroup(self.replicas.strategy)
         parts = self.replicas.num_replicas
         if parts > 1:
@@ -411,12 +411,14 @@ class LearnerWorkflow(Workflow):
 
         Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
         """
-        trajectory, env_state, carry = self.roll(agent_state, env_state, carry, key, action_fn)
+        trajectory, env_state, carry = self.collect_trajectory(
+            agent_state, env_state, carry, key, action_fn
+        )
         return self.process_rollout(agent_state, trajectory).replace(
             env_state=env_state, carry=carry
         )
 
-    def roll(
+    def collect_trajectory(
         self,
         agent_state: Any,
         env_state: EnvState,
@@ -749,10 +751,11 @@ class LearnerWorkflow(Workflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played, at random or by the policy."""
-        roll = functools.partial(self.roll, action_fn=self.agent.random_actions if random else None)
+        action_fn = self.agent.random_actions if random else None
+        collect = functools.partial(self.collect_trajectory, action_fn=action_fn)
         if isinstance(self.env, HostEnv):
-            return roll
-        return made.stage("rollout/random" if random else "rollout", roll)
+            return collect
+        return made.stage("rollout/random" if random else "rollout", collect)
 
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns how the agent acts in a phase."""
@@ -927,10 +930,11 @@ class LearnerWorkflow(Workflow):
     def _choose_acting(self, state: State, asked: str) -> str:
         """How the policy is called on the host: as asked, or in the faster way."""
         agent = self.agent
-        policies = [policy_for(half, agent, agent.compute_actions) for half in self.env.halves]
+        env = cast(HostEnv, self.env)
+        policies = [policy_for(half, agent, agent.compute_actions) for half in env.halves]
         policy = policies[0]
         policy.mode = None if asked == "auto" else asked
-        env_state = self.env.states_of(state.env_state)[0]
+        env_state = env.states_of(state.env_state)[0]
         carry = None if state.carry is None else policy.fresh_carry()
         policy.begin(struct.values(state.agent_state), state.key, 4, env_state.obs, carry)
         for other in policies:

@@ -1,11 +1,13 @@
 """The training loop: the only one, whatever the algorithm."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
 from tfrl.experiment.callbacks import STOP, CallbackList, Event
@@ -22,6 +24,10 @@ from tfrl.experiment.recorders import (
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.workflows.options import RunOptions
 from tfrl.workflows.video import Filming, check_filming, drop_later_videos
+
+if TYPE_CHECKING:
+    from tfrl.workflows.core import Workflow
+    from tfrl.workflows.run_state import State
 
 _CALL_SECONDS = 0.5
 # Of a checkpoint's manifest: `{file: rows}` that were on the disk when it was saved.
@@ -63,7 +69,7 @@ class RunTime:
     train_steps: int = 0
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "RunTime":
+    def of(cls, manifest: Mapping[str, Any]) -> RunTime:
         """Reads it from the manifest of a checkpoint, which may lack it."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: manifest[name] for name in names if name in manifest})
@@ -77,7 +83,7 @@ class RunTime:
 class TrainingLoop:
     """One call of `Workflow.learn`."""
 
-    def __init__(self, workflow: Any, options: RunOptions, callbacks: Sequence[Any]):
+    def __init__(self, workflow: Workflow, options: RunOptions, callbacks: Sequence[Any]):
         """Prepares; files are touched by `run`."""
         self.workflow = workflow
         self.options = options
@@ -101,7 +107,7 @@ class TrainingLoop:
 
     # Set-up of files.
 
-    def _open(self, state: Any, env_steps: int) -> None:
+    def _open(self, state: State, env_steps: int) -> None:
         options = self.options
         recorders: list[Any] = []
         keeps = self._leads and options.root_dir is not None
@@ -138,7 +144,7 @@ class TrainingLoop:
         )
         self._saved_at = time.monotonic()
 
-    def _take(self, folder: RunFolder, state: Any, env_steps: int) -> None:
+    def _take(self, folder: RunFolder, state: State, env_steps: int) -> None:
         """Binds the run to the folder, unless the folder is another run's."""
         folder.check_files()
         steps = CheckpointManager(folder.checkpoints, read_only=True).steps
@@ -180,7 +186,7 @@ class TrainingLoop:
 
     # The loop.
 
-    def run(self, state: Any) -> Any:
+    def run(self, state: State) -> State:
         """Trains; returns the last state."""
         start = self._counted_at = time.monotonic()
         if self.options.video_interval:
@@ -234,7 +240,7 @@ class TrainingLoop:
         """The first multiple of an interval after `env_steps`."""
         return math.inf if interval is None else (env_steps // interval + 1) * interval
 
-    def _call(self, state: Any, env_steps: int) -> tuple[Any, int, list[dict[str, Any]]]:
+    def _call(self, state: State, env_steps: int) -> tuple[State, int, list[dict[str, Any]]]:
         """One compiled call: the new state, env steps, and its rows."""
         options = self.options
         self._eval_due = self._next(options.eval_interval, env_steps)
@@ -282,7 +288,7 @@ class TrainingLoop:
         self.progress.update(int(row["env_steps"]), **known)
 
     def _evaluate_if_due(
-        self, state: Any, rows: list[dict[str, Any]], env_steps: int
+        self, state: State, rows: list[dict[str, Any]], env_steps: int
     ) -> tuple[Any, float | None]:
         """Evaluates when its multiple is reached; the metrics join the last row."""
         if env_steps < self._eval_due:
@@ -300,7 +306,7 @@ class TrainingLoop:
             self._note(STOP, "target_return")
         return state, self._last_eval
 
-    def _film_if_due(self, state: Any, rows: list[dict[str, Any]], env_steps: int) -> None:
+    def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
         """Records a video when its multiple is reached."""
         if self._filming is not None and env_steps >= self._film_due:
             start = time.monotonic()
@@ -314,7 +320,9 @@ class TrainingLoop:
         if self._filming is not None:
             self._filming.show(self.recorder)
 
-    def _checkpoint_if_due(self, state: Any, env_steps: int, evaluated: float | None) -> int | None:
+    def _checkpoint_if_due(
+        self, state: State, env_steps: int, evaluated: float | None
+    ) -> int | None:
         """Saves by steps, by time, and at an evaluation that is the best so far."""
         if self.options.root_dir is None:
             return None
@@ -331,7 +339,7 @@ class TrainingLoop:
         best = self.manager.best_metric if self.manager is not None else None
         return math.isfinite(evaluated) and (best is None or evaluated > best)
 
-    def _save(self, state: Any, env_steps: int, evaluated: float | None) -> None:
+    def _save(self, state: State, env_steps: int, evaluated: float | None) -> None:
         """Saves a checkpoint: all processes give their part, the chief writes."""
         values = self.workflow.state_values(state)
         manager = self.manager

@@ -109,8 +109,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
         Args:
           env: The training environments, as `tfrl.make_env` gives them.
-          agent: An off-policy agent (DQN, DDPG, TD3, SAC), or a function (such as the class) that
-            makes one from keyword arguments `obs_spec` and `action_spec`.
+          agent: An agent that learns from replay, or a function (such as the class) that makes one
+            from keyword arguments `obs_spec` and `action_spec`.
           optimizer: "adam", "adamw", "rmsprop", "sgd", "lion", one of `tfrl.learning.optimizers`,
             or a Keras optimizer, in the place of `learner_config.optimizer`; None to leave it. The
             learning rate is `learner_config.lr`.
@@ -382,16 +382,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 got="one on a Reverb server",
                 remedy="Use workflow.snapshot, or a checkpoint, or InGraphReplay.",
             )
-        experience = self._experience(state)
-        values = experience.copy_values()
+        values = self._reverb(state).copy_values()
         copy = super().copied(state, runner)
         self._experience(copy).load(values)
         return copy
 
-    def _experience(self, state: State) -> Any:
+    def _reverb(self, state: State) -> ReverbExperience:
+        """What an iteration asks of the buffer of a state where Reverb has it."""
+        return self.runner(state).experience  # type: ignore[attr-defined,no-any-return]
+
+    def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
         """What an iteration asks of the replay buffer of a state."""
         if self.loops_in_python:
-            return self.runner(state).experience  # type: ignore[attr-defined]
+            return self._reverb(state)
         return InGraphExperience(self, self.replay.over(state.replay_buffer_state, self.replicas))
 
     def close(self) -> None:
@@ -441,7 +444,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         return not self.loops_on_host and not self.prioritized and self.always_due() == 1
 
-    def gathers(self, made: Stages | None) -> bool:
+    def fuses_sampling(self, made: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
@@ -494,8 +497,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         if state.prefetched is not None:
             *_, play_key = state.prefetched
-        if self.gathers(made):
-            out = self._gathered(state, act)
+        if self.fuses_sampling(made):
+            out = self._fused_sampling(state, act)
         else:
             out = self.play(state, play_key, act)
             if self.overlaps and phase.learns:
@@ -527,7 +530,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         metrics: dict[str, tf.Tensor] = {}
         outputs: list[tf.Tensor] = []
         ahead = self.overlaps and learns
-        if ahead or self.gathers(made):  # the experience is in the buffer
+        if ahead or self.fuses_sampling(made):  # the experience is in the buffer
             batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
@@ -577,7 +580,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         batch = self._batch_of(state, iteration, env_steps)
         return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
 
-    def _gathered(self, state: State, act: ActionFn | None) -> RolloutResult:
+    def _fused_sampling(self, state: State, act: ActionFn | None) -> RolloutResult:
         """Returns `_stored_and_sampled` of a rollout, all of it one XLA program."""
         form = state.replace(prefetched=None)
 
@@ -601,11 +604,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if not self.replicas.several:
             return super().host_rollout(made, random=random)
         act = self.agent.random_actions if random else None
-        one = CompiledStage("rollout", functools.partial(self.roll, action_fn=act))
-        graph, xla = (functools.partial(self._roll_on_all, one, m) for m in ("graph", "xla"))
+        one = CompiledStage("rollout", functools.partial(self.collect_trajectory, action_fn=act))
+        graph, xla = (functools.partial(self._collect_on_all, one, m) for m in ("graph", "xla"))
         return made.stage("rollout/random" if random else "rollout", graph, xla)
 
-    def _roll_on_all(
+    def _collect_on_all(
         self,
         stage: CompiledStage,
         mode: str,
@@ -690,11 +693,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
     ) -> tuple[Nest, tf.Tensor]:
         """The sample of a learner step of an iteration, and the key of its update."""
         keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
-        beta, experience = make_schedule(self.priority_beta)(env_steps), self._experience(state)
-        if tf.nest.flatten(batches):
-            batch = experience.weighted(tf.nest.map_structure(lambda x: x[number], batches), beta)
+        beta = make_schedule(self.priority_beta)(env_steps)
+        if tf.nest.flatten(batches):  # they were read from Reverb
+            batch = tf.nest.map_structure(lambda x: x[number], batches)
+            batch = self._reverb(state).weighted(batch, beta)
         else:
-            batch = experience.sample(keys["sample"], beta)
+            batch = self._experience(state).sample(keys["sample"], beta)
         return batch, keys["update"]
 
     def _learn_from_replay(
@@ -775,7 +779,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Whether XLA has all that follows a rollout: many small operations on the buffer."""
         if not self.loops_in_python:
             return True
-        reads = not made.phase.learns or self._experience(state).fetches(made)
+        reads = not made.phase.learns or self._reverb(state).fetches(made)
         return not self.replicas.several and reads
 
     def forget_traces(self, experience: ReverbExperience) -> None:

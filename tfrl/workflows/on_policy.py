@@ -1,13 +1,14 @@
 """The on-policy workflow: roll out, learn from it, throw it away."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import CheckNumerics, ModuleConfig
 from tfrl.learners.minibatches import Remainder
@@ -25,12 +26,13 @@ class OnPolicyWorkflow(LearnerWorkflow):
     One iteration: `rollout_length` steps in each of the environments, then `num_epochs` passes
     over their rows in `num_minibatches` shuffled minibatches. On device environments several
     iterations run in one compiled call; how many never changes a result. An algorithm differs from
-    this template by its agent and by the hooks `collect` (which is `roll` and `process_rollout`)
-    and `update`, which are traced.
+    this template by its agent and by the hooks `collect` (`collect_trajectory`, then
+    `process_rollout`) and `update`, which are traced.
 
-    Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by `roll`; what
-    follows is compiled as well. A checkpoint does not hold them: a resumed run restores everything
-    else exactly and begins new episodes. The workflow closes them in `close`.
+    Environments on the host (`tfrl.envs.host_env.HostEnv`) are stepped in Python by
+    `collect_trajectory`; what follows is compiled as well. A checkpoint does not hold them: a
+    resumed run restores everything else exactly and begins new episodes. The workflow closes them
+    in `close`.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
           eval_env: The environments to evaluate on; the training ones by default. Wrappers above
             the autoreset that change rewards are left out: an evaluation tells the task's returns.
           rollout_length: Steps per environment and iteration (T).
-          num_epochs: Passes over the rows of an iteration; None for the agent's own number, which
-            is 4 for PPO and 1 for A2C, REINFORCE and IMPALA.
+          num_epochs: Passes over the rows of an iteration; None for the agent's own number, see
+            `Agent.epochs_and_minibatches`.
           num_minibatches: Gradient steps of a pass; must divide T x B unless `remainder` says how.
             None as for `num_epochs`.
           remainder: "error", "pad", "drop" or "wrap".
@@ -168,8 +170,9 @@ class OnPolicyWorkflow(LearnerWorkflow):
         # Steps on the host cannot be taken on trial.
         agent_state = struct.values(state.agent_state)
         fields = self.rollout_fields(state.env_state)
+        env = cast(HostEnv, self.env)
         trajectory = blank_trajectory(
-            self.env, self.agent, state.env_state, agent_state, self.rollout_length, fields
+            env, self.agent, state.env_state, agent_state, self.rollout_length, fields
         )
         return self.compiled_process_rollout(agent_state, trajectory).batch
 

@@ -53,7 +53,8 @@ def with_one_update(learner: Learner, module_id: str, name: str) -> Learner:
       name: The name of the update: "critic" or "actor".
     """
     one = learner.over(learner.learner_state)
-    one.modules = {module_id: OneUpdate(learner.modules[module_id], name)}
+    module: Any = OneUpdate(learner.modules[module_id], name)
+    one.modules = {module_id: module}
     return one
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -119,7 +119,7 @@ def _new_episodes(
         return {**progress, "env_state": own.env_state, "carry": own.carry}
     key = seeding.fold_in(seeding.stream(progress["key"], "episodes"), progress["iterations"])
     make_carry = getattr(workflow.agent, "initial_carry", None)
-    env: HostEnv = workflow.env
+    env = cast(HostEnv, workflow.env)
     env_state = env.reset(key)
     env.load_kept_state(progress["env_state"])
     carry = make_carry(env.num_envs) if make_carry else None

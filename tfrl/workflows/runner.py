@@ -18,7 +18,9 @@ from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.traces import Traces, specs_of
+from tfrl.types import Nest
 from tfrl.workflows import stages
+from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import RunPhase, Stages
 from tfrl.xla import never_in_xla
 
@@ -37,25 +39,25 @@ class Iterating(Protocol):
     # Iterations that share a row of metrics.
     iterations_per_row: int
 
-    def iterate(self, state: Any, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], Any]:
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
         """One iteration; traced."""
 
-    def phase_of(self, state: Any) -> RunPhase:
+    def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
 
-    def settle_modes(self, state: Any, stages: Stages) -> None:
+    def settle_modes(self, state: State, stages: Stages) -> None:
         """Settles the compile mode of every stage, and that of the loop."""
 
-    def begin_call(self, state: Any) -> Any:
+    def begin_call(self, state: State) -> State:
         """Returns the state without what no iteration changes."""
 
-    def end_call(self, before: Any, after: Any) -> Any:
+    def end_call(self, before: State, after: State) -> State:
         """Returns the state after a call, with what `begin_call` left out."""
 
-    def prefetch(self, state: Any) -> Any:
+    def prefetch(self, state: State) -> State:
         """Returns the state that the first iteration of a call begins with; traced."""
 
-    def drop_prefetched(self, state: Any) -> Any:
+    def drop_prefetched(self, state: State) -> State:
         """Returns the state as the last iteration of a call leaves it; traced."""
 
     def times_stages(self, stages: Stages) -> bool:
@@ -85,7 +87,7 @@ class Runner:
         self._names: dict[str, list[str]] = {}
         self._slots = _SLOTS
 
-    def settled(self, state: Any, phase: RunPhase | None = None) -> Stages:
+    def settled(self, state: State, phase: RunPhase | None = None) -> Stages:
         """Returns the stages of a phase, by default that of the state, in settled modes."""
 
         def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
@@ -97,11 +99,11 @@ class Runner:
                 self._workflow.settle_modes(state, made)
         return made
 
-    def bind(self, state: Any, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
+    def bind(self, state: State, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
         """Returns a compiled function over the variables of a state, see `Traces.bound`."""
         return self.traces.bound(name, make, args, variables_of(state))
 
-    def once(self, state: Any, name: Hashable, fn: Callable[[], Any]) -> Any:
+    def once(self, state: State, name: Hashable, fn: Callable[[], Any]) -> Any:
         """Returns a compiled function without arguments over the variables of a state."""
         if name not in self._loops:
             make = functools.partial(tf.function, counted_apart(fn), autograph=False)
@@ -113,7 +115,7 @@ class Runner:
         self.modes.update(other.modes)
         self.seconds.update(other.seconds)
 
-    def whole(self, state: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def whole(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the loop over iterations as one function, and arguments for it."""
         made = self.settled(state)
         state = self._workflow.begin_call(state)
@@ -125,8 +127,8 @@ class Runner:
         return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 
     def run(
-        self, state: Any, iterations: int, until: int | None
-    ) -> tuple[list[dict[str, Any]], Any, dict[str, float]]:
+        self, state: State, iterations: int, until: int | None
+    ) -> tuple[list[dict[str, Any]], State, dict[str, float]]:
         """Runs iterations until there are `iterations`, or `until` env steps are reached.
 
         A call ends with a phase.
@@ -148,7 +150,7 @@ class Runner:
         call = time.perf_counter() - start
         return rows, state, {"call": call, **self._split(made, call, *map(float, seconds))}
 
-    def _run(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         if made.modes["loop"] == "eager" or tf.config.functions_run_eagerly():
             return self._run_eagerly(state, made, iterations, limit)
         carried = leaves.carried(state)
@@ -161,7 +163,7 @@ class Runner:
         carried, *rest = self._loops[how](*args)
         return leaves.with_carried(state, carried), *rest
 
-    def _traced(self, state: Any, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
+    def _traced(self, state: State, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
         """The loop over iterations as a compiled function."""
 
         def make() -> Any:
@@ -188,7 +190,7 @@ class Runner:
 
     # One iteration.
 
-    def _iterate(self, state: Any, made: Stages) -> tuple[Any, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _iterate(self, state: State, made: Stages) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
         """State, float metrics, counters, and seconds by stage."""
         timed = self._has_clocks(made)
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
@@ -208,7 +210,7 @@ class Runner:
 
     # Many.
 
-    def loop(self, state: Any, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+    def loop(self, state: State, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
         """Runs iterations until there are so many, or so many env steps; traced.
 
         Returns:
@@ -219,7 +221,7 @@ class Runner:
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
         counters = tf.TensorArray(tf.int64, MAX_ROWS, element_shape=[len(COUNTERS)])
 
-        def of(carried: list[tf.Tensor]) -> Any:
+        def of(carried: list[tf.Tensor]) -> State:
             return leaves.with_carried(begun, carried)
 
         def body(
@@ -241,7 +243,7 @@ class Runner:
         return after, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _row(
-        self, of: Callable[..., Any], carried: Any, made: Stages, done: Any, n: Any, limit: Any
+        self, of: Callable[..., State], carried: Any, made: Stages, done: Any, n: Any, limit: Any
     ) -> Any:
         """The iterations of one row of metrics: the state, how many are done, and the row."""
 
@@ -291,7 +293,7 @@ class Runner:
         counters = of(carried).metrics.counters()
         return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
 
-    def _run_eagerly(self, state: Any, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
         state = self._workflow.prefetch(state)
         rows = MetricRows(self._workflow.iterations_per_row)
@@ -301,8 +303,11 @@ class Runner:
             done += 1
             seconds += s.numpy()
             env_steps = int(c.numpy()[COUNTERS.index("env_steps")])
-            last = done >= iterations or env_steps >= limit
-            rows.add(f, c, self._names[made.phase.name], last=last)
+            accumulator = MetricAccumulator(self._names[made.phase.name])
+            sums = accumulator.start() if rows.sums is None else rows.sums
+            rows.add(accumulator.add(sums, f), c)
+            if not done % rows.length or done >= iterations or env_steps >= limit:
+                rows.end(accumulator, len(f))
         state = self._workflow.drop_prefetched(state)
         return state, len(rows.floats), rows.floats, rows.counters, seconds
 
@@ -318,32 +323,33 @@ class Runner:
 
 
 class MetricRows:
-    """Collects the rows of a call from Python; each is of so many iterations.
+    """Collects the rows of a call from Python; each sums up so many iterations.
 
     Attributes:
+      length: Iterations of a row.
+      sums: Of the row that has begun, float32 [2, n], see `MetricAccumulator`; before that the
+        start.
       floats: The metrics of each row.
       counters: The `COUNTERS` of each.
     """
 
-    def __init__(self, per_row: int):
-        """Starts without any."""
-        self._per_row, self._done = per_row, 0
-        self._tally: MetricAccumulator | None = None
-        self._sums: tf.Tensor | None = None
+    def __init__(self, length: int, start: tf.Tensor | None = None):
+        """Starts without any row; `start` is the sums of no iteration."""
+        self.length = length
+        self._start = self.sums = start
+        self._counters: Any = None
         self.floats: list[np.ndarray] = []
         self.counters: list[np.ndarray] = []
 
-    def add(self, floats: tf.Tensor, counters: tf.Tensor, names: list[str], *, last: bool) -> None:
-        """Adds an iteration; the last one ends its row."""
-        self._done += 1
-        if self._per_row > 1:
-            tally = self._tally = self._tally or MetricAccumulator(names)
-            self._sums = tally.add(tally.start() if self._sums is None else self._sums, floats)
-            if self._done % self._per_row and not last:
-                return
-            floats, self._sums = tally.result(self._sums), None
-        self.floats.append(floats.numpy())
-        self.counters.append(counters.numpy())
+    def add(self, sums: tf.Tensor, counters: tf.Tensor) -> None:
+        """Takes the sums and counters after an iteration."""
+        self.sums, self._counters = sums, counters
+
+    def end(self, accumulator: MetricAccumulator, number: int) -> None:
+        """Ends a row, of which so many metrics have names; waits for its last call."""
+        self.counters.append(self._counters.numpy())
+        self.floats.append(accumulator.result(self.sums).numpy()[:number])
+        self.sums = self._start
 
 
 class _MoreMetricsError(Exception):
@@ -364,7 +370,7 @@ def _row_of(metrics: Mapping[str, tf.Tensor], names: list[str], slots: int) -> t
     return tf.pad(floats, [[0, slots - len(names)]])
 
 
-def variables_of(state: Any) -> dict[str, tf.Variable]:
+def variables_of(state: Nest) -> dict[str, tf.Variable]:
     """Returns the variables among the leaves of a state by path."""
     return {p: x for p, x in struct.paths(state).items() if isinstance(x, tf.Variable)}
 

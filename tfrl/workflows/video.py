@@ -1,13 +1,19 @@
 """Videos of the policy while it is trained."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview
 from tfrl.experiment.recorders import RecorderGroup
 from tfrl.experiment.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from tfrl.workflows.core import Workflow
+    from tfrl.workflows.run_state import State
 
 TAG = "video"
 _NAME = re.compile(r"step_(\d+)\.mp4")
@@ -20,7 +26,9 @@ class Filming:
     of the run: it happens in environments of its own, with a key of its own.
     """
 
-    def __init__(self, workflow: Any, folder: RunFolder, seed: int, *, log: Callable[[str], None]):
+    def __init__(
+        self, workflow: Workflow, folder: RunFolder, seed: int, *, log: Callable[[str], None]
+    ):
         """Prepares; files are touched by the methods.
 
         Args:
@@ -33,7 +41,7 @@ class Filming:
         self._log = log
         self._waiting: tuple[Any, int, float] | None = None  # frames, env steps, fps
 
-    def record(self, state: Any, env_steps: int) -> None:
+    def record(self, state: State, env_steps: int) -> None:
         """Records one episode to its file.
 
         Args:
@@ -66,7 +74,7 @@ def drop_later_videos(folder: RunFolder, env_steps: int) -> None:
             path.unlink()
 
 
-def check_filming(workflow: Any, root_dir: str | None) -> None:
+def check_filming(workflow: Workflow, root_dir: str | None) -> None:
     """Checks before the training that videos can be recorded in it.
 
     Args:

@@ -38,6 +38,6 @@ class A2C(ActorCritic):
             policy,
             value,
             batch,
-            value_coef=self.value_coef,
+            value_coef=self.setting(state, "value_coef"),
             entropy_coef=state.extra["entropy_coef"],
         )

@@ -1,7 +1,7 @@
 """The base class of on-policy agents: networks, acting, values, advantages, statistics."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tfrl import checks, distributions, networks, ops, struct
 from tfrl.agents import network_checks
 from tfrl.agents.actor_critic import batch as batch_lib
 from tfrl.agents.actor_critic.batch import PolicyBatch
-from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, Update
+from tfrl.agents.core import PARAM_UPDATES, NormalizingAgent, PolicyParameters, Update
 from tfrl.agents.default_networks import default_policy, default_torso, with_memory
 from tfrl.checks import Bound
 from tfrl.envs.action_masks import split_mask
@@ -70,6 +70,8 @@ class ActorCritic(NormalizingAgent):
       normalize_advantage: Whether advantages are normalised in each minibatch.
       normalize_obs: Whether observations are normalised by running statistics.
       obs_clip: Bound of a normalised observation.
+      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
+        that members of a population may differ in them.
     """
 
     obs_spec: Nest
@@ -93,7 +95,11 @@ class ActorCritic(NormalizingAgent):
     obs_clip: float = 10.0
     obs_key: str | None = None
     value_obs_key: str | None = None
+    hyperparameters: tuple[str, ...] = ()
     network: networks.ActorCriticNetwork = struct.derived()
+
+    # Settings that `hyperparameters` may name.
+    in_state: ClassVar[tuple[str, ...]] = ("discount", "gae_lambda", "value_coef", "entropy_coef")
 
     def __post_init__(self) -> None:
         """Checks numbers and fills in the default networks."""
@@ -109,6 +115,7 @@ class ActorCritic(NormalizingAgent):
                 remedy="None takes the whole rollout.",
             )
         checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
+        checks.known(f"{owner}.hyperparameters", self.hyperparameters, self.in_state)
         make_schedule(self.entropy_coef)
         self._check_networks()
         self.network = self._make_network()
@@ -218,8 +225,19 @@ class ActorCritic(NormalizingAgent):
         return AgentState(
             params=self.network.init(key, seen),
             normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
-            extra={"entropy_coef": make_schedule(self.entropy_coef)(tf.constant(0, tf.int64))},
+            extra={
+                "entropy_coef": make_schedule(self.entropy_coef)(tf.constant(0, tf.int64)),
+                **{
+                    name: tf.constant(getattr(self, name), tf.float32)
+                    for name in self.hyperparameters
+                    if name != "entropy_coef"
+                },
+            },
         )
+
+    def setting(self, state: AgentState, name: str) -> Any:
+        """Returns a setting of a state: its own leaf where `hyperparameters` names it."""
+        return state.extra[name] if name in self.hyperparameters else getattr(self, name)
 
     def initial_carry(self, batch_size: int) -> Nest:
         """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
@@ -253,6 +271,15 @@ class ActorCritic(NormalizingAgent):
         """Takes the mode of the policy."""
         policy, after = self._policy(state, obs, carry)
         return ActionOutput(action=policy.mode(), carry=after)
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns one distribution for each leaf of an action."""
+        policy, after = self._policy(state, obs, carry)
+        parts = policy.parts if isinstance(policy, distributions.Joint) else (policy,)
+        paths = struct.paths(self.action_spec)
+        return {path: part.parameters() for path, part in zip(paths, parts, strict=True)}, after
 
     def compute_values(self, state: AgentState, obs: Nest, carry: Nest = None) -> tf.Tensor:
         """Returns V(o), float32 `[...]`, of observations `[..., *obs_spec shape]`.
@@ -348,7 +375,7 @@ class ActorCritic(NormalizingAgent):
     ) -> tuple[PolicyBatch, dict[str, tf.Tensor]]:
         """Values both ends of every step, and estimates advantages at the true successors."""
         value, next_value = self.values_of(state, trajectory)
-        advantage, target = self.advantages(trajectory, value, next_value)
+        advantage, target = self.advantages(trajectory, value, next_value, state)
         found = PolicyBatch(
             obs=self.normalized(state, trajectory.obs),
             action=trajectory.action,
@@ -401,24 +428,28 @@ class ActorCritic(NormalizingAgent):
         return tf.reshape(value, shape), tf.reshape(next_value, shape)
 
     def advantages(
-        self, trajectory: Trajectory, value: tf.Tensor, next_value: tf.Tensor
+        self,
+        trajectory: Trajectory,
+        value: tf.Tensor,
+        next_value: tf.Tensor,
+        state: AgentState,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns advantages and targets of the value function, float32 `[T, B]` each."""
         steps = trajectory.termination.shape[0]
-        lambda_: Any = self.gae_lambda
+        lambda_: Any = self.setting(state, "gae_lambda")
         if self.gae_horizon is not None:
             name = f"{type(self).__name__}.gae_horizon"
             horizon = batch_lib.check_length(name, self.gae_horizon, steps)
             # Without a lambda the last step of a horizon bootstraps from the value.
             last = tf.equal(tf.range(steps) % horizon, horizon - 1)
-            lambda_ = tf.where(last, 0.0, self.gae_lambda)[:, tf.newaxis]  # [T, 1]
+            lambda_ = tf.where(last, 0.0, lambda_)[:, tf.newaxis]  # [T, 1]
         return ops.gae(
             reward=trajectory.reward,
             value=value,
             next_value=next_value,
             termination=trajectory.termination,
             truncation=trajectory.truncation,
-            discount=self.discount,
+            discount=self.setting(state, "discount"),
             lambda_=lambda_,
             mask=trajectory.valid,
         )
@@ -436,5 +467,7 @@ class ActorCritic(NormalizingAgent):
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Sets the entropy coefficient of this update."""
+        if "entropy_coef" in self.hyperparameters:
+            return state
         schedule = make_schedule(self.entropy_coef)
         return state.replace(extra={**state.extra, "entropy_coef": schedule(timesteps)})

@@ -6,11 +6,12 @@ import tensorflow as tf
 
 from tfrl import checks, distributions, networks, ops, seeding, specs, struct
 from tfrl.agents import network_checks
-from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
+from tfrl.agents.core import PARAM_UPDATES, PolicyParameters, Update, algorithm
 from tfrl.agents.default_networks import default_torso
 from tfrl.agents.dqn.losses import dqn_loss
 from tfrl.agents.off_policy.agent import OffPolicy
 from tfrl.checks import Bound
+from tfrl.distributions.core import MASKED_LOGIT
 from tfrl.distributions.discrete import Categorical
 from tfrl.envs.action_masks import split_mask
 from tfrl.errors import UserError
@@ -168,6 +169,24 @@ class DQN(OffPolicy):
     ) -> ActionOutput:
         """Takes the best action, the first of equals."""
         return ActionOutput(action=self._best(self.action_values(state, obs)), carry=carry)
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns the values of all actions."""
+        return {".": ("q_values", {"q_values": self.action_values(state, obs)})}, carry
+
+    def exploration_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> PolicyParameters:
+        """Returns epsilon of the uniform distribution over valid actions, the rest on the best."""
+        values, epsilon = self.action_values(state, obs), state.extra["epsilon"]
+        uniform = Categorical.from_logits(tf.zeros_like(values), split_mask(obs)[1])
+        best = tf.one_hot(tf.argmax(values, axis=-1), self.num_actions)
+        probabilities = epsilon * tf.exp(uniform.logits) + (1.0 - epsilon) * best
+        possible = probabilities > 0.0
+        logits = tf.math.log(tf.where(possible, probabilities, 1.0))
+        return {".": ("categorical", {"logits": tf.where(possible, logits, MASKED_LOGIT)})}
 
     def _best(self, values: tf.Tensor) -> tf.Tensor:
         action = tf.cast(tf.argmax(values, axis=-1), self.action_spec.dtype)

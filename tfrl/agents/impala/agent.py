@@ -65,7 +65,7 @@ class Impala(ActorCritic):
             next_value=next_value,
             mask=trajectory.valid,
         )
-        _, target = self.advantages(trajectory, value, next_value)
+        _, target = self.advantages(trajectory, value, next_value, state)
         metrics = {
             "explained_variance": ops.explained_variance(value, target, trajectory.valid),
             "value_mean": ops.masked_mean(value, trajectory.valid),
@@ -84,10 +84,10 @@ class Impala(ActorCritic):
             policy,
             value,
             batch,
-            discount=self.discount,
-            lambda_=self.gae_lambda,
+            discount=self.setting(state, "discount"),
+            lambda_=self.setting(state, "gae_lambda"),
             clip_rho=self.clip_rho,
             clip_pg_rho=self.clip_pg_rho,
-            value_coef=self.value_coef,
+            value_coef=self.setting(state, "value_coef"),
             entropy_coef=state.extra["entropy_coef"],
         )

@@ -1,7 +1,7 @@
 """PPO: the plan of its one update, with the clipped or the penalised surrogate."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -42,6 +42,8 @@ class PPO(ActorCritic):
     kl_coef: float = 0.0
     kl_target: float | None = None
 
+    in_state: ClassVar[tuple[str, ...]] = (*ActorCritic.in_state, "clip")
+
     def __post_init__(self) -> None:
         """Checks that something keeps the policy near the one that acted."""
         super().__post_init__()
@@ -81,9 +83,9 @@ class PPO(ActorCritic):
             policy,
             value,
             batch,
-            clip=math.inf if self.clip is None else self.clip,
+            clip=math.inf if self.clip is None else self.setting(state, "clip"),
             value_clip=self.value_clip,
-            value_coef=self.value_coef,
+            value_coef=self.setting(state, "value_coef"),
             entropy_coef=state.extra["entropy_coef"],
             kl_coef=state.extra.get("kl_coef", self.kl_coef),
         )

@@ -1,5 +1,7 @@
 """REINFORCE with a baseline: the returns of episodes, as they came out."""
 
+from typing import ClassVar
+
 import tensorflow as tf
 
 from tfrl import struct
@@ -27,6 +29,8 @@ class Reinforce(A2C):
     Source: Williams 1992, https://doi.org/10.1007/BF00992696; Sutton and Barto 2018, section 13.4,
     http://incompleteideas.net/book/the-book-2nd.html.
     """
+
+    in_state: ClassVar[tuple[str, ...]] = ("discount", "value_coef", "entropy_coef")
 
     def __post_init__(self) -> None:
         """Checks that the returns are those of full episodes."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfrl import checks, networks, ops, seeding, specs, struct
-from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
+from tfrl.agents.core import PARAM_UPDATES, PolicyParameters, Update, algorithm
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
 from tfrl.agents.sac import losses
 from tfrl.agents.sac.networks import full_actor, make_actor
@@ -148,6 +148,12 @@ class SAC(OffPolicyActorCritic):
     ) -> ActionOutput:
         """Takes the mode of the policy; of a squashed Gaussian, its median."""
         return ActionOutput(action=self._emitted(self._policy(state, obs).mode()), carry=carry)
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns one distribution, of the vector of all Boxes or of the Discrete action."""
+        return {".": self._policy(state, obs).parameters()}, carry
 
     # Learning.
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfrl import checks, networks, ops, seeding, struct
 from tfrl.agents import network_checks
-from tfrl.agents.core import PARAM_UPDATES, Update, algorithm
+from tfrl.agents.core import PARAM_UPDATES, PolicyParameters, Update, algorithm
 from tfrl.agents.default_networks import default_torso
 from tfrl.agents.off_policy.actor_critic import OffPolicyActorCritic
 from tfrl.agents.td3 import losses
@@ -97,6 +97,19 @@ class TD3(OffPolicyActorCritic):
         """Takes the policy's actions as they are."""
         action = self._emitted(self._unit(state, obs))
         return ActionOutput(action=action, carry=carry)
+
+    def policy_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> tuple[PolicyParameters, Nest]:
+        """Returns the action of each leaf."""
+        leaves = struct.paths(self._emitted(self._unit(state, obs)))
+        return {path: ("deterministic", {"loc": x}) for path, x in leaves.items()}, carry
+
+    def exploration_parameters(
+        self, state: AgentState, obs: Nest, carry: Nest = None
+    ) -> PolicyParameters | None:
+        """Returns None: clipped noise reaches the bounds with a probability of their own."""
+        return None
 
     # Learning.
 

@@ -15,13 +15,10 @@ from tf_agents.distributions.utils import SquashToSpecNormal
 
 from tfrl import distributions, keras, specs, struct
 from tfrl.agents import MultiAgent
-from tfrl.agents.dqn import DQN
-from tfrl.agents.td3 import TD3
-from tfrl.distributions.core import MASKED_LOGIT
-from tfrl.envs.action_masks import split_mask
+from tfrl.agents.core import PolicyParameters
 from tfrl.errors import UserError
-from tfrl.experiment.export_functions import has_distribution, policy_parameters
-from tfrl.types import AgentState, Nest
+from tfrl.experiment.export_functions import has_distribution
+from tfrl.types import Nest
 
 Parameters = dict[str, tf.Tensor]
 
@@ -54,38 +51,24 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
             own = (agent.modules[module], state[module], obs[agent_id], before)
             found[agent_id] = exploring_distribution(*own)
         return found
-    if isinstance(agent, DQN):
-        return _epsilon_greedy(agent, state, obs)
-    if isinstance(agent, TD3):
-        raise NotImplementedError(
-            f"The actions of {type(agent).__name__} as it explores have no density: its noise is "
-            "clipped to the bounds, which are drawn with a probability of their own. Call action; "
-            "or add noise to the distribution of the policy that does not explore."
-        )
     if not has_distribution(agent):
         raise NotImplementedError(
             f"What {type(agent).__name__} draws its actions from is not known. Call action, whose "
             "info has the log-probability where the agent gives one."
         )
-    each, _ = policy_parameters(agent, state, obs, carry)
+    each: PolicyParameters | None = agent.exploration_parameters(state, obs, carry)
+    if each is None:
+        raise NotImplementedError(
+            f"The actions of {type(agent).__name__} as it explores have no density: its noise is "
+            "clipped to the bounds, which are drawn with a probability of their own. Call action; "
+            "or add noise to the distribution of the policy that does not explore."
+        )
     leaves = struct.paths(agent.action_spec)
     if list(each) == ["."] and list(leaves) != ["."]:
         (joint,) = each.values()
         each = _parted(*joint, leaves)
     made = [_distribution(*each[path], spec) for path, spec in leaves.items()]
     return tf.nest.pack_sequence_as(agent.action_spec, made)
-
-
-def _epsilon_greedy(agent: DQN, state: AgentState, obs: Nest) -> Any:
-    """Epsilon of the uniform distribution over valid actions, the rest on the best one."""
-    values, epsilon = agent.action_values(state, obs), state.extra["epsilon"]
-    mask = split_mask(obs)[1]
-    uniform = distributions.Categorical.from_logits(tf.zeros_like(values), mask)
-    best = tf.one_hot(tf.argmax(values, axis=-1), agent.num_actions)
-    probabilities = epsilon * tf.exp(uniform.logits) + (1.0 - epsilon) * best
-    possible = probabilities > 0.0
-    logits = tf.math.log(tf.where(possible, probabilities, 1.0))
-    return _masked_categorical(tf.where(possible, logits, MASKED_LOGIT), agent.action_spec)
 
 
 def _parted(

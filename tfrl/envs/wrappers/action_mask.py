@@ -1,6 +1,6 @@
 """Puts the action mask of `info` into the observation, where policies find it."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from tfrl.envs.host import on_host
 from tfrl.envs.multi_agent import agent_ids
 from tfrl.envs.wrappers.base import require_bare
 from tfrl.errors import UserError
+from tfrl.traces import logic_key
 from tfrl.types import EnvState, Nest
 
 MASK = "action_mask"
@@ -110,13 +111,25 @@ def _masks(mask: Nest) -> Nest:
     return masks_by_path(mask)
 
 
+# What `reset` of an environment gives, by its logic; the oldest goes first.
+_info_specs: dict[Hashable, dict[str, Any]] = {}
+_KEPT = 128
+
+
 def info_spec(env: Env) -> dict[str, Any]:
-    """Returns the specs `[B, ...]` of `info` after `reset`, which is traced and not run."""
-    traced = tf.function(env.reset, autograph=False).get_concrete_function(
-        tf.TensorSpec([2], tf.int32)
-    )
-    info = traced.structured_outputs.info
-    return {} if info is None else dict(info)
+    """Returns the specs `[B, ...]` of `info` after `reset`, which is traced and not run.
+
+    Once for environments of equal logic.
+    """
+    key = logic_key(env)
+    if key not in _info_specs:
+        traced = tf.function(env.reset, autograph=False).get_concrete_function(
+            tf.TensorSpec([2], tf.int32)
+        )
+        if len(_info_specs) >= _KEPT:
+            _info_specs.pop(next(iter(_info_specs)))
+        _info_specs[key] = dict(traced.structured_outputs.info or {})
+    return dict(_info_specs[key])
 
 
 def gives_mask(env: Env) -> bool:

@@ -143,8 +143,10 @@ class SBX:
         u = seeding.uniform(keys["spread"], a.shape)
 
         def half_spread(room: tf.Tensor) -> tf.Tensor:
-            alpha = 2.0 - (1.0 + 2.0 * tf.maximum(room, 0.0) / gap) ** -(self.eta + 1.0)
-            base = tf.where(u <= 1.0 / alpha, alpha * u, 1.0 / (2.0 - alpha * u))
+            lost = (1.0 + 2.0 * tf.maximum(room, 0.0) / gap) ** -(self.eta + 1.0)  # 2 - alpha
+            alpha_u = (2.0 - lost) * u
+            # 2 - alpha u, as a sum of what is positive: the difference would lose its digits.
+            base = tf.where(alpha_u <= 1.0, alpha_u, 1.0 / (2.0 * (1.0 - u) + lost * u))
             return 0.5 * gap * base ** (1.0 / (self.eta + 1.0))
 
         middle = 0.5 * (low + high)

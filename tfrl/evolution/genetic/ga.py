@@ -1,18 +1,12 @@
 """The genetic algorithm."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.errors import UserError
-from tfrl.evolution.core import EvoState
-from tfrl.evolution.genetic.crossover import Crossover, UniformCrossover
-from tfrl.evolution.genetic.mutation import GaussianMutation, Mutation, PolynomialMutation
+from tfrl.evolution.genetic.mating import MatingSearch
 from tfrl.evolution.genetic.selection import Selection, TournamentSelection
-from tfrl.evolution.population_search import PopulationSearch, Space, unit_numbers
+from tfrl.evolution.population_search import Space
 from tfrl.loading import loadable
-from tfrl.types import Nest
 
 
 @struct.dataclass
@@ -32,7 +26,7 @@ class GAState(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class GA(PopulationSearch):
+class GA(MatingSearch):
     """Keeps the elites; the rest are mutated children of selected parents.
 
     Elites are evaluated again in every generation, which a noisy fitness needs.
@@ -46,19 +40,15 @@ class GA(PopulationSearch):
       bounds: As `PopulationSearch`.
       elites: How many of the fittest stay as they are, less than P.
       selection: Chooses parents: `TournamentSelection`, `TruncationSelection`, or a function.
-      crossover: Makes two children of two parents: `UniformCrossover`, `NPointCrossover`,
-        `NeuronCrossover`, `SBX`, or a function.
+      crossover: As `MatingSearch`.
       crossover_rate: The probability that a pair is crossed; else the children are the parents.
-      mutation: Changes children: `GaussianMutation`, `ERLMutation`, `PolynomialMutation`, or a
-        function.
+      mutation: As `MatingSearch`.
       mutation_rate: The probability that a child is mutated.
     """
 
     elites: int = 1
     selection: Selection = TournamentSelection()
-    crossover: Crossover = UniformCrossover()
     crossover_rate: float = 0.9
-    mutation: Mutation = GaussianMutation()
     mutation_rate: float = 0.9
 
     def __post_init__(self) -> None:
@@ -66,16 +56,8 @@ class GA(PopulationSearch):
         super().__post_init__()
         checks.at_least("GA.elites", self.elites, 0, maximum=self.pop_size - 1)
         checks.function("GA.selection", self.selection, "an operator such as TournamentSelection()")
-        checks.function("GA.crossover", self.crossover, "an operator such as UniformCrossover()")
-        checks.function("GA.mutation", self.mutation, "an operator such as GaussianMutation()")
         checks.probability("GA.crossover_rate", self.crossover_rate)
         checks.probability("GA.mutation_rate", self.mutation_rate)
-        check_mutation(self)
-
-    def init(self, params: Nest, key: tf.Tensor) -> EvoState:
-        """Returns the state before the first generation; see `EvoOptimizer.init`."""
-        state = super().init(params, key)
-        return state.replace(search=state.search.replace(units=unit_numbers(state.params)))
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> GAState:
         """Draws the first population."""
@@ -109,9 +91,7 @@ class GA(PopulationSearch):
         num = self.pop_size - self.elites
         pairs = (num + 1) // 2
         parents = tf.gather(candidates, self.selection(fitness, 2 * pairs, keys["selection"]))
-        children = cross_pairs(
-            self.crossover, self.crossover_rate, parents, space, keys["crossover"]
-        )[:num]
+        children = self.crossed(parents, self.crossover_rate, space, keys["crossover"])[:num]
         mutated = self.mutation(children, keys["mutation"], space)
         is_mutated = seeding.uniform(keys["is_mutated"], [num, 1]) < self.mutation_rate
         return tf.where(is_mutated, mutated, children)
@@ -119,33 +99,3 @@ class GA(PopulationSearch):
     def centre(self, search: GAState) -> tf.Tensor:
         """Returns the fittest of the last generation."""
         return search.best
-
-
-def check_mutation(search: Any) -> None:
-    """Raises a UserError for PolynomialMutation in a search without bounds."""
-    if isinstance(search.mutation, PolynomialMutation) and search.bounds is None:
-        raise UserError(
-            f"{type(search).__name__}.bounds",
-            expected="(low, high), which PolynomialMutation moves parameters within",
-            got="None",
-            remedy="Give bounds=(-1.0, 1.0), or use GaussianMutation.",
-        )
-
-
-def cross_pairs(
-    crossover: Crossover, rate: float, parents: tf.Tensor, space: Space, key: tf.Tensor
-) -> tf.Tensor:
-    """Crosses the first half of the parents with the second, float32 [2N, D].
-
-    Args:
-      crossover: The operator.
-      rate: The probability that a pair is crossed; else the children are the parents.
-      parents: float32 [2N, D].
-      space: Bounds and units of the parameters.
-      key: int32 [2].
-    """
-    keys = seeding.streams(key, ("children", "which"))
-    a, b = tf.split(parents, 2)
-    crossed = tf.concat(crossover(a, b, keys["children"], space), axis=0)
-    is_crossed = seeding.uniform(keys["which"], [a.shape[0], 1]) < rate
-    return tf.where(tf.tile(is_crossed, [2, 1]), crossed, parents)

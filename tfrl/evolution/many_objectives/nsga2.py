@@ -7,14 +7,13 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution.genetic.crossover import SBX, Crossover
-from tfrl.evolution.genetic.ga import check_mutation, cross_pairs
+from tfrl.evolution.genetic.mating import MatingSearch
 from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
 from tfrl.evolution.many_objectives.fronts import (
     crowding_distance,
     knee_point,
     non_dominated_ranks,
 )
-from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
 
@@ -26,16 +25,18 @@ class NSGA2State(struct.Struct):
       population: The next offspring, float32 [P, D].
       parents: float32 [P, D].
       parent_fitness: float32 [P, M]; -inf before the first generation.
+      units: int32 [D], the unit of each parameter.
     """
 
     population: tf.Tensor
     parents: tf.Tensor
     parent_fitness: tf.Tensor
+    units: tf.Tensor
 
 
 @loadable
 @struct.logic_dataclass
-class NSGA2(PopulationSearch):
+class NSGA2(MatingSearch):
     """Parents and offspring compete by front, and within a front by crowding distance.
 
     The first P in the order of rank, then of greater crowding distance, survive. Their offspring
@@ -49,9 +50,9 @@ class NSGA2(PopulationSearch):
       init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
       bounds: As `PopulationSearch`; the defaults need them.
       num_objectives: M.
-      crossover: As of `GA`.
+      crossover: As `MatingSearch`.
       crossover_rate: The probability that a pair is crossed.
-      mutation: As of `GA`, applied to every offspring.
+      mutation: As `MatingSearch`, applied to every offspring.
     """
 
     init_std: float | None = None
@@ -76,7 +77,10 @@ class NSGA2(PopulationSearch):
         """Draws the first population."""
         population = self.first_population(mean, key)
         unknown = tf.fill([self.pop_size, self.num_objectives], -float("inf"))
-        return NSGA2State(population=population, parents=population, parent_fitness=unknown)
+        units = tf.range(mean.shape[0])
+        return NSGA2State(
+            population=population, parents=population, parent_fitness=unknown, units=units
+        )
 
     def learn(
         self,
@@ -90,31 +94,43 @@ class NSGA2(PopulationSearch):
         merged = tf.concat([search.parents, candidates], axis=0)
         fitness = tf.concat([search.parent_fitness, fitness], axis=0)
         ranks = non_dominated_ranks(fitness)
-        order = tf.argsort(-crowding_distance(fitness, ranks), stable=True)
+        crowding = crowding_distance(fitness, ranks)
+        order = tf.argsort(-crowding, stable=True)
         order = tf.gather(order, tf.argsort(tf.gather(ranks, order), stable=True))[: self.pop_size]
-        parents = tf.gather(merged, order)  # the best first
+        parents, ranks, crowding = (tf.gather(x, order) for x in (merged, ranks, crowding))
+        keys = seeding.streams(key, ("tournament", "offspring"))
+        winners = tf.gather(parents, _tournaments(ranks, crowding, keys["tournament"]))
         return NSGA2State(
-            population=self._offspring(parents, key),
+            population=self._offspring(winners, search.units, keys["offspring"]),
             parents=parents,
             parent_fitness=tf.gather(fitness, order),
+            units=search.units,
         )
 
-    def _offspring(self, parents: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Makes offspring of parents in the order of selection, both float32 [P, D]."""
-        keys = seeding.streams(key, ("tournament", "crossover", "mutation"))
-        # Every parent takes part in two tournaments; the one that stands before the other wins.
-        draws = seeding.uniform(keys["tournament"], [2, self.pop_size])
-        entrants = tf.reshape(tf.argsort(draws, stable=True), [self.pop_size, 2])
-        winners = tf.gather(parents, tf.reduce_min(entrants, axis=1))
-        space = self.space(parents.shape[1])
-        children = cross_pairs(
-            self.crossover, self.crossover_rate, winners, space, keys["crossover"]
-        )
+    def _offspring(self, winners: tf.Tensor, units: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Makes offspring of the winners of tournaments, both float32 [P, D]."""
+        keys = seeding.streams(key, ("crossover", "mutation"))
+        space = self.space(winners.shape[1], units)
+        children = self.crossed(winners, self.crossover_rate, space, keys["crossover"])
         return space.clip(self.mutation(children, keys["mutation"], space))
 
     def centre(self, search: NSGA2State) -> tf.Tensor:
         """Returns the knee of the parents' front."""
         return tf.gather(search.parents, knee_point(search.parent_fitness))
+
+
+def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Returns winners by rank, then by greater crowding distance, then at random: int32 [P].
+
+    Every candidate takes part in two tournaments.
+    """
+    size = ranks.shape[0]
+    orders = tf.argsort(seeding.uniform(key, [2, size]), stable=True)
+    one, other = tf.unstack(tf.reshape(orders, [size, 2]), axis=1)
+    rank, other_rank = tf.gather(ranks, one), tf.gather(ranks, other)
+    less_crowded = tf.gather(crowding, other) > tf.gather(crowding, one)
+    other_wins = (other_rank < rank) | ((other_rank == rank) & less_crowded)
+    return tf.where(other_wins, other, one)
 
 
 def check_many_objectives(search: Any) -> None:
@@ -125,4 +141,3 @@ def check_many_objectives(search: Any) -> None:
         2,
         remedy="For one objective use GA, DE, PSO or an evolution strategy.",
     )
-    check_mutation(search)

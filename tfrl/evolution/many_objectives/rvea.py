@@ -9,11 +9,10 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution.genetic.crossover import SBX, Crossover
-from tfrl.evolution.genetic.ga import cross_pairs
+from tfrl.evolution.genetic.mating import MatingSearch
 from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
 from tfrl.evolution.many_objectives.fronts import knee_point
 from tfrl.evolution.many_objectives.nsga2 import check_many_objectives
-from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
 
@@ -26,17 +25,19 @@ class RVEAState(struct.Struct):
       parents: One a reference vector, float32 [P, D].
       parent_fitness: float32 [P, M]; -inf where a vector has no candidate.
       vectors: Reference vectors of length 1, float32 [P, M].
+      units: int32 [D], the unit of each parameter.
     """
 
     population: tf.Tensor
     parents: tf.Tensor
     parent_fitness: tf.Tensor
     vectors: tf.Tensor
+    units: tf.Tensor
 
 
 @loadable
 @struct.logic_dataclass
-class RVEA(PopulationSearch):
+class RVEA(MatingSearch):
     """Of the candidates nearest to a reference vector, the one of least angle-penalised distance.
 
       d = (1 + M (t / t_max)^alpha theta / gamma) |f - z|
@@ -57,8 +58,8 @@ class RVEA(PopulationSearch):
       num_generations: t_max; the penalty stays at its most afterwards.
       alpha: How late the penalty of the angle grows.
       adaptation_frequency: The share of t_max between adaptations.
-      crossover: As of `GA`, applied to every pair.
-      mutation: As of `GA`, applied to every offspring.
+      crossover: As `MatingSearch`, applied to every pair.
+      mutation: As `MatingSearch`, applied to every offspring.
     """
 
     init_std: float | None = None
@@ -86,6 +87,7 @@ class RVEA(PopulationSearch):
             parents=population,
             parent_fitness=tf.fill([self.pop_size, self.num_objectives], -float("inf")),
             vectors=self._unit_vectors(1.0),
+            units=tf.range(mean.shape[0]),
         )
 
     def learn(
@@ -109,10 +111,11 @@ class RVEA(PopulationSearch):
         parents = tf.gather(merged, places)
         chosen = tf.where(found[:, None], tf.gather(merged_fitness, places), -float("inf"))
         return RVEAState(
-            population=self._offspring(parents, found, key),
+            population=self._offspring(parents, found, search.units, key),
             parents=parents,
             parent_fitness=chosen,
             vectors=self._adapted(search.vectors, chosen, found, generation),
+            units=search.units,
         )
 
     def _penalised_distance(
@@ -123,8 +126,7 @@ class RVEA(PopulationSearch):
         f = tf.where(valid[:, None], -fitness, float("inf"))  # minimised, as in the paper
         f = tf.where(valid[:, None], f - tf.reduce_min(f, axis=0), 0.0)
         length = tf.norm(f, axis=1)
-        cosine = tf.matmul(f / tf.maximum(length, 1e-20)[:, None], vectors, transpose_b=True)
-        angle = tf.acos(tf.clip_by_value(cosine, -1.0, 1.0))
+        angle = _angles(f, vectors)
         nearest = tf.argmin(angle, axis=1, output_type=tf.int32)
         time = tf.cast(generation, tf.float32) / self.num_generations
         penalty = self.num_objectives * tf.minimum(time, 1.0) ** self.alpha
@@ -151,13 +153,15 @@ class RVEA(PopulationSearch):
         scaled = lattice / tf.norm(lattice, axis=1, keepdims=True) * scale
         return scaled / tf.norm(scaled, axis=1, keepdims=True)
 
-    def _offspring(self, parents: tf.Tensor, found: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def _offspring(
+        self, parents: tf.Tensor, found: tf.Tensor, units: tf.Tensor, key: tf.Tensor
+    ) -> tf.Tensor:
         """Makes offspring of random pairs of the parents that were found, float32 [P, D]."""
         keys = seeding.streams(key, ("pairs", "crossover", "mutation"))
         num = 2 * ((self.pop_size + 1) // 2)
         drawn = tf.gather(parents, shuffled(found, num, keys["pairs"]))
-        space = self.space(parents.shape[1])
-        children = cross_pairs(self.crossover, 1.0, drawn, space, keys["crossover"])
+        space = self.space(parents.shape[1], units)
+        children = self.crossed(drawn, 1.0, space, keys["crossover"])
         children = children[: self.pop_size]
         return space.clip(self.mutation(children, keys["mutation"], space))
 
@@ -216,9 +220,19 @@ def _lattice_steps(size: int, objectives: int) -> int:
     return steps
 
 
+def _angles(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Angles between vectors [N, M] and [P, M], float32 [N, P]; pi / 2 for a vector of length 0.
+
+    In float64: where objectives differ much in scale, vectors stand so close that float32 loses
+    their angles in the arc cosine.
+    """
+    a, b = (tf.cast(x, tf.float64) for x in (a, b))
+    a, b = (x / tf.maximum(tf.norm(x, axis=1, keepdims=True), 1e-30) for x in (a, b))
+    cosine = tf.matmul(a, b, transpose_b=True)
+    return tf.cast(tf.acos(tf.clip_by_value(cosine, -1.0, 1.0)), tf.float32)
+
+
 def _gaps(vectors: tf.Tensor) -> tf.Tensor:
     """gamma: the angle from each vector to its nearest other, float32 [P]."""
-    cosine = tf.matmul(vectors, vectors, transpose_b=True)
-    cosine = tf.linalg.set_diag(cosine, tf.fill([vectors.shape[0]], -1.0))
-    nearest = tf.clip_by_value(tf.reduce_max(cosine, axis=1), -1.0, 1.0)
-    return tf.maximum(tf.acos(nearest), 1e-6)
+    angles = tf.linalg.set_diag(_angles(vectors, vectors), tf.fill(vectors.shape[:1], np.pi))
+    return tf.maximum(tf.reduce_min(angles, axis=1), 1e-6)

@@ -1,0 +1,222 @@
+"""PBTWorkflow: members are runs of their own, take-overs, lineage, resumed runs, wrong use."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tfrl import make_env, seeding, struct
+from tfrl.agents import DQN, PPO
+from tfrl.errors import UserError
+from tfrl.evolution import OpenES
+from tfrl.evolution.pbt import Hyperparameter, Perturb
+from tfrl.learners import ModuleConfig
+from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, PBTWorkflow
+
+TRACED = []
+LR = Hyperparameter(path="learning_rate", low=1e-4, high=1e-1)
+CLIP = Hyperparameter(path="extra/clip", low=0.05, high=0.5, scale="linear")
+DISCOUNT = Hyperparameter(path="extra/discount", low=0.9, high=0.999, scale="one_minus")
+
+
+@struct.logic_dataclass
+class TracedPPO(PPO):
+    """Notes each call of what is traced."""
+
+    def loss(self, *args, **kwargs):
+        TRACED.append("loss")
+        return super().loss(*args, **kwargs)
+
+
+def member(agent=TracedPPO, task="tf:CartPole-v1"):
+    settings = {"hidden": (4,), "hyperparameters": ("clip", "discount")}
+    return OnPolicyWorkflow(
+        env=make_env(task, num_envs=4),
+        agent=functools.partial(agent, normalize_obs=True, **settings),
+        learner_config=ModuleConfig(lr=1e-3, grad_clip=0.5),
+        **{"rollout_length": 8, "num_epochs": 1, "num_minibatches": 2, "eval_episodes": 2},
+        compile="graph",
+    )
+
+
+def stays(fitness, key):
+    return tf.range(fitness.shape[0])
+
+
+def all_follow_the_last(fitness, key):
+    return tf.fill([fitness.shape[0]], fitness.shape[0] - 1)
+
+
+def pbt(hyperparameters=(LR, CLIP, DISCOUNT), num_members=3, workflow=None, **options):
+    options = {"compile": "graph", "iterations_per_round": 2, **options}
+    return PBTWorkflow(workflow or member(), hyperparameters, num_members, **options)
+
+
+def assert_same(a, b):
+    tf.nest.map_structure(np.testing.assert_array_equal, struct.values(a), struct.values(b))
+
+
+def test_members_are_runs_of_their_own():
+    workflow = pbt(exploit=stays)
+    state = workflow.setup(0)
+    before = state.opt_state.members
+    state = workflow.advance(state, 2).state
+    single = workflow.workflow
+    for i in range(3):
+        own = struct.take(before, i)
+        after = single.advance(own, 4).state
+        for name in ("agent_state", "opt_state", "env_state", "metrics"):
+            assert_same(
+                getattr(struct.take(state.opt_state.members, i), name), getattr(after, name)
+            )
+    rates = workflow._values(before)[0].numpy()
+    assert len(set(rates)) == 3 and rates.min() >= 1e-4 and rates.max() <= 1e-1
+
+
+def test_who_takes_over_has_all_but_environments_keys_and_counters():
+    workflow = pbt(exploit=all_follow_the_last, explore=Perturb(factor=1.5))
+    state = workflow.setup(0)
+    members = workflow.train(state.opt_state.members, 1)
+    parents = tf.constant([2, 2, 2])
+    after, _ = workflow.take_over(members, tf.zeros([3, 3]), parents, seeding.key(0))
+    old, new = struct.paths(members), struct.paths(after)
+    for path, leaf in new.items():
+        taken = path.startswith(("agent_state", "opt_state")) and not path.endswith("/key")
+        if path.endswith(("learning_rate", "extra/clip", "extra/discount")):
+            continue
+        expected = np.stack([old[path][2]] * 3) if taken else old[path]
+        np.testing.assert_array_equal(leaf, expected, err_msg=path)
+    before, found = workflow._values(members), workflow._values(after)
+    for h, x, y in zip(workflow.hyperparameters, before, found, strict=True):
+        np.testing.assert_array_equal(y[2], x[2])  # who stays keeps its own
+        moves = np.abs(h.coordinate(y[:2]) - h.coordinate(x[2]))
+        at_end = np.isin(y[:2], [np.float32(h.low), np.float32(h.high)])
+        step = 0.5 * (h.high - h.low) if h.scale == "linear" else np.log(1.5)
+        assert np.all(at_end | (np.abs(moves - step) < 1e-3))
+
+
+def test_it_is_traced_once():
+    TRACED.clear()
+    small, large = pbt(num_members=2), pbt(num_members=4)
+    small.advance(small.setup(0), 2)
+    once = len(TRACED)
+    large.advance(large.setup(0), 2)
+    assert len(TRACED) == 2 * once  # whatever the number of members
+    TRACED.clear()
+    again = pbt(num_members=4)
+    again.advance(again.setup(5), 2)
+    assert TRACED == []
+
+
+def test_a_run_goes_on_to_the_bit(tmp_path):
+    workflow = pbt()
+    state = workflow.advance(workflow.setup(3), 2).state
+    workflow.save(state, tmp_path)
+    whole = workflow.advance(state, 2).state
+    other = pbt()
+    assert_same(other.advance(other.restore(tmp_path), 2).state, whole)
+
+
+def test_the_lineage_is_recorded_and_drawn(tmp_path):
+    workflow = pbt(exploit=all_follow_the_last, max_rounds_recorded=3)
+    state = workflow.setup(0)
+    values = [struct.stack(workflow._values(state.opt_state.members))]
+    for _ in range(4):
+        row, state = workflow.step(state)
+        values.append(struct.stack(workflow._values(state.opt_state.members)))
+    lineage = state.opt_state.lineage
+    assert lineage.parents.shape == [3, 3]
+    np.testing.assert_array_equal(lineage.parents, 2)
+    np.testing.assert_array_equal(lineage.values, struct.stack(values)[:3])
+    assert row["taken_over"] == 2
+    assert row["fitness_best"] >= row["fitness_mean"]
+    assert row["env_steps"] == 4 * 3 * 2 * 32
+    found = workflow.write_pictures(state, tmp_path)
+    assert found["Lineage"].stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("fitness", ["training", "evaluation"])
+def test_the_best_member_is_what_the_run_shows(fitness):
+    workflow = pbt(fitness=fitness, exploit=stays)
+    state = workflow.setup(0)
+    row, state = workflow.step(state)
+    best = int(np.nanargmax(state.opt_state.lineage.fitness[0]))
+    assert_same(state.agent_state, struct.take(state.opt_state.members.agent_state, best))
+    assert row["fitness_best"] == np.nanmax(state.opt_state.lineage.fitness[0])
+    assert row["best/learning_rate"] == workflow._values(state.opt_state.members)[0][best]
+    assert workflow.evaluate(state)[0]["eval_episodes"] == 2
+
+
+def test_searches_are_members_too():
+    settings = {"pop_size": 4, "hyperparameters": ("learning_rate", "noise_std")}
+    single = EvolutionWorkflow(
+        make_env("tf:CartPole-v1", num_envs=2),
+        optimizer=OpenES(**settings),
+        max_episode_steps=20,
+        eval_episodes=2,
+        compile="graph",
+    )
+    noise = Hyperparameter(path="settings/noise_std", low=1e-2, high=1.0)
+    workflow = pbt((LR, noise), workflow=single, exploit=all_follow_the_last)
+    state = workflow.advance(workflow.setup(0), 2).state
+    searches = state.opt_state.members.opt_state.search
+    assert len({tuple(key) for key in searches.key.numpy()}) == 3  # no two draw the same
+    population, _ = single.optimizer.ask(struct.take(searches, 0))
+    assert np.isfinite(tf.nest.flatten(population)[0]).all()
+
+
+def test_a_member_that_is_lost_is_the_last():
+    class Lost(PBTWorkflow):
+        def fitness(self, members, key):
+            return tf.constant([1.0, np.nan, 3.0])
+
+    workflow = Lost(member(), (LR,), 3, compile="graph", iterations_per_round=1)
+    row, state = workflow.step(workflow.setup(0))
+    assert row["lost_members"] == 1 and row["fitness_best"] == 3.0 and row["fitness_mean"] == 2.0
+    np.testing.assert_array_equal(state.opt_state.lineage.parents[0], [0, 2, 2])
+
+
+def off_policy():
+    return OffPolicyWorkflow(env=make_env("tf:CartPole-v1", num_envs=2), agent=DQN)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: pbt(workflow=off_policy()), "state stacks.*replay buffer"),
+        (lambda: pbt(workflow=member(task="gymnasium:CartPole-v1")), "state stacks.*host"),
+        (lambda: pbt(workflow="ppo"), "workflow"),
+        (lambda: pbt(fitness="return"), "fitness.*training"),
+        (
+            lambda: pbt((Hyperparameter(path="gae_lambda", low=0.1, high=1.0),)).setup(0),
+            "extra/clip",
+        ),
+        (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "no numbers"),
+        (lambda: PPO(hyperparameters=("hidden",), **specs()), "hyperparameters.*clip"),
+    ],
+)
+def test_wrong_use(make, message):
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        make()
+
+
+def specs():
+    env = make_env("tf:CartPole-v1", num_envs=1)
+    return {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+
+
+def test_settings_in_the_state_train_as_those_of_the_agent():
+    one = tfrl.PPO(hidden=(4,), **specs(), discount=0.9, clip=0.1, gae_lambda=0.8)
+    other = one.replace(hyperparameters=("discount", "clip", "gae_lambda", "value_coef"))
+    flows = [
+        OnPolicyWorkflow(
+            make_env("tf:CartPole-v1", num_envs=4), agent, rollout_length=8, compile="graph"
+        )
+        for agent in (one, other)
+    ]
+    params = [flow.advance(flow.setup(0), 3).state.agent_state.params for flow in flows]
+    tf.nest.map_structure(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), *params
+    )

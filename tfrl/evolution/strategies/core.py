@@ -1,0 +1,43 @@
+"""What evolution strategies share: a Gaussian with a mean, and its draws."""
+
+import math
+
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.evolution.core import EvoOptimizer
+
+
+@struct.dataclass
+class MeanState(struct.Struct):
+    """The mean, float32 [D]."""
+
+    mean: tf.Tensor
+
+
+@struct.logic_dataclass
+class EvolutionStrategy(EvoOptimizer):
+    """A search that moves a Gaussian; its own state has the `mean`, float32 [D]."""
+
+    def centre(self, search: MeanState) -> tf.Tensor:
+        """Returns the mean."""
+        return search.mean
+
+
+def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> tf.Tensor:
+    """Draws standard normals [P, D]; mirrored, row P / 2 + i is minus row i."""
+    if not mirrored:
+        return seeding.normal(key, [pop_size, size])
+    half = seeding.normal(key, [pop_size // 2, size])
+    return tf.concat([half, -half], axis=0)
+
+
+def default_pop_size(num_params: int) -> int:
+    """The usual population of CMA-ES, Sep-CMA-ES, SNES and xNES, 4 + floor(3 log D).
+
+    Source: Hansen 2016, equation 48, https://arxiv.org/abs/1604.00772.
+
+    Args:
+      num_params: The elements of one candidate, D.
+    """
+    return 4 + math.floor(3 * math.log(checks.at_least("num_params", num_params, 1)))

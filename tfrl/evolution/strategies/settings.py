@@ -1,0 +1,40 @@
+"""Settings of evolution strategies: their checks, and optimizers by name."""
+
+import math
+
+from tfrl import checks
+from tfrl.errors import UserError
+from tfrl.learning.optimizers import BY_NAME, Optimizer
+from tfrl.ops.schedules import ExponentialSchedule, Schedule, check_schedule
+
+
+def as_optimizer(name: str, optimizer: str | Optimizer) -> Optimizer:
+    """Returns an optimizer, given itself or by name."""
+    if not isinstance(optimizer, str):
+        return optimizer
+    return BY_NAME[checks.one_of(name, optimizer, BY_NAME)]()
+
+
+def check_mirrored(name: str, pop_size: int, alternative: str = "") -> None:
+    """Raises a UserError for an odd population of mirrored pairs."""
+    if pop_size % 2:
+        raise UserError(
+            f"{name}.pop_size",
+            expected="an even number, since candidates are sampled in mirrored pairs",
+            got=str(pop_size),
+            remedy=f"Use {pop_size + 1}{alternative}.",
+        )
+
+
+def check_rate(name: str, rate: float | Schedule) -> None:
+    """Raises a UserError for a learning rate below 0 at some generation."""
+    check_schedule(name, rate, 0.0, math.inf, "Give a number of at least 0, or a schedule.")
+
+
+def check_noise(name: str, std: float | Schedule) -> None:
+    """Raises a UserError for a standard deviation that is not above 0 at some generation."""
+    remedy = "Give a number above 0, or a schedule that stays above it."
+    schedule = check_schedule(name, std, 0.0, math.inf, remedy)
+    approaches = isinstance(schedule, ExponentialSchedule) and schedule.start > 0.0
+    if 0.0 in schedule.extremes() and not approaches:
+        raise UserError(name, expected="a standard deviation above 0", got=std, remedy=remedy)

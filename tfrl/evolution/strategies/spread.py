@@ -1,0 +1,30 @@
+"""Standard deviations and covariances within the limits of float32."""
+
+import tensorflow as tf
+
+# Squares of these and of the steps between them are finite in float32.
+_LEAST_STD, _GREATEST_STD = 1e-18, 1e18
+
+# The log of a factor that one generation puts on a standard deviation. Candidates that a strategy
+# has sampled do not reach it; those from outside may.
+_MOST_LOG_FACTOR = 3.0
+
+
+def bounded_std(std: tf.Tensor) -> tf.Tensor:
+    """Keeps standard deviations where float32 can square them."""
+    return tf.clip_by_value(std, _LEAST_STD, _GREATEST_STD)
+
+
+def growth(log_factor: tf.Tensor) -> tf.Tensor:
+    """Returns exp(log_factor), at most e^3 and at least e^-3."""
+    return tf.exp(tf.clip_by_value(log_factor, -_MOST_LOG_FACTOR, _MOST_LOG_FACTOR))
+
+
+def spectral(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Eigenvalues [D], rising, and eigenvectors [D, D], in columns, of a symmetric matrix."""
+    return tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2.0)
+
+
+def from_spectral(values: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    """The symmetric matrix of eigenvalues and eigenvectors; their signs do not matter."""
+    return tf.matmul(vectors * values, vectors, transpose_b=True)

@@ -1,0 +1,99 @@
+"""Exponential natural evolution strategy."""
+
+import math
+
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.evolution.fitness import FitnessShaping, log_utilities
+from tfrl.evolution.strategies.core import EvolutionStrategy
+from tfrl.evolution.strategies.settings import check_rate
+from tfrl.evolution.strategies.spread import bounded_std, from_spectral, growth, spectral
+from tfrl.loading import loadable
+from tfrl.ops.schedules import Schedule, make_schedule
+
+
+@struct.dataclass
+class XNESState(struct.Struct):
+    """The mean, float32 [D], the step size sigma, scalar, and the shape B, [D, D] of det 1."""
+
+    mean: tf.Tensor
+    sigma: tf.Tensor
+    B: tf.Tensor
+
+
+@loadable
+@struct.logic_dataclass
+class XNES(EvolutionStrategy):
+    """Follows the natural gradient of a Gaussian of any shape, in its own coordinates.
+
+      x_i = mean + sigma B z_i
+      G_mean = sum_i u_i z_i,  G_M = sum_i u_i (z_i z_i' - I)
+      G_sigma = tr(G_M) / D,   G_B = G_M - G_sigma I
+      mean += eta_mean sigma B G_mean
+      sigma *= exp(eta_sigma / 2 G_sigma),  B = B exp(eta_sigma / 2 G_B)
+
+    Utilities u are the shaped fitness. Exponents and their eigenvalues are within [-3, 3], which
+    only candidates from outside reach. A generation takes O(D^3) time and the state O(D^2) memory,
+    for some hundred parameters; XLA on CPU is slow for large D as in `CMAES`.
+
+    Source: Glasmachers et al. 2010, algorithm 1, https://doi.org/10.1145/1830483.1830557.
+
+    Attributes:
+      pop_size: Candidates of a generation, P; see `default_pop_size`.
+      init_std: sigma at the start, where B is I.
+      lr_schedule: eta_mean by generation: a number or a schedule.
+      std_lr_schedule: eta_sigma, likewise; None for (9 + 3 log D) / (5 D sqrt(D)).
+      fitness_shaping_fn: Makes utilities [P] of the fitness [P].
+    """
+
+    init_std: float = 0.1
+    lr_schedule: float | Schedule = 1.0
+    std_lr_schedule: float | Schedule | None = None
+    fitness_shaping_fn: FitnessShaping = log_utilities
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        checks.positive("XNES.init_std", self.init_std)
+        check_rate("XNES.lr_schedule", self.lr_schedule)
+        if self.std_lr_schedule is not None:
+            check_rate("XNES.std_lr_schedule", self.std_lr_schedule)
+
+    def start(self, mean: tf.Tensor, key: tf.Tensor) -> XNESState:
+        """Begins with a sphere."""
+        return XNESState(mean=mean, sigma=tf.constant(self.init_std), B=tf.eye(mean.shape[0]))
+
+    def sample(self, search: XNESState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Returns mean + sigma B z."""
+        z = seeding.normal(key, [self.pop_size, *search.mean.shape])
+        return search.mean + search.sigma * tf.matmul(z, search.B, transpose_b=True)
+
+    def learn(
+        self,
+        search: XNESState,
+        candidates: tf.Tensor,
+        fitness: tf.Tensor,
+        generation: tf.Tensor,
+        key: tf.Tensor,
+    ) -> XNESState:
+        """Takes a step of mean, step size and shape."""
+        mean, sigma, B = search.mean, search.sigma, search.B
+        u = self.fitness_shaping_fn(fitness)
+        # The inverse, since XLA on CPU crashes with tf.linalg.solve.
+        z = tf.matmul(tf.linalg.inv(B), (candidates - mean) / sigma, transpose_b=True)  # [D, P]
+        d = mean.shape[0]
+        G_mean = tf.linalg.matvec(z, u)
+        G_M = tf.matmul(z * u, z, transpose_b=True) - tf.reduce_sum(u) * tf.eye(d)
+        G_sigma = tf.linalg.trace(G_M) / d
+        values, vectors = spectral(G_M - G_sigma * tf.eye(d))
+
+        rate = self.std_lr_schedule
+        rate = (9.0 + 3.0 * math.log(d)) / (5.0 * d * math.sqrt(d)) if rate is None else rate
+        eta = make_schedule(rate)(generation)
+        step = make_schedule(self.lr_schedule)(generation) * sigma * tf.linalg.matvec(B, G_mean)
+        return XNESState(
+            mean=mean + step,
+            sigma=bounded_std(sigma * growth(eta / 2.0 * G_sigma)),
+            B=tf.matmul(B, from_spectral(growth(eta / 2.0 * values), vectors)),
+        )

@@ -1,0 +1,413 @@
+"""Population-based training: runs of one workflow, stacked, that take over from each other."""
+
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import checks, extras, seeding, struct
+from tfrl.envs.host import on_host
+from tfrl.errors import UserError
+from tfrl.evolution.pbt import Exploit, Hyperparameter, Perturb, Truncation
+from tfrl.workflows.autotune import choose_loop
+from tfrl.workflows.core import Workflow
+from tfrl.workflows.learner_workflow import LearnerWorkflow
+from tfrl.workflows.off_policy import OffPolicyWorkflow
+from tfrl.workflows.run_state import State
+from tfrl.workflows.stages import MODES, Stages
+
+FITNESS = ("training", "evaluation")
+
+
+@struct.dataclass
+class Lineage(struct.Struct):
+    """What happened in the first N rounds.
+
+    Attributes:
+      parents: int32 [N, P], whose state each member went on with.
+      fitness: float32 [N, P], before that.
+      values: float32 [N, H, P], the hyperparameters with which it was reached.
+    """
+
+    parents: tf.Tensor
+    fitness: tf.Tensor
+    values: tf.Tensor
+
+
+@struct.dataclass
+class PBTState(struct.Struct):
+    """The `opt_state` of a run.
+
+    Attributes:
+      members: The states of the members, leaves `[P, ...]`.
+      velocity: float32 [H, P], of exploration that keeps one.
+      lineage: What happened.
+    """
+
+    members: State
+    velocity: tf.Tensor
+    lineage: Lineage
+
+
+class PBTWorkflow(Workflow):
+    """Trains P members of one workflow in one compiled call, and lets bad ones follow good ones.
+
+    An iteration is a round: `iterations_per_round` iterations of each member, their fitness, then
+    exploitation (who goes on with whose state) and exploration (which hyperparameters are tried
+    next). Members differ in their state only, so that they share a trace.
+
+    `agent_state` is that of the best member: it is evaluated, exported and filmed.
+
+    Source: Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        hyperparameters: Sequence[Hyperparameter],
+        num_members: int = 8,
+        *,
+        iterations_per_round: int = 10,
+        exploit: Exploit | None = None,
+        explore: Any = None,
+        fitness: str = "training",
+        max_rounds_recorded: int = 1_000,
+        compile: str = "auto",
+        iterations_per_call: int | None = None,
+    ):
+        """Assembles the static logic; `setup` makes what changes.
+
+        Args:
+          workflow: Trains one member: an OnPolicyWorkflow or an EvolutionWorkflow on device
+            environments.
+          hyperparameters: What members differ in.
+          num_members: P.
+          iterations_per_round: Iterations of each member between two exploitations.
+          exploit: Who goes on with whose state: `Truncation()` by default, `Tournament()`,
+            `Pairs()`, or a function of fitness [P] and a key.
+          explore: Which values are tried next: `Perturb()` by default, `CSOExplore()`.
+          fitness: "training", the mean return of the episodes that ended last, or "evaluation",
+            the mean return of the workflow's own evaluation.
+          max_rounds_recorded: Rounds that the lineage holds.
+          compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
+          iterations_per_call: Rounds of one compiled call; None for about half a second.
+
+        Raises:
+          UserError: For a workflow whose states do not stack, and what else does not fit.
+        """
+        super().__init__(iterations_per_call=iterations_per_call)
+        checks.at_least("num_members", num_members, 1)
+        checks.at_least("iterations_per_round", iterations_per_round, 1)
+        checks.at_least("max_rounds_recorded", max_rounds_recorded, 1)
+        checks.one_of("fitness", fitness, FITNESS)
+        checks.one_of("compile", compile, ("auto", *MODES))
+        checks.instance("workflow", workflow, Workflow, "a workflow that trains one member")
+        _check_stacks(workflow)
+        self.workflow = workflow
+        self.hyperparameters = tuple(hyperparameters)
+        self.num_members, self.iterations_per_round = num_members, iterations_per_round
+        self.exploit = exploit or Truncation()
+        self.explore = explore or Perturb()
+        self.fitness_kind, self.max_rounds_recorded = fitness, max_rounds_recorded
+        self.compile = compile
+        self.agent, self.env, self.evaluator = workflow.agent, workflow.env, workflow.evaluator
+
+    # A run that begins.
+
+    def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, PBTState]:
+        """Sets up every member, with hyperparameters drawn from their ranges."""
+        keys = seeding.streams(key, ["members", "hyperparameters"])
+        size, count = self.num_members, len(self.hyperparameters)
+        states = [
+            struct.values(self.workflow.setup(seeding.fold_in(keys["members"], i)))
+            for i in range(size)
+        ]
+        members = struct.stack(states)
+        values = [
+            h.draw(seeding.fold_in(keys["hyperparameters"], i), size)
+            for i, h in enumerate(self.hyperparameters)
+        ]
+        self._check_paths(members)
+        rounds = self.max_rounds_recorded
+        lineage = Lineage(
+            parents=tf.zeros([rounds, size], tf.int32),
+            fitness=tf.zeros([rounds, size]),
+            values=tf.zeros([rounds, count, size]),
+        )
+        state = PBTState(
+            members=self._with_values(members, values),
+            velocity=tf.zeros([count, size]),
+            lineage=lineage,
+        )
+        return struct.take(members.agent_state, 0), state
+
+    def setup_env_state(self, key: tf.Tensor) -> None:
+        """None: the members have theirs."""
+        return None
+
+    def _check_paths(self, members: State) -> None:
+        for h in self.hyperparameters:
+            leaves = self._leaves_of(members, h)
+            wrong = [
+                p for p, x in leaves.items() if not (x.dtype.is_floating and x.shape.rank == 1)
+            ]
+            if not leaves or wrong:
+                scalars = [
+                    path.partition("/")[2]
+                    for path, x in struct.paths(members).items()
+                    if x.shape.rank == 1
+                    and x.dtype.is_floating
+                    and path.startswith(("agent_state", "opt_state"))
+                ]
+                raise UserError(
+                    f"Hyperparameter {h.path!r}",
+                    expected="the end of a path of numbers in the state: "
+                    + ", ".join(dict.fromkeys(scalars)),
+                    got=", ".join(wrong) + ", which are no numbers" if wrong else "no such leaf",
+                    remedy="A setting of the agent is a leaf where it says so: "
+                    "PPO(hyperparameters=('clip', 'discount')); what changes shapes cannot be one.",
+                )
+
+    def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
+        """The leaves that a hyperparameter sets, by path."""
+        found = {}
+        for path, leaf in struct.paths(members).items():
+            if path == h.path or path.endswith(f"/{h.path}"):
+                found[path] = leaf
+        return found
+
+    def _values(self, members: State) -> list[tf.Tensor]:
+        """The values of the hyperparameters, float32 [P] each."""
+        return [next(iter(self._leaves_of(members, h).values())) for h in self.hyperparameters]
+
+    def _with_values(self, members: State, values: Sequence[tf.Tensor]) -> State:
+        """The members with other values of the hyperparameters."""
+        leaves = struct.paths(members)
+        for h, value in zip(self.hyperparameters, values, strict=True):
+            leaves.update(dict.fromkeys(self._leaves_of(members, h), value))
+        return tf.nest.pack_sequence_as(members, list(leaves.values()))
+
+    # A round.
+
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One round: train, compare, exploit, explore."""
+        return self._round(state, key, self.iterations_per_round)
+
+    def _round(
+        self, state: State, key: tf.Tensor, iterations: int
+    ) -> tuple[dict[str, tf.Tensor], State]:
+        keys = seeding.streams(key, ["evaluation", "exploit", "explore"])
+        own: PBTState = state.opt_state
+        before = own.members.metrics
+        members = self.train(own.members, iterations)
+        fitness = self.fitness(members, keys["evaluation"])
+        ranked = tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
+        best = tf.argmax(ranked)
+        agent_state = struct.take(members.agent_state, best)
+        values = self._values(members)
+        parents = self.exploit(ranked, keys["exploit"])
+        lineage = _noted(own.lineage, state.metrics.iterations, parents, fitness, values)
+        members, velocity = self.take_over(members, own.velocity, parents, keys["explore"])
+        known = tf.math.is_finite(fitness)
+        mean = _mean(fitness, known)
+        metrics = {
+            "fitness_best": ranked[best],
+            "fitness_mean": mean,
+            "fitness_std": tf.sqrt(_mean(tf.square(fitness - mean), known)),
+            "taken_over": _count(parents != tf.range(self.num_members)),
+            "lost_members": _count(~known),
+            "episode_return": ranked[best],
+            **{
+                f"best/{h.path}": value[best]
+                for h, value in zip(self.hyperparameters, values, strict=True)
+            },
+        }
+        counters = state.metrics.counted(
+            env_steps=tf.reduce_sum(members.metrics.env_steps - before.env_steps),
+            episodes=tf.reduce_sum(members.metrics.episodes - before.episodes),
+            episode_return=ranked[best],
+            episode_length=members.metrics.episode_length[best],
+        )
+        after = PBTState(members=members, velocity=velocity, lineage=lineage)
+        return metrics, state.replace(metrics=counters, agent_state=agent_state, opt_state=after)
+
+    def train(self, members: State, iterations: int) -> State:
+        """Takes iterations of every member, one member after the other in one loop."""
+
+        def one(member: State) -> State:
+            def body(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+                key = seeding.fold_in(state.key, state.metrics.iterations)
+                return i + 1, self.workflow.iterate(state, key)[1]
+
+            return tf.while_loop(lambda i, _: i < iterations, body, (0, member))[1]
+
+        return tf.map_fn(one, members)  # type: ignore[no-any-return]
+
+    def fitness(self, members: State, key: tf.Tensor) -> tf.Tensor:
+        """Returns the fitness of the members, float32 [P]; a hook."""
+        if self.fitness_kind == "training":
+            return members.metrics.episode_return
+        spec = tf.TensorSpec([], tf.float32)
+        return tf.map_fn(
+            lambda agent_state: tf.reduce_mean(self.evaluator.run(agent_state, key)[0]),
+            members.agent_state,
+            fn_output_signature=spec,
+        )
+
+    def take_over(
+        self, members: State, velocity: tf.Tensor, parents: tf.Tensor, key: tf.Tensor
+    ) -> tuple[State, tf.Tensor]:
+        """Returns the members after exploitation and exploration, and the velocity.
+
+        Agent, optimizer and what it normalises by are those of the parent; environments, keys and
+        counters stay the member's own.
+        """
+        old = self._values(members)
+        taken = {
+            name: tf.nest.map_structure(lambda x: tf.gather(x, parents), getattr(members, name))
+            for name in ("agent_state", "opt_state")
+        }
+        own = struct.paths(members)
+        after = {  # a key that two members share would give both the same draws
+            path: own[path] if path.rpartition("/")[2] == "key" else leaf
+            for path, leaf in struct.paths(members.replace(**taken)).items()
+        }
+        members = tf.nest.pack_sequence_as(members, list(after.values()))
+        follows = parents != tf.range(self.num_members)
+        values, velocities = [], []
+        for i, (h, value) in enumerate(zip(self.hyperparameters, old, strict=True)):
+            tried, moved = self.explore(
+                h, h.coordinate(value), parents, velocity[i], seeding.fold_in(key, i)
+            )
+            values.append(tf.where(follows, h.value(tried), value))
+            velocities.append(tf.where(follows, moved, velocity[i]))
+        velocity = tf.stack(velocities) if velocities else velocity
+        return self._with_values(members, values), velocity
+
+    # What a runner asks.
+
+    def settle_modes(self, state: State, made: Stages) -> None:
+        """Chooses graph or XLA for a round by time, where that is asked for."""
+        made.modes.update(dict.fromkeys(_STAGES, "eager"))  # within the one loop
+        made.modes["loop"] = choose_loop(
+            self.compile, made, lambda state: self._round(state, state.key, 1), state
+        )
+
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Settles how a round is compiled."""
+        if self.compile == "auto":
+            return {"iterations": self.runner(state).settled(state).modes["loop"]}
+        return {"iterations": self.compile}
+
+    # Looking at a run.
+
+    def describe(self) -> str:
+        """Returns what it trains, in a few words."""
+        return f"PBT of {self.num_members}: {self.workflow.describe()}"
+
+    def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
+        """Draws the lineage into `lineage.png`, where matplotlib is installed."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return {}
+        rounds = min(int(state.metrics.iterations), self.max_rounds_recorded)
+        names = [h.path for h in self.hyperparameters]
+        logs = [h.scale == "log" for h in self.hyperparameters]
+        path = folder / "lineage.png"
+        plot_lineage(struct.slice(state.opt_state.lineage, 0, rounds), names, logs, path)
+        return {"Lineage": path}
+
+
+# Stages of the workflows that members have.
+_STAGES = ("rollout", "update", "evaluation", "ask", "play", "tell")
+
+
+def _check_stacks(workflow: Workflow) -> None:
+    in_graph = workflow.env is not None and not on_host(workflow.env)
+    stacks = in_graph and not isinstance(workflow, OffPolicyWorkflow)
+    if isinstance(workflow, LearnerWorkflow) and workflow.replicas.several:
+        stacks = False
+    if not stacks:
+        raise UserError(
+            "PBTWorkflow.workflow",
+            expected="a workflow whose state stacks: OnPolicyWorkflow or EvolutionWorkflow, in "
+            "environments of the device, on one replica",
+            got=workflow.describe(),
+            remedy="A replay buffer is written in place, and environments on the host are not in "
+            "the state.",
+        )
+
+
+def _noted(
+    lineage: Lineage, round_: tf.Tensor, parents: tf.Tensor, fitness: tf.Tensor, values: Any
+) -> Lineage:
+    """The lineage with one round more; those beyond its size are not kept."""
+    size = lineage.parents.shape[0]
+    place = tf.where(round_ < size, round_, size)  # beyond the end: nowhere
+    here = tf.equal(tf.range(size, dtype=tf.int64), place)
+
+    def put(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        mask = tf.reshape(here, [-1] + [1] * new.shape.rank)
+        return tf.where(mask, new[tf.newaxis], old)
+
+    stacked = tf.stack(values) if values else lineage.values[0]
+    return Lineage(
+        parents=put(lineage.parents, parents),
+        fitness=put(lineage.fitness, fitness),
+        values=put(lineage.values, stacked),
+    )
+
+
+def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))
+
+
+def _count(mask: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(mask, tf.float32))
+
+
+def plot_lineage(
+    lineage: Lineage, names: Sequence[str], log_scales: Sequence[bool], path: str | pathlib.Path
+) -> None:
+    """Draws fitness and hyperparameters of all members by round, as a PNG.
+
+    A line is one member's state: where a member took over from another, its line begins at that
+    one's.
+
+    Args:
+      lineage: Of R rounds, NumPy or tensors.
+      names: Of the hyperparameters.
+      log_scales: Whether each is drawn on a logarithmic axis.
+      path: The file.
+    """
+    figures = extras.require("matplotlib.figure", "plots")
+    parents, fitness, values = (
+        np.asarray(x) for x in (lineage.parents, lineage.fitness, lineage.values)
+    )
+    rows = [("fitness", fitness, False)]
+    rows += [
+        (n, values[:, i], log) for i, (n, log) in enumerate(zip(names, log_scales, strict=True))
+    ]
+    figure = figures.Figure(figsize=(8, 2.4 * len(rows)), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(len(rows), 1, sharex=True))
+    rounds, members = parents.shape
+    rank = np.argsort(np.argsort(np.nan_to_num(fitness, nan=-np.inf), axis=1), axis=1)
+    for axis, (name, values_of, log) in zip(axes, rows, strict=True):
+        for t in range(rounds - 1):
+            for m in range(members):
+                begin = values_of[t, parents[t, m]]
+                shade = rank[t + 1, m] / max(1, members - 1)
+                axis.plot(
+                    [t, t + 1],
+                    [begin, values_of[t + 1, m]],
+                    color=(0.12, 0.35, 0.65),
+                    alpha=0.15 + 0.85 * shade,
+                    linewidth=0.8 + shade,
+                )
+        axis.set_ylabel(name)
+        if log:
+            axis.set_yscale("log")
+    axes[-1].set_xlabel("round")
+    figure.savefig(path, dpi=120)
