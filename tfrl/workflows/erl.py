@@ -1,7 +1,7 @@
 """Evolution-guided reinforcement learning: a population and off-policy agents share a replay."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tfrl.evolution.episodes import (
     play_episodes,
     play_episodes_on_host,
 )
+from tfrl.evolution.injection import Injection
 from tfrl.evolution.population import PopulationActing, bare
 from tfrl.learners import (
     DEFAULT_MODULE_ID,
@@ -32,7 +33,6 @@ from tfrl.learners import (
 )
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
-from tfrl.metrics.accumulator import MetricAccumulator
 from tfrl.replay import InGraphReplay
 from tfrl.rollout.episode import episode_totals
 from tfrl.types import Nest, Trajectory
@@ -52,11 +52,11 @@ from tfrl.workflows.checks import (
     updates_ratio,
 )
 from tfrl.workflows.core import Advance, Workflow
-from tfrl.workflows.one_update import named_by, with_one_update
+from tfrl.workflows.learner_steps import LearnerSteps
+from tfrl.workflows.offspring import train_members, with_one_update
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import RunPhase, Stages, auto_needs_timing, check_compile
 
-INJECTIONS = ("replace", "extra", "mean", "none")
 STAGES = ("play", "update")
 _CAPACITY = 1_000_000
 
@@ -166,15 +166,11 @@ class ERLWorkflow(Workflow):
         checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
         checks.at_least("episodes_per_member", episodes_per_member, 1)
         checks.at_least("episodes_per_agent", episodes_per_agent, 1)
-        checks.at_least("inject_every", inject_every, 1)
-        checks.one_of("inject", inject, INJECTIONS)
-        checks.probability("pull_share", pull_share)
         checks.boolean("train_half", train_half)
         check_counts(learning_starts=learning_starts)
         check_batch_size(batch_size, 1)
         self.optimizer: Any = optimizer
-        self.group, self.inject, self.inject_every = group, inject, inject_every
-        self.pull_share, self.train_half = pull_share, train_half
+        self.group, self.train_half = group, train_half
         self.episodes_per_member = episodes_per_member
         self.episodes_per_agent = episodes_per_agent
         self.batch_size, self.learning_starts = batch_size, learning_starts
@@ -187,7 +183,15 @@ class ERLWorkflow(Workflow):
         self.modules = {m: made_agent(x, env) for m, x in given.items()}
         self.agent = next(iter(self.modules.values()))
         self._check_agents()
-        self._check_population()
+        self.injection = Injection(
+            optimizer=self.optimizer,
+            kind=inject,
+            every=inject_every,
+            pull_share=pull_share,
+            num_actors=len(self.modules),
+        )
+        if train_half:
+            self._check_halves()
         self.replay = self._make_replay(replay)
         check_room(self.replay, batch_size)
         self._learner: Learner | None = None
@@ -210,30 +214,14 @@ class ERLWorkflow(Workflow):
                         remedy="Give all agents the same.",
                     )
 
-    def _check_population(self) -> None:
-        """Checks that the actors can enter the population, and that half of it can be trained."""
+    def _check_halves(self) -> None:
+        """Checks that half of the offspring can be trained."""
         size, name = self.optimizer.pop_size, type(self.optimizer).__name__
-        if self.optimizer.num_objectives > 1:
-            raise UserError(
-                "optimizer",
-                expected="a search of one objective",
-                got=f"{name} of {self.optimizer.num_objectives}",
-                remedy="Use GA, OpenES or CEM.",
-            )
-        if self.inject == "replace" and len(self.modules) >= size:
-            raise UserError(
-                f"{name}.pop_size",
-                expected=f"more than the {len(self.modules)} agents that replace candidates",
-                got=size,
-                remedy="10 is usual.",
-            )
-        if not self.train_half:
-            return
-        if self.inject != "none":
+        if self.injection.kind != "none":
             raise UserError(
                 "inject",
                 expected="'none' with train_half: the actor that is trained is a member's",
-                got=repr(self.inject),
+                got=repr(self.injection.kind),
                 remedy="Set inject='none', or train_half=False for ERL.",
             )
         if len(self.modules) > 1:
@@ -332,8 +320,8 @@ class ERLWorkflow(Workflow):
         """One generation; the state's agents and replay buffer are variables, changed in place."""
         keys = seeding.streams(key, ("train", "play", "learn"))
         before = state.metrics.env_steps
-        actors = [struct.values(self._actor_of(state.agent_state, m)) for m in self.modules]
-        population, search = stages.stage("ask", self.ask)(state.opt_state.search, actors)
+        ask = stages.stage("ask", self.injection.ask)
+        population, search = ask(state.opt_state.search, self._actors(state))
         row: dict[str, tf.Tensor] = {}
         if self.train_half:
             train = stages.stage("train", functools.partial(self.train_offspring, state))
@@ -353,41 +341,9 @@ class ERLWorkflow(Workflow):
         opt_state = state.opt_state.replace(search=search, best=best)
         return {**row, **told}, state.replace(metrics=counters, opt_state=opt_state)
 
-    def ask(self, search: EvoState, actors: list[Nest]) -> tuple[Nest, EvoState]:
-        """Returns the candidates that play, and the state of the search to tell.
-
-        Args:
-          search: Of the search.
-          actors: The parameters of the agents' actors.
-
-        Returns:
-          Leaves `[P, ...]`, with "extra" `[P + A, ...]` for A agents; and the state.
-        """
-        due = self._injects(search)
-        if self.inject == "mean":
-            share = tf.where(due, tf.constant(self.pull_share, tf.float32), 0.0)
-            search = self.optimizer.pull(search, actors[0], share)
-        population, search = self.optimizer.ask(search)
-        if self.inject not in ("replace", "extra"):
-            return population, search
-        stacked = struct.stack(actors)
-        if self.inject == "extra":
-            return struct.concat([population, stacked]), search
-        kept = self.optimizer.pop_size - len(actors)
-
-        def replaced(x: tf.Tensor, actor: tf.Tensor) -> tf.Tensor:
-            return tf.concat([x[:kept], tf.where(due, actor, x[kept:])], axis=0)
-
-        return tf.nest.map_structure(replaced, population, stacked), search
-
-    def _injects(self, search: EvoState) -> tf.Tensor:
-        """Whether the agents' actors enter this generation; a bool."""
-        return tf.equal((search.generation + 1) % self.inject_every, 0)
-
-    @property
-    def num_members(self) -> int:
-        """Candidates that play in a generation."""
-        return int(self.optimizer.pop_size) + (self.inject == "extra") * len(self.modules)
+    def _actors(self, state: State) -> list[Nest]:
+        """The parameters of the agents' actors, values."""
+        return [struct.values(self._actor_of(state.agent_state, m)) for m in self.modules]
 
     @property
     def explorers(self) -> dict[str, Any]:
@@ -414,7 +370,7 @@ class ERLWorkflow(Workflow):
             agent_state, *action_fn = args
             return play_episodes(env, agent, bare(env).reset(start), agent_state, act, *action_fn)
 
-        members, episodes = self.num_members, self.episodes_per_member
+        members, episodes = self.injection.num_members, self.episodes_per_member
         acting = PopulationActing(agent=self.agent, num_members=members)
         own = self._with_actor(agent_states, population)
         parts = [played("members", acting, members * episodes, own)]
@@ -442,7 +398,7 @@ class ERLWorkflow(Workflow):
             return self._with_actor(agent_states, struct.take(population, tf.constant(numbers)))
 
         acting = PopulationActing(agent=self.agent, num_members=env.num_envs)
-        number = self.num_members * self.episodes_per_member
+        number = self.injection.num_members * self.episodes_per_member
         parts = [played("members", acting, number, member_state)]
         for m, agent in self.explorers.items():
             state_of = functools.partial(lambda own, job: own, agent_states[m])
@@ -472,13 +428,11 @@ class ERLWorkflow(Workflow):
         totals = episode_totals(episodes.trajectory)
         returns = tf.where(episodes.lost, float("nan"), totals.episode_returns)
         lengths = tf.cast(totals.episode_lengths, tf.float32)
-        first = self.num_members * self.episodes_per_member
-        fitness = tf.reduce_mean(tf.reshape(returns[:first], [self.num_members, -1]), axis=1)
-        injected = tf.where(self._injects(search), 1.0, 0.0)
-        share = {"replace": len(self.modules) / self.optimizer.pop_size, "mean": self.pull_share}
-        injected *= share.get(self.inject, 0.0)
-        if self.inject == "extra":
-            population, fitness, injected = self._with_extras(search, population, fitness)
+        first = self.injection.num_members * self.episodes_per_member
+        fitness = tf.reduce_mean(
+            tf.reshape(returns[:first], [self.injection.num_members, -1]), axis=1
+        )
+        population, fitness, injected = self.injection.told(search, population, fitness)
         finite = tf.math.is_finite(fitness)
         ranked = tf.where(finite, fitness, -float("inf"))
         index = tf.argmax(ranked)
@@ -507,24 +461,6 @@ class ERLWorkflow(Workflow):
             metrics["episode_return"] = tf.reduce_mean(returns[first:])
         return metrics, search, best
 
-    def _with_extras(
-        self, search: EvoState, population: Nest, fitness: tf.Tensor
-    ) -> tuple[Nest, tf.Tensor, tf.Tensor]:
-        """The P candidates to tell, of P and those beside them, and the share of the latter.
-
-        Each takes the place of the worst, if it is fitter and an injection is due.
-        """
-        size, due = self.optimizer.pop_size, self._injects(search)
-        ranked = tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
-        chosen, told = tf.range(size), ranked[:size]
-        for i in range(size, self.num_members):
-            worst = tf.argmin(told, output_type=tf.int32)
-            enters = due & (ranked[i] > told[worst])
-            here = tf.equal(tf.range(size), worst) & enters
-            chosen, told = tf.where(here, i, chosen), tf.where(here, ranked[i], told)
-        share = tf.reduce_mean(tf.cast(chosen >= size, tf.float32))
-        return struct.take(population, chosen), tf.gather(fitness, chosen), share
-
     # Learner steps.
 
     def learn_from(
@@ -544,9 +480,8 @@ class ERLWorkflow(Workflow):
         if self.train_half:
             return {}
         number = self.updates_due(state, env_steps)
-        learner = self.learner_of(state)
-        _, take = self._steps(state, learner, "update", env_steps)
-        return {**take(number, key), "updates": tf.cast(number, tf.float32)}
+        steps = self.learner_steps(state, self.learner_of(state), "update", env_steps)
+        return {**steps.take(number, key), "updates": tf.cast(number, tf.float32)}
 
     def _observe(self, state: State, trajectory: Trajectory) -> None:
         """Merges the steps into the agents' statistics of observations."""
@@ -569,62 +504,40 @@ class ERLWorkflow(Workflow):
         due = env_steps * up // down - begin * up // down
         return tf.cast(tf.maximum(due, 0), tf.int32)
 
-    def _steps(
+    def learner_steps(
         self, state: State, learner: Learner, name: str, env_steps: tf.Tensor
-    ) -> tuple[list[str], Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]]:
-        """Returns how learner steps are taken, each on a fresh sample.
+    ) -> LearnerSteps:
+        """Returns how learner steps are taken, each on fresh samples.
 
         Args:
           state: Of the run.
           learner: Over its variables.
           name: Of the stage, "update" or a variant of it.
           env_steps: int64, for schedules.
-
-        Returns:
-          The names of their metrics, and `take(number, key)`, which takes so many steps and returns
-          the means, `{name: float32 scalar}`.
         """
         buffer = self.replay_buffer(state)
-        step = stages.stage(name, functools.partial(self.update, learner))
+        update = stages.stage(name, functools.partial(self.update, learner))
 
-        def once(j: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
-            keys = seeding.streams(seeding.fold_in(key, j), ("sample", "update"))
+        def step(key: tf.Tensor) -> dict[str, tf.Tensor]:
+            keys = seeding.streams(key, ("sample", "update"))
             batch = {
                 m: self._sample(buffer, seeding.stream(keys["sample"], m)) for m in learner.modules
             }
-            return step(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
+            return update(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
 
-        names = self._names_of(state, name, lambda: once(tf.constant(0), state.key))
-        tally = MetricAccumulator(names)
+        notes = self.runner(state).traces.notes
+        note = ("names of", name)
 
-        def take(number: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
-            def body(j: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                return j + 1, tally.add(sums, _row(once(j, key), names))
+        def probe() -> tf.Tensor:
+            notes[note] = sorted(step(state.key))
+            return tf.constant(0)
 
-            start = (tf.constant(0), tally.start())
-            _, sums = tf.while_loop(
-                lambda j, _: j < number, body, start, parallel_iterations=1, name="updates"
-            )
-            return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
-
-        return names, take
+        if note not in notes:  # a loop asks for the names; traced and never run
+            tf.function(probe, autograph=False).get_concrete_function()
+        return LearnerSteps(step, notes[note])
 
     def _sample(self, buffer: Any, key: tf.Tensor) -> Nest:
         return buffer.sample(key, self.batch_size).replace(index=None)
-
-    def _names_of(
-        self, state: State, name: str, once: Callable[[], dict[str, tf.Tensor]]
-    ) -> list[str]:
-        """The names of a learner step's metrics, which a loop asks for; traced and never run."""
-        notes = self.runner(state).traces.notes
-
-        def probe() -> tf.Tensor:
-            notes["names", name] = sorted(once())
-            return tf.constant(0)
-
-        if ("names", name) not in notes:
-            tf.function(probe, autograph=False).get_concrete_function()
-        return notes["names", name]  # type: ignore[no-any-return]
 
     def update(
         self, learner: Learner, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
@@ -648,10 +561,7 @@ class ERLWorkflow(Workflow):
     def train_offspring(
         self, state: State, population: Nest, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], Nest]:
-        """Trains the first half of the candidates, one after the other.
-
-        A candidate becomes the agent's actor and target actor, with a fresh optimizer. The critics
-        take their share of the steps that are due; then the actor takes as many as are due in all.
+        """Trains the first half of the candidates, see `train_members`; the critics in place.
 
         Args:
           state: Of the run; of its leaves variables alone are used.
@@ -662,49 +572,24 @@ class ERLWorkflow(Workflow):
         Returns:
           `{name: float32 scalar}`, and the population with the trained candidates.
         """
-        half = self.optimizer.pop_size // 2
-        number = self.updates_due(state, env_steps)
+        number, half = self.updates_due(state, env_steps), self.optimizer.pop_size // 2
         learner, (module_id,) = self.learner_of(state), self.modules
-        critic, actor = (update.name for update in self.agent.updates)
         own = state.agent_state[module_id]
-        slots = state.opt_state.learner[module_id][actor]
-
-        def begin(params: Nest) -> None:
-            for group in (own.params, own.target_params):
-                if self.group in group:
-                    tf.nest.map_structure(leaves.put, group[self.group], params)
-            for path, slot in struct.paths(slots).items():
-                if path != "learning_rate":
-                    leaves.put(slot, tf.zeros_like(slot))
-
-        names: list[str] = []
-        takes = {}
+        critic, actor = (update.name for update in self.agent.updates)
+        steps = {}
         for name in (critic, actor):
             one = with_one_update(learner, module_id, name)
-            own_names, takes[name] = self._steps(state, one, f"update/{name}", env_steps)
-            names += named_by(name, dict.fromkeys(own_names))
-        tally = MetricAccumulator(names)
-
-        def trained(i: tf.Tensor, population: Nest, sums: tf.Tensor) -> tuple[Any, ...]:
-            begin(tf.nest.map_structure(lambda x: x[i], population))
-            row = {}
-            steps = {critic: (i + 1) * number // half - i * number // half, actor: number}
-            for name, due in steps.items():
-                own_key = seeding.stream(seeding.fold_in(key, i), name)
-                row.update(named_by(name, takes[name](due, own_key)))
-            place = tf.reshape(i, [1, 1])
-
-            def put(x: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-                return tf.tensor_scatter_nd_update(x, place, variable.read_value()[tf.newaxis])
-
-            population = tf.nest.map_structure(put, population, own.params[self.group])
-            return i + 1, population, tally.add(sums, _row(row, names))
-
-        start = (tf.constant(0), population, tally.start())
-        _, population, sums = tf.while_loop(
-            lambda i, *_: i < half, trained, start, parallel_iterations=1, name="offspring"
+            steps[name] = self.learner_steps(state, one, f"update/{name}", env_steps)
+        population, row = train_members(
+            population,
+            half,
+            steps,
+            number,
+            key,
+            actor=own.params[self.group],
+            target=own.target_params.get(self.group),
+            slots=state.opt_state.learner[module_id][actor],
         )
-        row = dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
         row["updates"] = tf.cast(number, tf.float32)
         row["actor_updates"] = tf.cast(number * half, tf.float32)
         return row, population
@@ -798,11 +683,7 @@ class ERLWorkflow(Workflow):
         if not auto_needs_timing():
             return "xla"
         if name == "play":
-            population, _ = self.optimizer.ask(state.opt_state.search)
-            if self.inject == "extra":
-                population = tf.nest.map_structure(
-                    lambda x: tf.concat([x, x[: len(self.modules)]], axis=0), population
-                )
+            population, _ = self.injection.ask(state.opt_state.search, self._actors(state))
             args = (struct.values(state.agent_state), population, state.key)
             return made.stage("play", self._played).choose_by_time(*args)
         return self._timed_update(state, made)
@@ -872,7 +753,9 @@ class ERLWorkflow(Workflow):
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         agents = ", ".join(map(name_of, self.modules.values()))
         search = f"{type(self.optimizer).__name__} of {self.optimizer.pop_size}"
-        how = "half of the offspring trained" if self.train_half else f"inject={self.inject}"
+        how = (
+            "half of the offspring trained" if self.train_half else f"inject={self.injection.kind}"
+        )
         return (
             f"{agents} and {search} on {task}, {how}, {float(self._ratio):g} updates per env step"
         )
@@ -882,11 +765,6 @@ class ERLWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
-
-
-def _row(metrics: Mapping[str, tf.Tensor], names: Sequence[str]) -> tf.Tensor:
-    """Metrics as a row, float32 [n]."""
-    return tf.stack([tf.cast(metrics[name], tf.float32) for name in names])
 
 
 def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
