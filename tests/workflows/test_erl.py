@@ -1,6 +1,8 @@
 """ERLWorkflow: what the buffer holds, ratios of updates, CEM-RL, hosts, resumed runs, wrong use."""
 
 import functools
+import inspect
+import re
 
 import gymnasium
 import numpy as np
@@ -8,10 +10,12 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.docs_helpers import ROOT
 from tfrl import make_env, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution import GA, NSGA2, OpenES
 from tfrl.evolution.episodes import in_one_column
+from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.workflows import ERLWorkflow
 
@@ -191,6 +195,13 @@ def test_the_agent_of_cem_rl_stands_for_the_centre():
     assert "eval_best_return_mean" in found and "eval_centre_return_mean" not in found
 
 
+@pytest.mark.parametrize("options", [{}, CEM_RL])
+def test_a_loss_that_is_not_finite_ends_the_run(options):
+    workflow = workflow_of(learner_config=ModuleConfig(lr=1e30), **options)
+    with pytest.raises(UserError, match=r"(?s)non-finite.*gradient steps"):
+        after(workflow)
+
+
 @pytest.mark.parametrize("options", [{}, {**CEM_RL, "agent": functools.partial(SAC, tau=0.1)}])
 def test_a_run_goes_on_to_the_bit(options, tmp_path):
     workflow = workflow_of(**options)
@@ -307,6 +318,16 @@ def test_a_run_folder(tmp_path):
     assert action["action"].shape == [3, 1]
 
 
+@pytest.mark.parametrize("options", [{}, CEM_RL])
+def test_the_page_explains_settings_and_metrics(options):
+    page = (ROOT / "docs" / "erl.md").read_text()
+    named = set(re.findall(r"`([a-z_/.]+)`", page))
+    assert set(inspect.signature(ERLWorkflow).parameters) <= named
+    rows, _ = after(workflow_of(**options), 1)
+    counters = {"iterations", "env_steps", "episodes", "learner_steps"}
+    assert {n for n in rows[0] if n.split("/")[0] not in ("critic", "actor")} - counters <= named
+
+
 def test_a_state_that_was_consumed_or_copied_into_tensors():
     workflow = workflow_of()
     state = workflow.setup(0)
@@ -322,6 +343,7 @@ def test_a_state_that_was_consumed_or_copied_into_tensors():
     [
         ({"agent": tfrl.PPO}, r"agent.*replayed transitions.*PPO"),
         ({**CEM_RL, "optimizer": GA(pop_size=5)}, r"GA.pop_size.*even.*6"),
+        ({**CEM_RL, "group": "critic"}, r"agent.*TD3 with critic, actor"),
         ({**CEM_RL, "inject": "extra"}, r"inject.*'none' with train_half"),
         ({**CEM_RL, "agent": {"a": TD3, "b": TD3}}, r"agent.*one with train_half.*a, b"),
         ({"agent": {"a": TD3, "b": SAC}}, r"group 'actor' of agent 'b'.*form.*'a'"),

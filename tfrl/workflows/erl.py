@@ -55,7 +55,7 @@ from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.learner_steps import LearnerSteps
 from tfrl.workflows.offspring import train_members, with_one_update
 from tfrl.workflows.run_state import State
-from tfrl.workflows.stages import RunPhase, Stages, auto_needs_timing, check_compile
+from tfrl.workflows.stages import Stages, auto_needs_timing, check_compile
 
 STAGES = ("play", "update")
 _CAPACITY = 1_000_000
@@ -231,6 +231,14 @@ class ERLWorkflow(Workflow):
                 got=f"{len(self.modules)}: {', '.join(self.modules)}",
                 remedy="Give one agent, or train_half=False for ERL.",
             )
+        trains = [self.group in update.groups for update in self.agent.updates]
+        if trains != [False, True]:
+            raise UserError(
+                "agent",
+                expected=f"one with train_half that updates critics, then {self.group!r}",
+                got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
+                remedy="Use TD3, DDPG or SAC.",
+            )
         if size % 2:
             raise UserError(
                 f"{name}.pop_size",
@@ -364,46 +372,52 @@ class ERLWorkflow(Workflow):
         return stages.stage("play", self._played)(agent_states, population, key)  # type: ignore[no-any-return]
 
     def _played(self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor) -> Episodes:
-        def played(name: str, agent: Any, number: int, *args: Any) -> Episodes:
-            start, act = tf.unstack(seeding.split(seeding.stream(key, name), 2))
-            env = self.env.with_num_envs(number)
-            agent_state, *action_fn = args
-            return play_episodes(env, agent, bare(env).reset(start), agent_state, act, *action_fn)
+        """As `play`, on the device; a function of values."""
 
-        members, episodes = self.injection.num_members, self.episodes_per_member
-        acting = PopulationActing(agent=self.agent, num_members=members)
+        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+            start_key, key = tf.unstack(seeding.split(key, 2))
+            env = self.env.with_num_envs(number)
+            return play_episodes(env, agent, bare(env).reset(start_key), own, key, act)
+
+        acting = PopulationActing(agent=self.agent, num_members=self.injection.num_members)
         own = self._with_actor(agent_states, population)
-        parts = [played("members", acting, members * episodes, own)]
-        for m, agent in self.explorers.items():
-            number = self.episodes_per_agent
-            parts.append(
-                played(f"agent {m}", agent, number, agent_states[m], agent.compute_actions)
-            )
-        return join_episodes(parts)
+        return self._all_play(play, acting, own, agent_states, key)
 
     def _played_on_host(
         self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor
     ) -> Episodes:
+        """As `play`, in Python."""
         env: Any = self.env
 
-        def played(name: str, agent: Any, number: int, *args: Any) -> Episodes:
-            start, act = tf.unstack(seeding.split(seeding.stream(key, name), 2))
-            state_of, *action_fn = args
+        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+            start_key, key = tf.unstack(seeding.split(key, 2))
+            state_of = own if callable(own) else lambda _: own
             return play_episodes_on_host(
-                env, agent, state_of, row_seeds(start, number), act, *action_fn
+                env, agent, state_of, row_seeds(start_key, number), key, act
             )
 
         def member_state(job: np.ndarray) -> Any:
-            numbers = job // self.episodes_per_member
-            return self._with_actor(agent_states, struct.take(population, tf.constant(numbers)))
+            numbers = tf.constant(job // self.episodes_per_member)
+            return self._with_actor(agent_states, struct.take(population, numbers))
 
         acting = PopulationActing(agent=self.agent, num_members=env.num_envs)
+        return self._all_play(play, acting, member_state, agent_states, key)
+
+    def _all_play(
+        self,
+        play: Callable[..., Episodes],
+        acting: PopulationActing,
+        own: Any,
+        agent_states: dict[str, Any],
+        key: tf.Tensor,
+    ) -> Episodes:
+        """The members' episodes, greedy, and then those of the agents, which explore."""
         number = self.injection.num_members * self.episodes_per_member
-        parts = [played("members", acting, number, member_state)]
+        parts = [play(acting, own, number, seeding.stream(key, "members"), None)]
         for m, agent in self.explorers.items():
-            state_of = functools.partial(lambda own, job: own, agent_states[m])
-            number = self.episodes_per_agent
-            parts.append(played(f"agent {m}", agent, number, state_of, agent.compute_actions))
+            agent_key = seeding.stream(key, f"agent {m}")
+            args = (agent, agent_states[m], self.episodes_per_agent, agent_key)
+            parts.append(play(*args, agent.compute_actions))
         return join_episodes(parts)
 
     def _with_actor(self, agent_states: Mapping[str, Any], params: Nest) -> Any:
@@ -428,10 +442,9 @@ class ERLWorkflow(Workflow):
         totals = episode_totals(episodes.trajectory)
         returns = tf.where(episodes.lost, float("nan"), totals.episode_returns)
         lengths = tf.cast(totals.episode_lengths, tf.float32)
-        first = self.injection.num_members * self.episodes_per_member
-        fitness = tf.reduce_mean(
-            tf.reshape(returns[:first], [self.injection.num_members, -1]), axis=1
-        )
+        members = self.injection.num_members
+        first = members * self.episodes_per_member
+        fitness = tf.reduce_mean(tf.reshape(returns[:first], [members, -1]), axis=1)
         population, fitness, injected = self.injection.told(search, population, fitness)
         finite = tf.math.is_finite(fitness)
         ranked = tf.where(finite, fitness, -float("inf"))
@@ -590,6 +603,9 @@ class ERLWorkflow(Workflow):
             target=own.target_params.get(self.group),
             slots=state.opt_state.learner[module_id][actor],
         )
+        for name in ("gradient_steps", "skipped_steps"):
+            if f"{actor}/{name}" in row:
+                row[name] = row[f"{critic}/{name}"] + row[f"{actor}/{name}"]
         row["updates"] = tf.cast(number, tf.float32)
         row["actor_updates"] = tf.cast(number * half, tf.float32)
         return row, population
@@ -709,10 +725,6 @@ class ERLWorkflow(Workflow):
         mode = step.choose_by_time(*args, begin=put_back)
         put_back()
         return mode
-
-    def phase_of(self, state: State) -> RunPhase:
-        """One phase: how many learner steps are due is a number."""
-        return RunPhase()
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes of runs that are set up from now on."""
