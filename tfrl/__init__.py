@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfrl.loading import loadable
     from tfrl.replay import InGraphReplay
     from tfrl.workflows import (
+        ERLWorkflow,
         EvolutionWorkflow,
         OffPolicyWorkflow,
         OnPolicyWorkflow,
@@ -42,6 +43,7 @@ _NAMES = {
     "tfrl.loading": ("loadable",),
     "tfrl.replay": ("InGraphReplay",),
     "tfrl.workflows": (
+        "ERLWorkflow",
         "EvolutionWorkflow",
         "OffPolicyWorkflow",
         "OnPolicyWorkflow",
@@ -84,6 +86,7 @@ _SUBMODULES = (
 
 __all__ = [
     "Agent",
+    "ERLWorkflow",
     "Evaluator",
     "EvolutionWorkflow",
     "InGraphReplay",

@@ -586,7 +586,6 @@ def test_the_page_has_the_table():
     ]
 
 
-@rows("`close()`")
 @rows("`EvoOptimizer`")
 def test_a_search_by_ask_and_tell():
     from tfrl.evolution import OpenES
@@ -619,6 +618,7 @@ def test_workflows_of_evolution():
     assert issubclass(tfrl.PBTWorkflow, tfrl.Workflow)
 
 
+@rows("`close()`")
 def test_the_page_runs():
     text = (pages.ROOT / "docs/coming_from_evorl.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -104,6 +104,31 @@ class EvoOptimizer(struct.Struct, abc.ABC):
             search=search,
         )
 
+    def pull(self, state: EvoState, params: Nest, share: Any) -> EvoState:
+        """Returns the state with the mean of its distribution moved towards other parameters.
+
+          mean + share (params - mean)
+
+        Args:
+          state: Between `tell` and `ask`.
+          params: A nest of the form of one candidate.
+          share: A number or a float32 scalar, 0 to stay and 1 to be there.
+
+        Raises:
+          UserError: For a search without a mean.
+        """
+        mean = getattr(state.search, "mean", None)
+        if mean is None:
+            raise UserError(
+                f"{type(self).__name__}.pull",
+                expected="a search whose distribution has a mean, such as OpenES",
+                got="one that keeps a population",
+                remedy="Inject candidates by `tell(state, fitness, population)`.",
+            )
+        search = state.search.replace(mean=mean + share * (ravel(params) - mean))
+        centre = unravel(self.centre(search), state.params)
+        return state.replace(search=search, params=centre)  # type: ignore[no-any-return]
+
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
         """Returns what tells how the search goes, `{name: float32 scalar}`: a step size, say."""
         return {}

@@ -267,6 +267,7 @@ def _register() -> None:
         workflows.OnPolicyWorkflow,
     ):
         gin.external_configurable(workflow, module="workflows", denylist=["strategy"])
+    gin.external_configurable(workflows.ERLWorkflow, module="workflows")
     gin.external_configurable(workflows.PBTWorkflow, module="workflows")
     for part in ("Hyperparameter", "Truncation", "Tournament", "Pairs", "Perturb", "CSOExplore"):
         gin.external_configurable(getattr(pbt, part), module="pbt")

@@ -1,6 +1,7 @@
 """Workflows: setup, step, evaluate, learn, over external state."""
 
 from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.erl import ERLWorkflow
 from tfrl.workflows.evolution import EvolutionWorkflow
 from tfrl.workflows.loop import RunReport, RunTime
 from tfrl.workflows.off_policy import OffPolicyWorkflow
@@ -11,6 +12,7 @@ from tfrl.workflows.run_state import RunMetrics, State
 
 __all__ = [
     "Advance",
+    "ERLWorkflow",
     "EvolutionWorkflow",
     "OffPolicyWorkflow",
     "OnPolicyWorkflow",

@@ -31,6 +31,17 @@ def check_agent(agent: Any) -> None:
         )
 
 
+def check_newest(iterations: int, newest: int) -> None:
+    """Raises a UserError for a state of fewer iterations than the newest of its run."""
+    if iterations < newest:
+        raise UserError(
+            "the state given to the workflow",
+            expected=f"the newest of its run, of iteration {newest}",
+            got=f"that of iteration {iterations}, which a later step has consumed",
+            remedy="Keep a copy with workflow.snapshot(state) before stepping.",
+        )
+
+
 def check_counts(**counts: Any) -> None:
     """Raises a UserError for a count that is no whole number of at least 0."""
     for name, value in counts.items():

@@ -53,6 +53,7 @@ from tfrl.workflows.checks import (
     check_episodes,
     check_evaluator,
     check_fit,
+    check_newest,
     check_resets,
     check_whole,
     made_agent,
@@ -669,14 +670,7 @@ class LearnerWorkflow(Workflow):
         runner = self._runner_of(state)
         if runner is None:
             return self.copied(state, None)
-        iterations = int(state.metrics.iterations)
-        if iterations < runner.iterations:
-            raise UserError(
-                "the state given to the workflow",
-                expected=f"the newest of its run, of iteration {runner.iterations}",
-                got=f"that of iteration {iterations}, which a later step has consumed",
-                remedy="Keep a copy with workflow.snapshot(state) before stepping.",
-            )
+        check_newest(int(state.metrics.iterations), runner.iterations)
         return state
 
     def copied(self, state: State, runner: Runner | None) -> State:

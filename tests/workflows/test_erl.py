@@ -1,0 +1,370 @@
+"""ERLWorkflow: what the buffer holds, ratios of updates, CEM-RL, hosts, resumed runs, wrong use."""
+
+import functools
+import inspect
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfrl
+from tests.docs_helpers import ROOT
+from tfrl import make_env, seeding, struct
+from tfrl.errors import UserError
+from tfrl.evolution import GA, NSGA2, OpenES
+from tfrl.evolution.episodes import in_one_column
+from tfrl.learners import ModuleConfig
+from tfrl.replay import InGraphReplay
+from tfrl.workflows import ERLWorkflow
+
+TD3 = functools.partial(tfrl.TD3, hidden=(4,))
+SAC = functools.partial(tfrl.SAC, hidden=(4,))
+BUFFER = functools.partial(InGraphReplay, capacity=2_000)
+CEM_RL = {"train_half": True, "inject": "none", "optimizer": OpenES(pop_size=4)}
+TRACED = []
+
+
+@struct.logic_dataclass
+class TracedAgent(tfrl.TD3):
+    """Notes each call of what is traced."""
+
+    def actor_loss(self, *args, **kwargs):
+        TRACED.append("actor")
+        return super().actor_loss(*args, **kwargs)
+
+
+def workflow_of(task="tf:Pendulum-v1", agent=TD3, limit=10, num_envs=1, wrappers=(), **options):
+    options = {
+        "optimizer": GA(pop_size=4),
+        "replay": BUFFER,
+        "batch_size": 4,
+        "learning_starts": 20,
+        "eval_episodes": 2,
+        "compile": "graph",
+        **options,
+    }
+    env = make_env(task, num_envs=num_envs, max_episode_steps=limit, wrappers=wrappers)
+    return ERLWorkflow(env, agent, **options)
+
+
+def after(workflow, generations=2, seed=0):
+    rows, state = [], workflow.setup(seed)
+    for _ in range(generations):
+        row, state = workflow.step(state)
+        rows.append(row)
+    return rows, state
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for path, value in a.items():
+        np.testing.assert_array_equal(value, b[path], err_msg=path)
+
+
+def values_of(workflow, state):
+    return {path: np.array(x) for path, x in workflow.state_values(state).items()}
+
+
+def stored(workflow, state):
+    """All items of the buffer, the oldest first."""
+    buffer = workflow.replay_buffer(state)
+    steps = tf.range(int(buffer.size()), dtype=tf.int64)
+    return buffer._reader.read(buffer._read_counts(), steps, tf.zeros_like(steps))
+
+
+@pytest.mark.parametrize(
+    "task, agent, limit", [("tf:Pendulum-v1", TD3, 10), ("tf:CartPole-v1", SAC, 30)]
+)
+def test_the_buffer_holds_the_episodes_of_members_and_agent(task, agent, limit):
+    options = {"episodes_per_member": 2, "episodes_per_agent": 3, "learning_starts": 10_000}
+    workflow = workflow_of(task, agent, limit, **options)
+    state = workflow.setup(3)
+    key = seeding.fold_in(state.key, 0)
+    population, _ = workflow.injection.ask(state.opt_state.search, workflow._actors(state))
+    play = tf.function(workflow.play, autograph=False)
+    episodes = play(state, population, seeding.streams(key, ("train", "play"))["play"])
+    row, state = workflow.step(state)
+    column = in_one_column(episodes.kept())
+    rows = np.flatnonzero(column.valid)
+    items = stored(workflow, state)
+    assert row["env_steps"] == len(rows) == len(items.reward) and row["episodes"] == 4 * 2 + 3
+    for name in ("obs", "action", "reward", "next_obs"):
+        wanted = getattr(column, name).numpy()[rows, 0]
+        np.testing.assert_allclose(getattr(items, name), wanted, rtol=1e-5, atol=1e-6)
+    ends = column.termination.numpy()[rows, 0]
+    np.testing.assert_allclose(items.discount, np.where(ends, 0.0, 0.99), rtol=1e-6)
+    if task == "tf:CartPole-v1":  # the agent's episodes explore, and end at different steps
+        assert 0 < ends.sum() and len(rows) < 11 * limit
+
+
+def test_members_act_as_their_parameters_say():
+    workflow = workflow_of()
+    state = workflow.setup(0)
+    population, _ = workflow.injection.ask(state.opt_state.search, workflow._actors(state))
+    episodes = workflow.play(state, population, seeding.key(1))
+    for member in range(4):
+        own = tf.nest.map_structure(lambda x, i=member: x[i], population)
+        agent_state = workflow._with_actor(struct.values(state.agent_state), own)
+        obs = episodes.trajectory.obs[:, member]
+        action = workflow.agent.evaluate_actions(agent_state, obs, seeding.key(0)).action
+        np.testing.assert_allclose(episodes.trajectory.action[:, member], action, atol=1e-5)
+    explored = workflow.agent.evaluate_actions(
+        workflow.agent_state(state), episodes.trajectory.obs[:, 4], seeding.key(0)
+    )
+    assert np.abs(explored.action - episodes.trajectory.action[:, 4]).max() > 0.05
+
+
+@pytest.mark.parametrize("ratio, start", [(1.0, 20), (0.3, 37), (2.5, 0)])
+def test_learner_steps_follow_the_env_steps_of_all(ratio, start):
+    workflow = workflow_of(updates_per_step=ratio, learning_starts=start)
+    rows, state = after(workflow, 3)
+    taken = 0
+    for i, row in enumerate(rows):
+        env_steps = 50 * (i + 1)  # of four members and the agent
+        due = int(np.floor(ratio * env_steps + 1e-9) - np.floor(ratio * start + 1e-9))
+        assert (row["env_steps"], row["learner_steps"]) == (env_steps, due)
+        assert row["updates"] == due - taken == row["gradient_steps"]
+        taken = due
+
+
+@pytest.mark.parametrize("inject", ["replace", "extra", "mean", "none"])
+def test_the_actor_enters_the_population(inject):
+    optimizer = OpenES(pop_size=4)
+    rows, state = after(workflow_of(inject=inject, inject_every=2, optimizer=optimizer))
+    shares = [row["injected_share"] for row in rows]
+    assert shares[0] == 0.0
+    assert shares[1] in {"replace": (0.25,), "extra": (0.0, 0.25), "mean": (0.5,)}.get(
+        inject, (0.0,)
+    )
+    assert rows[0]["episodes"] == (6 if inject == "extra" else 5)
+    assert np.isfinite([rows[1][n] for n in ("fitness_mean", "agent_return", "critic/loss")]).all()
+
+
+@pytest.mark.parametrize("agent", [TD3, functools.partial(SAC, normalize_obs=True)])
+def test_half_of_the_offspring_are_trained(agent):
+    workflow = workflow_of(agent=agent, **CEM_RL)
+    _, state = after(workflow, 1)
+    population, _ = workflow.optimizer.ask(state.opt_state.search)
+    critics = struct.values(state.agent_state["default_policy"].params["critic"])
+    train = functools.partial(workflow.train_offspring, state)
+    row, trained = train(population, seeding.key(0), state.metrics.env_steps)
+    for before, now in zip(*map(tf.nest.flatten, (population, trained)), strict=True):
+        assert np.all([np.any(now[i] != before[i]) for i in range(2)])
+        np.testing.assert_array_equal(now[2:], before[2:])
+    # 40 steps, of which learning starts at 20: 20 of the critics in all, and of each actor.
+    assert (row["updates"], row["critic/gradient_steps"]) == (20, 20)
+    assert (row["actor_updates"], row["actor/gradient_steps"]) == (40, 40)
+    now = state.agent_state["default_policy"].params["critic"]
+    pairs = zip(*map(tf.nest.flatten, (critics, now)), strict=True)
+    assert any(np.any(a != b.numpy()) for a, b in pairs)
+
+
+def test_a_member_is_trained_as_an_actor_alone():
+    """One member by hand: Adam from the start, ascending the first critic of the moment."""
+    workflow = workflow_of(**{**CEM_RL, "optimizer": OpenES(pop_size=2)}, learning_starts=19)
+    _, state = after(workflow, 1)
+    population, _ = workflow.optimizer.ask(state.opt_state.search)
+    key, agent = seeding.key(5), workflow.agent
+    _, trained = workflow.train_offspring(state, population, key, state.metrics.env_steps)
+    own_key = seeding.fold_in(seeding.stream(seeding.fold_in(key, 0), "actor"), 0)
+    keys = seeding.streams(own_key, ("sample", "update"))
+    buffer = workflow.replay_buffer(state)
+    batch = buffer.sample(seeding.stream(keys["sample"], "default_policy"), workflow.batch_size)
+    own = struct.values(state.agent_state["default_policy"])
+    first = tf.nest.map_structure(lambda x: x[0], population)
+    batch = agent.prepare_minibatch(own, batch, lambda x: x)
+    with tf.GradientTape() as tape:
+        tape.watch(first)
+        loss, _ = agent.actor_loss({**own.params, "actor": first}, own, batch, key)
+    gradients = tape.gradient(loss, tf.nest.flatten(first))
+    for x, g, now in zip(*map(tf.nest.flatten, (first, gradients, trained)), strict=True):
+        step = 3e-4 * g / (tf.abs(g) + 1e-8)  # the first of Adam
+        np.testing.assert_allclose(now[0], x - step, rtol=1e-4, atol=1e-7)
+
+
+def test_the_agent_of_cem_rl_stands_for_the_centre():
+    workflow = workflow_of(**CEM_RL)
+    rows, state = after(workflow)
+    assert rows[0]["updates"] == 0 and rows[1]["updates"] == 20
+    assert rows[0]["episodes"] == 4 and "agent_return" not in rows[0]
+    centre, actor = state.opt_state.search.params, workflow.agent_state(state).params["actor"]
+    tf.nest.map_structure(np.testing.assert_array_equal, actor, centre)
+    found, _ = workflow.evaluate(state)
+    assert "eval_best_return_mean" in found and "eval_centre_return_mean" not in found
+
+
+@pytest.mark.parametrize("options", [{}, CEM_RL])
+def test_a_loss_that_is_not_finite_ends_the_run(options):
+    workflow = workflow_of(learner_config=ModuleConfig(lr=1e30), **options)
+    with pytest.raises(UserError, match=r"(?s)non-finite.*gradient steps"):
+        after(workflow)
+
+
+@pytest.mark.parametrize("options", [{}, {**CEM_RL, "agent": functools.partial(SAC, tau=0.1)}])
+def test_a_run_goes_on_to_the_bit(options, tmp_path):
+    workflow = workflow_of(**options)
+    _, state = after(workflow)
+    workflow.save(state, tmp_path)
+    copy = workflow.snapshot(state)
+    row, whole = workflow.step(state)
+    whole = values_of(workflow, whole)
+    other = workflow_of(**options)
+    again, resumed = other.step(other.restore(tmp_path))
+    assert_same(values_of(other, resumed), whole)
+    assert again == row
+    assert_same(values_of(workflow, workflow.step(copy)[1]), whole)
+    three = workflow.advance(workflow.setup(0), 3).state  # in one call
+    assert_same(values_of(workflow, three), whole)
+
+
+def test_equal_workflows_share_their_traces():
+    agent = functools.partial(TracedAgent, hidden=(4,))
+    _, state = after(workflow_of(agent=agent), 1)
+    TRACED.clear()
+    again = workflow_of(agent=agent)
+    _, state = after(again, 1, seed=5)
+    again.step(again.snapshot(state))
+    assert TRACED == []
+
+
+def test_several_agents_share_the_buffer():
+    agents = {"calm": TD3, "bold": functools.partial(TD3, exploration_noise=0.5)}
+    workflow = workflow_of(agent=agents, inject="extra")
+    rows, state = after(workflow)
+    assert rows[0]["episodes"] == 4 + 2 + 2
+    assert {"calm/agent_return", "bold/agent_return", "bold/critic/loss"} <= set(rows[1])
+    params = [state.agent_state[m].params["critic"] for m in agents]
+    pairs = zip(*map(tf.nest.flatten, params), strict=True)
+    assert any(np.any(a.numpy() != b.numpy()) for a, b in pairs)
+    found, _ = workflow.evaluate(state)
+    assert {"eval_return_mean", "eval_best_return_mean", "eval_centre_return_mean"} <= set(found)
+
+
+def test_statistics_of_observations_are_those_of_all_steps():
+    workflow = workflow_of(agent=functools.partial(TD3, normalize_obs=True))
+    rows, state = after(workflow)
+    count = tf.nest.flatten(state.agent_state["default_policy"].normalizer.count)[0]
+    assert float(count) == rows[1]["env_steps"]
+
+
+@struct.logic_dataclass
+class OneIsBroken(GA):
+    """The second candidate is no number."""
+
+    def sample(self, search, generation, key):
+        population = super().sample(search, generation, key)
+        return tf.concat([population[:1], population[1:2] * float("nan"), population[2:]], 0)
+
+
+def test_a_member_that_is_no_number_is_lost():
+    workflow = workflow_of(optimizer=OneIsBroken(pop_size=4))
+    rows, state = after(workflow)
+    assert [row["lost_members"] for row in rows] == [1, 1]
+    assert [row["env_steps"] for row in rows] == [50, 100]
+    assert int(workflow.replay_buffer(state).size()) == 80
+    assert all(np.isfinite(x).all() for x in stored(workflow, state).obs)
+    assert np.isfinite(rows[1]["fitness_mean"]) and np.isfinite(rows[1]["critic/loss"])
+
+
+class Failing(gymnasium.Wrapper):
+    """Raises at its fifth step, once in a process."""
+
+    steps = 0
+
+    def step(self, action):
+        Failing.steps += 1
+        if Failing.steps == 5:
+            raise RuntimeError("out of order")
+        return self.env.step(action)
+
+
+def test_episodes_take_turns_on_the_host(tmp_path):
+    task, options = "gymnasium:Pendulum-v1", {"num_envs": 2, "episodes_per_member": 2}
+    workflow = workflow_of(task, **options)
+    rows, state = after(workflow)
+    assert (rows[1]["episodes"], rows[1]["env_steps"]) == (18, 180)
+    assert rows[1]["learner_steps"] == 160
+    assert int(workflow.replay_buffer(state).size()) == 180
+    workflow.save(state, tmp_path)
+    _, whole = workflow.step(state)
+    whole = values_of(workflow, whole)
+    workflow.close()
+    other = workflow_of(task, **options)
+    _, resumed = other.step(other.restore(tmp_path))
+    assert_same(values_of(other, resumed), whole)
+    other.close()
+
+
+def test_cem_rl_on_the_host_with_an_environment_that_fails():
+    Failing.steps = 0
+    options = {"num_envs": 2, "wrappers": (Failing,), **CEM_RL}
+    workflow = workflow_of("gymnasium:Pendulum-v1", **options)
+    rows, state = after(workflow)
+    assert [row["lost_members"] for row in rows] == [1, 0]
+    assert int(workflow.replay_buffer(state).size()) == 70
+    assert rows[1]["updates"] > 0 and np.isfinite(rows[1]["critic/loss"])
+    workflow.close()
+
+
+def test_a_run_folder(tmp_path):
+    workflow = workflow_of()
+    options = {"root_dir": tmp_path / "run", "progress": False, "eval_interval": 50}
+    workflow.learn(workflow.setup(0), total_env_steps=100, **options)
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("fitness_best") == 1
+    folder = workflow.export_policy(workflow.setup(1), tmp_path / "policy")
+    action = tf.saved_model.load(str(folder)).signatures["action"](observation=tf.zeros([3, 3]))
+    assert action["action"].shape == [3, 1]
+
+
+@pytest.mark.parametrize("options", [{}, CEM_RL])
+def test_the_page_explains_settings_and_metrics(options):
+    page = (ROOT / "docs" / "erl.md").read_text()
+    named = set(re.findall(r"`([a-z_/.]+)`", page))
+    assert set(inspect.signature(ERLWorkflow).parameters) <= named
+    rows, _ = after(workflow_of(**options), 1)
+    counters = {"iterations", "env_steps", "episodes", "learner_steps"}
+    assert {n for n in rows[0] if n.split("/")[0] not in ("critic", "actor")} - counters <= named
+
+
+def test_a_state_that_was_consumed_or_copied_into_tensors():
+    workflow = workflow_of()
+    state = workflow.setup(0)
+    workflow.step(state)
+    with pytest.raises(UserError, match=r"(?s)newest of its run.*snapshot"):
+        workflow.step(state)
+    with pytest.raises(UserError, match=r"(?s)one of variables.*snapshot"):
+        workflow.step(struct.values(workflow.setup(0)))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"agent": tfrl.PPO}, r"agent.*replayed transitions.*PPO"),
+        ({**CEM_RL, "optimizer": GA(pop_size=5)}, r"GA.pop_size.*even.*6"),
+        ({**CEM_RL, "group": "critic"}, r"agent.*TD3 with critic, actor"),
+        ({**CEM_RL, "inject": "extra"}, r"inject.*'none' with train_half"),
+        ({**CEM_RL, "agent": {"a": TD3, "b": TD3}}, r"agent.*one with train_half.*a, b"),
+        ({"agent": {"a": TD3, "b": SAC}}, r"group 'actor' of agent 'b'.*form.*'a'"),
+        ({"agent": {"a": TD3, "b": functools.partial(TD3, n_step=3)}}, r"n_step of agent 'b'"),
+        ({"group": "policy"}, r"group.*actor"),
+        ({"optimizer": None}, r"a search of tfrl.evolution"),
+        ({"optimizer": NSGA2(pop_size=4, bounds=(-1.0, 1.0))}, r"one objective"),
+        ({"inject": "mean"}, r"GA.pull.*mean"),
+        ({"replay": functools.partial(BUFFER, kind="prioritized")}, r"replay.*uniformly"),
+        ({"replay": functools.partial(BUFFER, capacity=3)}, r"replay.capacity.*4"),
+        ({"batch_size": 0}, r"batch_size"),
+        ({"updates_per_step": 0}, r"updates_per_step"),
+    ],
+)
+def test_wrong_use(options, message):
+    with pytest.raises(UserError, match=f"(?s){message}") as error:
+        after(workflow_of(**options), 1)
+    assert "\n\n" not in str(error.value)
+
+
+def test_one_device(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(UserError, match=r"(?s)one device.*2 replicas"):
+        workflow_of().use_strategy(strategy)

@@ -1,0 +1,117 @@
+"""How actors that were trained by gradients enter the population of a search."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import checks, struct
+from tfrl.errors import UserError
+from tfrl.evolution.core import EvoOptimizer, EvoState
+from tfrl.types import Nest
+
+KINDS = ("replace", "extra", "mean", "none")
+
+
+@struct.logic_dataclass
+class Injection(struct.Struct):
+    """A search of P candidates that A actors enter now and then.
+
+    Attributes:
+      optimizer: The search.
+      kind: "replace" puts the actors in the place of the last candidates, before these are
+        evaluated. "extra" evaluates them beside the population, and puts each in the place of the
+        worst, if it is fitter. "mean" pulls the mean of the search towards the first. "none".
+      every: Generations from one injection to the next.
+      pull_share: The share of the way that "mean" goes.
+      num_actors: A.
+    """
+
+    optimizer: EvoOptimizer
+    kind: str = "replace"
+    every: int = 1
+    pull_share: float = 0.5
+    num_actors: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        checks.one_of("inject", self.kind, KINDS)
+        checks.at_least("inject_every", self.every, 1)
+        checks.probability("pull_share", self.pull_share)
+        size, name = self.optimizer.pop_size, type(self.optimizer).__name__
+        if self.optimizer.num_objectives > 1:
+            raise UserError(
+                "optimizer",
+                expected="a search of one objective",
+                got=f"{name} of {self.optimizer.num_objectives}",
+                remedy="Use GA, OpenES or CEM.",
+            )
+        if self.kind == "replace" and self.num_actors >= size:
+            raise UserError(
+                f"{name}.pop_size",
+                expected=f"more than the {self.num_actors} actors that replace candidates",
+                got=size,
+                remedy="10 is usual.",
+            )
+
+    @property
+    def num_members(self) -> int:
+        """Candidates that are evaluated: P, with "extra" P + A."""
+        return self.optimizer.pop_size + (self.kind == "extra") * self.num_actors
+
+    def due(self, search: EvoState) -> tf.Tensor:
+        """Whether the actors enter this generation; a bool."""
+        return tf.equal((search.generation + 1) % self.every, 0)
+
+    def ask(self, search: EvoState, actors: list[Nest]) -> tuple[Nest, EvoState]:
+        """Returns the candidates to evaluate, and the state to tell.
+
+        Args:
+          search: The state of the search.
+          actors: The parameters of the actors.
+
+        Returns:
+          Leaves `[num_members, ...]`, and the state.
+        """
+        if self.kind == "mean":
+            share = tf.where(self.due(search), tf.constant(self.pull_share, tf.float32), 0.0)
+            search = self.optimizer.pull(search, actors[0], share)
+        population, search = self.optimizer.ask(search)
+        if self.kind not in ("replace", "extra"):
+            return population, search
+        stacked = struct.stack(actors)
+        if self.kind == "extra":
+            return struct.concat([population, stacked]), search
+        due, kept = self.due(search), self.optimizer.pop_size - self.num_actors
+
+        def replaced(x: tf.Tensor, actor: tf.Tensor) -> tf.Tensor:
+            return tf.concat([x[:kept], tf.where(due, actor, x[kept:])], axis=0)
+
+        return tf.nest.map_structure(replaced, population, stacked), search
+
+    def told(
+        self, search: EvoState, population: Nest, fitness: tf.Tensor
+    ) -> tuple[Nest, tf.Tensor, tf.Tensor]:
+        """Returns what the search is told of those that were evaluated.
+
+        Args:
+          search: As `ask` returned it.
+          population: Leaves `[num_members, ...]`.
+          fitness: float32 `[num_members]`.
+
+        Returns:
+          Leaves `[P, ...]`, their fitness `[P]`, and how much was injected: the share of the
+          candidates that are actors, with "mean" that of the way.
+        """
+        size, due = self.optimizer.pop_size, self.due(search)
+        if self.kind != "extra":
+            share = {"replace": self.num_actors / size, "mean": self.pull_share}
+            return population, fitness, tf.where(due, share.get(self.kind, 0.0), 0.0)
+        ranked = tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
+        chosen, told = tf.range(size), ranked[:size]
+        for i in range(size, self.num_members):
+            worst = tf.argmin(told, output_type=tf.int32)
+            here = tf.equal(tf.range(size), worst) & due & (ranked[i] > told[worst])
+            chosen, told = tf.where(here, i, chosen), tf.where(here, ranked[i], told)
+        share = tf.reduce_mean(tf.cast(chosen >= size, tf.float32))
+        taken: Any = struct.take(population, chosen)
+        return taken, tf.gather(fitness, chosen), share

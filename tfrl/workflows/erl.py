@@ -1,0 +1,784 @@
+"""Evolution-guided reinforcement learning: a population and off-policy agents share a replay."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import checks, seeding, struct
+from tfrl.agents.core import Agent
+from tfrl.envs.core import Env
+from tfrl.envs.host import on_host
+from tfrl.envs.host_env import HostEnv, row_seeds
+from tfrl.errors import UserError
+from tfrl.evaluation import Evaluator
+from tfrl.evolution.core import EvoOptimizer, EvoState
+from tfrl.evolution.episodes import (
+    Episodes,
+    in_one_column,
+    join_episodes,
+    play_episodes,
+    play_episodes_on_host,
+)
+from tfrl.evolution.injection import Injection
+from tfrl.evolution.population import PopulationActing, bare
+from tfrl.learners import (
+    DEFAULT_MODULE_ID,
+    CheckNumerics,
+    Learner,
+    ModuleConfig,
+    raise_if_nonfinite,
+)
+from tfrl.learners.learner_state import LearnerState
+from tfrl.learning import leaves
+from tfrl.replay import InGraphReplay
+from tfrl.rollout.episode import episode_totals
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows import stages
+from tfrl.workflows.checks import (
+    check_agent,
+    check_batch_size,
+    check_counts,
+    check_ends,
+    check_episodes,
+    check_newest,
+    check_replay,
+    check_room,
+    made_agent,
+    made_replay,
+    name_of,
+    updates_ratio,
+)
+from tfrl.workflows.core import Advance, Workflow
+from tfrl.workflows.learner_steps import LearnerSteps
+from tfrl.workflows.offspring import train_members, with_one_update
+from tfrl.workflows.run_state import State
+from tfrl.workflows.stages import Stages, auto_needs_timing, check_compile
+
+STAGES = ("play", "update")
+_CAPACITY = 1_000_000
+
+
+@struct.dataclass
+class ERLOptState(struct.Struct):
+    """The `opt_state` of a run.
+
+    Attributes:
+      learner: `{module_id: {optimizer_name: {path: leaf}}}`, see `LearnerState`.
+      search: Of the population's search.
+      best: The parameters of the fittest member of the last generation.
+    """
+
+    learner: dict[str, Any]
+    search: EvoState
+    best: Nest
+
+
+class ERLWorkflow(Workflow):
+    """Trains off-policy agents and a population of their actors from one replay buffer.
+
+    An iteration is a generation. ERL: the members play, each agent plays episodes with exploration,
+    all steps go into the buffer, the agents take their learner steps, and the search is told. Every
+    `inject_every` generations the agents' actors enter the population.
+
+    CEM-RL (`train_half`): there is one agent, of which the critics count. Before a generation
+    plays, each member of its first half takes gradient steps along the critics, and the critics
+    learn meanwhile.
+
+    Sources: Khadka & Tumer 2018, algorithm 1, https://arxiv.org/abs/1805.07917; Pourchot & Sigaud
+    2019, algorithm 1, https://arxiv.org/abs/1810.01222.
+    """
+
+    _not_traced = Workflow._not_traced | {"_learner"}
+    env: Env
+
+    def __init__(
+        self,
+        env: Env,
+        agent: Agent | Callable[..., Agent] | Mapping[str, Any],
+        optimizer: EvoOptimizer | None = None,
+        evaluator: Evaluator | None = None,
+        *,
+        replay: Any = None,
+        group: str = "actor",
+        episodes_per_member: int = 1,
+        episodes_per_agent: int = 1,
+        inject: str = "replace",
+        inject_every: int = 1,
+        pull_share: float = 0.5,
+        train_half: bool = False,
+        updates_per_step: float = 1.0,
+        batch_size: int = 256,
+        learning_starts: int = 1_000,
+        learner_config: ModuleConfig | None = None,
+        check_numerics: CheckNumerics = "raise",
+        eval_env: Env | None = None,
+        eval_episodes: int = 32,
+        compile: str | Mapping[str, str] = "auto",
+        iterations_per_call: int | None = None,
+    ):
+        """Assembles the static logic; `setup` makes what changes.
+
+        Args:
+          env: The task, as `tfrl.make_env` gives it, with a limit of steps. On the device there are
+            as many copies as a generation has episodes. On the host the episodes take turns in its
+            `num_envs` environments; of Gymnasium's one may fail, and its member is lost.
+          agent: An off-policy agent with a group `group` of parameters (TD3, DDPG, SAC), or a
+            function (such as the class) that makes one from `obs_spec` and `action_spec`. Several:
+            a dict of them by module id, whose actors have parameters of the same form; the members
+            act as the first of them does.
+          optimizer: A search of `tfrl.evolution`.
+          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+            episodes in `eval_env`.
+          replay: A function (such as `functools.partial(InGraphReplay, capacity=100_000)`; in gin
+            the class) that makes the replay buffer from `obs_spec`, `action_spec`, `num_envs`,
+            `n_step` and `discount`; None for a million steps.
+          group: The group of parameters that the population consists of.
+          episodes_per_member: The fitness is a mean over so many episodes.
+          episodes_per_agent: Episodes that each agent plays in a generation, with exploration.
+          inject: How the agents' actors enter the population: "replace" puts them in the place of
+            the last candidates, before these play; "extra" has them play beside the population and
+            puts each in the place of the worst member, if it is fitter; "mean" pulls the mean of
+            the search towards the first agent's actor; "none".
+          inject_every: Generations from one injection to the next.
+          pull_share: The share of the way that "mean" goes.
+          train_half: Whether half of the offspring are trained before they play (CEM-RL).
+          updates_per_step: Learner steps of each agent per env step, those of the population
+            included, once the learning has started. With `train_half` those of the critics, which
+            the trained members share evenly; and each of these members takes as many of its own.
+          batch_size: Rows of a learner step.
+          learning_starts: Env steps before the first learner step.
+          learner_config: Learning rate and gradient clipping; by default 3e-4 and none.
+          check_numerics: "off", "skip" or "raise", see `Learner`.
+          eval_env: The environments to evaluate on; those of `env` by default.
+          eval_episodes: Episodes of one evaluation.
+          compile: "auto", "xla", "graph", "eager", or a dict of them by stage: play (the episodes),
+            update (one learner step). "auto" times graph against XLA.
+          iterations_per_call: Generations of one compiled call; None for about half a second.
+
+        Raises:
+          UserError: For agents that do not learn from replayed experience or do not fit together, a
+            population that cannot be halved, and numbers out of bounds.
+        """
+        super().__init__(iterations_per_call=iterations_per_call)
+        checks.instance("optimizer", optimizer, EvoOptimizer, "a search of tfrl.evolution")
+        checks.at_least("episodes_per_member", episodes_per_member, 1)
+        checks.at_least("episodes_per_agent", episodes_per_agent, 1)
+        checks.boolean("train_half", train_half)
+        check_counts(learning_starts=learning_starts)
+        check_batch_size(batch_size, 1)
+        self.optimizer: Any = optimizer
+        self.group, self.train_half = group, train_half
+        self.episodes_per_member = episodes_per_member
+        self.episodes_per_agent = episodes_per_agent
+        self.batch_size, self.learning_starts = batch_size, learning_starts
+        self._ratio = updates_ratio(updates_per_step)
+        self.learner_config = learner_config or ModuleConfig(lr=3e-4, adam_epsilon=1e-8)
+        self.check_numerics = check_numerics
+        self.compile = check_compile(compile, STAGES)
+        check_ends(check_episodes("env", env))
+        given = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
+        self.modules = {m: made_agent(x, env) for m, x in given.items()}
+        self.agent = next(iter(self.modules.values()))
+        self._check_agents()
+        self.injection = Injection(
+            optimizer=self.optimizer,
+            kind=inject,
+            every=inject_every,
+            pull_share=pull_share,
+            num_actors=len(self.modules),
+        )
+        if train_half:
+            self._check_halves()
+        self.replay = self._make_replay(replay)
+        check_room(self.replay, batch_size)
+        self._learner: Learner | None = None
+        self.env = env.tolerant() if isinstance(env, HostEnv) else env
+        self.evaluator = evaluator or Evaluator(
+            env=env if eval_env is None else eval_env, agent=self.agent, num_episodes=eval_episodes
+        )
+
+    def _check_agents(self) -> None:
+        first = self.agent
+        for module_id, agent in self.modules.items():
+            check_agent(agent)
+            for name in ("n_step", "discount"):
+                if getattr(agent, name) != getattr(first, name):
+                    raise UserError(
+                        f"{name} of agent {module_id!r}",
+                        expected=f"{getattr(first, name)}, as of the first agent: they learn from "
+                        "the same items of one replay buffer",
+                        got=getattr(agent, name),
+                        remedy="Give all agents the same.",
+                    )
+
+    def _check_halves(self) -> None:
+        """Checks that half of the offspring can be trained."""
+        size, name = self.optimizer.pop_size, type(self.optimizer).__name__
+        if self.injection.kind != "none":
+            raise UserError(
+                "inject",
+                expected="'none' with train_half: the actor that is trained is a member's",
+                got=repr(self.injection.kind),
+                remedy="Set inject='none', or train_half=False for ERL.",
+            )
+        if len(self.modules) > 1:
+            raise UserError(
+                "agent",
+                expected="one with train_half, whose critics the members share",
+                got=f"{len(self.modules)}: {', '.join(self.modules)}",
+                remedy="Give one agent, or train_half=False for ERL.",
+            )
+        trains = [self.group in update.groups for update in self.agent.updates]
+        if trains != [False, True]:
+            raise UserError(
+                "agent",
+                expected=f"one with train_half that updates critics, then {self.group!r}",
+                got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
+                remedy="Use TD3, DDPG or SAC.",
+            )
+        if size % 2:
+            raise UserError(
+                f"{name}.pop_size",
+                expected="an even number, since half of the offspring are trained",
+                got=size,
+                remedy=f"Use {size + 1}.",
+            )
+
+    def _make_replay(self, replay: Any) -> Any:
+        agent = self.agent
+        if not hasattr(replay, "init") or isinstance(replay, type):
+            replay = made_replay(
+                "replay",
+                replay or functools.partial(InGraphReplay, capacity=_CAPACITY),
+                obs_spec=agent.obs_spec,
+                action_spec=agent.action_spec,
+                num_envs=1,  # episodes are stored one after the other
+                n_step=agent.n_step,
+                discount=agent.discount,
+            )
+        check_replay(replay, agent, 1)
+        if not isinstance(replay, InGraphReplay) or replay.kind != "uniform":
+            raise UserError(
+                "replay",
+                expected="an InGraphReplay that is sampled uniformly",
+                got=f"{type(replay).__name__} of kind {getattr(replay, 'kind', None)!r}",
+                remedy="Give functools.partial(InGraphReplay, capacity=100_000).",
+            )
+        return replay
+
+    # A run that begins.
+
+    def setup(self, seed: int | tf.Tensor) -> State:
+        """Makes a fresh run from a seed, or a key int32 [2]."""
+        keys = seeding.streams(seeding.as_key(seed), ("agent", "search", "run"))
+        learner = self.setup_agent(keys["agent"])
+        self._learner = self._learner or learner.form()
+        own = learner.learner_state
+        params = struct.values(self._actor_of(own.agent_state, next(iter(self.modules))))
+        self._check_same_form(own.agent_state)
+        state = State(
+            key=keys["run"],
+            metrics=self.setup_workflow_metrics().replace(learner=own.counters),
+            agent_state=own.agent_state,
+            opt_state=ERLOptState(
+                learner=own.opt_state,
+                search=self.optimizer.init(params, keys["search"]),
+                best=params,
+            ),
+            env_state=None,  # a generation plays whole episodes
+            replay_buffer_state=self.replay.init().variables(),
+        )
+        return self.postsetup_replay_buffer(state)
+
+    def setup_agent(self, key: tf.Tensor) -> Learner:
+        """Makes the built learner of the agents."""
+        learner = Learner(
+            self.modules, config=self.learner_config, check_numerics=self.check_numerics
+        )
+        learner.build(key)
+        return learner
+
+    def _actor_of(self, agent_state: Mapping[str, Any], module_id: str) -> Nest:
+        params = agent_state[module_id].params
+        checks.known("group", [self.group], params)
+        return params[self.group]
+
+    def _check_same_form(self, agent_state: Mapping[str, Any]) -> None:
+        forms = {}
+        for module_id in self.modules:
+            leaves_of = struct.paths(self._actor_of(agent_state, module_id))
+            forms[module_id] = {path: tuple(x.shape) for path, x in leaves_of.items()}
+        first = next(iter(forms))
+        for module_id, form in forms.items():
+            if form != forms[first]:
+                raise UserError(
+                    f"group {self.group!r} of agent {module_id!r}",
+                    expected=f"parameters of the form that agent {first!r} has: {forms[first]}",
+                    got=str(form),
+                    remedy="Give agents of one algorithm and the same actor network: a population "
+                    "has members of one form.",
+                )
+
+    # A generation.
+
+    def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
+        """One generation; the state's agents and replay buffer are variables, changed in place."""
+        keys = seeding.streams(key, ("train", "play", "learn"))
+        before = state.metrics.env_steps
+        ask = stages.stage("ask", self.injection.ask)
+        population, search = ask(state.opt_state.search, self._actors(state))
+        row: dict[str, tf.Tensor] = {}
+        if self.train_half:
+            train = stages.stage("train", functools.partial(self.train_offspring, state))
+            row, population = train(population, keys["train"], before)
+        episodes = self.play(state, population, keys["play"])
+        counts = tf.math.count_nonzero(episodes.trajectory.valid)
+        learn = stages.stage("learn", functools.partial(self.learn_from, state))
+        row = {**row, **learn(episodes, keys["learn"], before + counts)}
+        tell = stages.stage("tell", functools.partial(self.tell, state))
+        told, search, best = tell(search, population, episodes)
+        counters = state.metrics.counted(
+            env_steps=counts,
+            episodes=tf.size(episodes.lost),
+            episode_return=told["episode_return"],
+            episode_length=told["episode_length"],
+        )
+        opt_state = state.opt_state.replace(search=search, best=best)
+        return {**row, **told}, state.replace(metrics=counters, opt_state=opt_state)
+
+    def _actors(self, state: State) -> list[Nest]:
+        """The parameters of the agents' actors, values."""
+        return [struct.values(self._actor_of(state.agent_state, m)) for m in self.modules]
+
+    @property
+    def explorers(self) -> dict[str, Any]:
+        """The agents that play episodes of their own, by module id."""
+        return {} if self.train_half else self.modules
+
+    def play(self, state: State, population: Nest, key: tf.Tensor) -> Episodes:
+        """Plays a generation: the members' episodes, member by member, then those of each agent.
+
+        Args:
+          state: Of the run.
+          population: Leaves `[M, ...]`.
+          key: int32 [2].
+        """
+        agent_states = struct.values(state.agent_state)
+        if isinstance(self.env, HostEnv):
+            return self._played_on_host(agent_states, population, key)
+        return stages.stage("play", self._played)(agent_states, population, key)  # type: ignore[no-any-return]
+
+    def _played(self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor) -> Episodes:
+        """As `play`, on the device; a function of values."""
+
+        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+            start_key, key = tf.unstack(seeding.split(key, 2))
+            env = self.env.with_num_envs(number)
+            return play_episodes(env, agent, bare(env).reset(start_key), own, key, act)
+
+        acting = PopulationActing(agent=self.agent, num_members=self.injection.num_members)
+        own = self._with_actor(agent_states, population)
+        return self._all_play(play, acting, own, agent_states, key)
+
+    def _played_on_host(
+        self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor
+    ) -> Episodes:
+        """As `play`, in Python."""
+        env: Any = self.env
+
+        def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
+            start_key, key = tf.unstack(seeding.split(key, 2))
+            state_of = own if callable(own) else lambda _: own
+            return play_episodes_on_host(
+                env, agent, state_of, row_seeds(start_key, number), key, act
+            )
+
+        def member_state(job: np.ndarray) -> Any:
+            numbers = tf.constant(job // self.episodes_per_member)
+            return self._with_actor(agent_states, struct.take(population, numbers))
+
+        acting = PopulationActing(agent=self.agent, num_members=env.num_envs)
+        return self._all_play(play, acting, member_state, agent_states, key)
+
+    def _all_play(
+        self,
+        play: Callable[..., Episodes],
+        acting: PopulationActing,
+        own: Any,
+        agent_states: dict[str, Any],
+        key: tf.Tensor,
+    ) -> Episodes:
+        """The members' episodes, greedy, and then those of the agents, which explore."""
+        number = self.injection.num_members * self.episodes_per_member
+        parts = [play(acting, own, number, seeding.stream(key, "members"), None)]
+        for m, agent in self.explorers.items():
+            agent_key = seeding.stream(key, f"agent {m}")
+            args = (agent, agent_states[m], self.episodes_per_agent, agent_key)
+            parts.append(play(*args, agent.compute_actions))
+        return join_episodes(parts)
+
+    def _with_actor(self, agent_states: Mapping[str, Any], params: Nest) -> Any:
+        """The state of the first agent with other parameters of the actor."""
+        own = next(iter(agent_states.values()))
+        return own.replace(params={**own.params, self.group: params})
+
+    def tell(
+        self, state: State, search: EvoState, population: Nest, episodes: Episodes
+    ) -> tuple[dict[str, tf.Tensor], EvoState, Nest]:
+        """Tells the search what its members were worth.
+
+        Args:
+          state: Of the run; of its leaves variables alone are used.
+          search: As `ask` returned it.
+          population: Leaves `[M, ...]`.
+          episodes: As `play` returned them.
+
+        Returns:
+          `{name: float32 scalar}`, the state of the search, and the fittest candidate.
+        """
+        totals = episode_totals(episodes.trajectory)
+        returns = tf.where(episodes.lost, float("nan"), totals.episode_returns)
+        lengths = tf.cast(totals.episode_lengths, tf.float32)
+        members = self.injection.num_members
+        first = members * self.episodes_per_member
+        fitness = tf.reduce_mean(tf.reshape(returns[:first], [members, -1]), axis=1)
+        population, fitness, injected = self.injection.told(search, population, fitness)
+        finite = tf.math.is_finite(fitness)
+        ranked = tf.where(finite, fitness, -float("inf"))
+        index = tf.argmax(ranked)
+        best = tf.nest.map_structure(lambda x: x[index], population)
+        search = self.optimizer.tell(search, fitness, population)
+        if self.train_half:  # the agent stands for the centre
+            module_id = next(iter(self.modules))
+            own = self._actor_of(state.agent_state, module_id)
+            tf.nest.map_structure(leaves.put, own, search.params)
+        mean = _mean(fitness, finite)
+        metrics = {
+            "fitness_best": ranked[index],
+            "fitness_mean": mean,
+            "fitness_std": tf.sqrt(_mean(tf.square(fitness - mean), finite)),
+            "lost_members": tf.reduce_sum(tf.cast(~finite, tf.float32)),
+            "injected_share": injected,
+            "episode_return": mean,
+            "episode_length": tf.reduce_mean(lengths),
+            **self.optimizer.metrics(search),
+        }
+        for i, m in enumerate(self.explorers):
+            begin = first + i * self.episodes_per_agent
+            own_return = tf.reduce_mean(returns[begin : begin + self.episodes_per_agent])
+            metrics[self._named(m, "agent_return")] = own_return
+        if self.explorers:
+            metrics["episode_return"] = tf.reduce_mean(returns[first:])
+        return metrics, search, best
+
+    # Learner steps.
+
+    def learn_from(
+        self, state: State, episodes: Episodes, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Stores the episodes, and takes the learner steps that are due, all in place.
+
+        Args:
+          state: Of the run; of its leaves variables alone are used.
+          episodes: As `play` returned them; those that are lost are left out.
+          key: int32 [2].
+          env_steps: int64, with those of the episodes.
+        """
+        trajectory = episodes.kept()
+        self.replay_buffer(state).add(in_one_column(trajectory))
+        self._observe(state, trajectory)
+        if self.train_half:
+            return {}
+        number = self.updates_due(state, env_steps)
+        steps = self.learner_steps(state, self.learner_of(state), "update", env_steps)
+        return {**steps.take(number, key), "updates": tf.cast(number, tf.float32)}
+
+    def _observe(self, state: State, trajectory: Trajectory) -> None:
+        """Merges the steps into the agents' statistics of observations."""
+        for m, agent in self.modules.items():
+            own = state.agent_state[m]
+            if own.normalizer is not None:
+                after = agent.update_normalizer(struct.values(own), trajectory).normalizer
+                tf.nest.map_structure(leaves.put, own.normalizer, after)
+
+    def updates_due(self, state: State, env_steps: tf.Tensor) -> tf.Tensor:
+        """Returns the learner steps for the env steps since the last one, int32 scalar.
+
+        In all there are floor(r n) - floor(r s) learner steps after n env steps, where r is
+        `updates_per_step` and s `learning_starts`.
+        """
+        up, down = self._ratio.numerator, self._ratio.denominator
+        # The learner notes the env steps of its last step.
+        last = tf.convert_to_tensor(state.metrics.learner["env_steps"])
+        begin = tf.maximum(last, self.learning_starts)
+        due = env_steps * up // down - begin * up // down
+        return tf.cast(tf.maximum(due, 0), tf.int32)
+
+    def learner_steps(
+        self, state: State, learner: Learner, name: str, env_steps: tf.Tensor
+    ) -> LearnerSteps:
+        """Returns how learner steps are taken, each on fresh samples.
+
+        Args:
+          state: Of the run.
+          learner: Over its variables.
+          name: Of the stage, "update" or a variant of it.
+          env_steps: int64, for schedules.
+        """
+        buffer = self.replay_buffer(state)
+        update = stages.stage(name, functools.partial(self.update, learner))
+
+        def step(key: tf.Tensor) -> dict[str, tf.Tensor]:
+            keys = seeding.streams(key, ("sample", "update"))
+            batch = {
+                m: self._sample(buffer, seeding.stream(keys["sample"], m)) for m in learner.modules
+            }
+            return update(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
+
+        notes = self.runner(state).traces.notes
+        note = ("names of", name)
+
+        def probe() -> tf.Tensor:
+            notes[note] = sorted(step(state.key))
+            return tf.constant(0)
+
+        if note not in notes:  # a loop asks for the names; traced and never run
+            tf.function(probe, autograph=False).get_concrete_function()
+        return LearnerSteps(step, notes[note])
+
+    def _sample(self, buffer: Any, key: tf.Tensor) -> Nest:
+        return buffer.sample(key, self.batch_size).replace(index=None)
+
+    def update(
+        self, learner: Learner, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Takes one learner step; a hook.
+
+        Args:
+          learner: Over the variables of the state.
+          batch: `{module_id: rows}`.
+          key: int32 [2].
+          timesteps: int64, env steps so far.
+        """
+        results = learner.update(batch, key=key, timesteps=timesteps, shuffle=False)
+        return {self._named(m, n): x for m, row in results.items() for n, x in row.items()}
+
+    def _named(self, module_id: str, name: str) -> str:
+        return name if module_id == DEFAULT_MODULE_ID else f"{module_id}/{name}"
+
+    # CEM-RL.
+
+    def train_offspring(
+        self, state: State, population: Nest, key: tf.Tensor, env_steps: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], Nest]:
+        """Trains the first half of the candidates, see `train_members`; the critics in place.
+
+        Args:
+          state: Of the run; of its leaves variables alone are used.
+          population: Leaves `[P, ...]`.
+          key: int32 [2].
+          env_steps: int64, so far.
+
+        Returns:
+          `{name: float32 scalar}`, and the population with the trained candidates.
+        """
+        number, half = self.updates_due(state, env_steps), self.optimizer.pop_size // 2
+        learner, (module_id,) = self.learner_of(state), self.modules
+        own = state.agent_state[module_id]
+        critic, actor = (update.name for update in self.agent.updates)
+        steps = {}
+        for name in (critic, actor):
+            one = with_one_update(learner, module_id, name)
+            steps[name] = self.learner_steps(state, one, f"update/{name}", env_steps)
+        population, row = train_members(
+            population,
+            half,
+            steps,
+            number,
+            key,
+            actor=own.params[self.group],
+            target=own.target_params.get(self.group),
+            slots=state.opt_state.learner[module_id][actor],
+        )
+        for name in ("gradient_steps", "skipped_steps"):
+            if f"{actor}/{name}" in row:
+                row[name] = row[f"{critic}/{name}"] + row[f"{actor}/{name}"]
+        row["updates"] = tf.cast(number, tf.float32)
+        row["actor_updates"] = tf.cast(number * half, tf.float32)
+        return row, population
+
+    # The learner and the replay buffer of a state.
+
+    @property
+    def learner(self) -> Learner:
+        """The learner whose logic trains all states; `learner_of` is it over one of them."""
+        if self._learner is None:
+            with tf.init_scope():
+                self._learner = self.setup_agent(seeding.key(0)).form()
+        return self._learner
+
+    def learner_of(self, state: State) -> Learner:
+        """Returns the learner over the variables of a state."""
+        own = LearnerState(
+            agent_state=state.agent_state,
+            opt_state=state.opt_state.learner,
+            counters=state.metrics.learner,
+        )
+        return self.learner.over(own)
+
+    def replay_buffer(self, state: State) -> Any:
+        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
+        return self.replay.over(state.replay_buffer_state, self.replicas)
+
+    def ready(self, state: State) -> State:
+        """Returns the state, which must be the newest of its run.
+
+        Raises:
+          UserError: For a state of tensors, or one that a later step has consumed.
+        """
+        if not leaves.in_place(state.replay_buffer_state):
+            raise UserError(
+                "the state given to ERLWorkflow",
+                expected="one of variables, whose agents and replay buffer change in place",
+                got="one of tensors",
+                remedy="Use what setup, restore or snapshot returned.",
+            )
+        found = self._runner_of(state)
+        if found is not None:
+            check_newest(int(state.metrics.iterations), found.iterations)
+        return state
+
+    def load_values(
+        self, state: State, values: Mapping[str, Any], *, environments: bool = True
+    ) -> State:
+        """Returns `state` with every value replaced; see `Workflow.load_values`."""
+        state = super().load_values(state, values, environments=environments)
+        self.runner(state).iterations = int(state.metrics.iterations)
+        return state.replace(env_state=None)  # type: ignore[no-any-return]
+
+    def advance(self, state: State, iterations: int, until: int | None = None) -> Advance:
+        """Runs up to `iterations` generations in one compiled call; see `Workflow.advance`."""
+        done = super().advance(state, iterations, until)
+        if self.check_numerics == "raise":
+            for row in done.rows:
+                where = f" at iteration {row['iterations']}, env step {row['env_steps']}"
+                raise_if_nonfinite({m: self._row_of(m, row) for m in self.modules}, where)
+        rows = [{k: v for k, v in row.items() if "nonfinite/" not in k or v} for row in done.rows]
+        return done.replace(rows=rows)  # type: ignore[no-any-return]
+
+    def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics of a module out of a row."""
+        prefix = self._named(module_id, "")
+        return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
+
+    # What a runner asks.
+
+    def settle_modes(self, state: State, made: Stages) -> None:
+        """Chooses graph or XLA for each stage by time, where that is asked for."""
+        host, eager = isinstance(self.env, HostEnv), set(self.compile.values()) == {"eager"}
+        between = "graph" if host and not eager else "eager"
+        made.modes.update(dict.fromkeys(("ask", "train", "learn", "tell"), between))
+        made.modes["loop"] = "eager" if host or eager else "graph"
+        notes = self.runner(state).traces.notes
+        note = ("modes", tuple(sorted(self.compile.items())))
+        if note not in notes:
+            notes[note] = {name: self._settled(name, state, made) for name in STAGES}
+        made.modes.update(notes[note])
+
+    def _settled(self, name: str, state: State, made: Stages) -> str:
+        mode = self.compile[name]
+        if name == "play" and isinstance(self.env, HostEnv):
+            return "eager"
+        if mode != "auto":
+            return mode
+        if name == "play" and on_host(self.env):
+            return "graph"
+        if not auto_needs_timing():
+            return "xla"
+        if name == "play":
+            population, _ = self.injection.ask(state.opt_state.search, self._actors(state))
+            args = (struct.values(state.agent_state), population, state.key)
+            return made.stage("play", self._played).choose_by_time(*args)
+        return self._timed_update(state, made)
+
+    def _timed_update(self, state: State, made: Stages) -> str:
+        """Times a learner step on a batch of zeros, and puts back what it changes."""
+        learner, buffer = self.learner_of(state), self.replay_buffer(state)
+        form: list[Nest] = []
+
+        def sample() -> tf.Tensor:
+            form[:] = [self._sample(buffer, state.key)]
+            return tf.constant(0)
+
+        tf.function(sample, autograph=False).get_concrete_function()  # and not run
+        rows = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), form[0])
+        before = {path: v.numpy() for path, v in learner.variables().items()}
+
+        def put_back() -> None:
+            learner.assign_variables(before)
+
+        step = made.stage("update", functools.partial(self.update, learner))
+        args = (dict.fromkeys(self.modules, rows), state.key, state.metrics.env_steps)
+        mode = step.choose_by_time(*args, begin=put_back)
+        put_back()
+        return mode
+
+    def use_compile(self, choices: str | Mapping[str, str]) -> None:
+        """Sets the compile modes of runs that are set up from now on."""
+        self.compile = check_compile(choices, STAGES)
+        self._runners.clear()
+
+    def compile_choices(self, state: State) -> dict[str, str]:
+        """Settles the compile mode of every stage, and returns them by stage."""
+        modes = self.runner(self.ready(state)).settled(state).modes
+        return {name: modes[name] for name in STAGES}
+
+    # Looking at a run.
+
+    def agent_state(self, state: State) -> Any:
+        """Returns the AgentState of the first agent, values; with `train_half` of the centre."""
+        return struct.values(next(iter(state.agent_state.values())))
+
+    def evaluate(self, state: State) -> tuple[dict[str, float], State]:
+        """Evaluates the first agent, and what the search stands for, and its best member.
+
+        Metrics: `eval_return_mean`, ... of the agent, `eval_centre_return_mean` (without
+        `train_half`, where the agent is the centre), `eval_best_return_mean`.
+        """
+        key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
+        metrics, after = super().evaluate(state)
+        others = {"best": state.opt_state.best}
+        if not self.train_half:
+            others["centre"] = state.opt_state.search.params
+        for name, params in others.items():
+            own = self._with_actor(struct.values(state.agent_state), params)
+            result = self.evaluator.evaluate(own, seeding.stream(key, name))
+            metrics[f"eval_{name}_return_mean"] = result.metrics()["eval_return_mean"]
+        return metrics, after
+
+    def describe(self) -> str:
+        """Returns what learns what, in a few words."""
+        env: Any = self.env
+        task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
+        agents = ", ".join(map(name_of, self.modules.values()))
+        search = f"{type(self.optimizer).__name__} of {self.optimizer.pop_size}"
+        how = (
+            "half of the offspring trained" if self.train_half else f"inject={self.injection.kind}"
+        )
+        return (
+            f"{agents} and {search} on {task}, {how}, {float(self._ratio):g} updates per env step"
+        )
+
+    def close(self) -> None:
+        """Closes environments on the host."""
+        for env in {id(e): e for e in (self.env, self.evaluator.env)}.values():
+            if isinstance(env, HostEnv):
+                env.close()
+
+
+def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The mean of the values that count; NaN without any."""
+    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))
