@@ -17,6 +17,7 @@ from tfrl.errors import UserError
 from tfrl.launch import api, gin_files, gin_registry, settings
 from tfrl.ops import schedules
 from tfrl.workflows import (
+    ERLWorkflow,
     EvolutionWorkflow,
     OffPolicyWorkflow,
     OnPolicyWorkflow,
@@ -27,6 +28,7 @@ FOLDER = gin_files.package_gin_dir()
 # Shared parts are called base; each must be included by a file that runs.
 SHIPPED = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.gin"))
 TASKS = [name for name in SHIPPED if not name.endswith("base.gin")]
+OF_EVOLUTION = {"erl": ERLWorkflow, "evolution": EvolutionWorkflow, "pbt": PBTWorkflow}
 REPLAYED = {cls.__name__.lower() for cls in registered.OFF_POLICY}
 
 
@@ -66,9 +68,8 @@ def test_shipped_files_build_and_their_operative_configuration_builds_the_same(n
     if name.split("/")[0] in REPLAYED:
         assert isinstance(made.workflow, OffPolicyWorkflow)
         assert isinstance(made.workflow.agent, OffPolicy)
-    elif name.startswith(("evolution/", "pbt/")):
-        kind = EvolutionWorkflow if name.startswith("evolution/") else PBTWorkflow
-        assert isinstance(made.workflow, kind)
+    elif name.split("/")[0] in OF_EVOLUTION:
+        assert isinstance(made.workflow, OF_EVOLUTION[name.split("/")[0]])
     elif name.startswith("tf_agents/"):
         kind = OffPolicyWorkflow if made.workflow.agent.learns_from_replay else OnPolicyWorkflow
         assert isinstance(made.workflow, kind)
