@@ -66,6 +66,14 @@ def test_the_command_with_an_agent_of_tf_agents_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_command_of_evolution_runs(tmp_path):
+    text = "".join(blocks("bash"))
+    (command,) = [shlex.split(c) for c in text.splitlines() if "open_es" in c]
+    out = run([sys.executable, str(ROOT / command[1]), *command[2:]], tmp_path)
+    assert float(re.search(r"Final return\s+([\d.]+)", out)[1]) >= 475
+
+
+@pytest.mark.slow
 def test_the_pendulum_command_runs(tmp_path):
     text = "".join(blocks("bash"))
     (command,) = [shlex.split(c) for c in text.splitlines() if "tf_pendulum" in c]
