@@ -168,4 +168,13 @@ CLAIMS = (
         "the last 50,000 frames, not the greedy ones of the table",
         tested=False,
     ),
+    Claim("evolution/open_es_tf_cartpole.gin", 475),
+    Claim("evolution/ars_tf_cartpole.gin", 475),
+    Claim("evolution/cma_es_tf_cartpole.gin", 475),
+    Claim("evolution/sep_cma_es_tf_cartpole.gin", 475),
+    Claim("evolution/ga_tf_cartpole.gin", 475),
+    Claim("evolution/open_es_tf_pendulum.gin", -250),
+    Claim("evolution/cma_es_tf_pendulum.gin", -250),
+    Claim("evolution/sep_cma_es_tf_pendulum.gin", -250),
+    Claim("pbt/ppo_tf_cartpole.gin", 475, note="learning rates start between 1e-6 and 1"),
 )
