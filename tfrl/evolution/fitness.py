@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfrl.loading import loadable
 from tfrl.ops.ranking import centered_ranks
 
 # shaping(fitness [P], -inf for the last) -> float32 [P]
@@ -25,7 +24,6 @@ def finite(fitness: tf.Tensor) -> tf.Tensor:
     return tf.where(known, fitness, least)
 
 
-@loadable
 def standardized(fitness: tf.Tensor) -> tf.Tensor:
     """Fitness of mean 0 and standard deviation 1: (f - mean(f)) / (std(f) + 1e-8).
 
@@ -37,7 +35,6 @@ def standardized(fitness: tf.Tensor) -> tf.Tensor:
     return centred / (tf.math.reduce_std(fitness) + 1e-8)
 
 
-@loadable
 def log_utilities(fitness: tf.Tensor) -> tf.Tensor:
     """Utilities of natural evolution strategies: they sum to 0, and the better half has the most.
 

@@ -5,11 +5,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfrl import checks
-from tfrl.loading import loadable
 from tfrl.ops import _rows
 
 
-@loadable
 def centered_ranks(fitness: Any, *, axis: int = -1, mask: Any = None) -> tf.Tensor:
     """Ranks along one axis, scaled to [-0.5, 0.5].
 
