@@ -9,7 +9,39 @@ from tfrl.ops.ranking import centered_ranks
 # shaping(fitness [P], -inf for the last) -> float32 [P]
 FitnessShaping = Callable[[tf.Tensor], tf.Tensor]
 
-__all__ = ["FitnessShaping", "centered_ranks", "finite", "log_utilities", "standardized"]
+__all__ = [
+    "FitnessShaping",
+    "centered_ranks",
+    "finite",
+    "fitness_metrics",
+    "fitness_metrics",
+    "log_utilities",
+    "standardized",
+]
+
+
+def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns what a generation tells of its fitness, and the place of the fittest.
+
+    Args:
+      fitness: float32 [P]; who has a number that is not finite is lost, and does not count.
+
+    Returns:
+      `{name: float32 scalar}`: `fitness_best`, `fitness_mean`, `fitness_std`, `lost_members`; and
+      int64 scalar.
+    """
+    known = tf.math.is_finite(fitness)
+    number = tf.reduce_sum(tf.cast(known, tf.float32))
+    best = tf.argmax(tf.where(known, fitness, -float("inf")))
+    mean = tf.reduce_sum(tf.where(known, fitness, 0.0)) / number
+    variance = tf.reduce_sum(tf.where(known, tf.square(fitness - mean), 0.0)) / number
+    metrics = {
+        "fitness_best": tf.where(known, fitness, -float("inf"))[best],
+        "fitness_mean": mean,
+        "fitness_std": tf.sqrt(variance),
+        "lost_members": tf.cast(tf.size(fitness), tf.float32) - number,
+    }
+    return metrics, best
 
 
 def finite(fitness: tf.Tensor) -> tf.Tensor:

@@ -22,6 +22,7 @@ from tfrl.evolution.episodes import (
     play_episodes,
     play_episodes_on_host,
 )
+from tfrl.evolution.fitness import fitness_metrics
 from tfrl.evolution.injection import Injection
 from tfrl.evolution.population import PopulationActing, bare
 from tfrl.learners import (
@@ -446,23 +447,17 @@ class ERLWorkflow(Workflow):
         first = members * self.episodes_per_member
         fitness = tf.reduce_mean(tf.reshape(returns[:first], [members, -1]), axis=1)
         population, fitness, injected = self.injection.told(search, population, fitness)
-        finite = tf.math.is_finite(fitness)
-        ranked = tf.where(finite, fitness, -float("inf"))
-        index = tf.argmax(ranked)
+        metrics, index = fitness_metrics(fitness)
         best = tf.nest.map_structure(lambda x: x[index], population)
         search = self.optimizer.tell(search, fitness, population)
         if self.train_half:  # the agent stands for the centre
             module_id = next(iter(self.modules))
             own = self._actor_of(state.agent_state, module_id)
             tf.nest.map_structure(leaves.put, own, search.params)
-        mean = _mean(fitness, finite)
         metrics = {
-            "fitness_best": ranked[index],
-            "fitness_mean": mean,
-            "fitness_std": tf.sqrt(_mean(tf.square(fitness - mean), finite)),
-            "lost_members": tf.reduce_sum(tf.cast(~finite, tf.float32)),
+            **metrics,
             "injected_share": injected,
-            "episode_return": mean,
+            "episode_return": metrics["fitness_mean"],
             "episode_length": tf.reduce_mean(lengths),
             **self.optimizer.metrics(search),
         }
@@ -777,8 +772,3 @@ class ERLWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
-
-
-def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The mean of the values that count; NaN without any."""
-    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))

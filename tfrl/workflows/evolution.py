@@ -18,6 +18,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.diversity import MAPElites
+from tfrl.evolution.fitness import fitness_metrics
 from tfrl.evolution.host_population import play_on_host
 from tfrl.evolution.many_objectives import plot_front
 from tfrl.evolution.policy_agent import PolicyAgent
@@ -311,9 +312,7 @@ class EvolutionWorkflow(Workflow):
         totals = played.totals
         fitness = self.fitness(played)
         first = fitness[:, 0] if fitness.shape.rank == 2 else fitness
-        finite = tf.math.is_finite(first)
-        ranked = tf.where(finite, first, -float("inf"))
-        index = tf.argmax(ranked)
+        metrics, index = fitness_metrics(first)
         best = tf.nest.map_structure(lambda x: x[index], population)
         # What was asked for is given: it would be drawn again.
         told = {"descriptors": self.descriptors(played)} if self._describes else {}
@@ -323,20 +322,16 @@ class EvolutionWorkflow(Workflow):
             stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
             agent_state = agent_state.replace(normalizer=stats)
         lengths = tf.cast(totals.episode_lengths, tf.float32)
-        mean = _mean(first, finite)
         metrics = {
-            "fitness_best": ranked[index],
-            "fitness_mean": mean,
-            "fitness_std": tf.sqrt(_mean(tf.square(first - mean), finite)),
-            "lost_members": tf.reduce_sum(tf.cast(~finite, tf.float32)),
-            "episode_return": mean,
+            **metrics,
+            "episode_return": metrics["fitness_mean"],
             "episode_length": tf.reduce_mean(lengths),
             **self.optimizer.metrics(search),
         }
         counters = state.metrics.counted(
             env_steps=tf.reduce_sum(totals.episode_lengths),
             episodes=tf.size(totals.episode_lengths),
-            episode_return=mean,
+            episode_return=metrics["episode_return"],
             episode_length=metrics["episode_length"],
         )
         return metrics, state.replace(
@@ -428,8 +423,3 @@ class EvolutionWorkflow(Workflow):
 def _leads(x: tf.Tensor, size: int) -> bool:
     """Whether a leaf has the leading axis of the environments."""
     return x.shape.rank > 0 and x.shape[0] == size
-
-
-def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The mean of the values that count; NaN without any."""
-    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))

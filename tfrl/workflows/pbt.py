@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfrl import checks, extras, seeding, struct
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
+from tfrl.evolution.fitness import fitness_metrics
 from tfrl.evolution.pbt import Exploit, Hyperparameter, Perturb, Truncation
 from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.core import Workflow
@@ -205,20 +206,15 @@ class PBTWorkflow(Workflow):
         members = self.train(own.members, iterations)
         fitness = self.fitness(members, keys["evaluation"])
         ranked = tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
-        best = tf.argmax(ranked)
+        metrics, best = fitness_metrics(fitness)
         agent_state = struct.take(members.agent_state, best)
         values = self._values(members)
         parents = self.exploit(ranked, keys["exploit"])
         lineage = _noted(own.lineage, state.metrics.iterations, parents, fitness, values)
         members, velocity = self.take_over(members, own.velocity, parents, keys["explore"])
-        known = tf.math.is_finite(fitness)
-        mean = _mean(fitness, known)
         metrics = {
-            "fitness_best": ranked[best],
-            "fitness_mean": mean,
-            "fitness_std": tf.sqrt(_mean(tf.square(fitness - mean), known)),
-            "taken_over": _count(parents != tf.range(self.num_members)),
-            "lost_members": _count(~known),
+            **metrics,
+            "taken_over": tf.reduce_sum(tf.cast(parents != tf.range(self.num_members), tf.float32)),
             "episode_return": ranked[best],
             **{
                 f"best/{h.path}": value[best]
@@ -358,14 +354,6 @@ def _noted(
         fitness=put(lineage.fitness, fitness),
         values=put(lineage.values, stacked),
     )
-
-
-def _mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.where(mask, x, 0.0)) / tf.reduce_sum(tf.cast(mask, tf.float32))
-
-
-def _count(mask: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.cast(mask, tf.float32))
 
 
 def plot_lineage(
