@@ -197,6 +197,21 @@ def test_members_take_turns_on_the_host(statistics):
     workflow.close()
 
 
+def test_on_the_host_a_run_goes_on_to_the_bit(tmp_path):
+    workflow = workflow_of("gymnasium:CartPole-v1", pop_size=4)
+    _, state = after(workflow, 2)
+    workflow.save(state, tmp_path)
+    _, whole = workflow.step(state)
+    other = workflow_of("gymnasium:CartPole-v1", pop_size=4)
+    restored = other.restore(tmp_path)
+    assert other.compile_choices(restored) == workflow.compile_choices(state)
+    assert other.compile_choices(restored)["acting"] in ("numpy", "graph", "xla")
+    _, resumed = other.step(restored)
+    assert_same(resumed, whole)
+    workflow.close()
+    other.close()
+
+
 def test_a_member_whose_environment_fails_is_lost(caplog):
     Failing.steps = 0
     env = make_env("gymnasium:CartPole-v1", num_envs=2, wrappers=(Failing,), vectorization="sync")

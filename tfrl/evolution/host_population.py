@@ -16,7 +16,7 @@ from tfrl.types import Nest
 
 def play_on_host(
     env: HostEnv,
-    agent: Any,
+    acting: PopulationActing,
     with_params: Callable[[Nest], Any],
     population: Nest,
     seeds: np.ndarray,
@@ -33,7 +33,7 @@ def play_on_host(
 
     Args:
       env: The W environments.
-      agent: The agent.
+      acting: Acts for W members.
       with_params: Returns the agent's state with parameters `[W, ...]`.
       population: The parameters of the members, leaves `[P, ...]`.
       seeds: int64 [P, E], those of the episodes.
@@ -44,7 +44,6 @@ def play_on_host(
     """
     length = episode_limit(env, length, name="length")
     members, episodes = seeds.shape
-    acting = PopulationActing(agent=agent, num_members=env.num_envs)
     rounds = []
     for i in range(-(-seeds.size // env.num_envs)):
         # The last round is filled up with the last episode.

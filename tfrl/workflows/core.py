@@ -475,7 +475,8 @@ class Workflow(abc.ABC):
             put(x, tf.convert_to_tensor(y)) for x, y in zip(own.values(), leaves, strict=True)
         ]
         state = tf.nest.pack_sequence_as(state, leaves)
-        if environments and isinstance(self.env, HostEnv):
+        plays_on = state.env_state is not None
+        if environments and plays_on and isinstance(self.env, HostEnv):
             # Those on the host begin anew after a restore, by seeds that follow.
             key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
             state = state.replace(env_state=self.env.reset(key))

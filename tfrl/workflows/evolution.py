@@ -2,7 +2,7 @@
 
 import importlib.util
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,17 @@ from tfrl.evolution.fitness import fitness_metrics
 from tfrl.evolution.host_population import play_on_host
 from tfrl.evolution.many_objectives import plot_front
 from tfrl.evolution.policy_agent import PolicyAgent
-from tfrl.evolution.population import Played, bare, fitness_of, play_population, start_states
+from tfrl.evolution.population import (
+    Played,
+    PopulationActing,
+    bare,
+    fitness_of,
+    play_population,
+    start_states,
+)
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
+from tfrl.rollout.acting import policy_for
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
@@ -179,6 +187,7 @@ class EvolutionWorkflow(Workflow):
             )
         if isinstance(self.env, HostEnv):
             self.part_env = self.env
+            self._acting = PopulationActing(agent=self.agent, num_members=self.env.num_envs)
         else:  # whole vectors of the processor: then the bits are those of any other split
             padded = -(-members // parts // _LANES) * _LANES
             self.part_env = self.env.with_num_envs(padded * self.episodes_per_member)
@@ -239,7 +248,7 @@ class EvolutionWorkflow(Workflow):
         if isinstance(self.env, HostEnv):
             return play_on_host(
                 self.env,
-                self.agent,
+                self._acting,
                 lambda params: self._with_params(agent_state, params),
                 population,
                 self._seeds(reset_key),
@@ -381,8 +390,22 @@ class EvolutionWorkflow(Workflow):
             made.modes["play"], mode = mode, "graph"
         made.modes["loop"] = mode
 
+    @property
+    def _host_policy(self) -> Any:
+        """How members act on the host: its mode is chosen by time in the first round."""
+        return policy_for(self.env, self._acting, self._acting.evaluate_actions)  # type: ignore[arg-type]
+
+    def use_compile(self, choices: str | Mapping[str, str]) -> None:
+        """Sets the compile mode, and on the host that of the acting, as a run has them stored."""
+        super().use_compile(choices)
+        if isinstance(self.env, HostEnv) and isinstance(choices, Mapping):
+            self._host_policy.mode = choices.get("acting")
+
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles how a generation is compiled."""
+        if isinstance(self.env, HostEnv):
+            acting = self._host_policy.mode
+            return {"iterations": "eager", **({"acting": acting} if acting else {})}
         if self.compile == "auto":
             return {"iterations": self.runner(state).settled(state).modes["loop"]}
         return {"iterations": self.compile}

@@ -235,9 +235,10 @@ class ActorCritic(NormalizingAgent):
             },
         )
 
-    def setting(self, state: AgentState, name: str) -> Any:
+    def setting(self, state: AgentState | None, name: str) -> Any:
         """Returns a setting of a state: its own leaf where `hyperparameters` names it."""
-        return state.extra[name] if name in self.hyperparameters else getattr(self, name)
+        own = state is not None and name in self.hyperparameters
+        return state.extra[name] if own else getattr(self, name)  # type: ignore[union-attr]
 
     def initial_carry(self, batch_size: int) -> Nest:
         """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
@@ -432,7 +433,7 @@ class ActorCritic(NormalizingAgent):
         trajectory: Trajectory,
         value: tf.Tensor,
         next_value: tf.Tensor,
-        state: AgentState,
+        state: AgentState | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns advantages and targets of the value function, float32 `[T, B]` each."""
         steps = trajectory.termination.shape[0]
