@@ -9,10 +9,12 @@ INSTALLED := .venv/.installed
 TEST_WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS='-k gae'
 ARGS ?=
-# The fast tests run in two parts, one after the other: TensorFlow keeps what it has compiled for
-# the life of a process.
+# The fast tests run in parts, one after the other: TensorFlow keeps what it has compiled for the
+# life of a process.
 RUNS := tests/compat tests/launch tests/workflows
-PARTS := "$(RUNS)" "tests $(RUNS:%=--ignore=%)"
+SEARCHES := tests/evolution
+APART := $(RUNS) $(SEARCHES)
+PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 
 .PHONY: help venv train test test-slow lint bench bench-peers
 

@@ -40,6 +40,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.variants(13)
 def test_modes(name):
     optimizer = SEARCHES[name]
 
