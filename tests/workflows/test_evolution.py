@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tfrl import make_env, seeding, struct
+from tfrl import make_env, seeding, struct, traces
 from tfrl.envs.wrappers import RewardAndEnergy
 from tfrl.errors import UserError
 from tfrl.evolution import OpenES, PolicyAgent
 from tfrl.evolution.population import bare, start_states
 from tfrl.rollout import fast_eval_rollout_episode
-from tfrl.workflows import EvolutionWorkflow
+from tfrl.workflows import EvolutionWorkflow, evolution
 
 NORMALIZING = functools.partial(PolicyAgent, normalize_obs=True)
 KEY = seeding.key(3)
@@ -100,6 +100,18 @@ def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, part
     split_metrics, split = after(workflow_of(**options, strategy=strategy))
     assert_same(split_metrics, metrics)
     assert_same(split, state)
+
+
+@pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
+def test_blocks_of_members_change_no_bit(agent, statistics, monkeypatch):
+    options = {"agent": agent, "obs_statistics": statistics, "pop_size": 48}
+    options = {**options, "episodes_per_member": 2, "limit": 10}
+    metrics, state = after(workflow_of(**options), 2)
+    traces.forget_all()
+    monkeypatch.setattr(evolution, "_BLOCK", 16)
+    block_metrics, blocks = after(workflow_of(**options), 2)
+    assert_same(block_metrics, metrics)
+    assert_same(blocks, state)
 
 
 def test_graph_and_xla_agree():

@@ -233,6 +233,8 @@ class PBTWorkflow(Workflow):
     def train(self, members: State, iterations: int) -> State:
         """Takes iterations of every member, one member after the other in one loop."""
 
+        # Called eagerly, map_fn would convert all that it calls.
+        @tf.autograph.experimental.do_not_convert
         def one(member: State) -> State:
             def body(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
                 key = seeding.fold_in(state.key, state.metrics.iterations)
@@ -246,12 +248,14 @@ class PBTWorkflow(Workflow):
         """Returns the fitness of the members, float32 [P]; a hook."""
         if self.fitness_kind == "training":
             return members.metrics.episode_return
+        evaluator: Any = self.evaluator
+
+        @tf.autograph.experimental.do_not_convert
+        def mean_return(agent_state: Any) -> tf.Tensor:
+            return tf.reduce_mean(evaluator.run(agent_state, key)[0])
+
         spec = tf.TensorSpec([], tf.float32)
-        return tf.map_fn(
-            lambda agent_state: tf.reduce_mean(self.evaluator.run(agent_state, key)[0]),
-            members.agent_state,
-            fn_output_signature=spec,
-        )
+        return tf.map_fn(mean_return, members.agent_state, fn_output_signature=spec)
 
     def take_over(
         self, members: State, velocity: tf.Tensor, parents: tf.Tensor, key: tf.Tensor
