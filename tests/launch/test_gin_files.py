@@ -214,7 +214,7 @@ def test_diamond_include_is_no_duplicate():
         (
             ["trainer.network=@Ned()"],
             "Gin name @Ned (--gin_bindings): expected the name of one configurable, got a name "
-            "that nothing has. Did you mean Net or XNES or SNES?",
+            "that nothing has. Did you mean Net",
         ),
         (
             ["trainer.rate=%ratee", "rate=1.0", "trainer.network=%rate"],
