@@ -92,9 +92,10 @@ def test_members_start_alike_where_asked():
 
 
 @pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
-@pytest.mark.parametrize("parts", [2, 4])
-def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts):
+@pytest.mark.parametrize("parts, pop_size", [(2, 8), (2, 16), (4, 8)])
+def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts, pop_size):
     options = {"agent": agent, "obs_statistics": statistics, "common_random_numbers": parts == 4}
+    options["pop_size"] = pop_size
     strategy = mirrored(parts)
     metrics, state = after(workflow_of(**options))
     split_metrics, split = after(workflow_of(**options, strategy=strategy))
@@ -112,6 +113,18 @@ def test_blocks_of_members_change_no_bit(agent, statistics, monkeypatch):
     block_metrics, blocks = after(workflow_of(**options), 2)
     assert_same(block_metrics, metrics)
     assert_same(blocks, state)
+
+
+def test_a_split_run_keeps_its_compile_mode(tmp_path):
+    """Members are played by XLA within a loop of the graph; a resumed run does the same."""
+    workflow = workflow_of(compile="auto", strategy=mirrored(2))
+    _, state = after(workflow, 1)
+    workflow.save(state, tmp_path)
+    _, whole = workflow.step(state)
+    other = workflow_of(compile="auto", strategy=mirrored(2))
+    restored = other.restore(tmp_path)
+    assert other.compile_choices(restored) == {"iterations": "xla"}
+    assert_same(other.step(restored)[1], whole)
 
 
 def test_graph_and_xla_agree():

@@ -275,7 +275,7 @@ class EvolutionWorkflow(Workflow):
         """The episodes of one replica's members, which begin with number `first`."""
         members, episodes = self.optimizer.pop_size, self.episodes_per_member
         part, padded = members // self.replicas.num_replicas, self.part_env.num_envs // episodes
-        if padded != members:
+        if self.replicas.several or padded != members:
             mine = tf.minimum(first + tf.range(padded), members - 1)
             envs = tf.reshape(mine[:, tf.newaxis] * episodes + tf.range(episodes), [-1])
             population = struct.take(population, mine)
@@ -433,7 +433,8 @@ class EvolutionWorkflow(Workflow):
             acting = self._host_policy.mode
             return {"iterations": "eager", **({"acting": acting} if acting else {})}
         if self.compile == "auto":
-            return {"iterations": self.runner(state).settled(state).modes["loop"]}
+            modes = self.runner(state).settled(state).modes
+            return {"iterations": modes["play" if self.replicas.several else "loop"]}
         return {"iterations": self.compile}
 
     # Looking at a run.
