@@ -178,6 +178,16 @@ def test_a_member_that_is_lost_is_the_last():
     np.testing.assert_array_equal(state.opt_state.lineage.parents[0], [0, 2, 2])
 
 
+def test_before_an_episode_has_ended_nobody_takes_over():
+    class Unknown(PBTWorkflow):
+        def fitness(self, members, key):
+            return tf.fill([3], np.float32(np.nan))
+
+    workflow = Unknown(member(), (LR,), 3, compile="graph", iterations_per_round=1)
+    row, _ = workflow.step(workflow.setup(0))
+    assert row["taken_over"] == 0 and row["lost_members"] == 3
+
+
 def off_policy():
     return OffPolicyWorkflow(env=make_env("tf:CartPole-v1", num_envs=2), agent=DQN)
 

@@ -5,13 +5,13 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfrl import checks, extras, seeding, struct
+from tfrl import checks, seeding, struct
 from tfrl.envs.host import on_host
 from tfrl.errors import UserError
 from tfrl.evolution.fitness import fitness_metrics
+from tfrl.evolution.lineage import Lineage, plot_lineage
 from tfrl.evolution.pbt import Exploit, Hyperparameter, Perturb, Truncation
 from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.core import Workflow
@@ -21,21 +21,6 @@ from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import MODES, Stages
 
 FITNESS = ("training", "evaluation")
-
-
-@struct.dataclass
-class Lineage(struct.Struct):
-    """What happened in the first N rounds.
-
-    Attributes:
-      parents: int32 [N, P], whose state each member went on with.
-      fitness: float32 [N, P], before that.
-      values: float32 [N, H, P], the hyperparameters with which it was reached.
-    """
-
-    parents: tf.Tensor
-    fitness: tf.Tensor
-    values: tf.Tensor
 
 
 @struct.dataclass
@@ -132,12 +117,7 @@ class PBTWorkflow(Workflow):
             for i, h in enumerate(self.hyperparameters)
         ]
         self._check_paths(members)
-        rounds = self.max_rounds_recorded
-        lineage = Lineage(
-            parents=tf.zeros([rounds, size], tf.int32),
-            fitness=tf.zeros([rounds, size]),
-            values=tf.zeros([rounds, count, size]),
-        )
+        lineage = Lineage.start(self.max_rounds_recorded, count, size)
         state = PBTState(
             members=self._with_values(members, values),
             velocity=tf.zeros([count, size]),
@@ -209,12 +189,15 @@ class PBTWorkflow(Workflow):
         metrics, best = fitness_metrics(fitness)
         agent_state = struct.take(members.agent_state, best)
         values = self._values(members)
-        parents = self.exploit(ranked, keys["exploit"])
-        lineage = _noted(own.lineage, state.metrics.iterations, parents, fitness, values)
+        # Before an episode has ended there is nothing to compare.
+        known = tf.reduce_any(tf.math.is_finite(fitness))
+        own_place = tf.range(self.num_members)
+        parents = tf.where(known, self.exploit(ranked, keys["exploit"]), own_place)
+        lineage = own.lineage.noted(state.metrics.iterations, parents, fitness, values)
         members, velocity = self.take_over(members, own.velocity, parents, keys["explore"])
         metrics = {
             **metrics,
-            "taken_over": tf.reduce_sum(tf.cast(parents != tf.range(self.num_members), tf.float32)),
+            "taken_over": tf.reduce_sum(tf.cast(parents != own_place, tf.float32)),
             "episode_return": ranked[best],
             **{
                 f"best/{h.path}": value[best]
@@ -338,68 +321,3 @@ def _check_stacks(workflow: Workflow) -> None:
             remedy="A replay buffer is written in place, and environments on the host are not in "
             "the state.",
         )
-
-
-def _noted(
-    lineage: Lineage, round_: tf.Tensor, parents: tf.Tensor, fitness: tf.Tensor, values: Any
-) -> Lineage:
-    """The lineage with one round more; those beyond its size are not kept."""
-    size = lineage.parents.shape[0]
-    place = tf.where(round_ < size, round_, size)  # beyond the end: nowhere
-    here = tf.equal(tf.range(size, dtype=tf.int64), place)
-
-    def put(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        mask = tf.reshape(here, [-1] + [1] * new.shape.rank)
-        return tf.where(mask, new[tf.newaxis], old)
-
-    stacked = tf.stack(values) if values else lineage.values[0]
-    return Lineage(
-        parents=put(lineage.parents, parents),
-        fitness=put(lineage.fitness, fitness),
-        values=put(lineage.values, stacked),
-    )
-
-
-def plot_lineage(
-    lineage: Lineage, names: Sequence[str], log_scales: Sequence[bool], path: str | pathlib.Path
-) -> None:
-    """Draws fitness and hyperparameters of all members by round, as a PNG.
-
-    A line is one member's state: where a member took over from another, its line begins at that
-    one's.
-
-    Args:
-      lineage: Of R rounds, NumPy or tensors.
-      names: Of the hyperparameters.
-      log_scales: Whether each is drawn on a logarithmic axis.
-      path: The file.
-    """
-    figures = extras.require("matplotlib.figure", "plots")
-    parents, fitness, values = (
-        np.asarray(x) for x in (lineage.parents, lineage.fitness, lineage.values)
-    )
-    rows = [("fitness", fitness, False)]
-    rows += [
-        (n, values[:, i], log) for i, (n, log) in enumerate(zip(names, log_scales, strict=True))
-    ]
-    figure = figures.Figure(figsize=(8, 2.4 * len(rows)), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(len(rows), 1, sharex=True))
-    rounds, members = parents.shape
-    rank = np.argsort(np.argsort(np.nan_to_num(fitness, nan=-np.inf), axis=1), axis=1)
-    for axis, (name, values_of, log) in zip(axes, rows, strict=True):
-        for t in range(rounds - 1):
-            for m in range(members):
-                begin = values_of[t, parents[t, m]]
-                shade = rank[t + 1, m] / max(1, members - 1)
-                axis.plot(
-                    [t, t + 1],
-                    [begin, values_of[t + 1, m]],
-                    color=(0.12, 0.35, 0.65),
-                    alpha=0.15 + 0.85 * shade,
-                    linewidth=0.8 + shade,
-                )
-        axis.set_ylabel(name)
-        if log:
-            axis.set_yscale("log")
-    axes[-1].set_xlabel("round")
-    figure.savefig(path, dpi=120)
