@@ -1,6 +1,6 @@
 """Episodes of a whole population: each member acts in environments of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.rollout import eval_rollout_episode, fast_eval_rollout_episode
 from tfrl.rollout.episode import EpisodeTotals, episode_limit, episode_totals
+from tfrl.rollout.step import scan
 from tfrl.types import ActionOutput, EnvState, Nest
 
 
@@ -96,8 +97,8 @@ def start_states(env: Any, key: tf.Tensor, num_members: int, *, common: bool) ->
     state = env.with_num_envs(episodes).reset(key)
 
     def repeated(x: tf.Tensor) -> tf.Tensor:
-        per_env = x.shape.rank > 0 and x.shape[0] == episodes
-        return tf.tile(x, [num_members] + [1] * (x.shape.rank - 1)) if per_env else x
+        repeats = [num_members] + [1] * (x.shape.rank - 1)
+        return tf.tile(x, repeats) if of_each(x, episodes) else x
 
     return tf.nest.map_structure(repeated, state)
 
@@ -106,10 +107,11 @@ def play_population(
     env: Any,
     agent: Any,
     env_state: EnvState,
-    agent_state: Any,
+    with_params: Callable[[Nest], Any],
+    population: Nest,
     key: tf.Tensor,
-    num_members: int,
     *,
+    block: int | None = None,
     discount: float | None = None,
     length: int | None = None,
     records: bool = False,
@@ -120,27 +122,56 @@ def play_population(
       env: P x E environments, see `PopulationActing`.
       agent: The agent.
       env_state: Where the episodes begin, as of `start_states`.
-      agent_state: The agent's state, whose parameters of the policy have the leading axis P.
+      with_params: Returns the agent's state with parameters that have a leading axis.
+      population: The parameters of the members, leaves `[P, ...]`.
       key: int32 [2].
-      num_members: P.
+      block: Members that play together, one block after the other; None, or what does not divide P,
+        for all of them.
       discount: Asks for `discounted_returns`, if not None.
       length: The most steps of an episode; `env.max_episode_steps` if None.
       records: Whether the observations are recorded.
     """
-    acting = PopulationActing(agent=agent, num_members=num_members)
+    members = tf.nest.flatten(population)[0].shape[0]
+    size = members if block is None or members % block else block
+    number, total = members // size, env.num_envs
     length = episode_limit(env, length, name="length")
-    played = bare(env)
-    args = (played, acting, env_state, agent_state, key, length)
-    obs = valid = None
-    if records:
+    own_env = bare(env.with_num_envs(total // number))
+    acting = PopulationActing(agent=agent, num_members=size)
+
+    def play(population: Nest, env_state: EnvState) -> Played:
+        args = (own_env, acting, env_state, with_params(population), key, length)
+        if not records:
+            totals, _ = fast_eval_rollout_episode(*args, discount=discount)
+            return Played(totals=_by_member(totals, size))
         trajectory, _ = eval_rollout_episode(*args)
-        totals = episode_totals(trajectory, discount)
-        obs = tf.nest.map_structure(_batch_major, trajectory.obs)
-        valid = _batch_major(trajectory.valid)
-    else:
-        totals, _ = fast_eval_rollout_episode(*args, discount=discount)
-    apart = tf.nest.map_structure(lambda x: tf.reshape(x, [num_members, -1]), totals)
-    return Played(totals=apart, obs=obs, valid=valid)
+        return Played(
+            totals=_by_member(episode_totals(trajectory, discount), size),
+            obs=tf.nest.map_structure(_batch_major, trajectory.obs),
+            valid=_batch_major(trajectory.valid),
+        )
+
+    if number == 1:
+        return play(population, env_state)
+
+    def apart(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [number, -1, *x.shape[1:]])
+
+    def of_block(i: tf.Tensor) -> Played:
+        own = tf.nest.map_structure(lambda x: apart(x)[i] if of_each(x, total) else x, env_state)
+        return play(tf.nest.map_structure(lambda x: apart(x)[i], population), own)
+
+    _, found = scan(lambda carry, i: (carry, of_block(i)), (), number)
+    return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+
+
+def of_each(x: tf.Tensor, num_envs: int) -> bool:
+    """Whether a leaf of a state has the leading axis of the environments."""
+    return x.shape.rank > 0 and x.shape[0] == num_envs
+
+
+def _by_member(totals: EpisodeTotals, members: int) -> EpisodeTotals:
+    """Totals `[P E]` as `[P, E]`."""
+    return tf.nest.map_structure(lambda x: tf.reshape(x, [members, -1]), totals)  # type: ignore[no-any-return]
 
 
 def _batch_major(x: tf.Tensor) -> tf.Tensor:

@@ -27,13 +27,13 @@ from tfrl.evolution.population import (
     PopulationActing,
     bare,
     fitness_of,
+    of_each,
     play_population,
     start_states,
 )
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
 from tfrl.rollout.acting import policy_for
-from tfrl.rollout.step import scan
 from tfrl.types import Nest
 from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
@@ -46,7 +46,8 @@ OBS_STATISTICS = ("none", "running", "fixed")
 VIRTUAL_BATCH = 10_000
 # What the processor computes at once; the rest of a vector may round otherwise.
 _LANES = 16
-# Members that play together on a CPU.
+# Members that play together on a CPU: XLA would share each small operation of more of them among
+# threads, which takes longer than the operation.
 _BLOCK = 512
 
 
@@ -280,45 +281,23 @@ class EvolutionWorkflow(Workflow):
             envs = tf.reshape(mine[:, tf.newaxis] * episodes + tf.range(episodes), [-1])
             population = struct.take(population, mine)
             start = tf.nest.map_structure(
-                lambda x: tf.gather(x, envs) if _leads(x, self.env.num_envs) else x, start
+                lambda x: tf.gather(x, envs) if of_each(x, self.env.num_envs) else x, start
             )
-        played = self._in_blocks(agent_state, population, start, key, padded)
+        played = play_population(
+            self.part_env,
+            self.agent,
+            start,
+            lambda params: self._with_params(agent_state, params),
+            population,
+            key,
+            block=_BLOCK if auto_needs_timing() else None,
+            **self._options,
+        )
         totals = struct.slice(played.totals, 0, part)
         if played.obs is None:
             return Played(totals=totals)
         obs, valid = struct.slice((played.obs, played.valid), 0, part * episodes)
         return Played(totals=totals, obs=obs, valid=valid)
-
-    def _in_blocks(
-        self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor, members: int
-    ) -> Played:
-        """The episodes of some members, a block of them after the other.
-
-        XLA on CPUs would share each small operation of a larger population among threads, which
-        takes longer than the operation.
-        """
-        size = members if members % _BLOCK or not auto_needs_timing() else _BLOCK
-        number, rows = members // size, size * self.episodes_per_member
-        env = self.part_env.with_num_envs(rows)
-
-        def play(block: Any) -> Played:
-            mine, begin = block
-            own = self._with_params(agent_state, mine)
-            return play_population(env, self.agent, begin, own, key, size, **self._options)
-
-        if number == 1:
-            return play((population, start))
-
-        def apart(x: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(x, [number, -1, *x.shape[1:]])
-
-        every = self.part_env.num_envs
-        start = tf.nest.map_structure(
-            lambda x: apart(x) if _leads(x, every) else tf.stack([x] * number), start
-        )
-        blocks = (tf.nest.map_structure(apart, population), start)
-        _, found = scan(lambda carry, i: (carry, play(struct.take(blocks, i))), (), number)
-        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -468,8 +447,3 @@ class EvolutionWorkflow(Workflow):
         for env in {id(e): e for e in (self.env, self.part_env, self.evaluator.env)}.values():
             if isinstance(env, HostEnv):
                 env.close()
-
-
-def _leads(x: tf.Tensor, size: int) -> bool:
-    """Whether a leaf has the leading axis of the environments."""
-    return x.shape.rank > 0 and x.shape[0] == size
