@@ -1,6 +1,7 @@
 """Sums up the metrics of several iterations, or of several updates, into one row."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +52,72 @@ class MetricAccumulator:
         """Returns the row, float32 [n]; NaN where there was no number."""
         total, count = tf.unstack(sums)
         return tf.where(self._sum, total, total / count)
+
+
+class MoreMetricsError(Exception):
+    """A loop was traced for fewer metrics than there are."""
+
+    def __init__(self, number: int):
+        """Takes how many there are."""
+        super().__init__(number)
+        self.number = number
+
+
+def row_of(metrics: Mapping[str, tf.Tensor], names: Sequence[str], size: int) -> tf.Tensor:
+    """Returns metrics as a row, float32 [size], with zeros behind them.
+
+    Raises:
+      MoreMetricsError: Where there are more.
+    """
+    if len(names) > size:
+        raise MoreMetricsError(len(names))
+    zeros = [tf.constant(0.0)] * (size - len(names))
+    return tf.stack([tf.cast(metrics[name], tf.float32) for name in names] + zeros)
+
+
+def mean_of_steps(
+    number: int | tf.Tensor,
+    step: Callable[[tf.Tensor, Any], tuple[Any, Mapping[str, tf.Tensor]]],
+    carried: Any = (),
+    size: int = 64,
+) -> tuple[Any, dict[str, tf.Tensor]]:
+    """Runs steps in a loop; their metrics are named by the first trace of a step.
+
+    Args:
+      number: How many, int32.
+      step: `step(i, carried)` returns what the next step gets, and `{name: scalar}`.
+      carried: What the first step gets, a nest of tensors.
+      size: Numbers of a row in the loop; with more metrics the loop is traced again.
+
+    Returns:
+      What the last step returned, and one row of all metrics, see `MetricAccumulator`: without any
+      step the same names.
+    """
+    names: list[str] = []
+
+    def body(i: tf.Tensor, carried: Any, sums: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
+        carried, metrics = step(i, carried)
+        names[:] = sorted(metrics)
+        row = row_of(metrics, names, size)
+        return i + 1, carried, MetricAccumulator(names, size).add(sums, row)
+
+    start = (tf.constant(0), carried, tf.zeros([2, size]))
+    known = number if isinstance(number, int) else None
+    try:
+        _, carried, sums = tf.while_loop(
+            lambda i, *_: i < number,
+            body,
+            start,
+            parallel_iterations=1,
+            maximum_iterations=known,
+            name="steps",
+        )
+    except MoreMetricsError as error:
+        return mean_of_steps(number, step, carried, error.number)
+    if not names:  # from Python, without a step: it is traced and never run
+        tf.function(lambda: body(*start), autograph=False).get_concrete_function()
+    row = MetricAccumulator(names, size).result(sums)[: len(names)]
+    return carried, dict(zip(names, tf.unstack(row, len(names)), strict=True))
 
 
 def reduction(name: str) -> str:

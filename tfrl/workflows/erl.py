@@ -34,6 +34,7 @@ from tfrl.learners import (
 )
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
+from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.replay import InGraphReplay
 from tfrl.rollout.episode import episode_totals
 from tfrl.types import Nest, Trajectory
@@ -53,8 +54,7 @@ from tfrl.workflows.checks import (
     updates_ratio,
 )
 from tfrl.workflows.core import Advance, Workflow
-from tfrl.workflows.learner_steps import LearnerSteps
-from tfrl.workflows.offspring import train_members, with_one_update
+from tfrl.workflows.offspring import LearnerSteps, train_members, with_one_update
 from tfrl.workflows.run_state import State
 from tfrl.workflows.stages import Stages, auto_needs_timing, check_compile
 
@@ -488,8 +488,8 @@ class ERLWorkflow(Workflow):
         if self.train_half:
             return {}
         number = self.updates_due(state, env_steps)
-        steps = self.learner_steps(state, self.learner_of(state), "update", env_steps)
-        return {**steps.take(number, key), "updates": tf.cast(number, tf.float32)}
+        take = self.learner_steps(state, self.learner_of(state), "update", env_steps)
+        return {**take(number, key), "updates": tf.cast(number, tf.float32)}
 
     def _observe(self, state: State, trajectory: Trajectory) -> None:
         """Merges the steps into the agents' statistics of observations."""
@@ -522,6 +522,10 @@ class ERLWorkflow(Workflow):
           learner: Over its variables.
           name: Of the stage, "update" or a variant of it.
           env_steps: int64, for schedules.
+
+        Returns:
+          `take(number, key)`, which takes so many learner steps, step j with `fold_in(key, j)`, and
+          returns the means of their metrics, NaN without any.
         """
         buffer = self.replay_buffer(state)
         update = stages.stage(name, functools.partial(self.update, learner))
@@ -533,16 +537,10 @@ class ERLWorkflow(Workflow):
             }
             return update(batch, keys["update"], env_steps)  # type: ignore[no-any-return]
 
-        notes = self.runner(state).traces.notes
-        note = ("names of", name)
+        def take(number: tf.Tensor, key: tf.Tensor) -> dict[str, tf.Tensor]:
+            return mean_of_steps(number, lambda j, _: ((), step(seeding.fold_in(key, j))))[1]
 
-        def probe() -> tf.Tensor:
-            notes[note] = sorted(step(state.key))
-            return tf.constant(0)
-
-        if note not in notes:  # a loop asks for the names; traced and never run
-            tf.function(probe, autograph=False).get_concrete_function()
-        return LearnerSteps(step, notes[note])
+        return take
 
     def _sample(self, buffer: Any, key: tf.Tensor) -> Nest:
         return buffer.sample(key, self.batch_size).replace(index=None)

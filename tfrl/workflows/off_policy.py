@@ -20,7 +20,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
 from tfrl.learning import leaves
-from tfrl.metrics.accumulator import MetricAccumulator
+from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
@@ -732,46 +732,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if isinstance(due, int) and due == 1:
             row, outputs = once(tf.constant(0))
             return row, [x[tf.newaxis] for x in outputs]
-        if tf.executing_eagerly():
-            rows = [once(tf.constant(j))[0] for j in range(int(due))]
-            # An iteration without a learner step has a row of the same form.
-            names = list(rows[0]) if rows else self._names_of(state, once)
-            return _mean(rows, names), []
-        names = self._names_of(state, once)
-        tally, size = MetricAccumulator(names), self.batch_size // self.replicas.num_workers
+
+        def step(j: tf.Tensor, kept: list[Any]) -> tuple[list[Any], dict[str, tf.Tensor]]:
+            row, outputs = once(j)
+            return [array.write(j, x) for array, x in zip(kept, outputs, strict=True)], row
+
+        size = self.batch_size // self.replicas.num_workers
         dtypes = self._experience(state).host_outputs
         kept = [tf.TensorArray(t, due, element_shape=[size]) for t in dtypes]
-
-        def body(j: tf.Tensor, sums: tf.Tensor, kept: list[Any]) -> Any:
-            row, outputs = once(j)
-            floats = tf.stack([tf.cast(row[n], tf.float32) for n in names])
-            kept = [array.write(j, x) for array, x in zip(kept, outputs, strict=True)]
-            return j + 1, tally.add(sums, floats), kept
-
-        _, sums, kept = tf.while_loop(
-            lambda j, *_: j < due,
-            body,
-            (tf.constant(0), tally.start(), kept),
-            parallel_iterations=1,
-            maximum_iterations=due if isinstance(due, int) else None,
-            name="updates",
-        )
-        row = dict(zip(names, tf.unstack(tally.result(sums)), strict=True))
+        kept, row = mean_of_steps(due, step, kept)
         return row, [array.stack() for array in kept]
-
-    def _names_of(self, state: State, once: Callable[..., Any]) -> list[str]:
-        """The names of a learner step's metrics, which a loop asks for; traced and never run."""
-        notes = self.runner(state).traces.notes
-        names: list[str] = []
-
-        def probe() -> tf.Tensor:
-            names[:] = sorted(once(tf.constant(0))[0])
-            return tf.constant(0)
-
-        if "names of an update" not in notes:
-            tf.function(probe, autograph=False).get_concrete_function()
-            notes["names of an update"] = names
-        return notes["names of an update"]  # type: ignore[no-any-return]
 
     # How it is compiled.
 
@@ -839,12 +809,3 @@ class OffPolicyWorkflow(LearnerWorkflow):
             f"{float(self._ratio):g} updates per env step on {self.batch_size} rows of a "
             f"{sampled(self.replay).kind} replay of {sampled(self.replay).capacity:,}"
         )
-
-
-def _mean(rows: list[dict[str, tf.Tensor]], names: list[str]) -> dict[str, tf.Tensor]:
-    """The means of rows of metrics, as `MetricAccumulator` has them."""
-    tally = MetricAccumulator(names)
-    sums = tally.start()
-    for row in rows:
-        sums = tally.add(sums, tf.stack([tf.cast(row[n], tf.float32) for n in names]))
-    return dict(zip(names, tf.unstack(tally.result(sums)), strict=True))

@@ -1,6 +1,6 @@
 """Gradient steps of a population's members along critics that they share, as of CEM-RL."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -9,9 +9,12 @@ from tfrl import seeding, struct
 from tfrl.agents.off_policy.agent import polyak_update
 from tfrl.learners import Learner
 from tfrl.learning import leaves
-from tfrl.metrics.accumulator import MetricAccumulator
+from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.types import AgentState, Nest
-from tfrl.workflows.learner_steps import LearnerSteps, Row, as_row, of_row
+
+Row = dict[str, tf.Tensor]
+# `take(number, key)` takes learner steps and returns the means of their metrics.
+LearnerSteps = Callable[[tf.Tensor, tf.Tensor], Row]
 
 
 class OneUpdate:
@@ -95,8 +98,6 @@ def train_members(
       The population, and the means of the metrics.
     """
     critic, _ = steps
-    names = [n for name, own in steps.items() for n in named_by(name, dict.fromkeys(own.names))]
-    tally = MetricAccumulator(names)
 
     def begin(member: Nest) -> None:
         for variables in (actor, target):
@@ -106,30 +107,22 @@ def train_members(
             if path != "learning_rate":
                 leaves.put(slot, tf.zeros_like(slot))
 
-    def trained(i: tf.Tensor, population: Nest, sums: tf.Tensor) -> tuple[Any, ...]:
+    def trained(i: tf.Tensor, population: Nest) -> tuple[Nest, Row]:
         begin(tf.nest.map_structure(lambda x: x[i], population))
         share = (i + 1) * number // number_of_members - i * number // number_of_members
         row: Row = {}
-        for name, own in steps.items():
+        for name, take in steps.items():
             own_key = seeding.stream(seeding.fold_in(key, i), name)
-            found = own.take(share if name == critic else number, own_key)
+            found = take(share if name == critic else number, own_key)
             row.update(named_by(name, found))
 
         def put(x: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
             value = variable.read_value()[tf.newaxis]
             return tf.tensor_scatter_nd_update(x, tf.reshape(i, [1, 1]), value)
 
-        population = tf.nest.map_structure(put, population, actor)
-        return i + 1, population, tally.add(sums, as_row(row, names))
+        return tf.nest.map_structure(put, population, actor), row
 
-    _, population, sums = tf.while_loop(
-        lambda i, *_: i < number_of_members,
-        trained,
-        (tf.constant(0), population, tally.start()),
-        parallel_iterations=1,
-        name="members",
-    )
-    return population, of_row(tally.result(sums), names)
+    return mean_of_steps(number_of_members, trained, population)
 
 
 def named_by(name: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ these variables. It holds no variable, so that a state ends when nobody refers t
 
 import functools
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.distribute.tracing import counted_apart
 from tfrl.learning import leaves
-from tfrl.metrics.accumulator import MetricAccumulator
+from tfrl.metrics.accumulator import MetricAccumulator, MoreMetricsError, row_of
 from tfrl.traces import Traces, specs_of
 from tfrl.types import Nest
 from tfrl.workflows import stages
@@ -177,7 +177,7 @@ class Runner:
 
         try:
             bound: Callable[..., Any] = self.bind(state, name, make, args)
-        except _MoreMetricsError as error:
+        except MoreMetricsError as error:
             self._slots = error.number
             bound = self.bind(state, name, make, args)
         note = ("names", made.phase.name)
@@ -203,7 +203,8 @@ class Runner:
             with tf.control_dependencies(stages.data(metrics)):
                 end = tf.timestamp()
         names = self._names.setdefault(made.phase.name, sorted(metrics))
-        floats = _row_of(metrics, names, self._slots)
+        size = len(names) if tf.executing_eagerly() else self._slots
+        floats = row_of(metrics, names, size)
         with tf.control_dependencies([end] if timed else []):
             counters = state.metrics.counters()
         return state, floats, counters, tf.stack([middle - start, end - middle])
@@ -350,24 +351,6 @@ class MetricRows:
         self.counters.append(self._counters.numpy())
         self.floats.append(accumulator.result(self.sums).numpy()[:number])
         self.sums = self._start
-
-
-class _MoreMetricsError(Exception):
-    """A loop was traced for fewer metrics than there are."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-def _row_of(metrics: Mapping[str, tf.Tensor], names: list[str], slots: int) -> tf.Tensor:
-    """The metrics of an iteration as a row, float32 [slots]; from Python without padding."""
-    floats = tf.stack([tf.cast(metrics[n], tf.float32) for n in names])
-    if tf.executing_eagerly() or len(names) == slots:
-        return floats
-    if len(names) > slots:
-        raise _MoreMetricsError(len(names))
-    return tf.pad(floats, [[0, slots - len(names)]])
 
 
 def variables_of(state: Nest) -> dict[str, tf.Variable]:
