@@ -40,7 +40,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.variants(13)
+@pytest.mark.variants(7)
 def test_modes(name):
     optimizer = SEARCHES[name]
 

@@ -116,7 +116,8 @@ def test_members_act_as_their_parameters_say():
     assert np.abs(explored.action - episodes.trajectory.action[:, 4]).max() > 0.05
 
 
-@pytest.mark.parametrize("ratio, start", [(1.0, 20), (0.3, 37), (2.5, 0)])
+@pytest.mark.parametrize("ratio, start", [(0.3, 37), (2.5, 0), (1.0, 20)])
+@pytest.mark.variants(1)
 def test_learner_steps_follow_the_env_steps_of_all(ratio, start):
     workflow = workflow_of(updates_per_step=ratio, learning_starts=start)
     rows, state = after(workflow, 3)
@@ -129,7 +130,8 @@ def test_learner_steps_follow_the_env_steps_of_all(ratio, start):
         taken = due
 
 
-@pytest.mark.parametrize("inject", ["replace", "extra", "mean", "none"])
+@pytest.mark.parametrize("inject", ["replace", "mean", "extra", "none"])
+@pytest.mark.variants(2)
 def test_the_actor_enters_the_population(inject):
     optimizer = OpenES(pop_size=4)
     rows, state = after(workflow_of(inject=inject, inject_every=2, optimizer=optimizer))
@@ -142,7 +144,8 @@ def test_the_actor_enters_the_population(inject):
     assert np.isfinite([rows[1][n] for n in ("fitness_mean", "agent_return", "critic/loss")]).all()
 
 
-@pytest.mark.parametrize("agent", [TD3, functools.partial(SAC, normalize_obs=True)])
+@pytest.mark.parametrize("agent", [functools.partial(SAC, normalize_obs=True), TD3])
+@pytest.mark.variants(1)
 def test_half_of_the_offspring_are_trained(agent):
     workflow = workflow_of(agent=agent, **CEM_RL)
     _, state = after(workflow, 1)

@@ -93,6 +93,7 @@ def test_members_start_alike_where_asked():
 
 @pytest.mark.parametrize("agent, statistics", [(PolicyAgent, "none"), (NORMALIZING, "running")])
 @pytest.mark.parametrize("parts, pop_size", [(2, 8), (2, 16), (4, 8)])
+@pytest.mark.variants(4)
 def test_any_split_of_the_population_gives_the_same_bits(agent, statistics, parts, pop_size):
     options = {"agent": agent, "obs_statistics": statistics, "common_random_numbers": parts == 4}
     options["pop_size"] = pop_size

@@ -122,6 +122,7 @@ class OwnLearning(tfrl.OffPolicyWorkflow):
 
 @pytest.mark.parametrize("cls", [OwnIterate, OwnPlay, OwnLearning])
 @pytest.mark.parametrize("suite", ["gymnasium", "tf"])
+@pytest.mark.variants(3)
 def test_parts_of_an_iteration_may_be_replaced_everywhere(cls, suite):
     env = tfrl.make_env(f"{suite}:CartPole-v1", num_envs=2)
     sizes = {"rollout_length": LENGTH, "compile": {"update": "graph", "loop": "graph"}}
