@@ -22,7 +22,7 @@ from tfrl.evolution.episodes import (
     play_episodes,
     play_episodes_on_host,
 )
-from tfrl.evolution.fitness import fitness_metrics
+from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.injection import Injection
 from tfrl.evolution.population import PopulationActing, bare
 from tfrl.learners import (
@@ -753,6 +753,10 @@ class ERLWorkflow(Workflow):
             result = self.evaluator.evaluate(own, seeding.stream(key, name))
             metrics[f"eval_{name}_return_mean"] = result.metrics()["eval_return_mean"]
         return metrics, after
+
+    def warning_of(self, row: Mapping[str, Any]) -> str | None:
+        """Tells of the first members that are lost."""
+        return lost_warning(row)
 
     def describe(self) -> str:
         """Returns what learns what, in a few words."""
