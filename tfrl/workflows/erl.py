@@ -240,13 +240,7 @@ class ERLWorkflow(Workflow):
                 got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
                 remedy="Use TD3, DDPG or SAC.",
             )
-        if size % 2:
-            raise UserError(
-                f"{name}.pop_size",
-                expected="an even number, since half of the offspring are trained",
-                got=size,
-                remedy=f"Use {size + 1}.",
-            )
+        checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
 
     def _make_replay(self, replay: Any) -> Any:
         agent = self.agent
