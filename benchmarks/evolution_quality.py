@@ -15,6 +15,7 @@ One JSON line a search: the mean over the seeds, its 95% bootstrap interval, and
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import sys
@@ -30,7 +31,6 @@ from tfrl.launch import settings
 from tfrl.workflows import EvolutionWorkflow
 
 GIN_FILE = "evolution/nsga2_tf_pendulum.gin"
-ENV_STEPS = 10_000_000  # of the gin file
 # No policy is worse: 200 steps of at most pi^2 + 0.1 8^2 + 0.001 2^2, and of torque 2.
 REFERENCE = (-3_255.0, -800.0)
 EPISODES = 32  # of each parent, for the volume
@@ -60,7 +60,7 @@ def front_workflow(optimizer: type[evolution.NSGA2]) -> EvolutionWorkflow:
     )
 
 
-def volume(workflow: EvolutionWorkflow, seed: int, env_steps: int = ENV_STEPS) -> float:
+def volume(workflow: EvolutionWorkflow, seed: int, env_steps: int) -> float:
     """Searches; returns the volume that the last parents dominate in fresh episodes."""
     state = workflow.setup(seed)
     while workflow.env_steps(state) < env_steps:
@@ -123,11 +123,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--records", help="file for the lines")
     args = parser.parse_args(argv)
-    found = []
+    found, env_steps = [], settings.assemble([GIN_FILE]).total_env_steps
     for optimizer in (evolution.NSGA2, RandomSearch):
         workflow = front_workflow(optimizer)
         name = f"hypervolume of {optimizer.__name__}"
-        found.append(summary(name, lambda seed, w=workflow: volume(w, seed), args.seeds))
+        measured = functools.partial(volume, workflow, env_steps=env_steps)
+        found.append(summary(name, measured, args.seeds))
     found.append(summary("coverage of MAPElites", filled, args.seeds))
     for line in found:
         measure.emit(benchmark="evolution_quality", **line)
