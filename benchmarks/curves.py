@@ -11,7 +11,7 @@ from benchmarks.claims import Claim
 
 # TD3 alone stands beside ERL and CEM-RL.
 FOLDERS = ("evolution", "erl", "pbt", "td3")
-_TASK = re.compile(r"_?(?:tf|gymnasium)_(\w+)\.gin")
+_TASK = re.compile(r"(\w*?)_?(?:tf|gymnasium)_(\w+)\.gin")
 _COLUMNS = 3
 
 
@@ -35,10 +35,9 @@ def by_task(
         folder, _, file = claim.gin_file.partition("/")
         curves = [run["curve"] for run in runs.values() if run.get("curve")]
         if folder in FOLDERS and curves:
-            task = _TASK.search(file)
-            assert task is not None, file
-            name = file[: task.start()] or folder
-            found.setdefault(task[1], {})[f"{folder}: {name}" if folder == "pbt" else name] = curves
+            name, task = _TASK.fullmatch(file).groups()  # type: ignore[union-attr]
+            name = f"pbt: {name}" if folder == "pbt" else name or folder
+            found.setdefault(task, {})[name] = curves
     return {task: lines for task, lines in found.items() if set(lines) - {"td3"}}
 
 

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -105,7 +106,9 @@ def run(
     path = record_path(root, claim, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=2) + "\n")
+    text = json.dumps(record, indent=2)
+    text = re.sub(r"\[\s+([^\s,]+),\s+([^\s,]+)\s+\]", r"[\1, \2]", text)  # a point a line
+    partial.write_text(text + "\n")
     partial.replace(path)
     return record
 
