@@ -49,9 +49,8 @@ def draw(records: Mapping[Claim, Mapping[int, Mapping[str, Any]]], path: pathlib
     tasks = by_task(records)
     if not tasks:
         return
-    matplotlib.rcParams.update({"svg.hashsalt": "curves", "font.size": 8})
     rows = -(-len(tasks) // _COLUMNS)
-    figure = Figure(figsize=(3.4 * _COLUMNS, 2.6 * rows), layout="constrained")
+    figure = Figure(figsize=(4 * _COLUMNS, 3 * rows), layout="constrained")
     for place, (task, lines) in enumerate(tasks.items(), 1):
         axes = figure.add_subplot(rows, _COLUMNS, place)
         for name, curves in lines.items():
@@ -61,5 +60,8 @@ def draw(records: Mapping[Claim, Mapping[int, Mapping[str, Any]]], path: pathlib
         axes.set_title(task)
         axes.set_xlabel("env steps")
         axes.set_xscale("log")
-        axes.legend(fontsize=6)
-    figure.savefig(path, metadata={"Date": None})
+        axes.xaxis.set_minor_formatter("")
+        axes.legend(fontsize="x-small")
+    small = {"svg.fonttype": "none", "svg.hashsalt": "curves"}  # and the same for the same records
+    with matplotlib.rc_context(small):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
