@@ -6,9 +6,9 @@
 Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. A run
 that is done is not repeated, an interrupted one goes on where it stopped: start the same command
 again. Every finished run leaves one JSON record, `<records>/<claim>/seed_<seed>.json`, and the
-table is made of these records only; those of the page are kept beside it, in `docs/results`. A
-record of another configuration than the gin file's present one does not count. Ends with one JSON
-line a claim.
+table and the curves are made of these records only; those of the page are kept beside it, in
+`docs/results`. A record of another configuration than the gin file's present one does not count.
+Ends with one JSON line a claim.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -24,13 +25,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import measure
+from benchmarks import curves, measure
 from benchmarks.claims import CLAIMS, Claim
 
 PAGE = measure.ROOT / "docs" / "results.md"
 RECORDS = measure.ROOT / "docs" / "results"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 FILES = ("summary", "metadata")  # of a run's folder
+_REACHED = {True: "yes", False: "no", None: ""}
 _stopped = threading.Event()  # by SIGTERM
 
 
@@ -100,13 +102,22 @@ def run(
         raise SystemExit(f"{claim.name}, seed {seed}, ended with {code}:\n{said}")
     summary, metadata = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
     record = {"gin_file": claim.gin_file, "bindings": list(claim.bindings), "seed": seed, **summary}
-    record.update(config=config, git_hash=metadata["git_hash"])
+    record.update(config=config, git_hash=metadata["git_hash"], curve=read_curve(folder))
     path = record_path(root, claim, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=2) + "\n")
+    text = json.dumps(record, indent=2)
+    text = re.sub(r"\[\s+([^\s,]+),\s+([^\s,]+)\s+\]", r"[\1, \2]", text)  # a point a line
+    partial.write_text(text + "\n")
     partial.replace(path)
     return record
+
+
+def read_curve(folder: pathlib.Path) -> list[list[float]]:
+    """Returns (env steps, mean greedy return) of the evaluations of a run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "eval_return_mean" in row]
+    return [[row["env_steps"], round(row["eval_return_mean"], 2)] for row in rows]
 
 
 def _call(command: Sequence[str], log: pathlib.Path) -> int:
@@ -138,7 +149,7 @@ def figures(claim: Claim, records: dict[int, dict[str, Any]]) -> dict[str, Any]:
         "mean": mean,
         "low": low,
         "high": high,
-        "holds": claim.holds(mean),
+        "holds": None if claim.target is None else claim.holds(mean),
         "seeds": list(records),
         "by_seed": returns,
         "seconds": sum(r["wall_seconds"] for r in records.values()) / len(records),
@@ -151,6 +162,10 @@ def _number(x: float) -> str:
 
 def _title(claim: Claim) -> str:
     return f"`{claim.gin_file}`" + (f", {claim.variant}" if claim.variant else "")
+
+
+def _target(claim: Claim) -> str:
+    return "" if claim.target is None else f"{'<=' if claim.at_most else '>='} {claim.target:g}"
 
 
 def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
@@ -166,9 +181,9 @@ def table(root: pathlib.Path, claims: Sequence[Claim] = CLAIMS) -> str:
         count = len(row["seeds"])
         lines.append(
             f"| {_title(claim)} "
-            f"| {row['env_steps']:,} | {'<=' if claim.at_most else '>='} {claim.target:g} "
+            f"| {row['env_steps']:,} | {_target(claim)} "
             f"| {_number(row['mean'])} | {_number(row['low'])} to {_number(row['high'])} "
-            f"| {'yes' if row['holds'] else 'no'} "
+            f"| {_REACHED[row['holds']]} "
             f"| {count if count >= claim.seeds else f'{count} of {claim.seeds}'} "
             f"| {', '.join(map(_number, row['by_seed']))} | {row['seconds']:,.0f} |"
         )
@@ -211,7 +226,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="gin files, with commas between; default all")
     parser.add_argument("--records", default=str(RECORDS), help="of the records")
     parser.add_argument("--root_dir", default="runs/results", help="of the runs")
-    parser.add_argument("--write_docs", action="store_true", help="renders docs/results.md")
+    parser.add_argument(
+        "--write_docs", action="store_true", help="renders docs/results.md and its curves"
+    )
     args = parser.parse_args(argv)
 
     signal.signal(signal.SIGTERM, lambda *_: _stopped.set())
@@ -225,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             measure.emit(benchmark="results", **figures(claim, records))
     if args.write_docs:
         write_page(PAGE, table(root))
+        curves.draw({claim: read_records(root, claim) for claim in CLAIMS}, root / "curves.svg")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,13 @@ for template in (workflows.OnPolicyWorkflow, workflows.OffPolicyWorkflow):
 FILE_NAME = re.compile(r"# (\S+\.(?:py|gin))\n")
 
 
+def search_pages():
+    """Names of the pages of docs/algorithms on searches: those of the index's section."""
+    index = (ROOT / "docs" / "algorithms" / "README.md").read_text()
+    section = index.split("\n## Evolution\n")[1].split("\n## ")[0]
+    return re.findall(r"\]\((\w+)\.md\)", section)
+
+
 def blocks(page):
     """Returns the (kind, code) of every block of a page."""
     return re.findall(r"```(\w+)\n(.*?)```", page, flags=re.DOTALL)

@@ -53,6 +53,13 @@ def test_unknown_static_shape_passes_and_adds_no_operation():
     f.get_concrete_function()
 
 
+def test_even():
+    assert checks.even("n", 4, "pairs meet") == 4
+    assert message(checks.even, "n", 5, "pairs meet", alternative=", or stop") == (
+        "n: expected an even number, since pairs meet, got 5. Use 6, or stop."
+    )
+
+
 def test_same_shape():
     x = tf.zeros([2, 3])
     checks.same_shape(("a", "b", "c"), (x, x, x))

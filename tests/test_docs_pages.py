@@ -11,11 +11,12 @@ from concurrent import futures
 import pytest
 
 from tests.agents import registered
-from tests.docs_helpers import QUICK, ROOT, blocks, run, session, write_files
+from tests.docs_helpers import QUICK, ROOT, blocks, run, search_pages, session, write_files
 
 DOCS = ROOT / "docs"
 PAGES = {p.stem: p.read_text() for p in sorted((DOCS / "algorithms").glob("*.md"))}
 INDEX = PAGES.pop("README")
+SEARCHES = [PAGES.pop(name) for name in search_pages()]  # tests/evolution/test_docs.py
 # Those that OffPolicyWorkflow trains.
 OFF_POLICY = {registered.folder(cls) for cls in registered.OFF_POLICY}
 ENVIRONMENT, NETWORK = (

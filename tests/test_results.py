@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from benchmarks import claims, results
+from benchmarks import claims, curves, results
 from benchmarks.claims import Claim
 from tfrl.launch import gin_files
 
@@ -32,6 +32,8 @@ if (folder / "broken").exists():
     sys.exit("no such luck")
 time.sleep(seconds)
 (folder / "metadata.json").write_text(json.dumps({"git_hash": "abc"}))
+rows = [{"env_steps": 256}, {"env_steps": 512, "eval_return_mean": 7.0}]
+(folder / "metrics.jsonl").write_text("\\n".join(map(json.dumps, rows)))
 summary = {"env_steps": 512, "eval_return_mean": 400.0 + seed * 100, "wall_seconds": 10.0 + seed}
 (folder / "summary.json").write_text(json.dumps(summary))
 """
@@ -66,6 +68,7 @@ def test_a_finished_run_is_not_repeated(root):
         "wall_seconds": 10.0,
         "config": results.config_digest(CLAIM),
         "git_hash": "abc",
+        "curve": [[512, 7.0]],
     }
 
 
@@ -149,6 +152,29 @@ def test_the_table(root):
         "python bin/train.py --gin_file=ppo/tf_cartpole.gin '--gin_bindings=PPO.clip = None' "
         "--seed=S\n```"
     )
+
+
+def test_a_claim_without_a_target(root):
+    beside = Claim("ppo/tf_cartpole.gin", None, seeds=1, tested=False)
+    results.run(root, beside, 0)
+    assert "| 512 |  | 400.0 | 400.0 to 400.0 |  | 1 |" in results.table(root, (beside,))
+    assert beside.holds(-1e9)
+    assert results.figures(beside, results.read_records(root, beside))["holds"] is None
+
+
+def test_curves_are_means_over_seeds_by_task(tmp_path):
+    pytest.importorskip("matplotlib")
+    files = ("evolution/ars_tf_cartpole.gin", "td3/tf_pendulum.gin", "erl/ga_td3_tf_pendulum.gin")
+    ars, td3, erl = (Claim(file, 0) for file in files)
+    runs = {0: {"curve": [[100, 1.0], [200, 3.0]]}, 1: {"curve": [[102, 5.0]]}, 2: {}}
+    found = curves.by_task({ars: runs, td3: runs, erl: {}})
+    assert list(found) == ["cartpole"]  # TD3 alone is no comparison
+    steps, mean, spread = curves.mean_curve(found["cartpole"]["ars"])
+    assert (steps, mean, spread.ravel().tolist()) == ([101], [3.0], [1.0, 5.0])
+    assert set(curves.by_task({td3: runs, erl: runs})["pendulum"]) == {"td3", "ga_td3"}
+    for name in "ab":
+        curves.draw({ars: runs, td3: runs, erl: runs}, tmp_path / f"{name}.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_five_seeds_are_enough(root):

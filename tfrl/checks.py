@@ -124,6 +124,14 @@ def probability(name: str, value: Any, *, remedy: str = "") -> Any:
     return number(name, value, 0, 1, remedy=remedy)
 
 
+def even(name: str, value: int, why: str, *, alternative: str = "") -> int:
+    """Returns an even number; `why` it must be one, `alternative` what else the user may do."""
+    if value % 2:
+        remedy = f"Use {value + 1}{alternative}."
+        raise UserError(name, expected=f"an even number, since {why}", got=value, remedy=remedy)
+    return value
+
+
 def boolean(name: str, value: Any, *, remedy: str = "") -> Any:
     """Returns a bool, Python's or NumPy's."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import evolution_quality
 from tests.evolution.problems import evaluate_two, told
 from tfrl import seeding
 from tfrl.errors import UserError
@@ -123,6 +124,17 @@ def test_they_approach_the_front(optimizer):
     t = np.linspace(0, 1, 2_000)
     most = float(hypervolume(np.stack([-3 * t**2, -3 * (1 - t) ** 2], 1), [-12.0, -12.0]))
     assert volumes[-1] > 0.97 * most > volumes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_nsga2_beats_random_search_on_pendulum(seed):
+    found = [
+        evolution_quality.volume(evolution_quality.front_workflow(search), seed, 20_000_000)
+        for search in (NSGA2, evolution_quality.RandomSearch)
+    ]
+    print(found)
+    assert found[0] > found[1]
 
 
 @pytest.mark.parametrize("optimizer", [NSGA2(pop_size=4, **UNIFORM), RVEA(pop_size=4, **UNIFORM)])

@@ -23,6 +23,33 @@ OFF_POLICY = (
     "eval/make_env.num_envs=2",
     "train.final_eval_episodes=4",
 )
+# A generation has 8 x 20 env steps, of ERL 5 x 20; a checkpoint comes after several.
+SHORT_EPISODES = (
+    "make_env.max_episode_steps=20",
+    "eval/make_env.num_envs=2",
+    "train.final_eval_episodes=4",
+)
+EVOLUTION = (
+    *SHORT_EPISODES,
+    "EvolutionWorkflow.compile='graph'",
+    "EvolutionWorkflow.iterations_per_call=1",
+    "EvolutionWorkflow.eval_episodes=2",
+    "OpenES.pop_size=8",
+    "PolicyAgent.hidden=(4,)",
+)
+ERL = (
+    *SHORT_EPISODES,
+    "ERLWorkflow.compile='graph'",
+    "ERLWorkflow.iterations_per_call=1",
+    "ERLWorkflow.eval_episodes=2",
+    "ERLWorkflow.batch_size=8",
+    "ERLWorkflow.learning_starts=100",
+    "ERLWorkflow.updates_per_step=0.2",
+    "InGraphReplay.capacity=2_000",
+    "GA.pop_size=4",
+    "TD3.hidden=(8,)",
+)
+HOST = ("env_id='gymnasium:Pendulum-v1'", "make_env.num_envs=2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +104,11 @@ RUNS = {
         1_024,
         exact=False,
     ),
+    "evolution": Run(_flags("evolution/open_es_tf_pendulum.gin", 10_240, EVOLUTION), 10_240),
+    "evolution_host": Run(
+        _flags("evolution/open_es_tf_pendulum.gin", 10_240, (*EVOLUTION, *HOST)), 10_240
+    ),
+    "erl": Run(_flags("erl/ga_td3_tf_pendulum.gin", 3_200, ERL), 3_200),
 }
 
 # Moments: what must be seen in the folder before the kill, which comes up to so many seconds later.

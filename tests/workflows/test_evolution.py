@@ -201,6 +201,37 @@ def test_discounted_returns_and_objectives():
     assert "eval_return_mean" in workflow.evaluate(state)[0]
 
 
+class Wrong(EvolutionWorkflow):
+    """The third member's fitness is NaN."""
+
+    def fitness(self, played):
+        lost = tf.range(self.optimizer.pop_size) == 2
+        return tf.where(lost, float("nan"), super().fitness(played))
+
+
+def test_a_fitness_that_is_not_finite_is_lost_counted_and_warned_of(capsys):
+    env = make_env("tf:CartPole-v1", num_envs=2)
+    options = {"compile": "graph", "max_episode_steps": 5, "eval_episodes": 2}
+    workflow = Wrong(env, PolicyAgent, OpenES(pop_size=4), **options)
+    metrics, state = workflow.step(workflow.setup(0))
+    assert (metrics["lost_members"], metrics["fitness_mean"]) == (1, 5.0)
+    workflow.learn(state, total_env_steps=60, progress=False)
+    said = capsys.readouterr().out
+    assert said.count("Warning") == 1  # of two generations
+    assert said.startswith("Warning: members lost at 40 env steps: 1. Their fitness is not")
+
+
+def test_a_fitness_of_the_wrong_shape():
+    class Doubled(EvolutionWorkflow):
+        def fitness(self, played):
+            return tf.stack([super().fitness(played)] * 2, axis=1)
+
+    env = make_env("tf:CartPole-v1", num_envs=2)
+    workflow = Doubled(env, PolicyAgent, OpenES(pop_size=4), compile="graph", max_episode_steps=5)
+    with pytest.raises(UserError, match=r"(?s)fitness of OpenES.tell.*\[4, 2\].*NSGA2 and RVEA"):
+        workflow.step(workflow.setup(0))
+
+
 class Failing(gymnasium.Wrapper):
     """Raises at its fifth step, once in a process."""
 
@@ -253,10 +284,33 @@ def test_a_member_whose_environment_fails_is_lost(caplog):
     workflow.close()
 
 
+def test_a_member_whose_process_is_killed_is_lost(monkeypatch):
+    env = make_env("gymnasium:CartPole-v1", num_envs=2, vectorization="async")
+    workflow = EvolutionWorkflow(env, PolicyAgent, OpenES(pop_size=4), max_episode_steps=20)
+    env.close()
+    state, pool = workflow.setup(0), workflow.env.backend._vector
+    steps, step_async = [], pool.step_async
+
+    def killing(actions):
+        steps.append(actions)
+        if len(steps) == 5:
+            pool.processes[1].kill()
+        step_async(actions)
+
+    monkeypatch.setattr(pool, "step_async", killing)
+    metrics, state = workflow.step(state)
+    assert metrics["lost_members"] == 1 and metrics["episodes"] == 4
+    assert np.isfinite(metrics["fitness_mean"])
+    metrics, state = workflow.step(state)
+    assert metrics["lost_members"] == 0
+    workflow.close()
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"pop_size": 6, "strategy": 4}, r"OpenES.pop_size.*4 replicas.*8"),
+        ({"pop_size": 4, "strategy": 3}, r"OpenES.pop_size.*3 replicas.*Use 6,"),
         ({"objectives": ("reward", "energy")}, r"objectives.*1 for OpenES.*NSGA2"),
         ({"objectives": ("energy",)}, r"objectives.*\(\) for one reward"),
         ({"obs_statistics": "running"}, r"obs_statistics.*normalize_obs=False"),

@@ -1,6 +1,7 @@
 """Fitness shaping: weights of a generation's candidates by their fitness."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ __all__ = [
     "centered_ranks",
     "finite",
     "fitness_metrics",
-    "fitness_metrics",
+    "lost_warning",
     "log_utilities",
     "standardized",
 ]
@@ -42,6 +43,18 @@ def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor
         "lost_members": tf.cast(tf.size(fitness), tf.float32) - number,
     }
     return metrics, best
+
+
+def lost_warning(row: Mapping[str, Any]) -> str | None:
+    """Returns what to say of a generation's row of metrics that has lost members, or None."""
+    lost = row.get("lost_members", 0.0)
+    if not lost:
+        return None
+    return (
+        f"members lost at {int(row['env_steps']):,} env steps: {lost:.0f}. Their fitness is not "
+        "finite, or their environment has failed. They are the last of their generation; the "
+        "metric lost_members counts them."
+    )
 
 
 def finite(fitness: tf.Tensor) -> tf.Tensor:

@@ -251,6 +251,10 @@ class Workflow(abc.ABC):
         """Whether the seconds of rollout and update are measured where they can be."""
         return False
 
+    def warning_of(self, row: Mapping[str, Any]) -> str | None:
+        """Returns what `learn` says, once in a run, of an iteration that has gone wrong in part."""
+        return None
+
     @property
     def steps_of_iteration(self) -> int | None:
         """Env steps of an iteration, where it is always that."""

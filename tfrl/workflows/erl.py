@@ -22,7 +22,7 @@ from tfrl.evolution.episodes import (
     play_episodes,
     play_episodes_on_host,
 )
-from tfrl.evolution.fitness import fitness_metrics
+from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.injection import Injection
 from tfrl.evolution.population import PopulationActing, bare
 from tfrl.learners import (
@@ -240,13 +240,7 @@ class ERLWorkflow(Workflow):
                 got=f"{name_of(self.agent)} with {', '.join(u.name for u in self.agent.updates)}",
                 remedy="Use TD3, DDPG or SAC.",
             )
-        if size % 2:
-            raise UserError(
-                f"{name}.pop_size",
-                expected="an even number, since half of the offspring are trained",
-                got=size,
-                remedy=f"Use {size + 1}.",
-            )
+        checks.even(f"{name}.pop_size", size, "half of the offspring are trained")
 
     def _make_replay(self, replay: Any) -> Any:
         agent = self.agent
@@ -751,6 +745,10 @@ class ERLWorkflow(Workflow):
             result = self.evaluator.evaluate(own, seeding.stream(key, name))
             metrics[f"eval_{name}_return_mean"] = result.metrics()["eval_return_mean"]
         return metrics, after
+
+    def warning_of(self, row: Mapping[str, Any]) -> str | None:
+        """Tells of the first members that are lost."""
+        return lost_warning(row)
 
     def describe(self) -> str:
         """Returns what learns what, in a few words."""

@@ -1,6 +1,7 @@
 """Evolution: a generation is one iteration, and one compiled call on the device."""
 
 import importlib.util
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from tfrl.errors import UserError
 from tfrl.evaluation import Evaluator
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.diversity import MAPElites
-from tfrl.evolution.fitness import fitness_metrics
+from tfrl.evolution.fitness import fitness_metrics, lost_warning
 from tfrl.evolution.host_population import play_on_host
 from tfrl.evolution.many_objectives import plot_front
 from tfrl.evolution.policy_agent import PolicyAgent
@@ -187,7 +188,8 @@ class EvolutionWorkflow(Workflow):
                 f"{type(self.optimizer).__name__}.pop_size",
                 expected=f"a population that {parts} replicas divide",
                 got=str(members),
-                remedy=f"Use {members + -members % parts}, or another number of replicas.",
+                remedy=f"Use {members + -members % math.lcm(parts, 2)}, or another number of "
+                "replicas.",
             )
         if isinstance(self.env, HostEnv):
             self.part_env = self.env
@@ -434,6 +436,10 @@ class EvolutionWorkflow(Workflow):
         path = folder / "front.png"
         plot_front(search.parent_fitness, path, names=self.objectives)
         return {"Front": path}
+
+    def warning_of(self, row: Mapping[str, Any]) -> str | None:
+        """Tells of the first members that are lost."""
+        return lost_warning(row)
 
     def describe(self) -> str:
         """Returns what searches for what, in a few words."""

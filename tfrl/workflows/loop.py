@@ -104,6 +104,7 @@ class TrainingLoop:
         self._calls = 0
         self._done = 0
         self._last_eval: float | None = None
+        self._warned = False
 
     # Set-up of files.
 
@@ -266,11 +267,19 @@ class TrainingLoop:
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
         self._show(rows[-1])
+        self._warn(rows)
         event = Event(
             env_steps=new_steps, metrics=rows[-1], state=done.state, workflow=self.workflow
         )
         self._note(self.callbacks.on_step(event), "callback")
         return done.state, new_steps, rows
+
+    def _warn(self, rows: list[dict[str, Any]]) -> None:
+        """Says what has gone wrong in part; rows go on to tell it."""
+        found = [] if self._warned else [w for row in rows if (w := self.workflow.warning_of(row))]
+        if found and self._leads:
+            self._log(f"Warning: {found[0]}")
+        self._warned |= bool(found)
 
     def _adapt(self, seconds_per_iteration: float) -> None:
         """Chooses the iterations of the next call; the first two calls are slow and no measure."""

@@ -154,7 +154,7 @@ class Broken(Scripted):
         self._how, self._only = how, only
 
     def reset(self, *, seed=None, options=None):
-        self._seed = seed if seed is not None else self._seed
+        self._seed = seed if seed is not None else getattr(self, "_seed", None)
         return super().reset(seed=seed, options=options)
 
     def step(self, action):

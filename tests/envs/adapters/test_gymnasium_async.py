@@ -9,6 +9,7 @@ import tempfile
 import time
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import tfrl
@@ -145,6 +146,38 @@ class FailuresTest(absltest.TestCase):
             ):
                 env.step(state, np.zeros(2, np.int64))
             self.assertFalse(any(p.is_alive() for p in children))
+
+    def outlives(self, how, timeout=60.0):
+        """The states of four steps of a tolerant pool, whose second process fails in the second."""
+        made = dict(num_envs=2, vectorization="async", how=how, only=4)
+        with tfrl.make_env(BROKEN, **made) as strict, strict.tolerant() as env:
+            first = processes(env)
+            env.backend._vector._timeout = timeout
+            states = [env.begin(np.array([3, 4]))]
+            for _ in range(3):
+                states.append(env.step(states[-1], np.zeros(2, np.int64)))
+            self.assertFalse(first[1].is_alive())
+            self.assertIs(processes(env)[0], first[0])
+            states.append(env.begin(np.array([3, 5])))
+            last = processes(env)
+        self.assertFalse(any(p.is_alive() for p in last))
+        return states
+
+    def check_one_lost_episode(self, states):
+        lost = [s.info["lost"].tolist() for s in states]
+        self.assertEqual(lost, [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]])
+        self.assertEqual(
+            [bool(s.termination[1]) for s in states], [False, False, True, False, False]
+        )
+        self.assertEqual([s.obs[0, 2] for s in states], [0, 1, 2, 3, 0])  # the other goes on
+        self.assertEqual([s.obs[1, 2] for s in states], [0, 1, 0, 1, 0])  # reset in that step
+
+    def test_a_tolerant_pool_outlives_a_process(self):
+        self.check_one_lost_episode(self.outlives("die"))
+
+    @pytest.mark.slow
+    def test_a_tolerant_pool_outlives_a_process_that_hangs(self):
+        self.check_one_lost_episode(self.outlives("hang", timeout=10.0))
 
 
 class EndsTest(absltest.TestCase):

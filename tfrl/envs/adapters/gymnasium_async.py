@@ -4,6 +4,7 @@ No TensorFlow here: the processes import this module.
 """
 
 import contextlib
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -15,13 +16,21 @@ from typing import Any
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from gymnasium.vector.async_vector_env import _async_worker
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.utils import (
+    CloudpickleWrapper,
+    batch_space,
+    clear_mpi_env_vars,
+    create_shared_memory,
+    read_from_shared_memory,
+)
 
 from tfrl.envs.env_calls import EnvError, env_error
 
 CLEANUP_TIME = 5.0  # seconds that a process has to close its environment
 _REPORT_TIME = 5.0  # seconds that a report of an error may be under way
 _START = "the start"
+_LOG = logging.getLogger(__name__)
 
 
 class VectorWorkerError(EnvError):
@@ -42,6 +51,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         autoreset_mode: AutoresetMode,
         timeout: float,
         copy: bool = False,
+        successor: Callable[[Any], Callable[[], gymnasium.Env]] | None = None,
     ):
         """Starts a process an environment.
 
@@ -51,20 +61,76 @@ class ProcessVectorEnv(AsyncVectorEnv):
           autoreset_mode: What happens at an end.
           timeout: Seconds that a reset, a step or the start may take.
           copy: Whether observations given out are copies.
+          successor: Makes of a factory that of a process which takes the place of a dead or silent
+            one, and answers the command that it left open. None: a failure ends all.
         """
+        # As upstream, which does not keep what another process needs: the shared memory.
         self._name = name
         self._timeout = timeout
+        self._context = multiprocessing.get_context("spawn")
+        self.env_fns, self.num_envs = factories, len(factories)
+        self.shared_memory, self.copy, self.observation_mode = True, copy, "same"
+        self.autoreset_mode = autoreset_mode
+        env = factories[0]()
+        self.metadata = {**env.metadata, "autoreset_mode": autoreset_mode}
+        self.render_mode = env.render_mode
+        self.single_observation_space = env.observation_space
+        self.single_action_space = env.action_space
+        env.close()
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        buffer = (self.single_observation_space, self.num_envs)
+        self._memory = create_shared_memory(*buffer, ctx=self._context)
+        self.observations = read_from_shared_memory(buffer[0], self._memory, n=self.num_envs)
+        self.error_queue = self._context.Queue()
+        self.parent_pipes: list[Any] = []
+        self.processes: list[Any] = []
+        self._state = AsyncState.DEFAULT
         try:
-            super().__init__(
-                factories,
-                context="spawn",
-                copy=copy,
-                worker=work,  # type: ignore[arg-type]
-                autoreset_mode=autoreset_mode,
-            )
+            for index, factory in enumerate(factories):
+                pipe, process = self._process(index, factory)
+                self.parent_pipes.append(pipe)
+                self.processes.append(process)
+            self._check_spaces()
         except BaseException:
             self._end()
             raise
+        if successor is not None:
+            for index, factory in enumerate(factories):
+                self.parent_pipes[index] = _LastingPipe(self, index, successor(factory))
+
+    def _process(self, index: int, factory: Callable[[], gymnasium.Env]) -> tuple[Any, Any]:
+        """Starts the process of one environment; returns the pipe to it, and itself."""
+        own, its = self._context.Pipe()
+        given = (CloudpickleWrapper(factory), its, own, self._memory, self.error_queue)
+        process = self._context.Process(
+            target=work, args=(index, *given, self.autoreset_mode), daemon=True
+        )
+        with clear_mpi_env_vars():
+            process.start()
+        its.close()
+        return own, process
+
+    def replace(self, index: int, factory: Callable[[], gymnasium.Env]) -> Any:
+        """Starts another process in the place of one; returns the pipe to it."""
+        process = self.processes[index]
+        process.kill()
+        process.join()
+        end = f"ended (exit code {process.exitcode})"
+        _LOG.warning("Worker %d of %s %s; another one is started", index, self._name, end)
+        pipe, self.processes[index] = self._process(index, factory)
+        return pipe
+
+    @property
+    def _pipes(self) -> list[Any]:
+        """The pipes to the processes of the moment."""
+        return [p.pipe if isinstance(p, _LastingPipe) else p for p in self.parent_pipes]
+
+    def within(self, pipe: Any) -> Any:
+        """Returns what comes through a pipe in time."""
+        if not pipe.poll(self._timeout):
+            raise multiprocessing.TimeoutError
+        return pipe.recv()
 
     def _check_spaces(self) -> None:
         """Waits for the processes before they are asked; upstream waits without an end."""
@@ -111,7 +177,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
         try:
             yield
         except multiprocessing.TimeoutError as error:
-            silent = [i for i, p in enumerate(self.parent_pipes) if p is None or not p.poll(0)]
+            silent = [i for i, p in enumerate(self._pipes) if p is None or not p.poll(0)]
             raise VectorWorkerError(
                 self._name,
                 expected=f"an answer to {what} within {self._timeout:g} s",
@@ -145,7 +211,7 @@ class ProcessVectorEnv(AsyncVectorEnv):
     def close_extras(self, *_: Any, **__: Any) -> None:
         """Closes the environments, and kills the processes that take too long."""
         deadline = time.monotonic() + CLEANUP_TIME
-        pipes = [p for p in self.parent_pipes if p is not None and not p.closed]
+        pipes = [p for p in self._pipes if p is not None and not p.closed]
         for pipe in pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("close", None))
@@ -172,6 +238,53 @@ class ProcessVectorEnv(AsyncVectorEnv):
             if pipe is not None:
                 pipe.close()
         self.closed = True
+
+
+class _LastingPipe:
+    """A pipe to an environment that outlives its process: another one answers in its place."""
+
+    def __init__(
+        self, vector: ProcessVectorEnv, index: int, successor: Callable[[], gymnasium.Env]
+    ):
+        """Takes the pipe of environment `index`, and the factory of processes to come."""
+        self.pipe: Any = vector.parent_pipes[index]
+        self._vector, self._index, self._successor = vector, index, successor
+        self._open_command: Any = None
+
+    def send(self, command: Any) -> None:
+        """Sends a command; one that a dead process does not take is for its successor."""
+        self._open_command = command
+        with contextlib.suppress(ConnectionError):
+            self.pipe.send(command)
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Waits for an answer; a process that gives none in time is killed."""
+        if not self.pipe.poll(timeout):
+            self._vector.processes[self._index].kill()
+        return True
+
+    def recv(self) -> Any:
+        """Returns the answer, of a new process where the old one is dead.
+
+        Raises:
+          EOFError: If that dies as well.
+        """
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.pipe.close()
+            self.pipe = self._vector.replace(self._index, self._successor)
+            self.pipe.send(self._open_command)
+            return self._vector.within(self.pipe)
+
+    def close(self) -> None:
+        """Closes it."""
+        self.pipe.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return bool(self.pipe.closed)
 
 
 def _listed(things: Sequence[Any]) -> str:

@@ -238,6 +238,7 @@ class EnvFactory:
       whole_info: Whether the rest of `info` is needed too.
       index: Which environment of the batch it is, for messages.
       tolerant: Whether what it raises ends the episode, see `LostEpisode`.
+      lost: Whether the episode that it goes on with is lost already.
     """
 
     name: str
@@ -250,10 +251,11 @@ class EnvFactory:
     whole_info: bool = False
     index: int = 0
     tolerant: bool = False
+    lost: bool = False
 
     def __call__(self) -> gymnasium.Env:
         """Makes the environment."""
-        return LostEpisode(self.make) if self.tolerant else self.make()
+        return LostEpisode(self.make, self.lost) if self.tolerant else self.make()
 
     def make(self) -> gymnasium.Env:
         """Makes the environment, whose errors are raised."""
@@ -285,15 +287,16 @@ class EnvFactory:
 class LostEpisode(gymnasium.Wrapper):
     """Ends an episode in which the environment raises, and makes another for the next.
 
-    The step that ends it has the last observation, reward 0 and 1.0 under `LOST` in `info`.
+    The step that ends it has the last observation, or any where that is unknown, reward 0, and 1.0
+    under `LOST` in `info`.
     """
 
-    def __init__(self, make: Callable[[], gymnasium.Env]):
-        """Takes what makes the environment."""
+    def __init__(self, make: Callable[[], gymnasium.Env], lost: bool = False):
+        """Takes what makes the environment, and whether an episode of another one is lost."""
         super().__init__(make())
         self._make = make
-        self._obs: Any = None
-        self._failed = False
+        self._obs: Any = self.observation_space.sample() if lost else None
+        self._failed = lost
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -1,6 +1,7 @@
 """Makes the vector environment of a Gymnasium task: native, in this process, or in processes."""
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -371,7 +372,8 @@ def _of_singles(source: VectorSource, num_envs: int) -> Made:
     copy = bool(source.outer_wrappers)  # they may keep what they see; the backend copies itself
     vector: VectorEnv
     if source.vectorization == "async":
-        vector = ProcessVectorEnv(source.name, factories, mode, source.timeout, copy)
+        successor = functools.partial(dataclasses.replace, lost=True) if source.tolerant else None
+        vector = ProcessVectorEnv(source.name, factories, mode, source.timeout, copy, successor)
     else:
         vector = SyncVectorEnv(factories, copy=copy, autoreset_mode=mode)
     stepped = "async" if source.vectorization == "async" else "sync"

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution.core import EvoState
-from tfrl.evolution.diversity.archive import GridArchive, grid_cells
+from tfrl.evolution.diversity.archive import GridArchive, coverage, grid_cells
 from tfrl.evolution.diversity.emitters import Emitter, IsoLineEmitter
 from tfrl.evolution.population_search import PopulationSearch, check_bounds
 from tfrl.loading import loadable
@@ -128,6 +128,10 @@ class MAPElites(PopulationSearch):
         x, y = tf.unstack(tf.gather(archive.params, chosen))
         emitted = self.emitter(x, y, keys["emitter"])
         return MAPElitesState(population=self.space(x.shape[1]).clip(emitted), archive=archive)
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `coverage`: the share of cells that have an elite."""
+        return {"coverage": coverage(state.search.archive)}
 
     def centre(self, search: MAPElitesState) -> tf.Tensor:
         """Returns the fittest elite."""

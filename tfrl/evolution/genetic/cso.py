@@ -3,7 +3,6 @@
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.errors import UserError
 from tfrl.evolution.population_search import PopulationSearch
 from tfrl.loading import loadable
 
@@ -49,13 +48,7 @@ class CSO(PopulationSearch):
         """Checks the settings."""
         super().__post_init__()
         checks.number("CSO.phi", self.phi, 0)
-        if self.pop_size % 2:
-            raise UserError(
-                "CSO.pop_size",
-                expected="an even number, since particles meet in pairs",
-                got=str(self.pop_size),
-                remedy=f"Use {self.pop_size + 1}.",
-            )
+        checks.even("CSO.pop_size", self.pop_size, "particles meet in pairs")
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> CSOState:
         """Draws the first swarm, at rest."""

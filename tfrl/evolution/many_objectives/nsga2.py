@@ -1,19 +1,11 @@
 """NSGA-II."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
-from tfrl.errors import UserError
 from tfrl.evolution.genetic.crossover import SBX, Crossover
-from tfrl.evolution.genetic.mating import MatingSearch
-from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
-from tfrl.evolution.many_objectives.fronts import (
-    crowding_distance,
-    knee_point,
-    non_dominated_ranks,
-)
+from tfrl.evolution.many_objectives.core import ManyObjectivesSearch
+from tfrl.evolution.many_objectives.fronts import crowding_distance, non_dominated_ranks
 from tfrl.loading import loadable
 
 
@@ -36,7 +28,7 @@ class NSGA2State(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class NSGA2(MatingSearch):
+class NSGA2(ManyObjectivesSearch):
     """Parents and offspring compete by front, and within a front by crowding distance.
 
     The first P in the order of rank, then of greater crowding distance, survive. Their offspring
@@ -55,23 +47,13 @@ class NSGA2(MatingSearch):
       mutation: As `MatingSearch`, applied to every offspring.
     """
 
-    init_std: float | None = None
-    num_objectives: int = 2
     crossover: Crossover = SBX(eta=15.0)
     crossover_rate: float = 0.9
-    mutation: Mutation = PolynomialMutation(eta=20.0)
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        check_many_objectives(self)
-        if self.pop_size % 2:
-            raise UserError(
-                "NSGA2.pop_size",
-                expected="an even number, since two parents have two children",
-                got=str(self.pop_size),
-                remedy=f"Use {self.pop_size + 1}.",
-            )
+        checks.even("NSGA2.pop_size", self.pop_size, "two parents have two children")
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> NSGA2State:
         """Draws the first population."""
@@ -114,10 +96,6 @@ class NSGA2(MatingSearch):
         children = self.crossed(winners, self.crossover_rate, space, keys["crossover"])
         return space.clip(self.mutation(children, keys["mutation"], space))
 
-    def centre(self, search: NSGA2State) -> tf.Tensor:
-        """Returns the knee of the parents' front."""
-        return tf.gather(search.parents, knee_point(search.parent_fitness))
-
 
 def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Returns winners by rank, then by greater crowding distance, then at random: int32 [P].
@@ -133,13 +111,3 @@ def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Te
     other_wins = (other_rank < rank) | ((other_rank == rank) & less_crowded)
     winners = tf.where(other_wins, other, one)
     return tf.concat([winners[::2], winners[1::2]], axis=0)
-
-
-def check_many_objectives(search: Any) -> None:
-    """Raises a UserError for settings that no search with several objectives has."""
-    checks.at_least(
-        f"{type(search).__name__}.num_objectives",
-        search.num_objectives,
-        2,
-        remedy="For one objective use GA, DE, PSO or an evolution strategy.",
-    )

@@ -9,10 +9,7 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.errors import UserError
 from tfrl.evolution.genetic.crossover import SBX, Crossover
-from tfrl.evolution.genetic.mating import MatingSearch
-from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
-from tfrl.evolution.many_objectives.fronts import knee_point
-from tfrl.evolution.many_objectives.nsga2 import check_many_objectives
+from tfrl.evolution.many_objectives.core import ManyObjectivesSearch
 from tfrl.loading import loadable
 
 
@@ -37,7 +34,7 @@ class RVEAState(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class RVEA(MatingSearch):
+class RVEA(ManyObjectivesSearch):
     """Of the candidates nearest to a reference vector, the one of least angle-penalised distance.
 
       d = (1 + M (t / t_max)^alpha theta / gamma) |f - z|
@@ -62,18 +59,14 @@ class RVEA(MatingSearch):
       mutation: As `MatingSearch`, applied to every offspring.
     """
 
-    init_std: float | None = None
-    num_objectives: int = 2
     num_generations: int = 100
     alpha: float = 2.0
     adaptation_frequency: float = 0.1
     crossover: Crossover = SBX(eta=30.0)
-    mutation: Mutation = PolynomialMutation(eta=20.0)
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        check_many_objectives(self)
         checks.at_least("RVEA.num_generations", self.num_generations, 1)
         checks.number("RVEA.alpha", self.alpha, 0)
         checks.number("RVEA.adaptation_frequency", self.adaptation_frequency, 0, 1, closed=False)
@@ -164,10 +157,6 @@ class RVEA(MatingSearch):
         children = self.crossed(drawn, 1.0, space, keys["crossover"])
         children = children[: self.pop_size]
         return space.clip(self.mutation(children, keys["mutation"], space))
-
-    def centre(self, search: RVEAState) -> tf.Tensor:
-        """Returns the knee of the parents' front."""
-        return tf.gather(search.parents, knee_point(search.parent_fitness))
 
 
 def shuffled(valid: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:

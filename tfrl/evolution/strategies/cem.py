@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies.elites import EliteStrategy
 from tfrl.evolution.strategies.recombination import best_first, combine
 from tfrl.loading import loadable
@@ -68,3 +69,9 @@ class CEM(EliteStrategy):
             factors=root[:, None] * y,
             noise=self._noise(generation),
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: the root of the mean variance."""
+        search = state.search
+        variance = tf.reduce_sum(tf.square(search.factors), axis=0) + search.noise
+        return {"step_size": tf.sqrt(tf.reduce_mean(variance))}

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
+from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies import cma
 from tfrl.evolution.strategies.core import EvolutionStrategy
 from tfrl.evolution.strategies.recombination import best_first, combine
@@ -122,6 +123,10 @@ class CMAES(EvolutionStrategy):
             root=root,
             inverse_root=inverse_root,
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: sigma."""
+        return {"step_size": state.search.sigma}
 
     def _roots(
         self, search: CMAESState, C: tf.Tensor, generation: tf.Tensor

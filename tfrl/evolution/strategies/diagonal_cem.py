@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfrl import seeding, struct
+from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies.elites import EliteStrategy
 from tfrl.evolution.strategies.recombination import best_first, combine
 from tfrl.loading import loadable
@@ -54,3 +55,7 @@ class DiagonalCEM(EliteStrategy):
             mean=search.mean + combine(self._weights, y),
             variance=combine(self._weights, tf.square(y)) + self._noise(generation),
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: the mean standard deviation."""
+        return {"step_size": tf.reduce_mean(tf.sqrt(state.search.variance))}

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfrl import checks, struct
+from tfrl.evolution.core import EvoState
 from tfrl.evolution.fitness import FitnessShaping, centered_ranks
 from tfrl.evolution.strategies.core import EvolutionStrategy, directions
 from tfrl.evolution.strategies.recombination import combine
@@ -99,6 +100,10 @@ class PGPE(EvolutionStrategy):
         rate = make_schedule(self.std_lr_schedule)(generation)
         change = tf.clip_by_value(rate * g_sigma, -most, most)
         return PGPEState(mean=mean, sigma=bounded_std(sigma + change), slots=slots)
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: the mean standard deviation."""
+        return {"step_size": tf.reduce_mean(state.search.sigma)}
 
     @property
     def _optimizer(self) -> Optimizer:

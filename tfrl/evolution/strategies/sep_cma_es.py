@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
+from tfrl.evolution.core import EvoState
 from tfrl.evolution.strategies import cma
 from tfrl.evolution.strategies.core import EvolutionStrategy
 from tfrl.evolution.strategies.recombination import best_first, combine
@@ -82,3 +83,7 @@ class SepCMAES(EvolutionStrategy):
             p_c=paths.p_c,
             C=tf.maximum(C + k.c_mu * combine(k.weights, tf.square(y)), cma.LEAST_VARIANCE),
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: sigma."""
+        return {"step_size": state.search.sigma}

@@ -17,13 +17,8 @@ def as_optimizer(name: str, optimizer: str | Optimizer) -> Optimizer:
 
 def check_mirrored(name: str, pop_size: int, alternative: str = "") -> None:
     """Raises a UserError for an odd population of mirrored pairs."""
-    if pop_size % 2:
-        raise UserError(
-            f"{name}.pop_size",
-            expected="an even number, since candidates are sampled in mirrored pairs",
-            got=str(pop_size),
-            remedy=f"Use {pop_size + 1}{alternative}.",
-        )
+    why = "candidates are sampled in mirrored pairs"
+    checks.even(f"{name}.pop_size", pop_size, why, alternative=alternative)
 
 
 def check_rate(name: str, rate: float | Schedule) -> None:

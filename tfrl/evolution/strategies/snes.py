@@ -4,14 +4,12 @@ import math
 
 import tensorflow as tf
 
-from tfrl import checks, seeding, struct
-from tfrl.evolution.fitness import FitnessShaping, log_utilities
-from tfrl.evolution.strategies.core import EvolutionStrategy
+from tfrl import seeding, struct
+from tfrl.evolution.core import EvoState
+from tfrl.evolution.strategies.natural import NaturalStrategy
 from tfrl.evolution.strategies.recombination import combine
-from tfrl.evolution.strategies.settings import check_rate
 from tfrl.evolution.strategies.spread import bounded_std, growth
 from tfrl.loading import loadable
-from tfrl.ops.schedules import Schedule, make_schedule
 
 
 @struct.dataclass
@@ -24,7 +22,7 @@ class SNESState(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class SNES(EvolutionStrategy):
+class SNES(NaturalStrategy):
     """Follows the natural gradient of a Gaussian with independent coordinates.
 
       x_i = mean + sigma z_i
@@ -36,26 +34,8 @@ class SNES(EvolutionStrategy):
 
     Source: Wierstra et al. 2014, algorithm 6, http://jmlr.org/papers/v15/wierstra14a.html.
 
-    Attributes:
-      pop_size: Candidates of a generation, P; see `default_pop_size`.
-      init_std: sigma at the start.
-      lr_schedule: eta_mean by generation: a number or a schedule.
-      std_lr_schedule: eta_sigma, likewise; None for (3 + log D) / (5 sqrt(D)).
-      fitness_shaping_fn: Makes utilities [P] of the fitness [P].
+    By default eta_sigma is (3 + log D) / (5 sqrt(D)). Attributes are those of `NaturalStrategy`.
     """
-
-    init_std: float = 0.1
-    lr_schedule: float | Schedule = 1.0
-    std_lr_schedule: float | Schedule | None = None
-    fitness_shaping_fn: FitnessShaping = log_utilities
-
-    def __post_init__(self) -> None:
-        """Checks the settings."""
-        super().__post_init__()
-        checks.positive("SNES.init_std", self.init_std)
-        check_rate("SNES.lr_schedule", self.lr_schedule)
-        if self.std_lr_schedule is not None:
-            check_rate("SNES.std_lr_schedule", self.std_lr_schedule)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> SNESState:
         """Begins with one standard deviation everywhere."""
@@ -79,10 +59,14 @@ class SNES(EvolutionStrategy):
         u = self.fitness_shaping_fn(fitness)
         z = (candidates - mean) / sigma
         d = mean.shape[0]
-        rate = self.std_lr_schedule
-        rate = (3.0 + math.log(d)) / (5.0 * math.sqrt(d)) if rate is None else rate
-        exponent = make_schedule(rate)(generation) / 2.0 * combine(u, tf.square(z) - 1.0)
+        default = (3.0 + math.log(d)) / (5.0 * math.sqrt(d))
+        eta_mean, eta_sigma = self._rates(generation, default)
+        exponent = eta_sigma / 2.0 * combine(u, tf.square(z) - 1.0)
         return SNESState(
-            mean=mean + make_schedule(self.lr_schedule)(generation) * sigma * combine(u, z),
+            mean=mean + eta_mean * sigma * combine(u, z),
             sigma=bounded_std(sigma * growth(exponent)),
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: the mean standard deviation."""
+        return {"step_size": tf.reduce_mean(state.search.sigma)}

@@ -4,13 +4,11 @@ import math
 
 import tensorflow as tf
 
-from tfrl import checks, seeding, struct
-from tfrl.evolution.fitness import FitnessShaping, log_utilities
-from tfrl.evolution.strategies.core import EvolutionStrategy
-from tfrl.evolution.strategies.settings import check_rate
+from tfrl import seeding, struct
+from tfrl.evolution.core import EvoState
+from tfrl.evolution.strategies.natural import NaturalStrategy
 from tfrl.evolution.strategies.spread import bounded_std, from_spectral, growth, spectral
 from tfrl.loading import loadable
-from tfrl.ops.schedules import Schedule, make_schedule
 
 
 @struct.dataclass
@@ -24,7 +22,7 @@ class XNESState(struct.Struct):
 
 @loadable
 @struct.logic_dataclass
-class XNES(EvolutionStrategy):
+class XNES(NaturalStrategy):
     """Follows the natural gradient of a Gaussian of any shape, in its own coordinates.
 
       x_i = mean + sigma B z_i
@@ -39,26 +37,9 @@ class XNES(EvolutionStrategy):
 
     Source: Glasmachers et al. 2010, algorithm 1, https://doi.org/10.1145/1830483.1830557.
 
-    Attributes:
-      pop_size: Candidates of a generation, P; see `default_pop_size`.
-      init_std: sigma at the start, where B is I.
-      lr_schedule: eta_mean by generation: a number or a schedule.
-      std_lr_schedule: eta_sigma, likewise; None for (9 + 3 log D) / (5 D sqrt(D)).
-      fitness_shaping_fn: Makes utilities [P] of the fitness [P].
+    By default eta_sigma is (9 + 3 log D) / (5 D sqrt(D)). Attributes are those of
+    `NaturalStrategy`.
     """
-
-    init_std: float = 0.1
-    lr_schedule: float | Schedule = 1.0
-    std_lr_schedule: float | Schedule | None = None
-    fitness_shaping_fn: FitnessShaping = log_utilities
-
-    def __post_init__(self) -> None:
-        """Checks the settings."""
-        super().__post_init__()
-        checks.positive("XNES.init_std", self.init_std)
-        check_rate("XNES.lr_schedule", self.lr_schedule)
-        if self.std_lr_schedule is not None:
-            check_rate("XNES.std_lr_schedule", self.std_lr_schedule)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> XNESState:
         """Begins with a sphere."""
@@ -88,12 +69,15 @@ class XNES(EvolutionStrategy):
         G_sigma = tf.linalg.trace(G_M) / d
         values, vectors = spectral(G_M - G_sigma * tf.eye(d))
 
-        rate = self.std_lr_schedule
-        rate = (9.0 + 3.0 * math.log(d)) / (5.0 * d * math.sqrt(d)) if rate is None else rate
-        eta = make_schedule(rate)(generation)
-        step = make_schedule(self.lr_schedule)(generation) * sigma * tf.linalg.matvec(B, G_mean)
+        default = (9.0 + 3.0 * math.log(d)) / (5.0 * d * math.sqrt(d))
+        eta_mean, eta_sigma = self._rates(generation, default)
+        step = eta_mean * sigma * tf.linalg.matvec(B, G_mean)
         return XNESState(
             mean=mean + step,
-            sigma=bounded_std(sigma * growth(eta / 2.0 * G_sigma)),
-            B=tf.matmul(B, from_spectral(growth(eta / 2.0 * values), vectors)),
+            sigma=bounded_std(sigma * growth(eta_sigma / 2.0 * G_sigma)),
+            B=tf.matmul(B, from_spectral(growth(eta_sigma / 2.0 * values), vectors)),
         )
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `step_size`: sigma."""
+        return {"step_size": state.search.sigma}

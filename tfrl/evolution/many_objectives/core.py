@@ -1,0 +1,49 @@
+"""What searches with several objectives share."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import checks, struct
+from tfrl.evolution.core import EvoState
+from tfrl.evolution.genetic.mating import MatingSearch
+from tfrl.evolution.genetic.mutation import Mutation, PolynomialMutation
+from tfrl.evolution.many_objectives.fronts import knee_point, pareto_front
+
+
+@struct.logic_dataclass
+class ManyObjectivesSearch(MatingSearch):
+    """A search whose own state has the `parents`, float32 [P, D], and `parent_fitness` [P, M].
+
+    `params` is the knee of the parents' front, see `knee_point`.
+
+    Attributes:
+      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: As `PopulationSearch`; the defaults need them.
+      num_objectives: M.
+      crossover: As `MatingSearch`.
+      mutation: As `MatingSearch`, applied to every offspring.
+    """
+
+    init_std: float | None = None
+    num_objectives: int = 2
+    mutation: Mutation = PolynomialMutation(eta=20.0)
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        checks.at_least(
+            f"{type(self).__name__}.num_objectives",
+            self.num_objectives,
+            2,
+            remedy="For one objective use GA, DE, PSO or an evolution strategy.",
+        )
+
+    def centre(self, search: Any) -> tf.Tensor:
+        """Returns the knee of the parents' front."""
+        return tf.gather(search.parents, knee_point(search.parent_fitness))
+
+    def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
+        """Returns `front_size`: the parents that no other dominates."""
+        front = pareto_front(state.search.parent_fitness)
+        return {"front_size": tf.reduce_sum(tf.cast(front, tf.float32))}
