@@ -1,4 +1,4 @@
-"""What a population's first hyperparameters reach by themselves: its members, and nobody takes over.
+"""What a population's first hyperparameters reach by themselves: nobody takes over.
 
   python -m benchmarks.pbt_starts --gin_file=pbt/ppo_tf_cartpole.gin --seeds=5
 

@@ -205,8 +205,8 @@ def off_policy(**options):
 
 def test_members_may_learn_from_replay(tmp_path):
     entropy = Hyperparameter(path="extra/target_entropy", low=-2.0, high=0.0, scale="linear")
-    hyperparameters = (LR, DISCOUNT, entropy)
-    workflow = pbt(hyperparameters, 2, workflow=off_policy(), iterations_per_round=40, exploit=stays)
+    options = {"workflow": off_policy(), "iterations_per_round": 40, "exploit": stays}
+    workflow = pbt((LR, DISCOUNT, entropy), 2, **options)
     state = workflow.setup(0)
     before = state.opt_state.members
     assert state.metrics.env_steps == 2 * 16  # what was played at random
@@ -280,9 +280,7 @@ def sac(**settings):
 
 def test_settings_of_sac_in_the_state_train_as_those_of_the_agent():
     one = sac(discount=0.9, tau=0.1, target_entropy=-0.5)
-    flows = [
-        off_policy(agent=agent) for agent in (one, one.replace(hyperparameters=SAC.in_state))
-    ]
+    flows = [off_policy(agent=agent) for agent in (one, one.replace(hyperparameters=SAC.in_state))]
     params = [flow.advance(flow.setup(0), 20).state.agent_state for flow in flows]
     params = [(x.params, x.target_params) for x in params]
     tf.nest.map_structure(

@@ -51,13 +51,9 @@ class TensorVariable:
 
 def as_variables(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the leaves of a buffer by path as what it may write; variables as they are."""
-    return {
-        path: TensorVariable(x) if isinstance(x, tf.Tensor) else x for path, x in state.items()
-    }
+    return {path: TensorVariable(x) if isinstance(x, tf.Tensor) else x for path, x in state.items()}
 
 
 def as_leaves(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the newest leaves behind `as_variables`."""
-    return {
-        path: x.value if isinstance(x, TensorVariable) else x for path, x in variables.items()
-    }
+    return {path: x.value if isinstance(x, TensorVariable) else x for path, x in variables.items()}

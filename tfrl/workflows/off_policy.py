@@ -577,9 +577,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         play_key, key = keys_of(state.key, iteration)
         return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
 
-    def _stored_and_sampled(
-        self, state: State, out: RolloutResult
-    ) -> tuple[State, RolloutResult]:
+    def _stored_and_sampled(self, state: State, out: RolloutResult) -> tuple[State, RolloutResult]:
         """Stores a rollout, and puts a sampled batch in the place of its experience."""
         state = self.with_normalizer(state, out.normalizer)
         # Before the sample: a write after a read makes XLA copy the whole buffer.

@@ -172,8 +172,8 @@ class PBTWorkflow(Workflow):
                     + ", ".join(dict.fromkeys(scalars)),
                     got=", ".join(wrong) + ", which are no numbers" if wrong else "no such leaf",
                     remedy="A setting of the agent is a leaf where it says so: "
-                    "PPO(hyperparameters=('clip', 'discount')). What changes shapes, such as layers "
-                    "or batch sizes, cannot be one: train a population for each of its values.",
+                    "PPO(hyperparameters=('clip', 'discount')). What changes shapes, layers or "
+                    "batch sizes say, cannot be one: train a population for each of its values.",
                 )
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:

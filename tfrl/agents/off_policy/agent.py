@@ -215,9 +215,7 @@ class OffPolicy(NormalizingAgent):
         """
         extra = {
             **(extra or {}),
-            **{
-                name: tf.constant(self.start_of(name), tf.float32) for name in self.hyperparameters
-            },
+            **{name: tf.constant(self.start_of(name), tf.float32) for name in self.hyperparameters},
         }
         if self.target_period > 1:
             extra[LEARNER_STEPS] = tf.constant(0, tf.int64)

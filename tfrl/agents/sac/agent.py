@@ -127,9 +127,7 @@ class SAC(OffPolicyActorCritic):
 
     def start_of(self, name: str) -> float:
         """Returns the number that a hyperparameter begins with."""
-        return float(
-            self.entropy_target() if name == "target_entropy" else super().start_of(name)
-        )
+        return float(self.entropy_target() if name == "target_entropy" else super().start_of(name))
 
     def alpha(self, params: dict[str, Any]) -> tf.Tensor:
         """Returns the temperature, a float32 scalar; no gradient flows through it."""
