@@ -3,7 +3,7 @@
   python -m benchmarks.evolution --population=128,1024 --peers
   python -m benchmarks.evolution --population=32,256,2048,16384      # how it grows
   python -m benchmarks.evolution --strategies                        # shares of each search
-  python -m benchmarks.evolution --pbt=1,8,64
+  python -m benchmarks.evolution --pbt=1,8,16,32,64
 
 One JSON line a measurement. A generation is 200 steps of each member, a 2 x 16 tanh network of 353
 parameters; many run in one compiled call. `reference` is `benchmarks/reference_evolution.py`, the

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 import tfrl
 from tfrl import make_env, seeding, struct
-from tfrl.agents import DQN, PPO
+from tfrl.agents import PPO, SAC
 from tfrl.errors import UserError
 from tfrl.evolution import OpenES
 from tfrl.evolution.pbt import Hyperparameter, Perturb
 from tfrl.learners import ModuleConfig
+from tfrl.replay import InGraphReplay
 from tfrl.workflows import EvolutionWorkflow, OffPolicyWorkflow, OnPolicyWorkflow, PBTWorkflow
 
 TRACED = []
@@ -188,14 +189,66 @@ def test_before_an_episode_has_ended_nobody_takes_over():
     assert row["taken_over"] == 0 and row["lost_members"] == 3
 
 
-def off_policy():
-    return OffPolicyWorkflow(env=make_env("tf:CartPole-v1", num_envs=2), agent=DQN)
+PRIORITIZED = functools.partial(InGraphReplay, capacity=64, kind="prioritized")
+
+
+def off_policy(**options):
+    settings = {"hidden": (4,), "normalize_obs": True, "hyperparameters": SAC.in_state}
+    options = {
+        "agent": functools.partial(SAC, **settings),
+        "replay": functools.partial(InGraphReplay, capacity=64),
+        **{"batch_size": 8, "random_steps": 16, "eval_episodes": 2, "compile": "graph"},
+        **options,
+    }
+    return OffPolicyWorkflow(make_env("tf:Pendulum-v1", num_envs=1), **options)
+
+
+def test_members_may_learn_from_replay(tmp_path):
+    entropy = Hyperparameter(path="extra/target_entropy", low=-2.0, high=0.0, scale="linear")
+    options = {"workflow": off_policy(), "iterations_per_round": 40, "exploit": stays}
+    workflow = pbt((LR, DISCOUNT, entropy), 2, **options)
+    state = workflow.setup(0)
+    before = state.opt_state.members
+    assert state.metrics.env_steps == 2 * 16  # what was played at random
+    state = workflow.advance(state, 2).state
+    after = state.opt_state.members
+    for i in range(2):  # 80 steps: the buffer of 64 has gone round
+        alone = workflow.workflow.advance(struct.take(before, i), 80).state
+        for name in ("agent_state", "opt_state", "env_state", "replay_buffer_state"):
+            assert_same(getattr(struct.take(after, i), name), getattr(alone, name))
+    taken, _ = workflow.take_over(after, tf.zeros([3, 2]), tf.constant([1, 1]), seeding.key(0))
+    assert_same(taken.replay_buffer_state, after.replay_buffer_state)
+    assert_same(struct.take(taken.agent_state.params, 0), struct.take(after.agent_state.params, 1))
+
+    workflow.save(state, tmp_path)
+    whole = workflow.advance(state, 1).state
+    assert_same(workflow.advance(workflow.restore(tmp_path), 1).state, whole)
+
+
+def test_several_learner_steps_of_an_iteration():
+    single = off_policy(rollout_length=4, updates_per_step=0.4)  # 1 or 2
+    workflow = pbt((LR,), 2, workflow=single, iterations_per_round=5, exploit=stays)
+    state = workflow.setup(1)
+    before = state.opt_state.members
+    after = workflow.advance(state, 1).state.opt_state.members
+    alone = single.advance(struct.take(before, 0), 5).state
+    assert alone.metrics.learner["learner_steps"] == 8
+    assert_same(struct.take(after, 0).agent_state, alone.agent_state)
+
+
+def test_members_are_compiled_as_one_program_that_several_cores_run():
+    workflow = pbt((LR,), 2, compile="xla", iterations_per_round=1)
+    state = workflow.advance(workflow.setup(0), 1).state
+    modes = workflow.runner(state).modes
+    assert (modes["members"], modes["loop"]) == ("xla", "graph")
+    assert state.metrics.env_steps == 64
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: pbt(workflow=off_policy()), "state stacks.*replay buffer"),
+        (lambda: pbt(workflow=off_policy(replay=PRIORITIZED)), "state stacks.*priorities"),
+        (lambda: sac(hyperparameters=("discount",), n_step=3), "n_step=1.*n-step rewards"),
         (lambda: pbt(workflow=member(task="gymnasium:CartPole-v1")), "state stacks.*host"),
         (lambda: pbt(workflow="ppo"), "workflow"),
         (lambda: pbt(fitness="return"), "fitness.*training"),
@@ -204,7 +257,11 @@ def off_policy():
             "extra/clip",
         ),
         (lambda: pbt((Hyperparameter(path="kernel", low=0.1, high=1.0),)).setup(0), "no numbers"),
-        (lambda: PPO(hyperparameters=("hidden",), **specs()), "hyperparameters.*clip"),
+        (
+            lambda: pbt((Hyperparameter(path="batch_size", low=8.0, high=64.0),)).setup(0),
+            "no such leaf.*changes shapes.*a population for each",
+        ),
+        (lambda: PPO(hyperparameters=("hidden",), **specs()), "hyperparameters.*clip.*shapes"),
     ],
 )
 def test_wrong_use(make, message):
@@ -212,9 +269,23 @@ def test_wrong_use(make, message):
         make()
 
 
-def specs():
-    env = make_env("tf:CartPole-v1", num_envs=1)
+def specs(task="tf:CartPole-v1"):
+    env = make_env(task, num_envs=1)
     return {"obs_spec": env.obs_spec, "action_spec": env.action_spec}
+
+
+def sac(**settings):
+    return SAC(hidden=(4,), **specs("tf:Pendulum-v1"), **settings)
+
+
+def test_settings_of_sac_in_the_state_train_as_those_of_the_agent():
+    one = sac(discount=0.9, tau=0.1, target_entropy=-0.5)
+    flows = [off_policy(agent=agent) for agent in (one, one.replace(hyperparameters=SAC.in_state))]
+    params = [flow.advance(flow.setup(0), 20).state.agent_state for flow in flows]
+    params = [(x.params, x.target_params) for x in params]
+    tf.nest.map_structure(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), *params
+    )
 
 
 def test_settings_in_the_state_train_as_those_of_the_agent():

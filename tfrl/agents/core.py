@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import tensorflow as tf
 
-from tfrl import struct
+from tfrl import checks, struct
 from tfrl.envs.action_masks import MASK, split_mask
 from tfrl.errors import UserError
 from tfrl.loading import loadable
@@ -344,10 +344,31 @@ class NormalizingAgent(Agent):
     Attributes:
       normalize_obs: Whether observations are normalised.
       obs_clip: Bound of a normalised observation.
+      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
+        that members of a population may differ in them.
     """
 
     normalize_obs: bool
     obs_clip: float
+    hyperparameters: tuple[str, ...]
+
+    # Settings that `hyperparameters` may name.
+    in_state: ClassVar[tuple[str, ...]] = ()
+
+    def check_hyperparameters(self) -> None:
+        """Raises a UserError for names that are not among `in_state`."""
+        checks.known(
+            f"{type(self).__name__}.hyperparameters",
+            self.hyperparameters,
+            self.in_state,
+            remedy="What changes shapes, or what is traced, cannot differ between members: train a "
+            "population for each of its values.",
+        )
+
+    def setting(self, state: AgentState | None, name: str) -> Any:
+        """Returns a setting of a state: its own leaf where `hyperparameters` names it."""
+        own = state is not None and name in self.hyperparameters
+        return state.extra[name] if own else getattr(self, name)  # type: ignore[union-attr]
 
     def normalized(self, state: AgentState, obs: Nest) -> Nest:
         """Returns observations as the networks see them, action masks still among them."""

@@ -694,10 +694,12 @@ class Learner:
         """Traced after the gradient steps: the module's `after_update`, target networks say."""
         state_changes.finished(self, self.learner_state, module_id, timesteps)
 
-    def follow_schedules(self, module_id: str, timesteps: tf.Tensor) -> None:
+    def follow_schedules(
+        self, state: LearnerState, module_id: str, timesteps: tf.Tensor
+    ) -> LearnerState:
         """Traced where nothing is updated: the module's `before_update`, by which it acts."""
         hook = self.modules[module_id].before_update
-        state_changes.changed(self, self.learner_state, module_id, hook, timesteps)
+        return state_changes.changed(self, state, module_id, hook, timesteps)
 
     def assign(self, module_id: str, before: AgentState, after: AgentState) -> None:
         """Assigns the leaves of `after` that are not those of `before` to the variables."""

@@ -150,7 +150,13 @@ class CompileModeTuner:
                 stages.set_mode("rollout", "graph")
 
 
-def choose_loop(asked: str, made: Stages, iterate: Callable[[Any], Any], state: Any) -> str:
+def choose_loop(
+    asked: str,
+    made: Stages,
+    iterate: Callable[[Any], Any],
+    state: Any,
+    xla: Callable[[Any], Any] | None = None,
+) -> str:
     """Returns the mode of a loop whose iterations are one stage; "auto" times graph against XLA.
 
     Args:
@@ -158,9 +164,10 @@ def choose_loop(asked: str, made: Stages, iterate: Callable[[Any], Any], state: 
       made: The stages; the others of an iteration are within this one.
       iterate: An iteration of a state, to be timed.
       state: Of tensors.
+      xla: The iteration where it compiles parts of itself under XLA; None to compile all of it.
     """
     if asked != "auto":
         return asked
     if not auto_needs_timing():
         return "xla"
-    return made.stage("iteration", iterate).choose_by_time(state)
+    return made.stage("iteration", iterate, xla).choose_by_time(state)

@@ -24,6 +24,7 @@ from tfrl.metrics.accumulator import mean_of_steps
 from tfrl.ops.schedules import check_schedule, make_schedule
 from tfrl.replay import InGraphReplay, ReplayBuffer
 from tfrl.replay.reverb import ReverbReplay
+from tfrl.replay.tensor_variable import as_leaves, as_variables
 from tfrl.rollout.step import ActionFn
 from tfrl.traces import Traces
 from tfrl.types import Nest, Trajectory
@@ -395,7 +396,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """What an iteration asks of the replay buffer of a state."""
         if self.loops_in_python:
             return self._reverb(state)
-        return InGraphExperience(self, self.replay.over(state.replay_buffer_state, self.replicas))
+        variables = as_variables(state.replay_buffer_state)
+        return InGraphExperience(self, self.replay.over(variables, self.replicas))
 
     def close(self) -> None:
         """Closes environments on the host, and what is Reverb's."""
@@ -452,7 +454,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if made is None or not made.phase.learns or self.loops_on_host or self.always_due() != 1:
             return False
         alone = not self.replicas.several and isinstance(self.replay, InGraphReplay)
-        return alone and made.modes["loop"] == "graph" and made.modes["rollout"] == "xla"
+        return alone and made.modes["rollout"] == "xla" and made.modes["loop"] == "graph"
 
     def times_stages(self, made: Stages) -> bool:
         """Not where the stages run at the same time: clocks would make them wait."""
@@ -469,20 +471,21 @@ class OffPolicyWorkflow(LearnerWorkflow):
         own steps were added: the rollout and the learner step then run at the same time.
 
         Args:
-          state: Before the iteration. Its leaves are variables: a buffer changes in place.
+          state: Before the iteration. Variables are changed in place, a buffer among them. Tensors
+            are carried by the loop of a population, see `PBTWorkflow`.
           key: int32 [2].
 
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
-        if not leaves.in_place(state.agent_state):
+        made = self.stages_of(state)
+        if made is None and not leaves.in_place(state.agent_state):
             raise UserError(
                 "OffPolicyWorkflow.iterate",
                 expected="a state of variables, in whose replay buffer it writes",
                 got="one of tensors",
                 remedy="Use workflow.step, which copies it into variables.",
             )
-        made = self.stages_of(state)
         if made is None and not tf.executing_eagerly():
             raise UserError(
                 "OffPolicyWorkflow.iterate",
@@ -491,6 +494,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
                 remedy="Use workflow.advance, which compiles it.",
             )
         phase = self.phase_of(state) if made is None else made.phase
+        state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
         if self.overlaps and phase.learns and state.prefetched is None:
             state = self._prefetched(state)
@@ -502,9 +506,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         else:
             out = self.play(state, play_key, act)
             if self.overlaps and phase.learns:
-                out = self._stored_and_sampled(state, out)
+                state, out = self._stored_and_sampled(state, out)
         with stages.after(out):
-            return self.learn_from(state, out, learn_key)
+            metrics, state = self.learn_from(state, out, learn_key)
+        buffer = as_leaves(state.replay_buffer_state)
+        return metrics, state.replace(replay_buffer_state=buffer)
 
     def learn_from(
         self, state: State, out: RolloutResult, key: tf.Tensor
@@ -534,16 +540,18 @@ class OffPolicyWorkflow(LearnerWorkflow):
             batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
-            metrics, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
+            metrics, state, _ = self._update_on(state, batch, update_key, env_steps, inline=ahead)
         else:
             state = self.with_normalizer(state, out.normalizer)
             # Before the samples: a write after a read makes XLA copy the whole buffer.
             self._experience(state).add(out.batch)
             if learns:
-                metrics, outputs = self._learn_from_replay(state, before, env_steps, key, batches)
+                metrics, state, outputs = self._learn_from_replay(
+                    state, before, env_steps, key, batches
+                )
             else:
                 # Nothing is updated, yet the schedules of acting go on.
-                self.learner_of(state).follow_schedules(DEFAULT_MODULE_ID, env_steps)
+                state = self._follow_schedules(state, env_steps)
         metrics, state = self.finished(state, out, metrics)
         return metrics, state.replace(prefetched=out.batch if ahead else None), outputs
 
@@ -569,16 +577,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         play_key, key = keys_of(state.key, iteration)
         return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
 
-    def _stored_and_sampled(self, state: State, out: RolloutResult) -> RolloutResult:
+    def _stored_and_sampled(self, state: State, out: RolloutResult) -> tuple[State, RolloutResult]:
         """Stores a rollout, and puts a sampled batch in the place of its experience."""
-        self.with_normalizer(state, out.normalizer)
+        state = self.with_normalizer(state, out.normalizer)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
         iteration = state.metrics.iterations
         iteration = iteration + 1 if self.overlaps else iteration
         env_steps = state.metrics.env_steps + out.counts["env_steps"]
         batch = self._batch_of(state, iteration, env_steps)
-        return out.replace(batch=batch, normalizer=None)  # type: ignore[no-any-return]
+        return state, out.replace(batch=batch, normalizer=None)
 
     def _fused_sampling(self, state: State, act: ActionFn | None) -> RolloutResult:
         """Returns `_stored_and_sampled` of a rollout, all of it one XLA program."""
@@ -589,7 +597,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
             play_key, _ = keys_of(own.key, own.metrics.iterations)
             values = struct.values(own.agent_state)
             out = self.collect(values, own.env_state, own.carry, play_key, action_fn=act)
-            return self._stored_and_sampled(own, out)
+            return self._stored_and_sampled(own, out)[1]
 
         def make() -> Any:
             return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
@@ -674,14 +682,22 @@ class OffPolicyWorkflow(LearnerWorkflow):
         env_steps: tf.Tensor,
         *,
         inline: bool = False,
-    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
-        """A learner step on a batch: its metrics, and what is left to Python."""
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
+        """A learner step on a batch: its metrics, the state, and what is left to Python."""
+        if not leaves.in_place(state.agent_state):
+            return *self.fit(state, batch, key, env_steps), []
         found = self.update_stage(state, inline=inline)(batch, key, env_steps)
         outputs: list[tf.Tensor] = []
         if self.prioritized:
             experience = self._experience(state)
             outputs = experience.update_priorities(batch.index, found["priorities"])
-        return found["metrics"], outputs
+        return found["metrics"], state, outputs
+
+    def _follow_schedules(self, state: State, env_steps: tf.Tensor) -> State:
+        """Lets the agent act by its schedules, where nothing is updated."""
+        learner = self.learner_of(state) if leaves.in_place(state.agent_state) else self.learner
+        own = learner.follow_schedules(self.learner_state(state), DEFAULT_MODULE_ID, env_steps)
+        return self.with_learner_state(state, own)
 
     def _sample_number(
         self,
@@ -708,7 +724,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         env_steps: tf.Tensor,
         key: tf.Tensor,
         batches: Nest,
-    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+    ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """Takes the learner steps that are due, each on a fresh sample.
 
         Args:
@@ -719,29 +735,38 @@ class OffPolicyWorkflow(LearnerWorkflow):
           batches: Those that were read before, or ().
 
         Returns:
-          The means of their metrics, and what is left to Python, [K, ...] of K learner steps.
+          The means of their metrics, the state, and what is left to Python, [K, ...] of K learner
+          steps.
         """
         due = self.updates_due(before, env_steps)
         if not isinstance(due, int) or due == 0:
-            self.learner_of(state).follow_schedules(DEFAULT_MODULE_ID, env_steps)
+            state = self._follow_schedules(state, env_steps)
 
-        def once(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        def once(
+            number: tf.Tensor, state: State = state
+        ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
             batch, update_key = self._sample_number(state, number, key, env_steps, batches)
             return self._update_on(state, batch, update_key, env_steps)
 
         if isinstance(due, int) and due == 1:
-            row, outputs = once(tf.constant(0))
-            return row, [x[tf.newaxis] for x in outputs]
+            row, state, outputs = once(tf.constant(0))
+            return row, state, [x[tf.newaxis] for x in outputs]
 
-        def step(j: tf.Tensor, kept: list[Any]) -> tuple[list[Any], dict[str, tf.Tensor]]:
-            row, outputs = once(j)
-            return [array.write(j, x) for array, x in zip(kept, outputs, strict=True)], row
+        def step(j: tf.Tensor, carried: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+            kept, own = carried
+            learner_state = leaves.with_carried(self.learner_state(state), own)
+            row, after, outputs = once(j, self.with_learner_state(state, learner_state))
+            kept = [array.write(j, x) for array, x in zip(kept, outputs, strict=True)]
+            return (kept, leaves.carried(self.learner_state(after))), row
 
         size = self.batch_size // self.replicas.num_workers
         dtypes = self._experience(state).host_outputs
         kept = [tf.TensorArray(t, due, element_shape=[size]) for t in dtypes]
-        kept, row = mean_of_steps(due, step, kept)
-        return row, [array.stack() for array in kept]
+        carried = (kept, leaves.carried(self.learner_state(state)))
+        (kept, own), row = mean_of_steps(due, step, carried)
+        learner_state = leaves.with_carried(self.learner_state(state), own)
+        state = self.with_learner_state(state, learner_state)
+        return row, state, [array.stack() for array in kept]
 
     # How it is compiled.
 

@@ -1,8 +1,10 @@
 """Population-based training: runs of one workflow, stacked, that take over from each other."""
 
+import functools
 import importlib.util
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,12 +15,15 @@ from tfrl.errors import UserError
 from tfrl.evolution.fitness import fitness_metrics
 from tfrl.evolution.lineage import Lineage, plot_lineage
 from tfrl.evolution.pbt import Exploit, Hyperparameter, Perturb, Truncation
+from tfrl.replay import InGraphReplay
+from tfrl.types import Nest
+from tfrl.workflows import stages
 from tfrl.workflows.autotune import choose_loop
 from tfrl.workflows.core import Workflow
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.off_policy import OffPolicyWorkflow
 from tfrl.workflows.run_state import State
-from tfrl.workflows.stages import MODES, Stages
+from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
 
 FITNESS = ("training", "evaluation")
 
@@ -43,7 +48,8 @@ class PBTWorkflow(Workflow):
 
     An iteration is a round: `iterations_per_round` iterations of each member, their fitness, then
     exploitation (who goes on with whose state) and exploration (which hyperparameters are tried
-    next). Members differ in their state only, so that they share a trace.
+    next). Members differ in their state only, so that they share a trace. On a CPU as many of them
+    train at a time as there are cores.
 
     `agent_state` is that of the best member: it is evaluated, exported and filmed.
 
@@ -67,8 +73,9 @@ class PBTWorkflow(Workflow):
         """Assembles the static logic; `setup` makes what changes.
 
         Args:
-          workflow: Trains one member: an OnPolicyWorkflow or an EvolutionWorkflow on device
-            environments.
+          workflow: Trains one member, on device environments: an OnPolicyWorkflow, an
+            OffPolicyWorkflow whose replay buffer is in the graph, uniform and of single items, or
+            an EvolutionWorkflow.
           hyperparameters: What members differ in.
           num_members: P.
           iterations_per_round: Iterations of each member between two exploitations.
@@ -78,7 +85,8 @@ class PBTWorkflow(Workflow):
           fitness: "training", the mean return of the episodes that ended last, or "evaluation",
             the mean return of the workflow's own evaluation.
           max_rounds_recorded: Rounds that the lineage holds.
-          compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
+          compile: "auto", "xla", "graph" or "eager", of the members; "auto" times graph against
+            XLA.
           iterations_per_call: Rounds of one compiled call; None for about half a second.
 
         Raises:
@@ -104,13 +112,13 @@ class PBTWorkflow(Workflow):
     # A run that begins.
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, PBTState]:
-        """Sets up every member, with hyperparameters drawn from their ranges."""
+        """Sets up every member, with hyperparameters drawn from their ranges.
+
+        Replay buffers are filled: each member has played what comes before its first learner step.
+        """
         keys = seeding.streams(key, ["members", "hyperparameters"])
         size, count = self.num_members, len(self.hyperparameters)
-        states = [
-            struct.values(self.workflow.setup(seeding.fold_in(keys["members"], i)))
-            for i in range(size)
-        ]
+        states = [self._begun(seeding.fold_in(keys["members"], i)) for i in range(size)]
         members = struct.stack(states)
         values = [
             h.draw(seeding.fold_in(keys["hyperparameters"], i), size)
@@ -125,9 +133,24 @@ class PBTWorkflow(Workflow):
         )
         return struct.take(members.agent_state, 0), state
 
+    def _begun(self, key: tf.Tensor) -> State:
+        """A member in the phase that it stays in."""
+        state = self.workflow.setup(key)
+        while (ends := self.workflow.phase_of(state).ends) is not None:
+            state = self.workflow.advance(state, ends, until=ends).state
+        return struct.values(state)  # type: ignore[no-any-return]
+
     def setup_env_state(self, key: tf.Tensor) -> None:
         """None: the members have theirs."""
         return None
+
+    def postsetup_replay_buffer(self, state: State) -> State:
+        """Counts what the members have played."""
+        own = state.opt_state.members.metrics
+        metrics = state.metrics.replace(
+            env_steps=tf.reduce_sum(own.env_steps), episodes=tf.reduce_sum(own.episodes)
+        )
+        return state.replace(metrics=metrics)  # type: ignore[no-any-return]
 
     def _check_paths(self, members: State) -> None:
         for h in self.hyperparameters:
@@ -149,7 +172,8 @@ class PBTWorkflow(Workflow):
                     + ", ".join(dict.fromkeys(scalars)),
                     got=", ".join(wrong) + ", which are no numbers" if wrong else "no such leaf",
                     remedy="A setting of the agent is a leaf where it says so: "
-                    "PPO(hyperparameters=('clip', 'discount')); what changes shapes cannot be one.",
+                    "PPO(hyperparameters=('clip', 'discount')). What changes shapes, layers or "
+                    "batch sizes say, cannot be one: train a population for each of its values.",
                 )
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
@@ -214,18 +238,32 @@ class PBTWorkflow(Workflow):
         return metrics, state.replace(metrics=counters, agent_state=agent_state, opt_state=after)
 
     def train(self, members: State, iterations: int) -> State:
-        """Takes iterations of every member, one member after the other in one loop."""
+        """Takes iterations of every member."""
 
-        # Called eagerly, map_fn would convert all that it calls.
-        @tf.autograph.experimental.do_not_convert
         def one(member: State) -> State:
             def body(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
                 key = seeding.fold_in(state.key, state.metrics.iterations)
                 return i + 1, self.workflow.iterate(state, key)[1]
 
-            return tf.while_loop(lambda i, _: i < iterations, body, (0, member))[1]
+            start = (0, self.workflow.prefetch(member))
+            _, member = tf.while_loop(lambda i, _: i < iterations, body, start)
+            return self.workflow.drop_prefetched(member)
 
-        return tf.map_fn(one, members)  # type: ignore[no-any-return]
+        return self._of_each(one, members)  # type: ignore[no-any-return]
+
+    def _of_each(self, fn: Callable[[Any], Nest], members: Nest, spec: Any = None) -> Nest:
+        """A function of every member; on a CPU as many at a time as there are cores.
+
+        XLA runs a program of small operations on one core. So it has that of one member, and a
+        graph calls it for several members at the same time.
+        """
+        made = stages.current()
+        if made is not None and made.modes.get("members") == "xla":
+            fn = tf.function(fn, jit_compile=True, autograph=False)
+        # Called eagerly, map_fn would convert all that it calls.
+        fn = tf.autograph.experimental.do_not_convert(fn)
+        cores = None if tf.executing_eagerly() else os.cpu_count()
+        return tf.map_fn(fn, members, fn_output_signature=spec, parallel_iterations=cores)
 
     def fitness(self, members: State, key: tf.Tensor) -> tf.Tensor:
         """Returns the fitness of the members, float32 [P]; a hook."""
@@ -233,12 +271,11 @@ class PBTWorkflow(Workflow):
             return members.metrics.episode_return
         evaluator: Any = self.evaluator
 
-        @tf.autograph.experimental.do_not_convert
         def mean_return(agent_state: Any) -> tf.Tensor:
             return tf.reduce_mean(evaluator.run(agent_state, key)[0])
 
         spec = tf.TensorSpec([], tf.float32)
-        return tf.map_fn(mean_return, members.agent_state, fn_output_signature=spec)
+        return self._of_each(mean_return, members.agent_state, spec)
 
     def take_over(
         self, members: State, velocity: tf.Tensor, parents: tf.Tensor, key: tf.Tensor
@@ -274,16 +311,25 @@ class PBTWorkflow(Workflow):
 
     def settle_modes(self, state: State, made: Stages) -> None:
         """Chooses graph or XLA for a round by time, where that is asked for."""
-        made.modes.update(dict.fromkeys(_STAGES, "eager"))  # within the one loop
-        made.modes["loop"] = choose_loop(
-            self.compile, made, lambda state: self._round(state, state.key, 1), state
-        )
+        made.modes.update(dict.fromkeys(_STAGES, "eager"))  # within a member's program
+        if not auto_needs_timing() and self.compile != "eager":  # one program of all members
+            made.modes["loop"] = "xla" if self.compile == "auto" else self.compile
+            return
+
+        def round_in(mode: str, state: State) -> Any:
+            made.modes["members"] = mode
+            return self._round(state, state.key, 1)
+
+        graph, xla = (functools.partial(round_in, mode) for mode in ("graph", "xla"))
+        mode = choose_loop(self.compile, made, graph, state, xla)
+        made.modes.update(members=mode, loop="eager" if mode == "eager" else "graph")
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles how a round is compiled."""
-        if self.compile == "auto":
-            return {"iterations": self.runner(state).settled(state).modes["loop"]}
-        return {"iterations": self.compile}
+        if self.compile != "auto":
+            return {"iterations": self.compile}
+        modes = self.runner(state).settled(state).modes
+        return {"iterations": modes.get("members", modes["loop"])}
 
     # Looking at a run.
 
@@ -308,16 +354,19 @@ _STAGES = ("rollout", "update", "evaluation", "ask", "play", "tell")
 
 
 def _check_stacks(workflow: Workflow) -> None:
-    in_graph = workflow.env is not None and not on_host(workflow.env)
-    stacks = in_graph and not isinstance(workflow, OffPolicyWorkflow)
+    stacks = workflow.env is not None and not on_host(workflow.env)
+    if isinstance(workflow, OffPolicyWorkflow):
+        replay = workflow.replay
+        stacks &= isinstance(replay, InGraphReplay) and not replay.has_tree
     if isinstance(workflow, LearnerWorkflow) and workflow.replicas.several:
         stacks = False
     if not stacks:
         raise UserError(
             "PBTWorkflow.workflow",
-            expected="a workflow whose state stacks: OnPolicyWorkflow or EvolutionWorkflow, in "
-            "environments of the device, on one replica",
+            expected="a workflow whose state stacks: OnPolicyWorkflow, EvolutionWorkflow, or "
+            "OffPolicyWorkflow with an InGraphReplay of uniform single items; in environments of "
+            "the device, on one replica",
             got=workflow.describe(),
-            remedy="A replay buffer is written in place, and environments on the host are not in "
-            "the state.",
+            remedy="Environments on the host and experience on a server are not in the state; "
+            "priorities are written in place.",
         )

@@ -98,7 +98,6 @@ class ActorCritic(NormalizingAgent):
     hyperparameters: tuple[str, ...] = ()
     network: networks.ActorCriticNetwork = struct.derived()
 
-    # Settings that `hyperparameters` may name.
     in_state: ClassVar[tuple[str, ...]] = ("discount", "gae_lambda", "value_coef", "entropy_coef")
 
     def __post_init__(self) -> None:
@@ -115,7 +114,7 @@ class ActorCritic(NormalizingAgent):
                 remedy="None takes the whole rollout.",
             )
         checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
-        checks.known(f"{owner}.hyperparameters", self.hyperparameters, self.in_state)
+        self.check_hyperparameters()
         make_schedule(self.entropy_coef)
         self._check_networks()
         self.network = self._make_network()
@@ -234,11 +233,6 @@ class ActorCritic(NormalizingAgent):
                 },
             },
         )
-
-    def setting(self, state: AgentState | None, name: str) -> Any:
-        """Returns a setting of a state: its own leaf where `hyperparameters` names it."""
-        own = state is not None and name in self.hyperparameters
-        return state.extra[name] if own else getattr(self, name)  # type: ignore[union-attr]
 
     def initial_carry(self, batch_size: int) -> Nest:
         """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -87,7 +87,7 @@ def _rows_of(shape: tuple[int | None, ...] | None) -> str:
 LEARNER_STEPS = "learner_steps"
 
 
-def polyak_update(target: Nest, params: Nest, tau: float) -> Nest:
+def polyak_update(target: Nest, params: Nest, tau: float | tf.Tensor) -> Nest:
     """Moves target parameters towards others.
 
       target + tau (params - target)
@@ -103,7 +103,7 @@ def polyak_update(target: Nest, params: Nest, tau: float) -> Nest:
     Returns:
       A nest like `target`; leaves that are not floats, such as counts, are copied.
     """
-    if tau == 1:
+    if not tf.is_tensor(tau) and tau == 1:
         return params
     return tf.nest.map_structure(
         lambda t, p: t + tau * (p - t) if p.dtype.is_floating else p, target, params
@@ -142,6 +142,9 @@ class OffPolicy(NormalizingAgent):
       normalize_obs: Whether observations are normalised by running statistics, replayed ones by
         those of the moment.
       obs_clip: Bound of a normalised observation.
+      hyperparameters: Names of settings that are leaves of the state (`extra`), of `in_state`, so
+        that members of a population may differ in them. With "discount" among them `n_step` is 1:
+        a replay buffer sums rewards with a discount of its own.
     """
 
     obs_spec: Nest
@@ -153,8 +156,10 @@ class OffPolicy(NormalizingAgent):
     tau: float = 0.005
     normalize_obs: bool = False
     obs_clip: float = 10.0
+    hyperparameters: tuple[str, ...] = ()
 
     learns_from_replay = True
+    in_state: ClassVar[tuple[str, ...]] = ("discount", "tau")
 
     def __post_init__(self) -> None:
         """Checks the numbers and the flags."""
@@ -166,6 +171,15 @@ class OffPolicy(NormalizingAgent):
             checks.number(f"{owner}.{name}", getattr(self, name), *bound, remedy=_TYPICAL)
         checks.at_least(f"{owner}.n_step", self.n_step, 1)
         checks.sizes(f"{owner}.hidden", self.hidden, optional=True)
+        self.check_hyperparameters()
+        if "discount" in self.hyperparameters and (self.n_step > 1 or not self.discount):
+            raise UserError(
+                f"{owner}.hyperparameters with 'discount'",
+                expected="n_step=1 and a discount above 0",
+                got=f"n_step={self.n_step}, discount={self.discount:g}",
+                remedy="The replay buffer sums n-step rewards with the discount of its own: leave "
+                "'discount' out, or learn from single steps.",
+            )
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
@@ -199,7 +213,10 @@ class OffPolicy(NormalizingAgent):
           target_groups: Those that have target networks.
           extra: What else the state carries.
         """
-        extra = dict(extra or {})
+        extra = {
+            **(extra or {}),
+            **{name: tf.constant(self.start_of(name), tf.float32) for name in self.hyperparameters},
+        }
         if self.target_period > 1:
             extra[LEARNER_STEPS] = tf.constant(0, tf.int64)
         return AgentState(
@@ -208,6 +225,10 @@ class OffPolicy(NormalizingAgent):
             normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
             extra=extra or None,
         )
+
+    def start_of(self, name: str) -> float:
+        """Returns the number that a hyperparameter begins with."""
+        return float(getattr(self, name))
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
         """Counts the learner steps, where the target networks go by them."""
@@ -222,7 +243,8 @@ class OffPolicy(NormalizingAgent):
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
         """Moves the target networks."""
         params = {g: state.params[g] for g in state.target_params}
-        return state.replace(target_params=polyak_update(state.target_params, params, self.tau))
+        tau = self.setting(state, "tau")
+        return state.replace(target_params=polyak_update(state.target_params, params, tau))
 
     def prepare_minibatch(
         self, state: AgentState, batch: Nest, all_reduce_sum: Callable[[Nest], Nest]
@@ -235,6 +257,10 @@ class OffPolicy(NormalizingAgent):
         if isinstance(batch, Mapping):
             batch = transition_of(type(self).__name__, batch)
         check_rows(type(self).__name__, batch, obs=self.obs_spec, next_obs=self.obs_spec)
+        if "discount" in self.hyperparameters:  # of single steps: 0 after a termination
+            goes_on = batch.discount > 0.0
+            own = self.setting(state, "discount") * tf.ones_like(batch.discount)
+            batch = batch.replace(discount=tf.where(goes_on, own, 0.0))
         return batch.replace(
             obs=self.normalized(state, batch.obs),
             next_obs=self.normalized(state, batch.next_obs),

@@ -57,6 +57,7 @@ class SAC(OffPolicyActorCritic):
     max_log_std: float = 2.0
     target_every: int = 1
 
+    in_state: ClassVar[tuple[str, ...]] = ("discount", "tau", "target_entropy")
     critic_keys: ClassVar[tuple[str, ...]] = ("action", "subset", "layers")
     takes_discrete: ClassVar[bool] = True
 
@@ -123,6 +124,10 @@ class SAC(OffPolicyActorCritic):
         if not self.learn_temperature:
             return {}
         return {"log_alpha": tf.constant(math.log(self.temperature), tf.float32)}
+
+    def start_of(self, name: str) -> float:
+        """Returns the number that a hyperparameter begins with."""
+        return float(self.entropy_target() if name == "target_entropy" else super().start_of(name))
 
     def alpha(self, params: dict[str, Any]) -> tf.Tensor:
         """Returns the temperature, a float32 scalar; no gradient flows through it."""
@@ -241,6 +246,8 @@ class SAC(OffPolicyActorCritic):
         }
         if self.learn_temperature:
             target = self.entropy_target(mask)
+            if "target_entropy" in self.hyperparameters:
+                target = self.setting(state, "target_entropy")
             own = losses.temperature_loss(params["log_alpha"], entropy, target, rows)
             loss, metrics["temperature_loss"] = loss + own, own
         if networks.split_leaves(after)[1]:
