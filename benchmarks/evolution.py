@@ -1,8 +1,10 @@
 """Generations per second of OpenES on Pendulum, and population-based training by members.
 
   python -m benchmarks.evolution --population=128,1024 --peers
-  python -m benchmarks.evolution --population=32,256,2048,16384      # how it grows
+  python -m benchmarks.evolution --growth=32,128,512,2048,8192,16384  # memory of a member too
+  python -m benchmarks.evolution --large                             # 1M parameters, 256 members
   python -m benchmarks.evolution --strategies                        # shares of each search
+  python -m benchmarks.evolution --erl                               # and of gradient steps
   python -m benchmarks.evolution --pbt=1,8,16,32,64
 
 One JSON line a measurement. A generation is 200 steps of each member, a 2 x 16 tanh network of 353
@@ -10,8 +12,13 @@ parameters; many run in one compiled call. `reference` is `benchmarks/reference_
 same by hand in one XLA program, which takes turns with ours; `evosax` (JAX, with gymnax's Pendulum)
 is measured right after, in an environment of its own.
 
-With `--strategies` a line has the share of a generation's CPU time that asking and telling take;
-the rest is the members' play.
+With `--growth` each size runs in a process of its own, and the last line has the memory by which
+the processes of the largest and the smallest differ, per member.
+
+With `--strategies` a line has the shares of a generation's time: the search's asking and telling,
+the environment's (steps with a torque that no network computes), the network's (what is left).
+With `--erl` it is ERL with GA and TD3: the gradient steps' share is what a generation takes longer
+than one that does not learn.
 
 With `--pbt` a round is 4 iterations of each member, PPO on CartPole with 8 environments x 32 steps.
 `seconds_per_member` is to fall with the number of members, and `cost_beside_loop` is the time of a
@@ -20,8 +27,11 @@ round beside that of as many calls for one member each.
 
 import argparse
 import functools
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,12 +44,14 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def workflow_of(optimizer: Any, **options: Any) -> Any:
+def workflow_of(optimizer: Any, agent: Any = None, **options: Any) -> Any:
     """OpenES or another search on Pendulum."""
     import tfrl
+    from tfrl.evolution.policy_agent import PolicyAgent
 
     env = tfrl.make_env("tf:Pendulum-v1", num_envs=32)
-    return tfrl.EvolutionWorkflow(env, optimizer=optimizer, compile="xla", **options)
+    agent = agent or PolicyAgent
+    return tfrl.EvolutionWorkflow(env, agent, optimizer, compile="xla", **options)
 
 
 def generations(workflow: Any, number: int) -> Callable[[], float]:
@@ -104,8 +116,109 @@ def measure_population(population: int, args: argparse.Namespace) -> None:
     measure.emit(benchmark="evolution", population=population, **figures)
 
 
+def measure_growth(populations: list[int]) -> None:
+    """OpenES of several sizes, each in a process of its own."""
+    found = []
+    for population in populations:
+        command = [sys.executable, "-m", "benchmarks.evolution", f"--alone={population}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        measure.emit(**found[-1])
+    first, last = found[0], found[-1]
+    megabytes = last["resident_mb"] - first["resident_mb"]
+    members = last["population"] - first["population"]
+    measure.emit(benchmark="evolution", kb_per_member=megabytes * 1024 / members)
+
+
+def measure_alone(optimizer: Any, number: int, rounds: int, agent: Any = None) -> None:
+    """A search without anything beside it: its rate, and the memory of the process."""
+    run = generations(workflow_of(optimizer, agent), number)
+    rate = statistics.median(run() for _ in range(rounds))
+    measure.emit(
+        benchmark="evolution",
+        population=optimizer.pop_size,
+        generations_per_second=rate,
+        env_steps_per_second=rate * optimizer.pop_size * 200,
+        resident_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
+
+
+def measure_large() -> None:
+    """A network of a million parameters at population 256."""
+    from tfrl.evolution import OpenES
+    from tfrl.evolution.policy_agent import PolicyAgent
+
+    agent = functools.partial(PolicyAgent, hidden=(1000, 1000))
+    measure_alone(OpenES(pop_size=256), 1, 1, agent)
+
+
+def acts_by_speed(state: Any, obs: Any, key: Any, carry: Any = None) -> Any:
+    """A torque that costs nothing: a quarter of the angular velocity."""
+    from tfrl.types import ActionOutput
+
+    return ActionOutput(action=obs[:, 2:] * 0.25, carry=carry)
+
+
+def environment_seconds(num_envs: int, number: int, rounds: int) -> float:
+    """Seconds of an episode of so many environments without a network, in XLA."""
+    import tensorflow as tf
+
+    import tfrl
+    from tfrl import seeding
+    from tfrl.evolution.population import bare
+    from tfrl.rollout import fast_eval_rollout_episode
+
+    env = tfrl.make_env("tf:Pendulum-v1", num_envs=num_envs)
+
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
+    def episodes() -> tf.Tensor:
+        def body(i: tf.Tensor, total: tf.Tensor) -> Any:
+            key = seeding.fold_in(seeding.key(0), i)
+            args = (bare(env), acts_by_speed, bare(env).reset(key), None, key)
+            totals = fast_eval_rollout_episode(*args, length=env.max_episode_steps)[0]
+            return i + 1, total + tf.reduce_sum(totals.episode_returns)
+
+        return tf.while_loop(lambda i, _: i < number, body, (0, 0.0))[1]
+
+    episodes()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        episodes().numpy()
+        seconds.append((time.perf_counter() - start) / number)
+    return min(seconds)
+
+
+def measure_erl(args: argparse.Namespace) -> None:
+    """ERL with GA and TD3: its generations, and the share of gradient steps."""
+    import tfrl
+    from tfrl.evolution import GA
+    from tfrl.workflows import ERLWorkflow
+
+    def run_of(learning_starts: int) -> Callable[[], float]:
+        env = tfrl.make_env("tf:Pendulum-v1", num_envs=1)
+        workflow = ERLWorkflow(
+            env, tfrl.TD3, GA(pop_size=10), learning_starts=learning_starts, compile="auto"
+        )
+        return generations(workflow, 1)
+
+    contestants = {"whole": run_of(1), "no_learning": run_of(10**9)}
+    rates = measure.alternate(contestants, max(3, args.rounds // 3))
+    seconds = {name: 1 / max(found) for name, found in rates.items()}
+    environment = environment_seconds(11, 20, args.rounds)
+    measure.emit(
+        benchmark="evolution",
+        strategy="ERL",
+        population=10,
+        generations_per_second=statistics.median(rates["whole"]),
+        share_of_gradient_steps=1 - seconds["no_learning"] / seconds["whole"],
+        share_of_environment=environment / seconds["whole"],
+        share_of_networks_and_search=(seconds["no_learning"] - environment) / seconds["whole"],
+    )
+
+
 def measure_strategy(name: str, args: argparse.Namespace) -> None:
-    """A search at population 128: its rate, and the share of asking and telling."""
+    """A search at population 128: its rate, and the shares of search, environment and network."""
     import tensorflow as tf
 
     from tfrl import evolution
@@ -132,13 +245,16 @@ def measure_strategy(name: str, args: argparse.Namespace) -> None:
         state = searches(state)
         state.generation.numpy()
         seconds.append((time.perf_counter() - start) / number)
-    rate = statistics.median(whole)
+    search = min(seconds) * max(whole)
+    environment = environment_seconds(128, number, args.rounds) * max(whole)
     measure.emit(
         benchmark="evolution",
         strategy=name,
         population=128,
-        generations_per_second=rate,
-        share_of_search=min(seconds) * max(whole),
+        generations_per_second=statistics.median(whole),
+        share_of_search=search,
+        share_of_environment=environment,
+        share_of_network=1 - search - environment,
     )
 
 
@@ -193,16 +309,32 @@ def main() -> None:
     """Measures as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--population", type=numbers, default=[])
+    parser.add_argument("--growth", type=numbers, default=[], help="populations")
+    parser.add_argument("--alone", type=int, help="one population, with nothing beside it")
+    parser.add_argument("--large", action="store_true", help="1M parameters, population 256")
     parser.add_argument("--strategies", action="store_true", help="OpenES, CMA-ES, GA and others")
+    parser.add_argument("--erl", action="store_true", help="GA with TD3")
     parser.add_argument("--pbt", type=numbers, default=[], help="numbers of members")
     parser.add_argument("--peers", action="store_true", help="also evosax")
     parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
-    if not (args.population or args.strategies or args.pbt):
+    others = (args.growth, args.alone, args.large, args.strategies, args.erl, args.pbt)
+    if not (args.population or any(others)):
         args.population = [128, 1024]
     for population in args.population:
         measure_population(population, args)
+    if args.growth:
+        measure_growth(args.growth)
+    if args.alone:
+        from tfrl.evolution import OpenES
+
+        number = max(2, round(args.seconds * 40_000 / args.alone))
+        measure_alone(OpenES(pop_size=args.alone), number, 3)
+    if args.large:
+        measure_large()
+    if args.erl:
+        measure_erl(args)
     if args.strategies:
         for name in ("OpenES", "ARS", "SNES", "SepCMAES", "CMAES", "DiagonalCEM", "GA", "DE"):
             measure_strategy(name, args)

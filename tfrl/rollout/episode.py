@@ -11,7 +11,6 @@ from tfrl.errors import UserError
 from tfrl.rollout.host import host_episode_totals, host_rollout
 from tfrl.rollout.step import (
     ActionFn,
-    Loop,
     Stepper,
     acting,
     check_fields,
@@ -23,9 +22,12 @@ from tfrl.rollout.step import (
     with_own_fields,
 )
 from tfrl.types import EnvState, Nest, Trajectory
+from tfrl.xla import in_xla
 
 # What a light trajectory leaves out.
 _LARGE = ("obs", "action", "next_obs", "policy_extras")
+# The most columns of a leaf that a loop within XLA carries each by itself.
+_NARROW = 8
 
 
 @struct.dataclass
@@ -184,20 +186,42 @@ def fast_eval_rollout_episode(
     )
 
     def body(
-        t: tf.Tensor, loop: Loop, running: tf.Tensor, totals: EpisodeTotals
-    ) -> tuple[tf.Tensor, Loop, tf.Tensor, EpisodeTotals]:
-        loop, _ = stepper.step(loop, t)
+        t: tf.Tensor, columns: Nest, running: tf.Tensor, totals: EpisodeTotals
+    ) -> tuple[tf.Tensor, Nest, tf.Tensor, EpisodeTotals]:
+        loop, _ = stepper.step(_joined(columns, stepper.start), t)
         state = loop.env_state
         totals = _add_step(totals, state.reward, running & is_step(state), discount)
         ends = tf.logical_or(state.termination, state.truncation)
-        return t + 1, loop, tf.logical_and(running, tf.logical_not(ends)), totals
+        running = tf.logical_and(running, tf.logical_not(ends))
+        return t + 1, _columns(loop), running, totals
 
-    _, loop, _, totals = tf.while_loop(
-        lambda t, loop, running, totals: tf.logical_and(t < length, tf.reduce_any(running)),
+    _, columns, _, totals = tf.while_loop(
+        lambda t, columns, running, totals: tf.logical_and(t < length, tf.reduce_any(running)),
         body,
-        (tf.constant(0), stepper.start, tf.ones([env.num_envs], tf.bool), totals),
+        (tf.constant(0), _columns(stepper.start), tf.ones([env.num_envs], tf.bool), totals),
     )
-    return totals, loop.env_state
+    return totals, _joined(columns, stepper.start).env_state
+
+
+def _columns(nest: Nest) -> list[Any]:
+    """The leaves of a nest; within XLA narrow ones `[B, K]` as lists of K columns `[B]`.
+
+    XLA computes the elements of a matrix that is stacked of columns one by one, each with all that
+    its column is made of; columns it computes as vectors, and uses one for the next.
+    """
+    return [tf.unstack(x, axis=1) if _is_narrow(x) else x for x in tf.nest.flatten(nest)]
+
+
+def _joined(columns: list[Any], like: Nest) -> Nest:
+    """Undoes `_columns`."""
+    leaves = [tf.stack(x, axis=1) if isinstance(x, list) else x for x in columns]
+    return tf.nest.pack_sequence_as(like, leaves)
+
+
+def _is_narrow(x: Any) -> bool:
+    if x is None or x.shape.rank != 2 or not in_xla():
+        return False
+    return 0 < (x.shape[1] or 0) <= _NARROW
 
 
 def episode_totals(trajectory: Trajectory, discount: float | None = None) -> EpisodeTotals:
