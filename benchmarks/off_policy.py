@@ -101,6 +101,7 @@ def tfrl_runner(
       seconds: Of one measurement.
       compile: As of `OffPolicyWorkflow`.
     """
+    from tfrl.launch import threads
     from tfrl.learners import ModuleConfig
     from tfrl.workflows import OffPolicyWorkflow
 
@@ -115,6 +116,7 @@ def tfrl_runner(
         learner_config=ModuleConfig(**task.learner) if task.learner else None,
         compile=compile,
     )
+    split = threads.settle(workflow)  # as `tfrl-train` does; too late where it has computed
     state = workflow.setup(seed=0)
     state = workflow.advance(state, RANDOM_STEPS).state  # fills the buffer
     box = [workflow.advance(state, 20).state]  # compiles what learns
@@ -130,7 +132,8 @@ def tfrl_runner(
 
     train()
     run = functools.partial(peer_serving.rate, train, seconds)
-    return run, {"env": env_id, "compile": workflow.compile_choices(box[0])}
+    choices = workflow.compile_choices(box[0])
+    return run, {"env": env_id, "compile": choices, "intra_op_threads": split}
 
 
 def replay_class(where: str) -> Any:

@@ -102,7 +102,14 @@ def versions() -> dict[str, str]:
 
 def intra_op_threads() -> int:
     """Returns the threads that one op may use: as configured, else one for each usable core."""
-    return tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    configured = tf.config.threading.get_intra_op_parallelism_threads()
+    return configured or asked_threads() or len(os.sched_getaffinity(0))
+
+
+def asked_threads() -> int:
+    """Returns the threads that TF_NUM_INTRAOP_THREADS gives one op; 0 where it says nothing."""
+    text = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return int(text) if text.isdecimal() else 0
 
 
 def devices() -> str:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
@@ -61,7 +61,7 @@ def train(
     Raises:
       UserError: For anything that is wrong in files, bindings, folder or environments.
     """
-    from tfrl.distribute import make_strategy
+    from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import settings
 
@@ -70,10 +70,41 @@ def train(
     files = [gin_files] if isinstance(gin_files, str) else list(gin_files)
     named = {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
     folder = default_root_dir(files) if root_dir is None else str(root_dir)
-    chosen = make_strategy(strategy, log=print)
-    assembled = settings.assemble(files, settings.binding_lines(named))
+    assembled, chosen = assemble(
+        lambda: settings.assemble(files, settings.binding_lines(named)),
+        lambda: make_strategy(strategy, log=print),
+        choice.choose(strategy),
+        folder if if_exists == "resume" else None,
+    )
     start(assembled, options, folder, chosen, Termination(), started, check_env=check_env)
     return RunFolder(folder).read_summary() or {}
+
+
+def assemble(
+    make_settings: Callable[[], "Settings"],
+    make_strategy: Callable[[], "tf.distribute.Strategy"],
+    chosen: str,
+    root_dir: str | None,
+) -> tuple["Settings", "tf.distribute.Strategy"]:
+    """Returns settings and strategy, with the threads that suit what will train.
+
+    A strategy over processes must be made before anything computes. With any other TensorFlow
+    begins to compute, and its threads are what they are.
+
+    Args:
+      make_settings: Makes the settings.
+      make_strategy: Makes the strategy.
+      chosen: Which, as `choice.choose` says.
+      root_dir: The folder of a run to go on with, if there is one.
+    """
+    from tfrl.launch import threads
+
+    if chosen in ("multi_worker", "tpu"):
+        strategy = make_strategy()
+        return make_settings(), strategy
+    settings = make_settings()
+    threads.settle(settings.workflow, root_dir)
+    return settings, make_strategy()
 
 
 def start(

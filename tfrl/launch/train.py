@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from tfrl.distribute.choice import choose
 from tfrl.errors import UserError
 from tfrl.launch import api, app, gin_files, run_config
 from tfrl.launch import flags as common_flags
@@ -60,11 +61,14 @@ def main() -> int:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
         gin_files.read(files, values.gin_bindings)
     common_flags.configure_tensorflow(values)
-    # Before anything else computes: a strategy over processes must be the first.
-    strategy = common_flags.strategy_from_flags(values, log=app.say)
     from tfrl.launch import settings
 
-    assembled = settings.assemble(files, values.gin_bindings)
+    assembled, strategy = api.assemble(
+        lambda: settings.assemble(files, values.gin_bindings),
+        lambda: common_flags.strategy_from_flags(values, log=app.say),
+        choose(values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus),
+        values.root_dir if values.if_exists == "resume" else None,
+    )
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     if flags.FLAGS.replay_server is not None:

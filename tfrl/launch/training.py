@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 import tfrl
 from tfrl.distribute import describe
 from tfrl.distribute.worker_group import WorkerGroup
@@ -421,7 +423,9 @@ class _Run:
         at = f"going on at {steps:,} of" if steps else "training for"
         strategy = self.workflow.replicas.strategy
         spread = f"; {describe(strategy)}" if self.workflow.replicas.several else ""
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        split = f"; threads of an operation: {threads}" if threads else ""
         return (
             f"{self.workflow.describe()}; {at} {self.settings.total_env_steps:,} env steps; "
-            f"compiled: {compiled}{spread}; folder {self.folder.root}"
+            f"compiled: {compiled}{spread}{split}; folder {self.folder.root}"
         )

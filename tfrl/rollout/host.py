@@ -213,7 +213,8 @@ def _one_step(player: HostPlayer, fields: Sequence[str]) -> Trajectory:
         truncation=_as_row(state.truncation),
         valid=~_as_row(info["autoreset"]),
         policy_extras=None if extras is None else _as_row(extras),
-        env_extras=_as_row(extra_fields(fields, state)) or None,
+        # `tf.nest` takes its time for an empty dict too.
+        env_extras=_as_row(extra_fields(fields, state)) if fields else None,
     )
 
 

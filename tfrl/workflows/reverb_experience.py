@@ -51,6 +51,7 @@ class ReverbExperience:
         self._iterator: Any = None
         self._spec: Nest = None
         self._reading: FastReading | None = None
+        self._read_each_time = 0  # batches
 
     @property
     def _due(self) -> int | None:
@@ -239,12 +240,13 @@ class ReverbExperience:
             asks for their shapes, and waits for these with the interpreter locked, so that nobody
             would notice that the server was lost.
         """
-        reading = self._reading or FastReading(self._batches())
-        leaves = [leaf for _ in range(self._due or 0) for leaf in reading()]
+        if self._reading is None:
+            self._reading, self._read_each_time = FastReading(self._batches()), self._due or 0
+        reading = self._reading
+        leaves = [leaf for _ in range(self._read_each_time) for leaf in reading()]
         if wait:
             for leaf in leaves:
                 leaf.numpy()
-        self._reading = reading
         return leaves
 
     def batches_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
