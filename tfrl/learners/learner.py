@@ -697,7 +697,10 @@ class Learner:
     def follow_schedules(
         self, state: LearnerState, module_id: str, timesteps: tf.Tensor
     ) -> LearnerState:
-        """Traced where nothing is updated: the module's `before_update`, by which it acts."""
+        """Returns the state after the module's `before_update`, by which it acts; traced.
+
+        For where nothing is updated. Variables change in place.
+        """
         hook = self.modules[module_id].before_update
         return state_changes.changed(self, state, module_id, hook, timesteps)
 

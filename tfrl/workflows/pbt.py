@@ -262,7 +262,7 @@ class PBTWorkflow(Workflow):
             fn = tf.function(fn, jit_compile=True, autograph=False)
         # Called eagerly, map_fn would convert all that it calls.
         fn = tf.autograph.experimental.do_not_convert(fn)
-        cores = None if tf.executing_eagerly() else os.cpu_count()
+        cores = None if tf.executing_eagerly() else len(os.sched_getaffinity(0))
         return tf.map_fn(fn, members, fn_output_signature=spec, parallel_iterations=cores)
 
     def fitness(self, members: State, key: tf.Tensor) -> tf.Tensor:

@@ -42,7 +42,10 @@ class VectorWorkerError(EnvError):
 
 
 class ProcessVectorEnv(AsyncVectorEnv):
-    """Gymnasium's AsyncVectorEnv, whose failures say which process and why, and end all of them."""
+    """Gymnasium's AsyncVectorEnv, whose failures say which process and why.
+
+    A failure ends all processes. With a `successor` one that is dead or silent is replaced.
+    """
 
     def __init__(
         self,
@@ -64,9 +67,33 @@ class ProcessVectorEnv(AsyncVectorEnv):
           successor: Makes of a factory that of a process which takes the place of a dead or silent
             one, and answers the command that it left open. None: a failure ends all.
         """
-        # As upstream, which does not keep what another process needs: the shared memory.
         self._name = name
         self._timeout = timeout
+        self._make_shared(factories, autoreset_mode, copy)
+        try:
+            for index, factory in enumerate(factories):
+                pipe, process = self._process(index, factory)
+                self.parent_pipes.append(pipe)
+                self.processes.append(process)
+            self._check_spaces()
+        except BaseException:
+            self._end()
+            raise
+        if successor is not None:
+            for index, factory in enumerate(factories):
+                self.parent_pipes[index] = _LastingPipe(self, index, successor(factory))
+
+    def _make_shared(
+        self,
+        factories: Sequence[Callable[[], gymnasium.Env]],
+        autoreset_mode: AutoresetMode,
+        copy: bool,
+    ) -> None:
+        """Sets what the base class works with: spaces, and memory shared with the processes.
+
+        In the place of its constructor, which does not keep the shared memory. A process that takes
+        another's place needs it.
+        """
         self._context = multiprocessing.get_context("spawn")
         self.env_fns, self.num_envs = factories, len(factories)
         self.shared_memory, self.copy, self.observation_mode = True, copy, "same"
@@ -86,18 +113,6 @@ class ProcessVectorEnv(AsyncVectorEnv):
         self.parent_pipes: list[Any] = []
         self.processes: list[Any] = []
         self._state = AsyncState.DEFAULT
-        try:
-            for index, factory in enumerate(factories):
-                pipe, process = self._process(index, factory)
-                self.parent_pipes.append(pipe)
-                self.processes.append(process)
-            self._check_spaces()
-        except BaseException:
-            self._end()
-            raise
-        if successor is not None:
-            for index, factory in enumerate(factories):
-                self.parent_pipes[index] = _LastingPipe(self, index, successor(factory))
 
     def _process(self, index: int, factory: Callable[[], gymnasium.Env]) -> tuple[Any, Any]:
         """Starts the process of one environment; returns the pipe to it, and itself."""
