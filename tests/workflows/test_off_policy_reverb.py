@@ -278,11 +278,14 @@ class ReverbWorkflowTest(parameterized.TestCase):
         self.assertEqual(experience.fetches(made), mode == "xla")
         index, weight = used(tf.constant(0, tf.int64))
         np.testing.assert_array_equal(weight, np.ones(8))
-        for _ in range(4):  # the priorities before, of batches in flight too
+        client = experience.buffer.connection.client
+        found = client.sample("replay", 2000, emit_timesteps=False)
+        keys = sorted({int(np.ravel(s.info.key)[0]) for s in found})
+        # So large that an item which was not found is not drawn any more.
+        known = {key: 1e4 * number for number, key in enumerate(keys, 1)}
+        client.mutate_priorities("replay", updates=known)
+        for _ in range(5):  # batches in flight were drawn by the priorities before
             used(tf.constant(0, tf.int64))
-        buffer = experience.buffer
-        found = buffer.connection.client.sample("replay", 2000, emit_timesteps=False)
-        known = {int(np.ravel(s.info.key)[0]): np.ravel(s.info.priority)[0] for s in found}
         for steps in (100, 25):
             index, weight = used(tf.constant(steps, tf.int64))
             ours = np.array([known[key] for key in index.numpy().view(np.uint64).tolist()])
