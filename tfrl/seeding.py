@@ -164,7 +164,11 @@ def normal(key: tf.Tensor, shape: Any) -> tf.Tensor:
       key: int32 [2].
       shape: Shape of the result.
     """
-    bits = uniform_bits(key, shape, tf.int32)
+    return normal_of(uniform_bits(key, shape, tf.int32))
+
+
+def normal_of(bits: tf.Tensor) -> tf.Tensor:
+    """Returns the float32 standard normals that `normal` makes of random bits, int32."""
     u = (tf.cast(bits, tf.float64) + 0.5) * 2.0**-31
     return tf.cast(math.sqrt(2.0) * tf.math.erfinv(u), tf.float32)
 

@@ -9,7 +9,7 @@ from tfrl import evolution, seeding
 
 UNIFORM = dict(bounds=(-2.0, 3.0), init_std=None)
 SEARCHES = {
-    "OpenES": evolution.OpenES(pop_size=6),
+    "OpenES": evolution.OpenES(pop_size=8),
     "GA": evolution.GA(pop_size=6),
     "GA of ERL": evolution.GA(
         pop_size=7,

@@ -153,12 +153,12 @@ def play_population(
     if number == 1:
         return play(population, env_state)
 
-    def apart(x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, [number, -1, *x.shape[1:]])
-
     def of_block(i: tf.Tensor) -> Played:
-        own = tf.nest.map_structure(lambda x: apart(x)[i] if of_each(x, total) else x, env_state)
-        return play(tf.nest.map_structure(lambda x: apart(x)[i], population), own)
+        def own(x: tf.Tensor) -> tf.Tensor:  # XLA pads all that x[i] is cut of
+            return tf.gather(tf.reshape(x, [number, -1, *x.shape[1:]]), i)
+
+        start = tf.nest.map_structure(lambda x: own(x) if of_each(x, total) else x, env_state)
+        return play(tf.nest.map_structure(own, population), start)
 
     _, found = scan(lambda carry, i: (carry, of_block(i)), (), number)
     return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)

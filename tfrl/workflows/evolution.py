@@ -49,7 +49,7 @@ VIRTUAL_BATCH = 10_000
 _LANES = 16
 # Members that play together on a CPU: XLA would share each small operation of more of them among
 # threads, which takes longer than the operation.
-_BLOCK = 512
+_BLOCK = 256
 
 
 @struct.dataclass
@@ -329,7 +329,7 @@ class EvolutionWorkflow(Workflow):
         fitness = self.fitness(played)
         first = fitness[:, 0] if fitness.shape.rank == 2 else fitness
         metrics, index = fitness_metrics(first)
-        best = tf.nest.map_structure(lambda x: x[index], population)
+        best = struct.take(population, index)
         # What was asked for is given: it would be drawn again.
         told = {"descriptors": self.descriptors(played)} if self._describes else {}
         search = self.optimizer.tell(search, fitness, population, **told)

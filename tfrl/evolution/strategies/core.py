@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfrl import checks, seeding, struct
 from tfrl.evolution.core import EvoOptimizer
+from tfrl.xla import in_xla
 
 
 @struct.dataclass
@@ -28,7 +29,14 @@ def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> t
     """Draws standard normals [P, D]; mirrored, row P / 2 + i is minus row i."""
     if not mirrored:
         return seeding.normal(key, [pop_size, size])
-    half = seeding.normal(key, [pop_size // 2, size])
+    bits = seeding.uniform_bits(key, [pop_size // 2, size], tf.int32)
+    if in_xla() and pop_size % 4 == 0:
+        # XLA would make the normals of both halves anew; what a loop has made it stores.
+        blocks = tf.reshape(bits, [2, pop_size // 4, size])
+        made = tf.map_fn(seeding.normal_of, blocks, fn_output_signature=tf.float32)
+        half = tf.reshape(made, [pop_size // 2, size])
+    else:
+        half = seeding.normal_of(bits)
     return tf.concat([half, -half], axis=0)
 
 
