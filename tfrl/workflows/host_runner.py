@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.tracing import counted_apart
-from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Env
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
@@ -78,11 +76,9 @@ class HostIterating(Iterating, Protocol):
     agent: Agent
     rollout_length: int
     overlap: bool
-    all_rows_valid: bool
 
-    @property
-    def worker_group(self) -> WorkerGroup | None:
-        """How the processes of a strategy decide together; None for one process."""
+    def steps_in(self, played: Nest) -> int:
+        """Returns the env steps of what a rollout gave, those of other processes too."""
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played."""
@@ -175,7 +171,7 @@ class HostRunner(Runner):
                 experience.flush(inputs.outputs)
             middle = time.perf_counter()
             played, env_state, carry = play(acting, env_state, carry, inputs.play_key)
-            env_steps += rest.steps_in(played)
+            env_steps += self._workflow.steps_in(played)
             if experience is not None:
                 experience.on_rollout(played)
             end = time.perf_counter()
@@ -334,13 +330,6 @@ class CompiledLearnerCall:
         return None
 
     # What a rollout gave.
-
-    def steps_in(self, played: Trajectory) -> int:
-        """Returns how many rows are steps, those of other processes too."""
-        if self._workflow.all_rows_valid:
-            return self._length * int(self._workflow.env.num_envs)
-        steps, group = int(np.count_nonzero(played.valid)), self._workflow.worker_group
-        return steps if group is None else int(sum(group.all_gather(steps)))
 
     def tensors_of(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from tfrl import checks, seeding, struct
@@ -756,6 +757,13 @@ class LearnerWorkflow(Workflow):
         if isinstance(self.env, HostEnv):
             return collect
         return made.stage("rollout/random" if random else "rollout", collect)
+
+    def steps_in(self, played: Trajectory) -> int:
+        """Returns the env steps of what `host_rollout` gave, those of other processes too."""
+        if self.all_rows_valid:
+            return self.rollout_length * int(self.env.num_envs)
+        steps, group = int(np.count_nonzero(played.valid)), self.worker_group
+        return steps if group is None else int(sum(group.all_gather(steps)))
 
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns how the agent acts in a phase."""

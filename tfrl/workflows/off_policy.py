@@ -16,6 +16,7 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
+from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
@@ -45,6 +46,7 @@ from tfrl.workflows.checks import (
     updates_ratio,
     warn_of_no_updates,
 )
+from tfrl.workflows.collectors import POLICY_VERSION, Collected, Collectors
 from tfrl.workflows.experience import InGraphExperience
 from tfrl.workflows.host_runner import HostRunner, keys_of
 from tfrl.workflows.learner_workflow import LearnerWorkflow
@@ -78,6 +80,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
     """
 
     _played_in_two = (*LearnerWorkflow._played_in_two, "learn_from")
+    _not_traced = LearnerWorkflow._not_traced | {"collectors"}
+    # Who plays in the place of `env`, see `use_collectors`.
+    collectors: Collectors | None = None
 
     def __init__(
         self,
@@ -181,7 +186,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self.overlap = overlap
         boolean("OffPolicyWorkflow.overlap", overlap)
         boolean("OffPolicyWorkflow.checkpoint_replay", checkpoint_replay)
-        self._ratio = updates_ratio(updates_per_step)
+        self.updates_per_step = updates_ratio(updates_per_step)  # a fraction
         check_schedule("OffPolicyWorkflow.priority_beta", priority_beta, 0.0, 1.0, _BETA)
         name = "OffPolicyWorkflow.priority_epsilon"
         number(name, priority_epsilon, 0, remedy="1e-6 is usual.")
@@ -255,6 +260,24 @@ class OffPolicyWorkflow(LearnerWorkflow):
         if reconnect_seconds is not None:
             replay = replay.replace(reconnect_seconds=reconnect_seconds)
         self.replay = replay
+
+    def use_collectors(self, collectors: Collectors, env: Env) -> None:
+        """Lets runs that are set up from now on learn from what other processes play.
+
+        An iteration has the learner steps of `rollout_length` steps of one collector. The limiter
+        of the replay server keeps both sides in step; the env steps of a run are the items that all
+        collectors have put into the table.
+
+        Args:
+          collectors: Tells how far they are, and hands them the agent's state.
+          env: What is known of their environments, in the place of those of this process.
+        """
+        if isinstance(self.env, HostEnv):
+            self.env.close()
+        self.collectors, self.env, self.overlap = collectors, env, False
+        modes = {"rollout": "graph", "loop": "eager"}
+        self.use_compile({**self.compile, **modes})
+        self._divide()
 
     @property
     def divided_sizes(self) -> dict[str, int]:
@@ -416,12 +439,23 @@ class OffPolicyWorkflow(LearnerWorkflow):
         # are, however many iterations a call has: they are drawn with replacement.
         size = 1 if start == _BEGUN else self.batch_size
         due, random = env_steps >= start, env_steps < self.random_steps
+        random &= self.collectors is None  # it is theirs
         learns = due and self._experience(state).can_sample(size, state)
         ends = [n for n in (self.random_steps, start) if env_steps < n]
         if due and not learns:
             ends.append(env_steps + 1)  # an iteration may suffice
         name = f"{'random' if random else 'policy'}, {'learns' if learns else 'fills'}"
         return RunPhase(name, min(ends, default=None), random=random, learns=learns)
+
+    def steps_in(self, played: Trajectory) -> int:
+        """Returns the env steps of what `host_rollout` gave."""
+        return int(played.env_steps) if isinstance(played, Collected) else super().steps_in(played)
+
+    def begin_call(self, state: State) -> State:
+        """Tells collectors what the agent is now."""
+        if self.collectors is not None:
+            self.collectors.begin(state)
+        return super().begin_call(state)
 
     def end_call(self, before: State, after: State) -> State:
         """Notes that the updates have begun."""
@@ -609,6 +643,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played; of several replicas it has the steps of all of them."""
+        if self.collectors is not None:
+            return functools.partial(self.collectors.play, waits=not made.phase.learns)
         if not self.replicas.several:
             return super().host_rollout(made, random=random)
         act = self.agent.random_actions if random else None
@@ -639,6 +675,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
         """Of several replicas: what all of them played, though each process has its own part."""
+        if isinstance(played, Collected):
+            return played.as_result(struct.values(self.normalizer(state.agent_state)))
         replicas, agent_state = self.replicas, state.agent_state
         if not replicas.several:
             return super().rollout_result(state, played)
@@ -746,7 +784,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
             number: tf.Tensor, state: State = state
         ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
             batch, update_key = self._sample_number(state, number, key, env_steps, batches)
-            return self._update_on(state, batch, update_key, env_steps)
+            lag = {} if self.collectors is None else self._lag_of(state, batch)
+            row, state, outputs = self._update_on(state, batch, update_key, env_steps)
+            return {**row, **lag}, state, outputs
 
         if isinstance(due, int) and due == 1:
             row, state, outputs = once(tf.constant(0))
@@ -768,6 +808,17 @@ class OffPolicyWorkflow(LearnerWorkflow):
         state = self.with_learner_state(state, learner_state)
         return row, state, [array.stack() for array in kept]
 
+    def _lag_of(self, state: State, batch: Nest) -> dict[str, tf.Tensor]:
+        """How many learner steps were taken since the policies of a batch of collectors."""
+        now = tf.convert_to_tensor(state.metrics.learner["learner_steps"])
+
+        def own(batch: Nest) -> tf.Tensor:
+            versions = batch.extras["policy_extras"][POLICY_VERSION]
+            return tf.reduce_mean(tf.cast(now - versions, tf.float32))
+
+        lag = self.replicas.run(own, batch)
+        return {"policy_lag": tf.reduce_mean(tf.stack(self.replicas.per_replica(lag)))}
+
     # How it is compiled.
 
     def fuses_on_host(self, state: State, made: Stages) -> bool:
@@ -786,6 +837,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         trials = super().trials(state, made)
+        if self.collectors is not None:  # there is no rollout to be timed
+            never = made.stage("rollout", self.collect)
+            trials = dataclasses.replace(trials, rollout=never, choose_acting=lambda _: "graph")
         fuses = not (self.loops_in_python and self.replicas.several)
         return dataclasses.replace(
             trials, prefers_fused=not self.loops_in_python, fuses_on_host=fuses
@@ -813,7 +867,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
           before: int64, env steps before them.
           after: int64, env steps with them.
         """
-        up, down = self._ratio.numerator, self._ratio.denominator
+        up, down = self.updates_per_step.numerator, self.updates_per_step.denominator
         steps = self.steps_per_iteration
         if self.all_rows_valid and steps * up % down == 0:
             return steps * up // down
@@ -831,6 +885,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def describe_updates(self) -> str:
         """Returns how it learns, in a few words."""
         return (
-            f"{float(self._ratio):g} updates per env step on {self.batch_size} rows of a "
+            f"{float(self.updates_per_step):g} updates per env step on {self.batch_size} rows of a "
             f"{sampled(self.replay).kind} replay of {sampled(self.replay).capacity:,}"
         )

@@ -73,8 +73,9 @@ class ReverbExperience:
         return bool(answer) if group is None else not group.any(not answer)
 
     def on_rollout(self, played: Trajectory) -> None:
-        """Writes what was played."""
-        self.buffer.add(played)
+        """Writes what was played here."""
+        if self._workflow.collectors is None:
+            self.buffer.add(played)
 
     @property
     def host_outputs(self) -> list[tf.DType]:

@@ -1,0 +1,73 @@
+"""What a learner is told by the collectors of a distributed run."""
+
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.ops import statistics
+from tfrl.types import Nest
+from tfrl.workflows.run_state import RolloutResult, State
+
+# The policy extra of an item: the learner steps behind the parameters that chose its action.
+POLICY_VERSION = "policy_version"
+
+
+@struct.dataclass
+class Collected(struct.Struct):
+    """What all collectors have played since they were asked last.
+
+    Attributes:
+      env_steps: int64 scalar, items of the replay table.
+      episodes: int64 scalar, those that have ended.
+      episode_return: float32 scalar, their mean; 0 without any.
+      episode_length: float32 scalar, likewise.
+      seen: The `RunningStatistics` of the observations; None for an agent that keeps none.
+    """
+
+    env_steps: Any
+    episodes: Any
+    episode_return: Any
+    episode_length: Any
+    seen: Nest = None
+
+    def as_result(self, normalizer: Nest) -> RolloutResult:
+        """Returns it as a rollout whose experience is in the buffer already.
+
+        Args:
+          normalizer: The agent's statistics of observations before it.
+        """
+        seen = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
+        return RolloutResult(
+            batch=None,
+            normalizer=None if seen is None else statistics.merge(normalizer, seen),
+            metrics={
+                "episode_return": tf.identity(self.episode_return),
+                "episode_length": tf.identity(self.episode_length),
+            },
+            counts={
+                "env_steps": tf.identity(self.env_steps),
+                "episodes": tf.identity(self.episodes),
+            },
+            env_state=(),
+        )
+
+
+class Collectors(Protocol):
+    """What a workflow asks of the collectors of its run."""
+
+    def begin(self, state: State) -> None:
+        """Called with the state before each call of several iterations."""
+
+    def play(
+        self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
+    ) -> tuple[Collected, Nest, Nest]:
+        """Returns what was played since the last call, in the place of a rollout.
+
+        Args:
+          agent_state: The agent's, to be handed to the collectors now and then.
+          env_state: As in a rollout; given back.
+          carry: Likewise.
+          key: Ignored.
+          waits: Whether to wait until something was played.
+        """
