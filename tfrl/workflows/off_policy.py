@@ -869,6 +869,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         up, down = self.updates_per_step.numerator, self.updates_per_step.denominator
         steps = self.steps_per_iteration
+        if self.collectors is not None:  # the limiter of the server keeps the ratio
+            return -(-steps * up // down)
         if self.all_rows_valid and steps * up % down == 0:
             return steps * up // down
         return tf.cast(after * up // down - before * up // down, tf.int32)
