@@ -12,13 +12,22 @@ from tfrl import seeding
 from tfrl.envs.host_env import HostEnv
 from tfrl.ops import statistics
 from tfrl.replay.reverb.connection import await_tables
-from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
-from tfrl.roles.remote_collectors import EPISODES, STATISTICS
-from tfrl.roles.replay import distributed_replay
+from tfrl.roles.tables import (
+    EPISODES,
+    HEARTBEATS,
+    STATISTICS,
+    agent_form,
+    distributed_replay,
+    normalizes,
+)
 from tfrl.types import Trajectory
 from tfrl.workflows import OffPolicyWorkflow
 from tfrl.workflows.collectors import POLICY_VERSION
+
+
+class _EndedError(Exception):
+    """The run has ended, or this collector is to stop, while it waited for the replay server."""
 
 
 class Collector:
@@ -33,7 +42,7 @@ class Collector:
         self,
         workflow: OffPolicyWorkflow,
         replay_server: str,
-        variable_server: str,
+        variable_server: str | None = None,
         *,
         task_id: int = 0,
         num_tasks: int = 1,
@@ -42,17 +51,17 @@ class Collector:
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
-        """Waits for the replay server and for the learner's first parameters.
+        """Waits for the servers and for the learner's first parameters.
 
         Args:
           workflow: What the gin file describes; its environments are played.
           replay_server: "host:port" of `bin/reverb_server.py --distributed`.
-          variable_server: "host:port", as the learner says it.
+          variable_server: Likewise, for parameters and reports; None for the same.
           task_id: The number of this collector, from 0.
           num_tasks: How many there are; they share `random_steps`.
           seed: The run's; a collector's draws follow from it, from `task_id`, and from the learner
             steps at its start: one that was started again plays other episodes.
-          pull_seconds: Between two readings of parameters.
+          pull_seconds: Between two readings of parameters, and between two reports.
           wait_seconds: How long to wait for others, at the start and where they are lost.
           log: Takes lines for the user.
 
@@ -66,47 +75,57 @@ class Collector:
         await_tables(replay, log)
         self._workflow, self._task_id = workflow, task_id
         self._random_steps = -(-workflow.random_steps // num_tasks)
-        keys = seeding.streams(seeding.key(seed), ("agent", "collectors"))
-        form, _ = workflow.setup_agent_and_optimizer(keys["agent"])
+        self._server = parameters.connect(variable_server or replay_server, wait_seconds, log)
+        form = agent_form(workflow, seed)
         self._subscriber = parameters.Subscriber(
-            variable_server, form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
+            self._server, form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
         )
-        self._reports = reverb().Client(variable_server)
         self._buffer = replay.init()
-        self._normalizes = bool(getattr(workflow.agent, "normalize_obs", False))
-        self._form, self._seen, self._told = form, form.normalizer, time.monotonic()
-        self._report_seconds = pull_seconds
+        self._form, self._seen = form, form.normalizer
+        self._normalizes = normalizes(workflow)
+        self._report_seconds, self._told = pull_seconds, -np.inf
         begun = self._subscriber.newest().learner_steps
-        self._key = seeding.fold_in(seeding.fold_in(keys["collectors"], task_id), begun)
+        root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
+        self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
         self.env_steps = self.episodes = 0
-        self._iterations = 0
 
     def run(self, stops: Callable[[], bool] = lambda: False) -> bool:
         """Plays until the run has ended, or until it is told to stop.
 
         Args:
-          stops: Asked after every rollout.
+          stops: Asked after every rollout, and while the replay server takes no more.
 
         Returns:
           Whether the run has ended.
         """
+
+        def end() -> None:
+            if stops() or self._subscriber.newest().finished:
+                raise _EndedError
+
+        self._buffer.on_wait = end
+        try:
+            self._play(end)
+        except _EndedError:
+            return self._subscriber.newest().finished
+
+    def _play(self, end: Callable[[], None]) -> Any:
         workflow = self._workflow
         reset_key, key = tf.unstack(seeding.split(self._key, 2))
         env_state = workflow.env.reset(reset_key)
         make_carry = getattr(workflow.agent, "initial_carry", None)
         carry = make_carry(workflow.env.num_envs) if make_carry else None
         play, play_at_random = self._rollouts()
-        while not stops():
+        iterations = 0
+        while True:
+            end()
             now = self._subscriber.newest()
-            if now.finished:
-                return True
             at_random = not now.learner_steps and self.env_steps < self._random_steps
             rollout = play_at_random if at_random else play
-            rollout_key = seeding.fold_in(key, self._iterations)
+            rollout_key = seeding.fold_in(key, iterations)
             played, env_state, carry = rollout(now.agent_state, env_state, carry, rollout_key)
             self._write(played, now.learner_steps)
-            self._iterations += 1
-        return False
+            iterations += 1
 
     def _rollouts(self) -> tuple[Any, Any]:
         """How a rollout is played, by the policy and at random."""
@@ -130,8 +149,10 @@ class Collector:
             self._report_episodes(played, ended)
         if self._normalizes:
             self._seen = self._with_rows(self._seen, played.obs, played.valid)
-            if time.monotonic() - self._told >= self._report_seconds:
-                self._report_statistics()
+        if time.monotonic() - self._told >= self._report_seconds:
+            self._report(HEARTBEATS, [np.int64(self.env_steps), np.int32(self._task_id)])
+            self._report_statistics()
+            self._told = time.monotonic()
 
     @functools.cached_property
     def _with_rows(self) -> Any:
@@ -152,12 +173,13 @@ class Collector:
 
     def _report_statistics(self) -> None:
         """Tells the learner of the observations since the last time."""
-        self._report(STATISTICS, [x.numpy() for x in tf.nest.flatten(self._seen)])
-        self._seen, self._told = self._form.normalizer, time.monotonic()
+        if self._normalizes:
+            self._report(STATISTICS, [x.numpy() for x in tf.nest.flatten(self._seen)])
+            self._seen = self._form.normalizer
 
     def _report(self, table: str, row: list[Any]) -> None:
-        insert = functools.partial(self._reports.insert, row, {table: 1.0})
-        self._subscriber.call(insert, f"a report of {table}")
+        insert = functools.partial(self._server.client.insert, row, {table: 1.0})
+        self._server.guard(insert, f"a report of {table}")
 
     def close(self) -> None:
         """Sends what there is, and ends the connections and environments."""
@@ -165,4 +187,5 @@ class Collector:
             self._buffer.close()
         finally:
             self._subscriber.close()
+            self._server.close()
             self._workflow.close()

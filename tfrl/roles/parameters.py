@@ -6,8 +6,9 @@ The table is that of TF-Agents' `ReverbVariableContainer`: one item, a nest with
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,16 +17,17 @@ from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.nest_packing import builder
 from tfrl.replay.reverb.connection import Connection, await_server
+from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
 from tfrl.types import Nest
-
-T = TypeVar("T")
 
 # TF-Agents' names: `reverb_variable_container.DEFAULT_TABLE`, `POLICY_KEY`, `TRAIN_STEP_KEY`.
 TABLE = "variables"
 _POLICY, _TRAIN_STEP = "policy_variables", "train_step"
 _ENV_STEPS, _FINISHED = "env_steps", "finished"
-_START = "Start bin/learn.py with the same gin file, and give the address that it prints."
+# While the learner has published nothing: between two looks, and before a line says so.
+_LOOK_SECONDS = 0.2
+_TELL_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,44 +93,61 @@ def publish(client: Any, published: Published) -> None:
     client.insert(tf.nest.flatten(nest), {TABLE: 1.0})
 
 
+def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Connection:
+    """Returns a connection to the server of parameters, once it has answered.
+
+    Args:
+      address: "host:port".
+      wait_seconds: How long to wait for it, now and where it is lost.
+      log: Takes a line where it is not there at once.
+
+    Raises:
+      UserError: It does not answer in time, or is another server.
+    """
+    check_address(address)
+    info = await_server(address, reverb().Client(address), wait_seconds, log)
+    if TABLE not in info:
+        raise UserError(
+            f"the server of parameters at {address}",
+            expected=f"the table {TABLE!r}",
+            got=f"tables {', '.join(sorted(info))}",
+            remedy="Start bin/reverb_server.py with --distributed.",
+        )
+    return Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
+
+
 class Subscriber:
     """Reads the newest parameters in the background, at a set rate."""
 
     def __init__(
         self,
-        address: str,
+        connection: Connection,
         form: Nest,
         *,
         pull_seconds: float,
         wait_seconds: float,
         log: Callable[[str], None],
     ):
-        """Waits for the learner, and starts to read.
+        """Waits for the first parameters, and starts to read.
 
         Args:
-          address: "host:port" of the learner's table.
+          connection: To their server; it stays the caller's.
           form: An agent's state; what is read has its form.
           pull_seconds: Between two readings.
-          wait_seconds: How long to wait for the learner: for its first answer, its first
-            parameters, and where it is lost.
-          log: Takes a line where it is not there at once.
+          wait_seconds: How long to wait for the learner.
+          log: Takes a line where it has published nothing yet.
 
         Raises:
-          UserError: It does not answer in time, or its agent has another form.
+          UserError: No parameters in time, or those of another agent.
         """
-        client = reverb().Client(address)
-        info = await_server(
-            address, client, wait_seconds, log, role="learner", remedy=_START
-        )
-        _check_form(address, form, info)
+        _check_form(connection.address, form, connection.server_info())
         self._leaves = list(struct.paths(form))
         self._build = builder(form)
-        self._connection = Connection(
-            address, timeout=wait_seconds, reconnect_seconds=wait_seconds
-        )
+        self._connection = connection
         self._pull_seconds = pull_seconds
         self._ending = threading.Event()
         self._error: BaseException | None = None
+        self._await_first(wait_seconds, log)
         self._newest = self._pull()
         threading.Thread(target=self._run, name="parameters", daemon=True).start()
 
@@ -136,20 +155,31 @@ class Subscriber:
         """Returns what was read last.
 
         Raises:
-          UserError: The learner is lost.
+          UserError: Their server is lost.
         """
         if self._error is not None:
             raise self._error
         return self._newest
 
-    def call(self, fn: Callable[[], T], what: str) -> T:
-        """Makes another call to the learner's server; waits where it is lost, as for parameters."""
-        return self._connection.guard(fn, what)
-
     def close(self) -> None:
         """Ends the reading."""
         self._ending.set()
-        self._connection.close()
+
+    def _await_first(self, seconds: float, log: Callable[[str], None]) -> None:
+        deadline = time.monotonic() + seconds
+        tells_at = time.monotonic() + _TELL_SECONDS
+        while not self._connection.server_info()[TABLE].current_size:
+            if time.monotonic() > tells_at:
+                tells_at = deadline + 1.0
+                log(f"Waiting up to {seconds:g} s for the learner: no parameters yet.")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"The parameters at {self._connection.address}",
+                    expected=f"a learner that publishes them within {seconds:g} s",
+                    got="none",
+                    remedy="Start bin/learn.py with the same gin file and servers.",
+                )
+            time.sleep(_LOOK_SECONDS)
 
     def _run(self) -> None:
         while not self._ending.wait(self._pull_seconds):
@@ -161,9 +191,11 @@ class Subscriber:
                 return
 
     def _pull(self) -> Published:
-        def read() -> list[np.ndarray]:
-            (sample,) = self._connection.client.sample(TABLE, 1)
-            return list(sample[0].data)
+        """Reads the table; where a server began anew, waits until it is filled again."""
+        client = self._connection.client
+
+        def read() -> Any:
+            return next(iter(client.sample(TABLE, 1)))[0].data
 
         env_steps, finished, *values, learner_steps = self._connection.guard(
             read, "reading parameters"
@@ -179,20 +211,13 @@ class Subscriber:
 
 
 def _check_form(address: str, form: Nest, info: dict[str, Any]) -> None:
-    if TABLE not in info:
-        raise UserError(
-            f"the server of parameters at {address}",
-            expected=f"a learner, which has the table {TABLE!r}",
-            got=f"tables {', '.join(sorted(info))}",
-            remedy="Give --variable_server the address that bin/learn.py prints.",
-        )
     have = struct.paths(info[TABLE].signature[_POLICY])
     want = struct.paths(signature(form)[_POLICY])
     for path in sorted(have.keys() | want.keys()):
         own, other = want.get(path), have.get(path)
         if own is None or other is None or (own.shape, own.dtype) != (other.shape, other.dtype):
             raise UserError(
-                f"the parameters of the learner at {address}, {path}",
+                f"the parameters at {address}, {path}",
                 expected="nothing" if own is None else f"{own.dtype.name} {own.shape.as_list()}",
                 got="nothing" if other is None else f"{other.dtype.name} {other.shape.as_list()}",
                 remedy="Start all processes of a run with the same gin file and bindings.",

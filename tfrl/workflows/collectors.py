@@ -22,6 +22,7 @@ class Collected(struct.Struct):
       episodes: int64 scalar, those that have ended.
       episode_return: float32 scalar, their mean; 0 without any.
       episode_length: float32 scalar, likewise.
+      metrics: float32 scalars by name, of the collectors.
       seen: The `RunningStatistics` of the observations; None for an agent that keeps none.
     """
 
@@ -29,6 +30,7 @@ class Collected(struct.Struct):
     episodes: Any
     episode_return: Any
     episode_length: Any
+    metrics: Any
     seen: Nest = None
 
     def as_result(self, normalizer: Nest) -> RolloutResult:
@@ -44,6 +46,7 @@ class Collected(struct.Struct):
             metrics={
                 "episode_return": tf.identity(self.episode_return),
                 "episode_length": tf.identity(self.episode_length),
+                **{name: tf.identity(value) for name, value in self.metrics.items()},
             },
             counts={
                 "env_steps": tf.identity(self.env_steps),

@@ -85,6 +85,8 @@ class ReverbBuffer(ReplayBuffer):
     Attributes:
       replay: Its factory, which says here whether items are packed.
       address: "host:port" of the server.
+      on_wait: Called again and again while `add` or `flush` waits; what it raises ends them, and
+        what was waited for goes on in the background.
       possible_duplicates: Items of "fifo" and "lifo" tables, at most, that may have been inserted
         twice because the server was away: all that may be unconfirmed, for each time that the
         heartbeat found it away and back. Other tables have no duplicates: what is sent again has
@@ -95,6 +97,7 @@ class ReverbBuffer(ReplayBuffer):
         """Connects, or starts a server; see `ReverbReplay.init`."""
         self._asked = replay.packed
         self.replay, connection = _connected(replay)
+        self.on_wait: Callable[[], None] = lambda: None
         self._duplicates = Duplicates()
         self._highest = {config.name: 1.0 for config in self.replay.table_configs}
         self._use(connection)
@@ -123,7 +126,7 @@ class ReverbBuffer(ReplayBuffer):
         if self._writer is None:
             client = self._connection.client
             self._writer = self._connection.guard(
-                lambda: Writer(self.replay, client, self._highest, self._check),
+                lambda: Writer(self.replay, client, self._highest, self._wait),
                 "opening writers",
                 self.replay.timeout,
             )
@@ -152,6 +155,10 @@ class ReverbBuffer(ReplayBuffer):
             self._sizes = {}  # the server may have begun from its last checkpoint
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look_at_sizes()
+
+    def _wait(self) -> None:
+        self._check()
+        self.on_wait()
 
     def _look_at_sizes(self) -> None:
         """Raises if somebody else has taken items out of a table that by itself never shrinks."""

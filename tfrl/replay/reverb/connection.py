@@ -184,14 +184,7 @@ _ANSWER_SECONDS = 2.0
 
 
 def await_server(
-    address: str,
-    client: Any,
-    seconds: float,
-    log: Callable[[str], None] | None = None,
-    *,
-    role: str = "replay server",
-    remedy: str = "Start bin/reverb_server.py with the same gin file, and give the address that it "
-    "prints.",
+    address: str, client: Any, seconds: float, log: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Returns once a server has answered.
 
@@ -200,8 +193,6 @@ def await_server(
       client: The `reverb.Client` of this address.
       seconds: How long to wait.
       log: Takes a line where the server is not there at once; why, and how long it is waited for.
-      role: Who it is, for that line.
-      remedy: What to do where nobody answers.
 
     Returns:
       `{table: reverb TableInfo}`.
@@ -223,14 +214,15 @@ def await_server(
             except errors:
                 reason = "somebody who listens there but does not answer as Reverb does"
         if log is not None:
-            log(f"Waiting up to {seconds:g} s for the {role} at {address}: {reason}.")
+            log(f"Waiting up to {seconds:g} s for the replay server at {address}: {reason}.")
             log = None
         if time.monotonic() + _RETRY_SECONDS >= deadline:
             raise UserError(
                 f"Reverb server at {address}",
                 expected=f"a server that answers within {seconds:g} s",
                 got=reason,
-                remedy=remedy,
+                remedy="Start bin/reverb_server.py with the same gin file, and give the address "
+                "that it prints.",
             )
         time.sleep(_RETRY_SECONDS)
 
