@@ -145,8 +145,11 @@ setup(
     entry_points={
         "console_scripts": [
             "tfrl-train = tfrl.launch.train:run",
+            "tfrl-collect = tfrl.launch.collect:run",
             "tfrl-evaluate = tfrl.launch.evaluate:run",
             "tfrl-export = tfrl.launch.export:run",
+            "tfrl-launch = tfrl.launch.launch:run",
+            "tfrl-learn = tfrl.launch.learn:run",
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },

@@ -18,6 +18,9 @@ DOC = """Serves the replay tables of a training, for bin/train.py --replay_serve
 
   tfrl-reverb-server --gin_file=my_experiment.gin --port=8000 --root_dir=runs/replay
 
+With --num_collectors=N it serves bin/learn.py and N times bin/collect.py, and has a table of
+parameters too.
+
 The gin file is that of the training; the tables follow from it alone. The same command goes on with
 the last checkpoint under --root_dir, which SIGTERM and Ctrl-C write too."""
 
@@ -43,6 +46,12 @@ flags.DEFINE_float(
     "Seconds between checkpoints, for which requests wait; 0 for the last one only.",
     lower_bound=0.0,
 )
+flags.DEFINE_integer(
+    "num_collectors",
+    0,
+    "Serve a learner and this many collectors; 0 for a training that plays itself.",
+    lower_bound=0,
+)
 
 
 def main() -> int:
@@ -58,7 +67,9 @@ def main() -> int:
     common_flags.configure_tensorflow(values)
     from tfrl.launch import settings
 
-    tables = served_tables(settings.assemble(values.gin_file, values.gin_bindings))
+    num_collectors = flags.FLAGS.num_collectors
+    assembled = settings.assemble(values.gin_file, values.gin_bindings)
+    tables = served_tables(assembled, num_collectors)
     from tfrl.replay.reverb.server import ReverbServer
 
     with termination.deferred():
@@ -71,6 +82,8 @@ def main() -> int:
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),
         )
+        if num_collectors:
+            forget_parameters(server)
         app.say(_first_line(server))
         if flags.FLAGS.bind != "127.0.0.1":
             app.say(
@@ -83,11 +96,12 @@ def main() -> int:
     return 0
 
 
-def served_tables(assembled: Any) -> list[Any]:
+def served_tables(assembled: Any, num_collectors: int = 0) -> list[Any]:
     """Returns the empty Reverb tables of a training.
 
     Args:
       assembled: The `Settings` of its gin file. The workflow's environments are closed.
+      num_collectors: How many processes will play; 0 for those of a training that plays itself.
 
     Raises:
       UserError: The training has no replay buffer, or one that Reverb cannot hold.
@@ -96,6 +110,10 @@ def served_tables(assembled: Any) -> list[Any]:
 
     workflow = assembled.workflow
     with contextlib.closing(workflow):
+        if num_collectors:
+            from tfrl.roles import tables
+
+            return tables.make_tables(workflow, num_collectors)
         if not hasattr(workflow, "replay"):
             raise UserError(
                 "The gin file",
@@ -104,6 +122,18 @@ def served_tables(assembled: Any) -> list[Any]:
                 remedy="Give the file of a training with OffPolicyWorkflow.",
             )
         return list(on_reverb(workflow.replay).make_tables())
+
+
+def forget_parameters(server: Any) -> None:
+    """Empties the table of parameters: those of a checkpoint may be of a run that has ended.
+
+    Args:
+      server: A `ReverbServer` of the tables of a distributed run.
+    """
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.roles import parameters
+
+    reverb().Client(server.address).reset(parameters.TABLE)
 
 
 def _check_flags(values: common_flags.CommonFlags) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -46,8 +47,12 @@ flags.DEFINE_float(
 )
 
 
-def main() -> int:
-    """Trains as the flags say; returns the exit code."""
+def main(prepare: Callable[[Any], None] | None = None) -> int:
+    """Trains as the flags say; returns the exit code.
+
+    Args:
+      prepare: Is given the workflow before the training, in the place of --replay_server.
+    """
     started = time.monotonic()
     termination = Termination()
     termination.install()
@@ -71,7 +76,9 @@ def main() -> int:
     )
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
-    if flags.FLAGS.replay_server is not None:
+    if prepare is not None:
+        prepare(assembled.workflow)
+    elif flags.FLAGS.replay_server is not None:
         reconnect_seconds = flags.FLAGS.replay_reconnect_seconds
         use_replay_server(assembled.workflow, flags.FLAGS.replay_server, reconnect_seconds)
     return api.start(
@@ -81,7 +88,7 @@ def main() -> int:
         strategy,
         termination,
         started,
-        check_env=flags.FLAGS.check_env,
+        check_env=flags.FLAGS.check_env and prepare is None,
     )
 
 

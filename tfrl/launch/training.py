@@ -256,6 +256,9 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         reason = workflow.report.stopped_by if workflow.report else "budget"
     else:
         say(f"tfrl {tfrl.__version__}: nothing to train in {run.folder.root}: {_WORDS[reason]}.")
+    collectors = getattr(workflow, "collectors", None)
+    if collectors is not None:
+        collectors.finish(state)
     unfinished = not is_finished(run.folder, settings, state)
     if group is not None:
         group.broadcast(int(unfinished))

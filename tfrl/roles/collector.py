@@ -1,29 +1,41 @@
 """A collector: plays by the learner's parameters, and writes into the replay server."""
 
+import copy
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from tfrl import seeding
+from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.ops import statistics
-from tfrl.replay.reverb.connection import await_tables
+from tfrl.replay.reverb.connection import Connection, await_tables
 from tfrl.roles import parameters
+from tfrl.roles.parameters import Published
 from tfrl.roles.tables import (
     EPISODES,
     HEARTBEATS,
+    REQUEST,
+    ROLLOUTS,
     STATISTICS,
+    TASK_ID,
     agent_form,
+    check_rollouts,
+    collector_env,
     distributed_replay,
     normalizes,
+    rollout_form,
 )
 from tfrl.types import Trajectory
-from tfrl.workflows import OffPolicyWorkflow
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 from tfrl.workflows.collectors import POLICY_VERSION
+from tfrl.workflows.learner_workflow import LearnerWorkflow
+
+# Between two looks for room in the queue of rollouts, and for new parameters.
+_LOOK_SECONDS = 0.002
 
 
 class _EndedError(Exception):
@@ -40,6 +52,142 @@ class Collector:
 
     def __init__(
         self,
+        workflow: LearnerWorkflow,
+        connection: Connection,
+        *,
+        task_id: int,
+        num_tasks: int,
+        seed: int,
+        pull_seconds: float,
+        wait_seconds: float,
+        log: Callable[[str], None],
+    ):
+        """Waits for the learner's first parameters.
+
+        Args:
+          workflow: What the gin file describes; its environments are played.
+          connection: To the server of parameters and reports.
+          task_id: The number of this collector, from 0.
+          num_tasks: How many there are.
+          seed: The run's; a collector's draws follow from it, from `task_id`, and from the learner
+            steps at its start: one that was started again plays other episodes.
+          pull_seconds: Between two readings of parameters, and between two reports.
+          wait_seconds: How long to wait for others, at the start and where they are lost.
+          log: Takes lines for the user.
+
+        Raises:
+          UserError: For others that are not there in time, or were started from another gin file.
+        """
+        self.workflow, self.task_id, self.num_tasks = workflow, task_id, num_tasks
+        self.env = collector_env(workflow, num_tasks)
+        self._player = copy.copy(workflow)
+        self._player.replica_env = self.env
+        self.connection = connection
+        self.form = agent_form(workflow, seed)
+        self.parameters = parameters.Subscriber(
+            connection, self.form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
+        )
+        self._report_seconds, self._told = pull_seconds, -np.inf
+        begun = self.parameters.newest().learner_steps
+        root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
+        self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
+        self.env_steps = self.episodes = 0
+        self._stops: Callable[[], bool] = lambda: False
+
+    def run(self, stops: Callable[[], bool] = lambda: False) -> bool:
+        """Plays until the run has ended, or until it is told to stop.
+
+        Args:
+          stops: Asked after every rollout, and while a server takes no more.
+
+        Returns:
+          Whether the run has ended.
+        """
+        self._stops = stops
+        try:
+            self._play()
+        except _EndedError:
+            return self.parameters.newest().finished
+
+    def close(self) -> None:
+        """Ends the connections and environments."""
+        self.parameters.close()
+        self.connection.close()
+        if isinstance(self.env, HostEnv):
+            self.env.close()
+        self.workflow.close()
+
+    def end_if_asked(self) -> None:
+        """Ends `run`, by an error of its own, where the run has ended or it is to stop."""
+        if self._stops() or self.parameters.newest().finished:
+            raise _EndedError
+
+    def report(self, table: str, row: list[Any]) -> None:
+        """Puts a report into its table."""
+        insert = functools.partial(self.connection.client.insert, row, {table: 1.0})
+        self.connection.guard(insert, f"a report of {table}")
+
+    # What subclasses say.
+
+    def acts_at_random(self, now: Published) -> bool:
+        """Whether the next rollout is of random actions."""
+        return False
+
+    def next_parameters(self) -> Published:
+        """Returns what the next rollout acts by."""
+        return self.parameters.newest()
+
+    def write(self, played: Trajectory, acted_by: Published) -> None:
+        """Sends a rollout."""
+        raise NotImplementedError
+
+    def report_more(self) -> None:
+        """Reports, with each heartbeat, what a subclass has."""
+
+    def _play(self) -> NoReturn:
+        workflow, env = self.workflow, self.env
+        reset_key, key = tf.unstack(seeding.split(self._key, 2))
+        env_state = env.reset(reset_key)
+        make_carry = getattr(workflow.agent, "initial_carry", None)
+        carry = make_carry(env.num_envs) if make_carry else None
+        play, play_at_random = self._rollouts()
+        iterations = 0
+        while True:
+            self.end_if_asked()
+            now = self.next_parameters()
+            rollout = play_at_random if self.acts_at_random(now) else play
+            rollout_key = seeding.fold_in(key, iterations)
+            played, env_state, carry = rollout(now.agent_state, env_state, carry, rollout_key)
+            self.write(played, now)
+            valid = np.asarray(played.valid)
+            ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
+            self.env_steps += int(np.count_nonzero(valid))
+            self.episodes += int(np.count_nonzero(ended))
+            if time.monotonic() - self._told >= self._report_seconds:
+                self.report(HEARTBEATS, [np.int64(self.env_steps), np.int32(self.task_id)])
+                self.report_more()
+                self._told = time.monotonic()
+            iterations += 1
+
+    def _rollouts(self) -> tuple[Any, Any]:
+        """How a rollout is played, by the policy and at random."""
+        collect = self._player.collect_trajectory
+        random = functools.partial(
+            collect, action_fn=getattr(self.workflow.agent, "random_actions", None)
+        )
+        if isinstance(self.env, HostEnv):
+            return collect, random
+        compiled = functools.partial(tf.function, autograph=False)
+        return compiled(collect), compiled(random)
+
+
+class ReplayCollector(Collector):
+    """A collector that writes into a replay server."""
+
+    workflow: OffPolicyWorkflow
+
+    def __init__(
+        self,
         workflow: OffPolicyWorkflow,
         replay_server: str,
         variable_server: str | None = None,
@@ -51,108 +199,73 @@ class Collector:
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
-        """Waits for the servers and for the learner's first parameters.
+        """Waits for the servers and for the learner's first parameters; see `Collector`.
 
         Args:
-          workflow: What the gin file describes; its environments are played.
-          replay_server: "host:port" of `bin/reverb_server.py --distributed`.
+          workflow: As there.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
           variable_server: Likewise, for parameters and reports; None for the same.
-          task_id: The number of this collector, from 0.
-          num_tasks: How many there are; they share `random_steps`.
-          seed: The run's; a collector's draws follow from it, from `task_id`, and from the learner
-            steps at its start: one that was started again plays other episodes.
-          pull_seconds: Between two readings of parameters, and between two reports.
-          wait_seconds: How long to wait for others, at the start and where they are lost.
-          log: Takes lines for the user.
+          task_id: As there.
+          num_tasks: As there; they share `random_steps`.
+          seed: As there.
+          pull_seconds: As there.
+          wait_seconds: As there.
+          log: As there.
 
         Raises:
-          UserError: For a workflow without replay, and for others that are not there in time, or
-            were started from another gin file.
+          UserError: As there.
         """
         replay = distributed_replay(workflow).replace(
             address=replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
         )
         await_tables(replay, log)
-        self._workflow, self._task_id = workflow, task_id
+        super().__init__(
+            workflow,
+            parameters.connect(variable_server or replay_server, wait_seconds, log),
+            task_id=task_id,
+            num_tasks=num_tasks,
+            seed=seed,
+            pull_seconds=pull_seconds,
+            wait_seconds=wait_seconds,
+            log=log,
+        )
         self._random_steps = -(-workflow.random_steps // num_tasks)
-        self._server = parameters.connect(variable_server or replay_server, wait_seconds, log)
-        form = agent_form(workflow, seed)
-        self._subscriber = parameters.Subscriber(
-            self._server, form, pull_seconds=pull_seconds, wait_seconds=wait_seconds, log=log
-        )
         self._buffer = replay.init()
-        self._form, self._seen = form, form.normalizer
-        self._normalizes = normalizes(workflow)
-        self._report_seconds, self._told = pull_seconds, -np.inf
-        begun = self._subscriber.newest().learner_steps
-        root = seeding.streams(seeding.key(seed), ("collectors",))["collectors"]
-        self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
-        self.env_steps = self.episodes = 0
+        self._buffer.on_wait = self.end_if_asked
+        self._seen, self._normalizes = self.form.normalizer, normalizes(workflow)
 
-    def run(self, stops: Callable[[], bool] = lambda: False) -> bool:
-        """Plays until the run has ended, or until it is told to stop.
+    def acts_at_random(self, now: Published) -> bool:
+        """Whether this is one of the first `random_steps` of the run."""
+        return not now.learner_steps and self.env_steps < self._random_steps
 
-        Args:
-          stops: Asked after every rollout, and while the replay server takes no more.
-
-        Returns:
-          Whether the run has ended.
-        """
-
-        def end() -> None:
-            if stops() or self._subscriber.newest().finished:
-                raise _EndedError
-
-        self._buffer.on_wait = end
-        try:
-            self._play(end)
-        except _EndedError:
-            return self._subscriber.newest().finished
-
-    def _play(self, end: Callable[[], None]) -> Any:
-        workflow = self._workflow
-        reset_key, key = tf.unstack(seeding.split(self._key, 2))
-        env_state = workflow.env.reset(reset_key)
-        make_carry = getattr(workflow.agent, "initial_carry", None)
-        carry = make_carry(workflow.env.num_envs) if make_carry else None
-        play, play_at_random = self._rollouts()
-        iterations = 0
-        while True:
-            end()
-            now = self._subscriber.newest()
-            at_random = not now.learner_steps and self.env_steps < self._random_steps
-            rollout = play_at_random if at_random else play
-            rollout_key = seeding.fold_in(key, iterations)
-            played, env_state, carry = rollout(now.agent_state, env_state, carry, rollout_key)
-            self._write(played, now.learner_steps)
-            iterations += 1
-
-    def _rollouts(self) -> tuple[Any, Any]:
-        """How a rollout is played, by the policy and at random."""
-        workflow = self._workflow
-        random = functools.partial(
-            workflow.collect_trajectory, action_fn=workflow.agent.random_actions
-        )
-        if isinstance(workflow.env, HostEnv):
-            return workflow.collect_trajectory, random
-        compiled = functools.partial(tf.function, autograph=False)
-        return compiled(workflow.collect_trajectory), compiled(random)
-
-    def _write(self, played: Trajectory, learner_steps: int) -> None:
+    def write(self, played: Trajectory, acted_by: Published) -> None:
+        """Writes the items of a rollout, and reports the episodes that ended in it."""
         valid = np.asarray(played.valid)
-        version = np.full(valid.shape, learner_steps, np.int64)
+        version = np.full(valid.shape, acted_by.learner_steps, np.int64)
         extras = {**(played.policy_extras or {}), POLICY_VERSION: version}
         self._buffer.add(played.replace(policy_extras=extras))
-        self.env_steps += int(np.count_nonzero(valid))
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
-        if ended.any():
-            self._report_episodes(played, ended)
+        told = played.env_extras or {}
+        for t, b in np.argwhere(ended):
+            length = np.float32(np.asarray(told["episode_length"])[t, b])
+            total = np.float32(np.asarray(told["episode_return"])[t, b])
+            self.report(EPISODES, [length, total, np.int32(self.task_id)])
         if self._normalizes:
             self._seen = self._with_rows(self._seen, played.obs, played.valid)
-        if time.monotonic() - self._told >= self._report_seconds:
-            self._report(HEARTBEATS, [np.int64(self.env_steps), np.int32(self._task_id)])
-            self._report_statistics()
-            self._told = time.monotonic()
+
+    def report_more(self) -> None:
+        """Reports the statistics of the observations since the last time."""
+        if self._normalizes:
+            self.report(STATISTICS, [x.numpy() for x in tf.nest.flatten(self._seen)])
+            self._seen = self.form.normalizer
+
+    def close(self) -> None:
+        """Sends what there is, and ends the connections and environments."""
+        try:
+            self._buffer.on_wait = lambda: None
+            self._buffer.close()
+        finally:
+            super().close()
 
     @functools.cached_property
     def _with_rows(self) -> Any:
@@ -160,32 +273,83 @@ class Collector:
             lambda seen, obs, valid: statistics.update(seen, obs, mask=valid), autograph=False
         )
 
-    def _report_episodes(self, played: Trajectory, ended: np.ndarray) -> None:
-        """Tells the learner of episodes that have ended."""
-        extras = played.env_extras or {}
-        for t, b in np.argwhere(ended):
-            self.episodes += 1
-            length, total = (
-                np.float32(np.asarray(extras[name])[t, b])
-                for name in ("episode_length", "episode_return")
-            )
-            self._report(EPISODES, [length, total, np.int32(self._task_id)])
 
-    def _report_statistics(self) -> None:
-        """Tells the learner of the observations since the last time."""
-        if self._normalizes:
-            self._report(STATISTICS, [x.numpy() for x in tf.nest.flatten(self._seen)])
-            self._seen = self._form.normalizer
+class RolloutCollector(Collector):
+    """A collector that hands whole rollouts to an on-policy learner."""
 
-    def _report(self, table: str, row: list[Any]) -> None:
-        insert = functools.partial(self._server.client.insert, row, {table: 1.0})
-        self._server.guard(insert, f"a report of {table}")
+    workflow: OnPolicyWorkflow
 
-    def close(self) -> None:
-        """Sends what there is, and ends the connections and environments."""
-        try:
-            self._buffer.close()
-        finally:
-            self._subscriber.close()
-            self._server.close()
-            self._workflow.close()
+    def __init__(
+        self,
+        workflow: OnPolicyWorkflow,
+        server: str,
+        *,
+        task_id: int = 0,
+        num_tasks: int = 1,
+        seed: int = 0,
+        pull_seconds: float = 0.05,
+        wait_seconds: float = 600.0,
+        log: Callable[[str], None] = print,
+    ):
+        """Waits for the server and for the learner's first parameters; see `Collector`.
+
+        Args:
+          workflow: As there.
+          server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
+          task_id: As there.
+          num_tasks: As there; they share the environments.
+          seed: As there.
+          pull_seconds: As there.
+          wait_seconds: As there.
+          log: As there.
+
+        Raises:
+          UserError: As there.
+        """
+        super().__init__(
+            workflow,
+            parameters.connect(server, wait_seconds, log),
+            task_id=task_id,
+            num_tasks=num_tasks,
+            seed=seed,
+            pull_seconds=pull_seconds,
+            wait_seconds=wait_seconds,
+            log=log,
+        )
+        form = rollout_form(workflow, num_tasks)
+        check_rollouts(server, self.connection.server_info(), form)
+        self._last_request = 0
+
+    def next_parameters(self) -> Published:
+        """Returns the newest parameters; of a synchronous learner, those of its next request."""
+        now: Published | None = self.parameters.newest()
+        while now is None or 0 < now.request <= self._last_request:
+            self.end_if_asked()
+            now = self.parameters.pull()
+            if now is None:
+                time.sleep(_LOOK_SECONDS)
+        self._last_request = now.request
+        return now
+
+    def write(self, played: Trajectory, acted_by: Published) -> None:
+        """Puts a rollout into the queue; waits while that is full."""
+        row = {
+            **{path: np.asarray(x) for path, x in struct.paths(played).items()},
+            POLICY_VERSION: np.int64(acted_by.learner_steps),
+            REQUEST: np.int64(acted_by.request),
+            TASK_ID: np.int32(self.task_id),
+        }
+        client = self.connection.client
+        self._await_room()
+        self.connection.guard(
+            lambda: client.insert(tf.nest.flatten(row), {ROLLOUTS: 1.0}), "handing a rollout over"
+        )
+
+    def _await_room(self) -> None:
+        """Returns when the queue is not full, or the run has ended."""
+        while True:
+            table = self.connection.server_info()[ROLLOUTS]
+            if table.current_size < table.max_size:
+                return
+            self.end_if_asked()
+            time.sleep(_LOOK_SECONDS)

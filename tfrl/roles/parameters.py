@@ -24,7 +24,7 @@ from tfrl.types import Nest
 # TF-Agents' names: `reverb_variable_container.DEFAULT_TABLE`, `POLICY_KEY`, `TRAIN_STEP_KEY`.
 TABLE = "variables"
 _POLICY, _TRAIN_STEP = "policy_variables", "train_step"
-_ENV_STEPS, _FINISHED = "env_steps", "finished"
+_ENV_STEPS, _FINISHED, _REQUEST = "env_steps", "finished", "request"
 # While the learner has published nothing: between two looks, and before a line says so.
 _LOOK_SECONDS = 0.2
 _TELL_SECONDS = 3.0
@@ -39,12 +39,14 @@ class Published:
       learner_steps: Those behind it.
       env_steps: Of all collectors together, as the learner knew them.
       finished: Whether the run has ended.
+      request: Each collector plays one rollout for each new number; 0 to play on and on.
     """
 
     agent_state: Nest
     learner_steps: int
     env_steps: int
     finished: bool
+    request: int = 0
 
 
 def signature(agent_state: Nest) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def signature(agent_state: Nest) -> dict[str, Any]:
         _ENV_STEPS: count,
         _FINISHED: tf.TensorSpec([], tf.bool),
         _POLICY: specs,
+        _REQUEST: count,
         _TRAIN_STEP: count,
     }
 
@@ -88,6 +91,7 @@ def publish(client: Any, published: Published) -> None:
         _ENV_STEPS: np.int64(published.env_steps),
         _FINISHED: np.bool_(published.finished),
         _POLICY: {p: x.numpy() for p, x in struct.paths(published.agent_state).items()},
+        _REQUEST: np.int64(published.request),
         _TRAIN_STEP: np.int64(published.learner_steps),
     }
     client.insert(tf.nest.flatten(nest), {TABLE: 1.0})
@@ -148,7 +152,7 @@ class Subscriber:
         self._ending = threading.Event()
         self._error: BaseException | None = None
         self._await_first(wait_seconds, log)
-        self._newest = self._pull()
+        self._newest, self._count = self._pull(), 0
         threading.Thread(target=self._run, name="parameters", daemon=True).start()
 
     def newest(self) -> Published:
@@ -160,6 +164,14 @@ class Subscriber:
         if self._error is not None:
             raise self._error
         return self._newest
+
+    def pull(self) -> Published | None:
+        """Reads at once, if something was published since the last call; else None."""
+        count = self._connection.server_info()[TABLE].rate_limiter_info.insert_stats.completed
+        if count == self._count:
+            return None
+        self._count = count
+        return self._pull()
 
     def close(self) -> None:
         """Ends the reading."""
@@ -197,7 +209,7 @@ class Subscriber:
         def read() -> Any:
             return next(iter(client.sample(TABLE, 1)))[0].data
 
-        env_steps, finished, *values, learner_steps = self._connection.guard(
+        env_steps, finished, *values, request, learner_steps = self._connection.guard(
             read, "reading parameters"
         )
         by_path = dict(zip(sorted(self._leaves), values, strict=True))
@@ -207,6 +219,7 @@ class Subscriber:
             learner_steps=int(learner_steps),
             env_steps=int(env_steps),
             finished=bool(finished),
+            request=int(request),
         )
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -12,16 +12,31 @@ from tfrl import struct
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.ops import statistics
+from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_tables
 from tfrl.roles import parameters
-from tfrl.roles.tables import EPISODES, HEARTBEATS, STATISTICS, distributed_replay, normalizes
-from tfrl.types import Nest
-from tfrl.workflows import OffPolicyWorkflow, State
-from tfrl.workflows.collectors import Collected
+from tfrl.roles.tables import (
+    EPISODES,
+    HEARTBEATS,
+    REQUEST,
+    ROLLOUTS,
+    STATISTICS,
+    TASK_ID,
+    check_rollouts,
+    distributed_replay,
+    normalizes,
+    rollout_form,
+    rollout_signature,
+)
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
+from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts
+from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # Between two looks at what collectors have written.
 _LOOK_SECONDS = 0.05
 _WAIT_SECONDS = 0.01
+_ANSWER_SECONDS = 10
 # Without progress for so long, a line says who is waited for.
 _PATIENCE_SECONDS = 30.0
 # A collector that was not heard of for so long does not count as one that plays.
@@ -30,6 +45,142 @@ _SILENT_SECONDS = 10.0
 
 class RemoteCollectors:
     """Hands the agent's state to collectors, and counts what they have written."""
+
+    def __init__(
+        self,
+        workflow: LearnerWorkflow,
+        connection: Connection,
+        *,
+        publish_seconds: float,
+        wait_seconds: float,
+        log: Callable[[str], None],
+    ):
+        """Gives itself to a workflow.
+
+        Args:
+          workflow: What the learner trains; it does not play any more.
+          connection: To the server of parameters and reports.
+          publish_seconds: Between two publications of parameters, at least.
+          wait_seconds: How long to wait for experience.
+          log: Takes lines for the user.
+        """
+        self._variables = connection
+        self._publish_seconds, self._wait_seconds, self._log = publish_seconds, wait_seconds, log
+        self._env_steps = 0
+        self._published = -np.inf
+        self._request = 0
+        self._heard: dict[int, float] = {}  # when each collector was heard of last
+        self._steps: Any = None  # the variable of the learner steps
+        workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
+        self._ending = threading.Event()
+        threading.Thread(target=self._watch, name="progress", daemon=True).start()
+
+    def begin(self, state: State) -> None:
+        """Publishes the agent's state, and goes on at the env steps of a run."""
+        self._env_steps = int(state.metrics.env_steps)
+        self._steps = state.metrics.learner["learner_steps"]
+        if self._is_due():
+            self._publish(state.agent_state)
+
+    def finish(self, state: State) -> None:
+        """Tells the collectors that the run has ended."""
+        self._steps = state.metrics.learner["learner_steps"]
+        self._publish(state.agent_state, finished=True)
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._ending.set()
+        self._variables.close()
+
+    # Parameters.
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._published >= self._publish_seconds
+
+    def _publish(self, agent_state: Any, finished: bool = False) -> None:
+        now = parameters.Published(
+            agent_state, int(self._steps), self._env_steps, finished, self._request
+        )
+        self._variables.guard(
+            lambda: parameters.publish(self._variables.client, now), "publishing parameters"
+        )
+        self._published = time.monotonic()
+
+    # Reports.
+
+    def _reports(self, table: str) -> list[list[np.ndarray]]:
+        """What collectors have put into a table since the last call, each once."""
+        client = self._variables.client
+
+        def read() -> list[list[np.ndarray]]:
+            size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
+            return [s[0].data for s in client.sample(table, size)] if size else []
+
+        return self._variables.guard(read, f"reading {table}")
+
+    def _heartbeats(self) -> dict[str, np.ndarray]:
+        """How many collectors play, and how long ago the most silent of them was heard of."""
+        for _, task_id in self._reports(HEARTBEATS):
+            self._heard[int(task_id)] = time.monotonic()
+        ages = [time.monotonic() - heard for heard in self._heard.values()]
+        return {
+            "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
+            "heartbeat_age": np.float32(max(ages, default=0.0)),
+        }
+
+    # Who is waited for.
+
+    def _watch(self) -> None:
+        """Says so where neither env steps nor learner steps go on."""
+        before, since, told = (0, 0), time.monotonic(), False
+        while not self._ending.wait(_PATIENCE_SECONDS / 10):
+            if self._steps is None:
+                continue
+            now = (self._env_steps, int(self._steps))
+            if now != before:
+                before, since, told = now, time.monotonic(), False
+            elif not told and time.monotonic() - since > _PATIENCE_SECONDS:
+                told = True
+                self._log(f"No progress for {time.monotonic() - since:.0f} s. {self._who()}")
+
+    def _who(self) -> str:
+        """Who is waited for, for the user."""
+        now = time.monotonic()
+        heard = [f"{i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
+        said = f"Collectors were heard of: {', '.join(heard) or 'none'}."
+        return f"{said} {self._of_table()}"
+
+    def _of_table(self) -> str:
+        """The state of the table of experience, for the user."""
+        connection, name = self._source
+        try:
+            info = connection.client.server_info(timeout=_ANSWER_SECONDS)[name]
+        except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
+            return f"The server at {connection.address} does not answer."
+        limiter = info.rate_limiter_info
+        return (
+            f"Table {name!r}: {info.current_size:,} items, {limiter.insert_stats.completed:,} "
+            f"inserted, {limiter.sample_stats.completed:,} sampled, "
+            f"{limiter.samples_per_insert:g} samples per insert."
+        )
+
+    @property
+    def _source(self) -> tuple[Connection, str]:
+        """Where the experience is: the connection and the name of the table."""
+        raise NotImplementedError
+
+    def _refuse_wait(self, missing: str) -> NoReturn:
+        connection, name = self._source
+        raise UserError(
+            f"The table {name!r} at {connection.address}",
+            expected=f"new experience within {self._wait_seconds:g} s",
+            got=missing,
+            remedy="Start bin/collect.py with the same gin file and servers.",
+        )
+
+
+class ReplayCollectors(RemoteCollectors):
+    """Collectors of an off-policy workflow: experience is in a replay server."""
 
     def __init__(
         self,
@@ -45,7 +196,7 @@ class RemoteCollectors:
 
         Args:
           workflow: What the learner trains; it does not play any more.
-          replay_server: "host:port" of `bin/reverb_server.py --distributed`.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
           variable_server: Likewise, for parameters and reports; None for the same.
           publish_seconds: Between two publications of parameters, at least.
           wait_seconds: How long to wait for the servers and for experience.
@@ -59,40 +210,30 @@ class RemoteCollectors:
             address=replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
         )
         await_tables(replay, log)
-        self._table = replay.table().name
+        connection = parameters.connect(variable_server or replay_server, wait_seconds, log)
         self._replay = Connection(
             replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
         )
-        self._variables = self._replay
-        if variable_server not in (None, replay_server):
-            self._variables = parameters.connect(str(variable_server), wait_seconds, log)
-        self._publish_seconds, self._wait_seconds, self._log = publish_seconds, wait_seconds, log
-        self._none: Nest = None  # the statistics of no observation
+        self._table = replay.table().name
         self._normalizes = normalizes(workflow)
-        self._counted = 0  # env steps, as the run counts them
-        self._before = 0  # of those, what is not among the table's inserts
-        self._looked = self._published = -np.inf
-        self._inserted = 0
-        self._heard: dict[int, float] = {}  # when each collector was heard of last
-        self._steps: Any = None  # the variable of the learner steps
-        name = repr(workflow.env.unwrapped)
+        self._none: Nest = None  # the statistics of no observation
+        self._inserted = self._before = 0  # `_before`: env steps that no insert stands for
+        self._looked = -np.inf
         workflow.replay = replay
-        workflow.use_collectors(self, RemoteEnv.of(workflow.env, name))
-        self._progress = (0, 0)
-        self._ending = threading.Event()
-        threading.Thread(target=self._watch, name="progress", daemon=True).start()
-
-    # What a workflow asks.
+        super().__init__(
+            workflow,
+            connection,
+            publish_seconds=publish_seconds,
+            wait_seconds=wait_seconds,
+            log=log,
+        )
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and goes on at the env steps of a run."""
-        self._counted = int(state.metrics.env_steps)
-        self._steps = state.metrics.learner["learner_steps"]
+        super().begin(state)
         if self._normalizes and self._none is None:
             normalizer = struct.values(state.agent_state.normalizer)
             self._none = tf.nest.map_structure(tf.zeros_like, normalizer)
-        if self._is_due():
-            self._publish(state.agent_state)
 
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
@@ -103,52 +244,24 @@ class RemoteCollectors:
         deadline = time.monotonic() + self._wait_seconds
         while not (steps := self._new_steps()) and waits:
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"The replay table {self._table!r} at {self._replay.address}",
-                    expected=f"new experience within {self._wait_seconds:g} s",
-                    got="none",
-                    remedy="Start bin/collect.py with the same gin file and "
-                    f"--replay_server={self._replay.address}.",
-                )
+                self._refuse_wait("none")
             time.sleep(_WAIT_SECONDS)
-        self._counted += steps
+        self._env_steps += steps
         ended = self._reports(EPISODES) if steps else []
-        metrics = self._heartbeats() if steps else self._ages()
         played = Collected(
             env_steps=np.asarray(steps, np.int64),
             episodes=np.asarray(len(ended), np.int64),
             episode_return=_mean([total for _, total, _ in ended]),
             episode_length=_mean([length for length, *_ in ended]),
-            metrics=metrics,
+            metrics=self._heartbeats(),
             seen=None if self._none is None else self._seen(steps),
         )
         return played, env_state, carry
 
-    def finish(self, state: State) -> None:
-        """Tells the collectors that the run has ended."""
-        self._steps = state.metrics.learner["learner_steps"]
-        self._publish(state.agent_state, finished=True)
-
     def close(self) -> None:
         """Ends the connections."""
-        self._ending.set()
+        super().close()
         self._replay.close()
-        if self._variables is not self._replay:
-            self._variables.close()
-
-    # Parameters.
-
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._published >= self._publish_seconds
-
-    def _publish(self, agent_state: Any, finished: bool = False) -> None:
-        now = parameters.Published(agent_state, int(self._steps), self._counted, finished)
-        self._variables.guard(
-            lambda: parameters.publish(self._variables.client, now), "publishing parameters"
-        )
-        self._published = time.monotonic()
-
-    # What was played.
 
     def _new_steps(self) -> int:
         """Env steps that were written and not counted yet.
@@ -160,32 +273,8 @@ class RemoteCollectors:
             info = self._replay.server_info()[self._table]
             self._inserted = int(info.rate_limiter_info.insert_stats.completed)
             self._looked = time.monotonic()
-            self._before = max(self._before, self._counted - self._inserted)
-        return self._before + self._inserted - self._counted
-
-    def _reports(self, table: str) -> list[list[np.ndarray]]:
-        """What collectors have put into a table since the last call, each once."""
-        client = self._variables.client
-
-        def read() -> list[list[np.ndarray]]:
-            size = client.server_info(timeout=10)[table].current_size
-            return [s[0].data for s in client.sample(table, size)] if size else []
-
-        return self._variables.guard(read, f"reading {table}")
-
-    def _heartbeats(self) -> dict[str, np.ndarray]:
-        """Notes who was heard of."""
-        for _, task_id in self._reports(HEARTBEATS):
-            self._heard[int(task_id)] = time.monotonic()
-        return self._ages()
-
-    def _ages(self) -> dict[str, np.ndarray]:
-        """How many collectors play, and how long ago the most silent of them was heard of."""
-        ages = [time.monotonic() - heard for heard in self._heard.values()]
-        return {
-            "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
-            "heartbeat_age": np.float32(max(ages, default=0.0)),
-        }
+            self._before = max(self._before, self._env_steps - self._inserted)
+        return self._before + self._inserted - self._env_steps
 
     def _seen(self, steps: int) -> Nest:
         """The statistics of observations since the last call."""
@@ -194,36 +283,126 @@ class RemoteCollectors:
             seen = statistics.merge(seen, tf.nest.pack_sequence_as(seen, leaves))
         return tf.nest.map_structure(np.asarray, seen)
 
-    # Who is waited for.
+    @property
+    def _source(self) -> tuple[Connection, str]:
+        return self._replay, self._table
 
-    def _watch(self) -> None:
-        """Says so where neither env steps nor learner steps go on."""
-        since, told = time.monotonic(), False
-        while not self._ending.wait(_PATIENCE_SECONDS / 10):
-            now = (self._counted, 0 if self._steps is None else int(self._steps))
-            if now != self._progress:
-                self._progress, since, told = now, time.monotonic(), False
-            elif not told and self._steps is not None:
-                seconds = time.monotonic() - since
-                if seconds > _PATIENCE_SECONDS:
-                    told = True
-                    self._log(f"No progress for {seconds:.0f} s. {self._who()}")
 
-    def _who(self) -> str:
-        if self._replay.lost or self._variables.lost:
-            return "A server does not answer."
-        try:
-            info = self._replay.client.server_info(timeout=10)[self._table]
-        except Exception:  # noqa: BLE001  (Reverb's errors have no common base)
-            return f"The replay server at {self._replay.address} does not answer."
-        limiter, now = info.rate_limiter_info, time.monotonic()
-        heard = [f"{i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
-        said = f"Collectors were heard of: {', '.join(heard) or 'none'}. "
-        return said + (
-            f"Table {self._table!r}: {info.current_size:,} items, "
-            f"{limiter.insert_stats.completed:,} inserted, {limiter.sample_stats.completed:,} "
-            f"sampled, {limiter.samples_per_insert:g} samples per insert."
+class RolloutCollectors(RemoteCollectors):
+    """Collectors of an on-policy workflow: whole rollouts wait in a queue, each is learnt once.
+
+    A learner batch is one rollout of each collector where they are synchronous, and as many
+    rollouts of whoever was first where they are not.
+    """
+
+    def __init__(
+        self,
+        workflow: OnPolicyWorkflow,
+        server: str,
+        *,
+        num_collectors: int,
+        synchronous: bool | None = None,
+        max_policy_lag: int | None = None,
+        publish_seconds: float = 0.0,
+        wait_seconds: float = 600.0,
+        log: Callable[[str], None] = print,
+    ):
+        """Waits for the server, and gives it and itself to a workflow.
+
+        Args:
+          workflow: What the learner trains; it does not play any more.
+          server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
+          num_collectors: How many processes play; they share the environments.
+          synchronous: Whether collectors play one rollout for each publication of parameters, so
+            that the policy lag is 0. None for whether the agent does not correct for a lag.
+          max_policy_lag: Learner steps between acting and learning, at most; older rollouts are
+            left out and counted. None for no bound.
+          publish_seconds: Between two publications of parameters, at least; synchronous ones are
+            published for every batch.
+          wait_seconds: How long to wait for the server and for experience.
+          log: Takes lines for the user.
+
+        Raises:
+          UserError: For environments that do not divide, for a server that is not there in time,
+            and for one that was started from another gin file.
+        """
+        if synchronous is None:
+            synchronous = not getattr(workflow.agent, "corrects_policy_lag", False)
+        self._synchronous, self._max_policy_lag = synchronous, max_policy_lag
+        self._num_collectors = num_collectors
+        self._form = rollout_form(workflow, num_collectors)
+        self._paths = sorted(rollout_signature(self._form))
+        self._leaves = list(struct.paths(self._form))
+        connection = parameters.connect(server, wait_seconds, log)
+        check_rollouts(server, connection.server_info(), self._form)
+        self._dropped = 0
+        super().__init__(
+            workflow,
+            connection,
+            publish_seconds=publish_seconds,
+            wait_seconds=wait_seconds,
+            log=log,
         )
+        if synchronous:
+            self._request = time.time_ns()  # so that it is none of an earlier learner's
+
+    def play(
+        self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
+    ) -> tuple[CollectedRollouts, Nest, Nest]:
+        """Returns one rollout of each collector side by side, `[T, B, ...]`."""
+        del key, waits
+        if self._synchronous:
+            self._request += 1
+        if self._synchronous or self._is_due():
+            self._publish(agent_state)
+        steps, rollouts, lags, tasks = int(self._steps), [], [], set()
+        deadline = time.monotonic() + self._wait_seconds
+        while len(rollouts) < self._num_collectors:
+            item = self._next(deadline)
+            task_id = int(item.pop(TASK_ID))
+            self._heard[task_id] = time.monotonic()
+            lag = steps - int(item.pop(POLICY_VERSION))
+            request = int(item.pop(REQUEST))
+            late = self._max_policy_lag is not None and lag > self._max_policy_lag
+            if late or (self._synchronous and (request != self._request or task_id in tasks)):
+                self._dropped += 1
+                continue
+            tasks.add(task_id)
+            rollouts.append([item[path] for path in self._leaves])
+            lags.append(lag)
+        joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
+        played = tf.nest.pack_sequence_as(self._form, joined)
+        self._env_steps += int(np.count_nonzero(played.valid))
+        metrics = {
+            **self._heartbeats(),
+            "dropped_rollouts": np.float32(self._dropped),
+            "policy_lag": np.float32(np.mean(lags)),
+        }
+        self._dropped = 0
+        return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
+
+    def blank(self) -> Trajectory:
+        """Returns a batch of zeros like those of `play`."""
+        return tf.nest.map_structure(  # type: ignore[no-any-return]
+            lambda x: tf.concat([x] * self._num_collectors, axis=1), self._form
+        )
+
+    def _next(self, deadline: float) -> dict[str, np.ndarray]:
+        """The oldest rollout that was not learnt yet."""
+        client = self._variables.client
+        try:
+            (sample,) = self._variables.guard(
+                lambda: list(client.sample(ROLLOUTS, 1)),
+                "waiting for rollouts",
+                timeout=max(deadline - time.monotonic(), 1.0),
+            )
+        except ServerSilentError:
+            self._refuse_wait("none")
+        return dict(zip(self._paths, sample[0].data, strict=True))
+
+    @property
+    def _source(self) -> tuple[Connection, str]:
+        return self._variables, ROLLOUTS
 
 
 def _mean(values: Sequence[float]) -> np.ndarray:

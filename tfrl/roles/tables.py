@@ -1,62 +1,156 @@
 """The Reverb tables of a distributed run: experience, parameters, and what collectors report."""
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfrl import seeding
+from tfrl import seeding, struct
+from tfrl.envs.core import Env
+from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
-from tfrl.types import Nest
-from tfrl.workflows import OffPolicyWorkflow
+from tfrl.rollout.host import blank_trajectory
+from tfrl.types import Nest, Trajectory
+from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 from tfrl.workflows.checks import on_reverb
 from tfrl.workflows.collectors import POLICY_VERSION
+from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
+ROLLOUTS = "rollouts"
+# Of a rollout, beside the leaves of its trajectory.
+REQUEST, TASK_ID = "request", "task_id"
 # Reports that no learner has read yet, at most; older ones go.
 _MOST_REPORTS = 100_000
 
 
-def make_tables(workflow: OffPolicyWorkflow) -> list[Any]:
+def make_tables(workflow: LearnerWorkflow, num_collectors: int) -> list[Any]:
     """Returns the empty tables that the processes of a distributed run share.
 
     Args:
       workflow: What the gin file describes.
+      num_collectors: How many processes will play.
 
     Raises:
-      UserError: As `distributed_replay`.
+      UserError: For a workflow that cannot be distributed.
     """
-    replay = distributed_replay(workflow)
     form = agent_form(workflow)
-    signatures: dict[str, Any] = {
-        EPISODES: {
-            "episode_length": tf.TensorSpec([], tf.float32),
-            "episode_return": tf.TensorSpec([], tf.float32),
-            "task_id": tf.TensorSpec([], tf.int32),
-        },
-        HEARTBEATS: {
-            "env_steps": tf.TensorSpec([], tf.int64),
-            "task_id": tf.TensorSpec([], tf.int32),
-        },
-    }
+    tables = [parameters.make_table(form), _report_table(HEARTBEATS, _HEARTBEAT)]
+    if isinstance(workflow, OnPolicyWorkflow):
+        signature = rollout_signature(rollout_form(workflow, num_collectors))
+        # One of each collector, at most, waits for the learner: more would be older policies.
+        queue = reverb().Table.queue(ROLLOUTS, num_collectors, signature=signature)
+        return [*tables, queue]
+    tables += [*distributed_replay(workflow).make_tables(), _report_table(EPISODES, _EPISODE)]
     if normalizes(workflow):
         leaves = tf.nest.flatten(form.normalizer)
-        signatures[STATISTICS] = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-    reports = [_report_table(name, signature) for name, signature in signatures.items()]
-    return [*replay.make_tables(), parameters.make_table(form), *reports]
+        signature = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        tables.append(_report_table(STATISTICS, signature))
+    return tables
 
 
-def agent_form(workflow: OffPolicyWorkflow, seed: int = 0) -> Nest:
+_HEARTBEAT = {
+    "env_steps": tf.TensorSpec([], tf.int64),
+    "task_id": tf.TensorSpec([], tf.int32),
+}
+_EPISODE = {
+    "episode_length": tf.TensorSpec([], tf.float32),
+    "episode_return": tf.TensorSpec([], tf.float32),
+    "task_id": tf.TensorSpec([], tf.int32),
+}
+
+
+def agent_form(workflow: LearnerWorkflow, seed: int = 0) -> Nest:
     """Returns an agent's state before any learning, a nest of tensors."""
     key = seeding.streams(seeding.key(seed), ("agent",))["agent"]
     return workflow.setup_agent_and_optimizer(key)[0]
 
 
-def normalizes(workflow: OffPolicyWorkflow) -> bool:
+def normalizes(workflow: LearnerWorkflow) -> bool:
     """Whether the agent keeps statistics of the observations."""
     return bool(getattr(workflow.agent, "normalize_obs", False))
+
+
+def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
+    """Returns the environments of one collector.
+
+    Collectors divide the environments of an on-policy workflow among them, so that the learner's
+    batch is that of the gin file; those of an off-policy one have as many as the file says each.
+
+    Raises:
+      UserError: If they do not divide.
+    """
+    env = workflow.env
+    if not isinstance(workflow, OnPolicyWorkflow):
+        return env
+    if env.num_envs % num_collectors:
+        raise UserError(
+            "--num_collectors",
+            expected=f"a divisor of the {env.num_envs} environments, which collectors share",
+            got=str(num_collectors),
+            remedy=f"Bind make_env.num_envs to a multiple of {num_collectors}.",
+        )
+    return env.with_num_envs(env.num_envs // num_collectors)
+
+
+def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:
+    """Returns a `Trajectory` of zeros like those of one collector."""
+    env = collector_env(workflow, num_collectors)
+    player = copy.copy(workflow)
+    player.replica_env = env
+    env_state = env.reset(seeding.key(0))
+    form = agent_form(workflow)
+    if isinstance(env, HostEnv):
+        fields, length = player.rollout_fields(env_state), player.rollout_length
+        played = blank_trajectory(env, player.agent, env_state, form, length, fields)
+        if env is not workflow.env:
+            env.close()
+    else:
+        make_carry = getattr(player.agent, "initial_carry", None)
+        carry = make_carry(env.num_envs) if make_carry else None
+        collect = tf.function(player.collect_trajectory, autograph=False)
+        given = form, env_state, carry, seeding.key(0)
+        played = collect.get_concrete_function(*given).structured_outputs[0]
+    return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), played)  # type: ignore[no-any-return]
+
+
+def rollout_signature(form: Trajectory) -> dict[str, Any]:
+    """Returns the signature of a rollout of one collector, flat: `{path: tf.TensorSpec}`.
+
+    Args:
+      form: Of `rollout_form`.
+    """
+    specs = {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(form).items()}
+    return {
+        **specs,
+        POLICY_VERSION: tf.TensorSpec([], tf.int64),
+        REQUEST: tf.TensorSpec([], tf.int64),
+        TASK_ID: tf.TensorSpec([], tf.int32),
+    }
+
+
+def check_rollouts(address: str, info: Mapping[str, Any], form: Trajectory) -> None:
+    """Raises a UserError where a server does not take rollouts of a form."""
+    want = {p: _said(spec) for p, spec in rollout_signature(form).items()}
+    table = info.get(ROLLOUTS)
+    have = {} if table is None else {p: _said(spec) for p, spec in table.signature.items()}
+    for path in sorted(want.keys() | have.keys()):
+        if want.get(path) != have.get(path):
+            raise UserError(
+                f"table {ROLLOUTS!r} at {address}, {path}",
+                expected=want.get(path, "nothing"),
+                got=have.get(path, "nothing"),
+                remedy="Start all processes of a run with the same gin file, bindings and "
+                "--num_collectors.",
+            )
+
+
+def _said(spec: tf.TensorSpec) -> str:
+    return f"{spec.dtype.name} {spec.shape.as_list()}"
 
 
 def _report_table(name: str, signature: Any) -> Any:
@@ -73,7 +167,7 @@ def _report_table(name: str, signature: Any) -> Any:
     )
 
 
-def distributed_replay(workflow: OffPolicyWorkflow) -> ReverbReplay:
+def distributed_replay(workflow: LearnerWorkflow) -> ReverbReplay:
     """Returns the maker of a workflow's replay, for collectors and a learner.
 
     Its items carry the version of the policy. Its first table keeps `updates_per_step` by its
@@ -88,9 +182,9 @@ def distributed_replay(workflow: OffPolicyWorkflow) -> ReverbReplay:
     if not isinstance(workflow, OffPolicyWorkflow):
         raise UserError(
             "The gin file",
-            expected="an off-policy training: OffPolicyWorkflow",
+            expected="a training of OnPolicyWorkflow or OffPolicyWorkflow",
             got=type(workflow).__name__,
-            remedy="Collectors and a learner exchange experience through a replay buffer.",
+            remedy="Others run in one process.",
         )
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}

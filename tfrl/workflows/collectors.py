@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfrl import struct
 from tfrl.ops import statistics
-from tfrl.types import Nest
+from tfrl.types import Nest, Trajectory
 from tfrl.workflows.run_state import RolloutResult, State
 
 # The policy extra of an item: the learner steps behind the parameters that chose its action.
@@ -56,6 +56,19 @@ class Collected(struct.Struct):
         )
 
 
+@struct.dataclass
+class CollectedRollouts(struct.Struct):
+    """Rollouts of several collectors, for a workflow that learns from each once.
+
+    Attributes:
+      trajectory: The `Trajectory` of all of them, `[T, B, ...]`.
+      metrics: float32 scalars by name, of the collectors.
+    """
+
+    trajectory: Trajectory
+    metrics: Any
+
+
 class Collectors(Protocol):
     """What a workflow asks of the collectors of its run."""
 
@@ -64,8 +77,10 @@ class Collectors(Protocol):
 
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
-    ) -> tuple[Collected, Nest, Nest]:
+    ) -> tuple[Nest, Nest, Nest]:
         """Returns what was played since the last call, in the place of a rollout.
+
+        A `Collected` where experience goes to a replay buffer, else `CollectedRollouts`.
 
         Args:
           agent_state: The agent's, to be handed to the collectors now and then.
@@ -74,3 +89,12 @@ class Collectors(Protocol):
           key: Ignored.
           waits: Whether to wait until something was played.
         """
+
+    def blank(self) -> Nest:
+        """Returns a `Trajectory` of zeros like those that `play` returns."""
+
+    def finish(self, state: State) -> None:
+        """Tells them that the run has ended."""
+
+    def close(self) -> None:
+        """Ends the connections."""

@@ -60,6 +60,7 @@ from tfrl.workflows.checks import (
     made_agent,
     name_of,
 )
+from tfrl.workflows.collectors import CollectedRollouts, Collectors
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
@@ -89,6 +90,7 @@ class LearnerWorkflow(Workflow):
     """
 
     _not_traced = Workflow._not_traced | {
+        "collectors",
         "_worker_group",
         "_servers",
         "_learner",
@@ -97,6 +99,8 @@ class LearnerWorkflow(Workflow):
     }
     # Whether Python runs the loop over iterations, as it must where it steps the environments.
     loops_in_python = False
+    # Who plays in the place of `env`, see `use_collectors`.
+    collectors: Collectors | None = None
     # Whether learning runs in the background of the next rollout on the host.
     overlap = False
     # What the host's runner does in two parts: the rollout in Python, one call for the rest.
@@ -187,6 +191,20 @@ class LearnerWorkflow(Workflow):
         """Spreads runs that are set up from now on over the replicas of a strategy."""
         self.replicas = Replicas(strategy)
         self._learner = None
+        self._divide()
+
+    def use_collectors(self, collectors: Collectors, env: Env) -> None:
+        """Lets runs that are set up from now on learn from what other processes play.
+
+        Args:
+          collectors: Gives what they have played, and hands them the agent's state.
+          env: What is known of their environments, in the place of those of this process.
+        """
+        if isinstance(self.env, HostEnv):
+            self.env.close()
+        self.collectors, self.env, self.overlap = collectors, env, False
+        modes = {"rollout": "graph", "loop": "eager"}
+        self.use_compile({**self.compile, **modes})
         self._divide()
 
     @property
@@ -632,7 +650,8 @@ class LearnerWorkflow(Workflow):
     @property
     def loops_on_host(self) -> bool:
         """Whether a rollout is a step of Python's, and all that follows it one call."""
-        return isinstance(self.env, HostEnv) or self.loops_in_python
+        on_host = isinstance(self.env, HostEnv) or self.collectors is not None
+        return on_host or self.loops_in_python
 
     @property
     def shares_traces(self) -> bool:
@@ -725,7 +744,9 @@ class LearnerWorkflow(Workflow):
         return done.replace(rows=rows)  # type: ignore[no-any-return]
 
     def begin_call(self, state: State) -> State:
-        """Leaves out what no iteration changes."""
+        """Leaves out what no iteration changes; tells collectors what the agent is now."""
+        if self.collectors is not None:
+            self.collectors.begin(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
         return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
 
@@ -751,15 +772,19 @@ class LearnerWorkflow(Workflow):
     # On the host, where a rollout is Python's.
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how a rollout is played, at random or by the policy."""
+        """Returns how a rollout is played, at random or by the policy, or got from collectors."""
+        if self.collectors is not None:
+            return functools.partial(self.collectors.play, waits=not made.phase.learns)
         action_fn = self.agent.random_actions if random else None
         collect = functools.partial(self.collect_trajectory, action_fn=action_fn)
         if isinstance(self.env, HostEnv):
             return collect
         return made.stage("rollout/random" if random else "rollout", collect)
 
-    def steps_in(self, played: Trajectory) -> int:
+    def steps_in(self, played: Nest) -> int:
         """Returns the env steps of what `host_rollout` gave, those of other processes too."""
+        if isinstance(played, CollectedRollouts):
+            played = played.trajectory
         if self.all_rows_valid:
             return self.rollout_length * int(self.env.num_envs)
         steps, group = int(np.count_nonzero(played.valid)), self.worker_group
@@ -776,8 +801,11 @@ class LearnerWorkflow(Workflow):
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """All that follows a rollout on the host, see `host_runner.HostIterating`."""
 
-    def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
+    def rollout_result(self, state: State, played: Nest) -> RolloutResult:
         """Returns what is made of a rollout on the host."""
+        if isinstance(played, CollectedRollouts):
+            result = self.rollout_result(state, played.trajectory)
+            return result.replace(metrics={**result.metrics, **played.metrics})  # type: ignore[no-any-return]
         return self.compiled_process_rollout(struct.values(state.agent_state), played)  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -863,7 +891,9 @@ class LearnerWorkflow(Workflow):
         )
 
     def close(self) -> None:
-        """Closes environments on the host."""
+        """Closes environments on the host, and connections to collectors."""
+        if self.collectors is not None:
+            self.collectors.close()
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv):
                 env.close()
@@ -913,17 +943,21 @@ class LearnerWorkflow(Workflow):
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
-        if self.loops_on_host and not host_env:
+        choose = functools.partial(self._choose_acting, state) if host_env else None
+        if self.collectors is not None:  # there is no rollout to be timed
+            rollout: Any = made.stage("rollout", self.collect)
+            choose = lambda _: "graph"  # noqa: E731
+        elif self.loops_on_host and not host_env:
             rollout = self.host_rollout(made, random=False)
         else:
             rollout = made.stage("rollout", functools.partial(self.collect, action_fn=None))
         return Trials(
-            rollout=rollout,  # type: ignore[arg-type]
+            rollout=rollout,
             update=self.update_stage(state),  # type: ignore[arg-type]
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
             keep=keep,
-            choose_acting=functools.partial(self._choose_acting, state) if host_env else None,
+            choose_acting=choose,
             python_steps=on_host(self.env) and not host_env,
             python_loop=self.loops_on_host,
             several=self.replicas.several,

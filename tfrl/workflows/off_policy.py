@@ -16,7 +16,6 @@ from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
-from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import DEFAULT_MODULE_ID, CheckNumerics, ModuleConfig
@@ -46,7 +45,7 @@ from tfrl.workflows.checks import (
     updates_ratio,
     warn_of_no_updates,
 )
-from tfrl.workflows.collectors import POLICY_VERSION, Collected, Collectors
+from tfrl.workflows.collectors import POLICY_VERSION, Collected
 from tfrl.workflows.experience import InGraphExperience
 from tfrl.workflows.host_runner import HostRunner, keys_of
 from tfrl.workflows.learner_workflow import LearnerWorkflow
@@ -80,9 +79,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
     """
 
     _played_in_two = (*LearnerWorkflow._played_in_two, "learn_from")
-    _not_traced = LearnerWorkflow._not_traced | {"collectors"}
-    # Who plays in the place of `env`, see `use_collectors`.
-    collectors: Collectors | None = None
 
     def __init__(
         self,
@@ -261,24 +257,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
             replay = replay.replace(reconnect_seconds=reconnect_seconds)
         self.replay = replay
 
-    def use_collectors(self, collectors: Collectors, env: Env) -> None:
-        """Lets runs that are set up from now on learn from what other processes play.
-
-        An iteration has the learner steps of `rollout_length` steps of one collector. The limiter
-        of the replay server keeps both sides in step; the env steps of a run are the items that all
-        collectors have put into the table.
-
-        Args:
-          collectors: Tells how far they are, and hands them the agent's state.
-          env: What is known of their environments, in the place of those of this process.
-        """
-        if isinstance(self.env, HostEnv):
-            self.env.close()
-        self.collectors, self.env, self.overlap = collectors, env, False
-        modes = {"rollout": "graph", "loop": "eager"}
-        self.use_compile({**self.compile, **modes})
-        self._divide()
-
     @property
     def divided_sizes(self) -> dict[str, int]:
         """Rows of a learner step."""
@@ -450,12 +428,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def steps_in(self, played: Trajectory) -> int:
         """Returns the env steps of what `host_rollout` gave."""
         return int(played.env_steps) if isinstance(played, Collected) else super().steps_in(played)
-
-    def begin_call(self, state: State) -> State:
-        """Tells collectors what the agent is now."""
-        if self.collectors is not None:
-            self.collectors.begin(state)
-        return super().begin_call(state)
 
     def end_call(self, before: State, after: State) -> State:
         """Notes that the updates have begun."""
@@ -643,9 +615,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played; of several replicas it has the steps of all of them."""
-        if self.collectors is not None:
-            return functools.partial(self.collectors.play, waits=not made.phase.learns)
-        if not self.replicas.several:
+        if self.collectors is not None or not self.replicas.several:
             return super().host_rollout(made, random=random)
         act = self.agent.random_actions if random else None
         one = CompiledStage("rollout", functools.partial(self.collect_trajectory, action_fn=act))
@@ -837,9 +807,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def trials(self, state: State, made: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         trials = super().trials(state, made)
-        if self.collectors is not None:  # there is no rollout to be timed
-            never = made.stage("rollout", self.collect)
-            trials = dataclasses.replace(trials, rollout=never, choose_acting=lambda _: "graph")
         fuses = not (self.loops_in_python and self.replicas.several)
         return dataclasses.replace(
             trials, prefers_fused=not self.loops_in_python, fuses_on_host=fuses

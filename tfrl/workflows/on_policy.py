@@ -169,6 +169,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
             return self.play(state, state.key).batch
         # Steps on the host cannot be taken on trial.
         agent_state = struct.values(state.agent_state)
+        if self.collectors is not None:
+            return self.compiled_process_rollout(agent_state, self.collectors.blank()).batch
         fields = self.rollout_fields(state.env_state)
         env = cast(HostEnv, self.env)
         trajectory = blank_trajectory(

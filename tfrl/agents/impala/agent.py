@@ -29,6 +29,7 @@ class Impala(ActorCritic):
     """
 
     epochs_and_minibatches = (1, 1)
+    corrects_policy_lag = True
 
     gae_lambda: float = 1.0
     normalize_advantage: bool = False

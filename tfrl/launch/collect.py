@@ -1,0 +1,81 @@
+"""`bin/collect.py`: plays the environments of a training for a learner in another process."""
+
+import contextlib
+import sys
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import app, role_flags
+from tfrl.launch import flags as common_flags
+from tfrl.launch.termination import Termination
+
+DOC = """Plays by the parameters of bin/learn.py, and writes into bin/reverb_server.py.
+
+  tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
+      --num_tasks=2 --task_id=0
+
+It ends with its run. One that was killed is started again by the same command."""
+
+flags.DEFINE_string(
+    "replay_server", None, "Address host:port of bin/reverb_server.py --num_collectors=..."
+)
+flags.DEFINE_integer("task_id", 0, "The number of this collector, from 0.", lower_bound=0)
+flags.DEFINE_integer("num_tasks", 1, "How many collectors there are.", lower_bound=1)
+
+
+def main() -> int:
+    """Plays until the run has ended or a signal comes; returns the exit code."""
+    termination = Termination()
+    termination.install()
+    values, server = common_flags.common(), role_flags.replay_server()
+    task_id, num_tasks = flags.FLAGS.task_id, flags.FLAGS.num_tasks
+    if task_id >= num_tasks:
+        raise UserError(
+            f"--task_id={task_id}",
+            expected=f"a number below --num_tasks={num_tasks}",
+            got=str(task_id),
+        )
+    if not values.gin_file:
+        raise UserError(
+            "--gin_file",
+            expected="the gin file of the training",
+            got="nothing",
+            remedy="Give the one that bin/learn.py is given.",
+        )
+    from tfrl.launch import gin_files
+
+    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    gin_files.read(values.gin_file, values.gin_bindings)
+    common_flags.configure_tensorflow(values)
+    from tfrl.launch import settings
+
+    assembled = settings.assemble(values.gin_file, values.gin_bindings)
+    with termination.deferred(), contextlib.closing(_collector(assembled.workflow, server)) as made:
+        app.say(f"Collector {task_id} of {num_tasks} plays.")
+        made.run(lambda: termination.requested)
+        app.say(f"Collector {task_id}: {made.env_steps:,} env steps, {made.episodes:,} episodes.")
+    return termination.exit_code if termination.requested else 0
+
+
+def _collector(workflow: Any, server: str) -> Any:
+    from tfrl.roles.collector import ReplayCollector, RolloutCollector
+    from tfrl.workflows import OnPolicyWorkflow
+
+    values = flags.FLAGS
+    common: dict[str, Any] = {
+        "task_id": values.task_id,
+        "num_tasks": values.num_tasks,
+        "seed": common_flags.common().seed,
+        "wait_seconds": values.wait_seconds,
+        "log": app.say,
+    }
+    if isinstance(workflow, OnPolicyWorkflow):
+        return RolloutCollector(workflow, values.variable_server or server, **common)
+    return ReplayCollector(workflow, server, values.variable_server, **common)
+
+
+def run() -> None:
+    """Entry point of `tfrl-collect` and `bin/collect.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)

@@ -1,0 +1,74 @@
+"""`bin/learn.py`: trains from what collectors play in other processes."""
+
+import sys
+from typing import Any
+
+from absl import flags
+
+from tfrl.launch import app, role_flags, train
+
+DOC = """Trains an agent from what bin/collect.py plays in other processes, and publishes parameters.
+
+  tfrl-reverb-server --gin_file=dqn/gymnasium_cartpole.gin --port=8000 --num_collectors=2 \\
+      --root_dir=runs/server
+  tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
+      --num_collectors=2 --root_dir=runs/learner
+  tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
+      --num_tasks=2 --task_id=0
+
+All other flags are those of tfrl-train, which does the same in one process; tfrl-launch starts all
+of them."""
+
+flags.DEFINE_integer("num_collectors", 1, "How many collectors play.", lower_bound=1)
+flags.DEFINE_enum(
+    "synchronous",
+    "auto",
+    ["auto", "true", "false"],
+    "Whether on-policy collectors wait for the parameters that follow from their rollout. auto: "
+    "unless the agent corrects for the policy lag, as IMPALA does.",
+)
+flags.DEFINE_integer(
+    "max_policy_lag",
+    None,
+    "Learner steps between acting and learning, at most, on-policy; older rollouts are left out.",
+    lower_bound=0,
+)
+
+
+def prepare(workflow: Any) -> None:
+    """Gives a workflow its collectors, as the flags say.
+
+    Args:
+      workflow: That of the gin file.
+
+    Raises:
+      UserError: It cannot be distributed, or others are not there in time.
+    """
+    from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
+    from tfrl.workflows import OnPolicyWorkflow
+
+    values, server = flags.FLAGS, role_flags.replay_server()
+    common: dict[str, Any] = {"wait_seconds": values.wait_seconds, "log": app.say}
+    if isinstance(workflow, OnPolicyWorkflow):
+        asked = {"auto": None, "true": True, "false": False}[values.synchronous]
+        RolloutCollectors(
+            workflow,
+            values.variable_server or server,
+            num_collectors=values.num_collectors,
+            synchronous=asked,
+            max_policy_lag=values.max_policy_lag,
+            **common,
+        )
+    else:
+        ReplayCollectors(workflow, server, values.variable_server, **common)
+
+
+def main() -> int:
+    """Trains as the flags say; returns the exit code."""
+    role_flags.replay_server()  # before TensorFlow is imported
+    return train.main(prepare)
+
+
+def run() -> None:
+    """Entry point of `tfrl-learn` and `bin/learn.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)
