@@ -1,0 +1,103 @@
+"""The processes of a distributed run: what each is called with, whatever starts it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
+# Of `JobOptions.root_dir`, which is the learner's run folder.
+SERVERS = "servers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """One process of a job.
+
+    Attributes:
+      kind: "server", "learner", "collector" or "evaluator".
+      index: Its number among those of its kind, from 0.
+      binary: The module of `tfrl.launch` that it runs.
+      flags: Its command line, behind the binary.
+    """
+
+    kind: str
+    index: int
+    binary: str
+    flags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Such as "collector-1"."""
+        return f"{self.kind}-{self.index}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that a user would type."""
+        return (f"tfrl-{self.binary.replace('_', '-')}", *self.flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """What a job is made of.
+
+    Attributes:
+      gin_files: As of `tfrl-train`.
+      gin_bindings: Likewise.
+      root_dir: The run folder.
+      seed: Of the run.
+      collectors: How many processes play.
+      evaluators: How many follow the checkpoints: 0 or 1.
+      wait_seconds: How long processes wait for each other.
+      learner_flags: More flags of the learner.
+    """
+
+    gin_files: tuple[str, ...]
+    gin_bindings: tuple[str, ...]
+    root_dir: str
+    seed: int
+    collectors: int
+    evaluators: int
+    wait_seconds: float
+    learner_flags: tuple[str, ...] = ()
+
+
+def roles(options: JobOptions, *, port: int, host: str = "localhost", bind: str = "") -> list[Role]:
+    """Returns the processes of a job, servers first.
+
+    Args:
+      options: What it is made of.
+      port: Where the server listens.
+      host: Its name, as the others reach it.
+      bind: Who may reach it, as `bin/reverb_server.py --bind`; "" for this machine alone.
+    """
+    experiment = [
+        *(f"--gin_file={file}" for file in options.gin_files),
+        *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
+        f"--seed={options.seed}",
+    ]
+    meeting = [
+        *experiment,
+        f"--replay_server={host}:{port}",
+        f"--wait_seconds={options.wait_seconds:g}",
+    ]
+    root, count = options.root_dir, options.collectors
+
+    def made(kind: str, index: int, binary: str, flags: Sequence[str]) -> Role:
+        return Role(kind, index, binary, tuple(flags))
+
+    folder = pathlib.PurePosixPath(root, SERVERS, "0")
+    serving = [f"--port={port}", f"--num_collectors={count}", f"--root_dir={folder}"]
+    if bind:
+        serving.append(f"--bind={bind}")
+    learning = [f"--root_dir={root}", f"--num_collectors={count}", *options.learner_flags]
+    result = [
+        made(SERVER, 0, "reverb_server", [*experiment, *serving]),
+        made(LEARNER, 0, "learn", [*meeting, *learning]),
+    ]
+    for i in range(count):
+        flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
+        result.append(made(COLLECTOR, i, "collect", flags))
+    if options.evaluators:
+        flags = [f"--root_dir={root}", "--watch", f"--wait_seconds={options.wait_seconds:g}"]
+        result.append(made(EVALUATOR, 0, "evaluate", flags))
+    return result

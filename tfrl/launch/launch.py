@@ -1,0 +1,100 @@
+"""`bin/launch.py`: one command for all processes of a distributed run."""
+
+import pathlib
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import api, app, gin_files
+from tfrl.launch import flags as common_flags
+from tfrl.launch.job import JobOptions, Role, roles
+from tfrl.launch.termination import Termination
+
+DOC = """Starts a server, a learner and collectors for the training that a gin file describes.
+
+  tfrl-launch --gin_file=dqn/gymnasium_cartpole.gin --collectors=2 --root_dir=runs/dqn_2
+  tfrl-launch --gin_file=impala/tf_cartpole.gin --collectors=4 --dry_run
+
+The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
+with logs/ of all processes and servers/ beside it."""
+
+ENGINES = ("local",)
+
+flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
+flags.DEFINE_integer("collectors", 2, "Processes that play.", lower_bound=1)
+flags.DEFINE_integer(
+    "evaluators", 0, "Processes that evaluate each checkpoint.", lower_bound=0, upper_bound=1
+)
+flags.DEFINE_integer(
+    "max_restarts", 3, "How often a process that broke down is started again.", lower_bound=0
+)
+flags.DEFINE_boolean("dry_run", False, "Print what would be started, and start nothing.")
+flags.DEFINE_float(
+    "wait_seconds", 600.0, "Seconds that processes wait for each other.", lower_bound=0.0
+)
+
+
+def main() -> int:
+    """Launches as the flags say; returns the exit code."""
+    termination = Termination()
+    termination.install()
+    values, asked = common_flags.common(), flags.FLAGS
+    if not values.gin_file:
+        raise UserError(
+            "--gin_file",
+            expected="the gin file of a training",
+            got="nothing",
+            remedy="Give the one that bin/train.py would be given.",
+        )
+    gin_files.read(values.gin_file, values.gin_bindings)
+    root = values.root_dir or api.default_root_dir(list(values.gin_file))
+    options = JobOptions(
+        gin_files=values.gin_file,
+        gin_bindings=values.gin_bindings,
+        root_dir=root,
+        seed=values.seed,
+        collectors=asked.collectors,
+        evaluators=asked.evaluators,
+        wait_seconds=asked.wait_seconds,
+        learner_flags=_learner_flags(values),
+    )
+    job = roles(options, port=free_port())
+    if asked.dry_run:
+        app.say(described(job))
+        return 0
+    from tfrl.launch.local_engine import LocalEngine
+
+    log_dir = pathlib.Path(root).expanduser() / "logs"
+    return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
+
+
+def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
+    given = {
+        "if_exists": values.if_exists,
+        "strategy": values.strategy,
+        "tpu": values.tpu,
+        "num_logical_cpus": values.num_logical_cpus,
+        "deterministic_ops": values.deterministic_ops,
+    }
+    return tuple(f"--{name}={x}" for name, x in given.items() if flags.FLAGS[name].present)
+
+
+def described(job: Sequence[Role]) -> str:
+    """Returns the commands of a job, as a user would type them."""
+    return "\n".join(f"{role.name:<12} {shlex.join(role.command)}" for role in job)
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on."""
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::", 0))
+        return int(probe.getsockname()[1])
+
+
+def run() -> None:
+    """Entry point of `tfrl-launch` and `bin/launch.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)

@@ -1,0 +1,248 @@
+"""Runs a job as processes of this machine."""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, Role
+from tfrl.launch.termination import Termination
+
+_COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
+_LOOK_SECONDS = 0.1
+# Before a process that broke down is started again: the first time, and at most.
+_BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
+# How long processes may take to end when they are asked to; servers save their tables.
+_END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
+# How long collectors and evaluators may take to see that the run has ended.
+_SEE_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1
+# A user's mistake: a second start would make it again.
+_MISTAKE = 2
+
+
+@dataclasses.dataclass
+class Process:
+    """One process of a job, over all its starts.
+
+    Attributes:
+      role: What it is.
+      log: The file of its output.
+      restarts: How often it was started again.
+      last_line: The last that it printed.
+    """
+
+    role: Role
+    log: pathlib.Path
+    restarts: int = 0
+    last_line: str = ""
+    popen: Any = None
+    reader: Any = None
+    started: float = 0.0
+    starts_at: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs now."""
+        return self.popen is not None and self.popen.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, as a shell counts signals; None while it runs or waits to be started."""
+        if self.popen is None or self.starts_at is not None:
+            return None
+        code = self.popen.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+
+class LocalEngine:
+    """Starts the processes of a job, restarts those that break down, and ends all with it."""
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        log_dir: pathlib.Path,
+        *,
+        max_restarts: int = 3,
+        say: Callable[[str], None] | None = None,
+    ):
+        """Starts nothing yet.
+
+        Args:
+          roles: The processes, in the order of their start.
+          log_dir: Gets `<role>.log` for each.
+          max_restarts: How often each may be started again after it broke down: by a signal, or by
+            an exit code other than 0 and 2, which is a user's mistake.
+          say: Takes a line for the user; by default it is printed in colour.
+        """
+        self._console = Console(soft_wrap=True, highlight=False)
+        self._say = say
+        self._max_restarts = max_restarts
+        self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
+        self._lock = threading.Lock()
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def run(self, termination: Termination) -> int:
+        """Runs the job.
+
+        Args:
+          termination: Tells of SIGTERM and Ctrl-C: then the learner saves, and all end.
+
+        Returns:
+          0, if the learner has ended so; else the exit code of the first that has failed for good,
+          or of the signal.
+        """
+        failed = 0
+        try:
+            with termination.deferred():
+                for process in self.processes:
+                    self._start(process)
+                while not termination.requested:
+                    failed = self._look()
+                    if failed or all(p.code == 0 for p in self._of(LEARNER)):
+                        break
+                    time.sleep(_LOOK_SECONDS)
+                if termination.requested:
+                    self._tell(f"Stopped by {termination.name}: the same command goes on.")
+                    failed = termination.exit_code
+                elif not failed:
+                    self._await_end()
+        finally:
+            self._end()
+            self._show()
+        return failed
+
+    # One process.
+
+    def _start(self, process: Process) -> None:
+        process.starts_at = None
+        process.popen = subprocess.Popen(
+            [sys.executable, "-m", "tfrl.launch", process.role.binary, *process.role.flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": process.role.name},
+            preexec_fn=_child_of(os.getpid()),
+        )
+        process.started = time.monotonic()
+        process.reader = threading.Thread(target=self._read, args=[process, process.popen.stdout])
+        process.reader.start()
+
+    def _read(self, process: Process, output: Any) -> None:
+        """Copies what a process prints, into its log and to the user."""
+        with output, open(process.log, "a", encoding="utf-8") as log:
+            for line in output:
+                log.write(line)
+                log.flush()
+                process.last_line = line.rstrip() or process.last_line
+                self._tell(line.rstrip(), process.role)
+
+    def _tell(self, line: str, role: Role | None = None) -> None:
+        if self._say is not None:
+            self._say(line if role is None else f"{role.name} | {line}")
+            return
+        text = Text()
+        if role is not None:
+            text.append(f"{role.name:<12}| ", style=_COLOURS[role.kind])
+        with self._lock:
+            self._console.print(text.append(line))
+
+    # All of them.
+
+    def _of(self, *kinds: str) -> Iterator[Process]:
+        return (p for p in self.processes if p.role.kind in kinds)
+
+    def _look(self) -> int:
+        """Starts again what broke down; returns the exit code of what has failed for good, or 0."""
+        for process in self.processes:
+            if process.starts_at is not None and time.monotonic() >= process.starts_at:
+                self._start(process)
+            code = process.code
+            if code is None or (code == 0 and process.role.kind != SERVER):
+                continue
+            process.seconds += time.monotonic() - process.started
+            process.reader.join()  # its last words first
+            name = process.role.name
+            if code == _MISTAKE or process.restarts >= self._max_restarts:
+                times = f" after {process.restarts} restarts" if process.restarts else ""
+                self._tell(
+                    f"{name} has failed with exit code {code}{times}: {process.last_line} "
+                    f"Its log: {process.log}"
+                )
+                return code or 1
+            seconds = min(_BACK_OFF_SECONDS * 2**process.restarts, _MOST_BACK_OFF_SECONDS)
+            process.restarts += 1
+            process.starts_at = time.monotonic() + seconds
+            self._tell(
+                f"{name} has ended with exit code {code}; started again in {seconds:g} s "
+                f"({process.restarts} of {self._max_restarts})."
+            )
+        return 0
+
+    def _await_end(self) -> None:
+        """Lets those who look see that the run has ended."""
+        deadline = time.monotonic() + _SEE_SECONDS
+        while any(p.running for p in self._of(COLLECTOR, EVALUATOR)):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def _end(self) -> None:
+        """Ends what still runs: first those who need the servers."""
+        for kinds in ((LEARNER,), (COLLECTOR, EVALUATOR), (SERVER,)):
+            running = [p for p in self._of(*kinds) if p.running]
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.popen.terminate()
+            for process in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(_END_SECONDS[process.role.kind])
+        for process in self.processes:
+            if process.popen is None:
+                continue
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.popen.pid, signal.SIGKILL)  # and what it has started
+            process.popen.wait()
+            process.reader.join(timeout=5.0)
+
+    def _show(self) -> None:
+        """Prints how each process has fared."""
+        table = Table("role", "exit code", "restarts", "age (s)", "last line", box=None)
+        for process in self.processes:
+            if process.popen is None:
+                continue
+            age = process.seconds + time.monotonic() - process.started
+            cells = (process.code, process.restarts, f"{age:.0f}")
+            colour = _COLOURS[process.role.kind]
+            last = process.last_line[:80]
+            table.add_row(process.role.name, *map(str, cells), last, style=colour)
+        if self._say is None:
+            self._console.print(table)
+
+
+def _child_of(parent: int) -> Callable[[], None]:
+    """Returns what a child does before it runs: it leads a group, and ends with its parent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def prepare() -> None:
+        os.setpgid(0, 0)  # Ctrl-C is the launcher's, which ends all in order
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has died meanwhile
+            os._exit(1)
+
+    return prepare
