@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -11,6 +12,7 @@ from absl import flags
 from tfrl.errors import UserError
 from tfrl.launch import app, run_config
 from tfrl.launch import flags as common_flags
+from tfrl.launch.termination import Termination
 
 if TYPE_CHECKING:
     from tfrl.launch.settings import Settings
@@ -19,7 +21,9 @@ DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
 
   tfrl-evaluate --root_dir=runs/ppo_tf_cartpole --episodes=100 --video=cartpole.mp4
 
-The run's own configuration is read from its folder, in which nothing is changed."""
+The run's own configuration is read from its folder, in which nothing is changed. With --watch each
+checkpoint of a running training is evaluated as it comes; the results are lines of
+evaluations.jsonl, too."""
 
 _VIDEO_ENDINGS = (".mp4", ".gif")
 
@@ -28,14 +32,31 @@ flags.DEFINE_string(
     "checkpoint", "latest", "Which one: latest, best (by evaluation), or its number of env steps."
 )
 flags.DEFINE_string("video", None, "Also records one episode to this .mp4 or .gif file.")
+flags.DEFINE_boolean(
+    "watch", False, "Evaluate each new checkpoint of a training, until that has ended."
+)
+flags.DEFINE_float(
+    "wait_seconds",
+    600.0,
+    "With --watch: seconds to wait for the run, and for each checkpoint.",
+    lower_bound=0.0,
+)
+
+EVALUATIONS = "evaluations.jsonl"
+_LOOK_SECONDS = 0.5
 
 
 def main() -> int:
     """Evaluates as the flags say; returns the exit code."""
+    termination = Termination()
+    if flags.FLAGS.watch:
+        termination.install()
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     checkpoint = _which(flags.FLAGS.checkpoint)
     _check_video(flags.FLAGS.video)
+    if flags.FLAGS.watch:
+        await_run(values.root_dir, flags.FLAGS.wait_seconds)
     files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
@@ -45,6 +66,8 @@ def main() -> int:
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
     with contextlib.closing(assembled.workflow), lost_workers(strategy):
+        if flags.FLAGS.watch:
+            return watch(assembled, values.root_dir or "", termination)
         result = evaluate(
             assembled,
             values.root_dir or "",
@@ -132,6 +155,87 @@ def evaluate(
     if leads:
         _show(f"{folder.root}, {restored.path.name}", figures)
     return figures
+
+
+def await_run(root_dir: str | None, seconds: float) -> None:
+    """Returns once a folder holds the configuration of a run and a checkpoint.
+
+    Raises:
+      UserError: It does not within `seconds`.
+    """
+    from tfrl.experiment.checkpoints import CheckpointManager
+    from tfrl.experiment.run_folder import RunFolder
+
+    if root_dir is None:
+        run_config.find(root_dir)  # says that the flag is missing
+    folder, deadline, told = RunFolder(str(root_dir)), time.monotonic() + seconds, False
+    while not (
+        run_config.holds(root_dir)
+        and CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None).steps
+    ):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"--root_dir={root_dir}",
+                expected=f"a run with a checkpoint within {seconds:g} s",
+                got="none",
+                remedy="Start the training with the same --root_dir, or raise --wait_seconds.",
+            )
+        if not told:
+            app.say(f"Waiting up to {seconds:g} s for the first checkpoint in {folder.root}.")
+            told = True
+        time.sleep(_LOOK_SECONDS)
+
+
+def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
+    """Evaluates each new checkpoint until the run has ended; of several the newest.
+
+    Args:
+      settings: The run's configuration.
+      root_dir: The run folder; `evaluations.jsonl` in it gets a line for each.
+      termination: Tells of SIGTERM and Ctrl-C.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      UserError: There is no new checkpoint for --wait_seconds, and the run has not ended.
+    """
+    from tfrl.experiment.checkpoints import CheckpointManager
+    from tfrl.experiment.run_folder import RunFolder
+
+    folder, values = RunFolder(root_dir), flags.FLAGS
+    manager = CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None)
+    done, since = -1, time.monotonic()
+    with termination.deferred():
+        while not termination.requested:
+            ended = folder.read_summary() is not None  # before the look at checkpoints
+            newest = max(manager.steps, default=-1)
+            if newest > done:
+                result = evaluate(
+                    settings,
+                    root_dir,
+                    episodes=values.episodes,
+                    checkpoint="latest",
+                    seed=common_flags.common().seed,
+                    video=values.video,
+                )
+                done, since = max(newest, result["env_steps"]), time.monotonic()
+                line = json.dumps(result)
+                print(line, flush=True)
+                with open(folder.root / EVALUATIONS, "a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+            elif ended:
+                return 0
+            elif time.monotonic() - since > values.wait_seconds:
+                raise UserError(
+                    f"--root_dir={root_dir}",
+                    expected=f"a new checkpoint within {values.wait_seconds:g} s",
+                    got=f"none after that of {done:,} env steps",
+                    remedy="See whether the training goes on, or raise --wait_seconds.",
+                )
+            else:
+                time.sleep(_LOOK_SECONDS)
+    return termination.exit_code
 
 
 def _show(title: str, figures: dict[str, Any]) -> None:

@@ -29,6 +29,8 @@ _END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
 # How long collectors and evaluators may take to see that the run has ended.
 _SEE_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
+# What libraries say of themselves is for the log alone.
+_NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
 # A user's mistake: a second start would make it again.
 _MISTAKE = 2
 
@@ -149,7 +151,9 @@ class LocalEngine:
             for line in output:
                 log.write(line)
                 log.flush()
-                process.last_line = line.rstrip() or process.last_line
+                if not line.strip() or any(sign in line for sign in _NOISE):
+                    continue
+                process.last_line = line.rstrip()
                 self._tell(line.rstrip(), process.role)
 
     def _tell(self, line: str, role: Role | None = None) -> None:

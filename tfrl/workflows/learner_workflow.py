@@ -65,6 +65,7 @@ from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.host_runner import HostRunner
 from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
 from tfrl.workflows.run_values import (
+    PLAYED,
     learner_values,
     load_learner,
     load_progress,
@@ -997,6 +998,10 @@ class LearnerWorkflow(Workflow):
     def state_paths(self, state: State) -> set[str]:
         """The paths of `state_values`."""
         return set(self.state_values(state))
+
+    def is_loaded(self, path: str, *, environments: bool) -> bool:
+        """All; but without environments not those of environments and carry."""
+        return environments or not path.startswith(PLAYED)
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True

@@ -282,7 +282,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
         """All, but no experience for an evaluation, nor without `checkpoint_replay`."""
-        return not path.startswith(REPLAY) or (environments and self.checkpoint_replay)
+        if path.startswith(REPLAY):
+            return environments and self.checkpoint_replay
+        return super().is_loaded(path, environments=environments)
 
     def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
         """Tells a checkpoint whose experience was elsewhere from others that do not fit."""

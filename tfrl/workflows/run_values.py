@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 _LEARNER, _PROGRESS = "learner/", "progress/"
+# What paths of environments, and of what a policy carries, begin with.
+PLAYED = (f"{_PROGRESS}env_state", f"{_PROGRESS}carry")
 # Fields of the counters that are the learner's, or follow from it.
 _OF_LEARNER = ("learner", "learning_start")
 

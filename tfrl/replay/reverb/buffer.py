@@ -164,6 +164,8 @@ class ReverbBuffer(ReplayBuffer):
         """Raises if somebody else has taken items out of a table that by itself never shrinks."""
         self._looked = time.monotonic()
         result = self._connection.server_info()
+        if self._connection.reconnections != self._reconnections:
+            return  # it was waited for, and may have begun from its last checkpoint
         for config in self.replay.table_configs:
             size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
             if config.kind not in ONCE and size < before:
