@@ -1,4 +1,4 @@
-"""`python -m tfrl.launch learn --gin_file=...`: any of the binaries, as the launcher starts them."""
+"""`python -m tfrl.launch learn --gin_file=...`: a binary, as the launcher starts it."""
 
 import importlib
 import sys

@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, role_flags
+from tfrl.launch import app, server_flag, variable_flag, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -18,9 +18,6 @@ DOC = """Plays by the parameters of bin/learn.py, and writes into bin/reverb_ser
 
 It ends with its run. One that was killed is started again by the same command."""
 
-flags.DEFINE_string(
-    "replay_server", None, "Address host:port of bin/reverb_server.py --num_collectors=..."
-)
 flags.DEFINE_integer("task_id", 0, "The number of this collector, from 0.", lower_bound=0)
 flags.DEFINE_integer("num_tasks", 1, "How many collectors there are.", lower_bound=1)
 
@@ -29,7 +26,7 @@ def main() -> int:
     """Plays until the run has ended or a signal comes; returns the exit code."""
     termination = Termination()
     termination.install()
-    values, server = common_flags.common(), role_flags.replay_server()
+    values, server = common_flags.common(), server_flag.replay_server()
     task_id, num_tasks = flags.FLAGS.task_id, flags.FLAGS.num_tasks
     if task_id >= num_tasks:
         raise UserError(

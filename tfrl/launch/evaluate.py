@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import app, run_config
+from tfrl.launch import app, run_config, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -34,12 +34,6 @@ flags.DEFINE_string(
 flags.DEFINE_string("video", None, "Also records one episode to this .mp4 or .gif file.")
 flags.DEFINE_boolean(
     "watch", False, "Evaluate each new checkpoint of a training, until that has ended."
-)
-flags.DEFINE_float(
-    "wait_seconds",
-    600.0,
-    "With --watch: seconds to wait for the run, and for each checkpoint.",
-    lower_bound=0.0,
 )
 
 EVALUATIONS = "evaluations.jsonl"

@@ -89,7 +89,7 @@ def roles(options: JobOptions, *, port: int, host: str = "localhost", bind: str 
     serving = [f"--port={port}", f"--num_collectors={count}", f"--root_dir={folder}"]
     if bind:
         serving.append(f"--bind={bind}")
-    learning = [f"--root_dir={root}", f"--num_collectors={count}", *options.learner_flags]
+    learning = [f"--root_dir={root}", *options.learner_flags]
     result = [
         made(SERVER, 0, "reverb_server", [*experiment, *serving]),
         made(LEARNER, 0, "learn", [*meeting, *learning]),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files
+from tfrl.launch import api, app, gin_files, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
 from tfrl.launch.termination import Termination
@@ -33,9 +33,6 @@ flags.DEFINE_integer(
     "max_restarts", 3, "How often a process that broke down is started again.", lower_bound=0
 )
 flags.DEFINE_boolean("dry_run", False, "Print what would be started, and start nothing.")
-flags.DEFINE_float(
-    "wait_seconds", 600.0, "Seconds that processes wait for each other.", lower_bound=0.0
-)
 
 
 def main() -> int:

@@ -5,21 +5,20 @@ from typing import Any
 
 from absl import flags
 
-from tfrl.launch import app, role_flags, train
+from tfrl.launch import app, server_flag, train, variable_flag, wait_flag  # noqa: F401
 
-DOC = """Trains an agent from what bin/collect.py plays in other processes, and publishes parameters.
+DOC = """Trains an agent from what bin/collect.py plays in other processes.
 
   tfrl-reverb-server --gin_file=dqn/gymnasium_cartpole.gin --port=8000 --num_collectors=2 \\
       --root_dir=runs/server
   tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
-      --num_collectors=2 --root_dir=runs/learner
+      --root_dir=runs/learner
   tfrl-collect --gin_file=dqn/gymnasium_cartpole.gin --replay_server=localhost:8000 \\
       --num_tasks=2 --task_id=0
 
 All other flags are those of tfrl-train, which does the same in one process; tfrl-launch starts all
 of them."""
 
-flags.DEFINE_integer("num_collectors", 1, "How many collectors play.", lower_bound=1)
 flags.DEFINE_enum(
     "synchronous",
     "auto",
@@ -47,14 +46,13 @@ def prepare(workflow: Any) -> None:
     from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
     from tfrl.workflows import OnPolicyWorkflow
 
-    values, server = flags.FLAGS, role_flags.replay_server()
+    values, server = flags.FLAGS, server_flag.replay_server()
     common: dict[str, Any] = {"wait_seconds": values.wait_seconds, "log": app.say}
     if isinstance(workflow, OnPolicyWorkflow):
         asked = {"auto": None, "true": True, "false": False}[values.synchronous]
         RolloutCollectors(
             workflow,
             values.variable_server or server,
-            num_collectors=values.num_collectors,
             synchronous=asked,
             max_policy_lag=values.max_policy_lag,
             **common,
@@ -65,7 +63,7 @@ def prepare(workflow: Any) -> None:
 
 def main() -> int:
     """Trains as the flags say; returns the exit code."""
-    role_flags.replay_server()  # before TensorFlow is imported
+    server_flag.replay_server()  # before TensorFlow is imported
     return train.main(prepare)
 
 

@@ -79,6 +79,7 @@ class LocalEngine:
         log_dir: pathlib.Path,
         *,
         max_restarts: int = 3,
+        command: Callable[[Role], list[str]] | None = None,
         say: Callable[[str], None] | None = None,
     ):
         """Starts nothing yet.
@@ -88,10 +89,12 @@ class LocalEngine:
           log_dir: Gets `<role>.log` for each.
           max_restarts: How often each may be started again after it broke down: by a signal, or by
             an exit code other than 0 and 2, which is a user's mistake.
+          command: Returns the command line of a process; by default that of its binary.
           say: Takes a line for the user; by default it is printed in colour.
         """
         self._console = Console(soft_wrap=True, highlight=False)
         self._say = say
+        self._command = command or _own_command
         self._max_restarts = max_restarts
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
         self._lock = threading.Lock()
@@ -132,7 +135,7 @@ class LocalEngine:
     def _start(self, process: Process) -> None:
         process.starts_at = None
         process.popen = subprocess.Popen(
-            [sys.executable, "-m", "tfrl.launch", process.role.binary, *process.role.flags],
+            self._command(process.role),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -237,6 +240,10 @@ class LocalEngine:
             table.add_row(process.role.name, *map(str, cells), last, style=colour)
         if self._say is None:
             self._console.print(table)
+
+
+def _own_command(role: Role) -> list[str]:
+    return [sys.executable, "-m", "tfrl.launch", role.binary, *role.flags]
 
 
 def _child_of(parent: int) -> Callable[[], None]:

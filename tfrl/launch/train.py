@@ -10,7 +10,7 @@ from absl import flags
 
 from tfrl.distribute.choice import choose
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, run_config
+from tfrl.launch import api, app, gin_files, run_config, server_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
@@ -32,12 +32,6 @@ flags.DEFINE_integer(
     "Env steps between videos of the policy in training, as train.video_interval; 0 for the last "
     "one only.",
     lower_bound=0,
-)
-flags.DEFINE_string(
-    "replay_server",
-    None,
-    "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
-    "it; without it experience is kept in this process.",
 )
 flags.DEFINE_float(
     "replay_reconnect_seconds",

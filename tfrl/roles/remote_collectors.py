@@ -30,7 +30,7 @@ from tfrl.roles.tables import (
 )
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
-from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts
+from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts, Collectors
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 # Between two looks at what collectors have written.
@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 30.0
 _SILENT_SECONDS = 10.0
 
 
-class RemoteCollectors:
+class RemoteCollectors(Collectors):
     """Hands the agent's state to collectors, and counts what they have written."""
 
     def __init__(
@@ -118,7 +118,7 @@ class RemoteCollectors:
 
         return self._variables.guard(read, f"reading {table}")
 
-    def _heartbeats(self) -> dict[str, np.ndarray]:
+    def _heartbeats(self) -> dict[str, np.float32]:
         """How many collectors play, and how long ago the most silent of them was heard of."""
         for _, task_id in self._reports(HEARTBEATS):
             self._heard[int(task_id)] = time.monotonic()
@@ -251,8 +251,8 @@ class ReplayCollectors(RemoteCollectors):
         played = Collected(
             env_steps=np.asarray(steps, np.int64),
             episodes=np.asarray(len(ended), np.int64),
-            episode_return=_mean([total for _, total, _ in ended]),
-            episode_length=_mean([length for length, *_ in ended]),
+            episode_return=_mean([float(total) for _, total, _ in ended]),
+            episode_length=_mean([float(length) for length, *_ in ended]),
             metrics=self._heartbeats(),
             seen=None if self._none is None else self._seen(steps),
         )
@@ -300,7 +300,6 @@ class RolloutCollectors(RemoteCollectors):
         workflow: OnPolicyWorkflow,
         server: str,
         *,
-        num_collectors: int,
         synchronous: bool | None = None,
         max_policy_lag: int | None = None,
         publish_seconds: float = 0.0,
@@ -312,7 +311,6 @@ class RolloutCollectors(RemoteCollectors):
         Args:
           workflow: What the learner trains; it does not play any more.
           server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
-          num_collectors: How many processes play; they share the environments.
           synchronous: Whether collectors play one rollout for each publication of parameters, so
             that the policy lag is 0. None for whether the agent does not correct for a lag.
           max_policy_lag: Learner steps between acting and learning, at most; older rollouts are
@@ -329,12 +327,14 @@ class RolloutCollectors(RemoteCollectors):
         if synchronous is None:
             synchronous = not getattr(workflow.agent, "corrects_policy_lag", False)
         self._synchronous, self._max_policy_lag = synchronous, max_policy_lag
-        self._num_collectors = num_collectors
-        self._form = rollout_form(workflow, num_collectors)
+        connection = parameters.connect(server, wait_seconds, log)
+        info = connection.server_info()
+        # Its queue has a place for each of them.
+        self._num_collectors = info[ROLLOUTS].max_size if ROLLOUTS in info else 1
+        self._form = rollout_form(workflow, self._num_collectors)
         self._paths = sorted(rollout_signature(self._form))
         self._leaves = list(struct.paths(self._form))
-        connection = parameters.connect(server, wait_seconds, log)
-        check_rollouts(server, connection.server_info(), self._form)
+        check_rollouts(server, info, self._form)
         self._dropped = 0
         super().__init__(
             workflow,
@@ -355,7 +355,9 @@ class RolloutCollectors(RemoteCollectors):
             self._request += 1
         if self._synchronous or self._is_due():
             self._publish(agent_state)
-        steps, rollouts, lags, tasks = int(self._steps), [], [], set()
+        steps, tasks = int(self._steps), set()
+        rollouts: list[list[np.ndarray]] = []
+        lags: list[int] = []
         deadline = time.monotonic() + self._wait_seconds
         while len(rollouts) < self._num_collectors:
             item = self._next(deadline)

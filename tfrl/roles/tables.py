@@ -48,8 +48,8 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int) -> list[Any]:
     tables += [*distributed_replay(workflow).make_tables(), _report_table(EPISODES, _EPISODE)]
     if normalizes(workflow):
         leaves = tf.nest.flatten(form.normalizer)
-        signature = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-        tables.append(_report_table(STATISTICS, signature))
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        tables.append(_report_table(STATISTICS, specs))
     return tables
 
 

@@ -52,7 +52,7 @@ class Collected(struct.Struct):
                 "env_steps": tf.identity(self.env_steps),
                 "episodes": tf.identity(self.episodes),
             },
-            env_state=(),
+            env_state=None,
         )
 
 
@@ -91,7 +91,8 @@ class Collectors(Protocol):
         """
 
     def blank(self) -> Nest:
-        """Returns a `Trajectory` of zeros like those that `play` returns."""
+        """Returns a `Trajectory` of zeros like those that `play` returns; None for others."""
+        return None
 
     def finish(self, state: State) -> None:
         """Tells them that the run has ended."""

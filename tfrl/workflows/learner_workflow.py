@@ -944,7 +944,7 @@ class LearnerWorkflow(Workflow):
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
-        choose = functools.partial(self._choose_acting, state) if host_env else None
+        choose: Any = functools.partial(self._choose_acting, state) if host_env else None
         if self.collectors is not None:  # there is no rollout to be timed
             rollout: Any = made.stage("rollout", self.collect)
             choose = lambda _: "graph"  # noqa: E731

@@ -1,19 +1,14 @@
-"""The flags that learners and collectors share."""
+"""The flag that says where experience is kept."""
 
 from absl import flags
 
 from tfrl.errors import UserError
 
 flags.DEFINE_string(
-    "variable_server",
+    "replay_server",
     None,
-    "Address host:port of the Reverb server of parameters and reports; --replay_server by default.",
-)
-flags.DEFINE_float(
-    "wait_seconds",
-    600.0,
-    "Seconds to wait for a server, a learner or collectors: at the start, and where one is lost.",
-    lower_bound=0.0,
+    "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
+    "it.",
 )
 
 

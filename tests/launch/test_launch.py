@@ -1,0 +1,194 @@
+"""`bin/launch.py`: what it would start, and how the local engine runs processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.launch.launch_runs import in_process
+from tfrl.launch import job, launch, local_engine, termination
+
+SERVES = """
+import signal, sys, time
+
+def end(*_):
+    print("saved")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
+print("serves", flush=True)
+time.sleep(60)
+"""
+
+
+def role(kind, index=0):
+    return job.Role(kind, index, "train", ())
+
+
+def engine(tmp_path, programs, **options):
+    """An engine of Python programs by the name of their role; returns it and what it says."""
+    said = []
+    roles = [role(*name.split("-")) for name in programs]
+    made = local_engine.LocalEngine(
+        roles,
+        tmp_path / "logs",
+        command=lambda r: [sys.executable, "-S", "-c", programs[r.name]],
+        say=said.append,
+        **options,
+    )
+    return made, said
+
+
+@pytest.fixture(name="quick", autouse=True)
+def fixture_quick(monkeypatch):
+    monkeypatch.setattr(local_engine, "_BACK_OFF_SECONDS", 0.05)
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_job_ends_with_its_learner_and_servers_last(tmp_path):
+    made, said = engine(
+        tmp_path,
+        {
+            "server-0": SERVES,
+            "learner-0": "print('learnt')",
+            "collector-0": "import time; time.sleep(0.3); print('played')",
+        },
+    )
+    assert made.run(termination.Termination()) == 0
+    assert said.index("learner-0 | learnt") < said.index("server-0 | saved")
+    assert said.index("collector-0 | played") < said.index("server-0 | saved")
+    assert (tmp_path / "logs/learner-0.log").read_text() == "learnt\n"
+    assert not any(alive(p.popen.pid) for p in made.processes)
+
+
+def test_what_breaks_down_is_started_again(tmp_path):
+    once = tmp_path / "once"
+    program = f"""
+import os, pathlib, time
+if not pathlib.Path({str(once)!r}).exists():
+    pathlib.Path({str(once)!r}).touch()
+    os.kill(os.getpid(), 9)
+print('again'); time.sleep(60)
+"""
+    learner = f"""
+import pathlib, time
+while 'again' not in pathlib.Path({str(tmp_path / "logs/collector-0.log")!r}).read_text():
+    time.sleep(0.02)
+"""
+    made, said = engine(tmp_path, {"collector-0": program, "learner-0": learner})
+    made._await_end = lambda: None
+    assert made.run(termination.Termination()) == 0
+    assert "collector-0 has ended with exit code 137; started again in 0.05 s (1 of 3)." in said
+    assert not any(alive(p.popen.pid) for p in made.processes)
+
+
+def test_what_breaks_down_too_often_ends_all(tmp_path):
+    programs = {"server-0": SERVES, "learner-0": "import sys; print('no'); sys.exit(1)"}
+    made, said = engine(tmp_path, programs, max_restarts=2)
+    assert made.run(termination.Termination()) == 1
+    assert sum("started again" in line for line in said) == 2
+    assert any("learner-0 has failed with exit code 1 after 2 restarts: no" in x for x in said)
+    assert not any(alive(p.popen.pid) for p in made.processes)
+
+
+def test_a_mistake_is_not_repeated(tmp_path):
+    programs = {
+        "learner-0": "import time; time.sleep(60)",
+        "collector-0": "import sys; sys.exit(2)",
+    }
+    made, said = engine(tmp_path, programs)
+    assert made.run(termination.Termination()) == 2
+    assert not any("started again" in line for line in said)
+
+
+def test_a_signal_ends_all_in_order(tmp_path):
+    programs = {
+        "server-0": SERVES,
+        "learner-0": SERVES.replace("sys.exit(0)", "sys.exit(143)"),
+        "collector-0": "import time; print('plays'); time.sleep(60)",
+    }
+    made, said = engine(tmp_path, programs)
+    stop = termination.Termination()
+
+    def press():
+        while not {"collector-0 | plays", "learner-0 | serves", "server-0 | serves"} <= set(said):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        stop._signal = signal.SIGTERM
+
+    threading.Thread(target=press).start()
+    assert made.run(stop) == 143
+    assert [line for line in said if line.endswith("saved")] == [
+        "learner-0 | saved",
+        "server-0 | saved",
+    ]
+    assert "Stopped by SIGTERM: the same command goes on." in said
+    assert not any(alive(p.popen.pid) for p in made.processes)
+
+
+def test_children_end_with_a_launcher_that_was_killed(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {os.getcwd()!r})
+from tests.launch import test_launch
+from tfrl.launch import termination
+import pathlib
+made, said = test_launch.engine(pathlib.Path({str(tmp_path)!r}), {{
+    "learner-0": "import os, time; print(os.getpid(), flush=True); time.sleep(60)"}})
+made.run(termination.Termination())
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    log = tmp_path / "logs/learner-0.log"
+    deadline = time.monotonic() + 60.0
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    while alive(int(log.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def call(capsys, *args):
+    return in_process(launch.main, capsys, *args)
+
+
+def test_dry_run_shows_the_commands(capsys, tmp_path):
+    root = tmp_path / "r"
+    args = (f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin", "--collectors=2")
+    code, out, err = call(capsys, *args, "--evaluators=1", "--seed=3", "--dry_run")
+    assert (code, err) == (0, "")
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names == ["server-0", "learner-0", "collector-0", "collector-1", "evaluator-0"]
+    server, learner, collector = out.splitlines()[0], out.splitlines()[1], out.splitlines()[3]
+    port = server.partition("--port=")[2].split()[0]
+    assert f"--num_collectors=2 --root_dir={root}/servers/0" in server
+    assert (
+        "tfrl-learn --gin_file=dqn/gymnasium_cartpole.gin --seed=3 --replay_server=loc" in learner
+    )
+    assert f"--replay_server=localhost:{port}" in collector
+    assert collector.endswith("--task_id=1 --num_tasks=2")
+    assert not root.exists()
+
+
+def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
+    code, out, err = call(capsys, f"--root_dir={tmp_path}", "--gin_file=none.gin")
+    assert code == 2 and err.startswith("Error: ") and "none.gin" in err
+
+
+def test_jobs_need_a_file(capsys, tmp_path):
+    code, out, err = call(capsys, f"--root_dir={tmp_path}")
+    assert code == 2 and err.startswith("Error: --gin_file: expected the gin file of a training")

@@ -1,0 +1,151 @@
+"""A learner and its collectors, in threads of one process."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tfrl.errors import UserError
+from tfrl.launch import settings
+from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.server import ReverbServer
+from tfrl.roles import tables
+from tfrl.roles.collector import ReplayCollector, RolloutCollector
+from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
+
+PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
+       "OnPolicyWorkflow.num_epochs=1", "OnPolicyWorkflow.num_minibatches=1",
+       "OnPolicyWorkflow.compile='graph'", "PPO.hidden=(4,)")  # fmt: skip
+DQN = ("dqn/tf_cartpole.gin", "make_env.num_envs=2", "OffPolicyWorkflow.rollout_length=4",
+       "OffPolicyWorkflow.random_steps=64", "OffPolicyWorkflow.batch_size=8",
+       "OffPolicyWorkflow.compile='graph'", "InGraphReplay.capacity=1000",
+       "DQN.normalize_obs=True", "DQN.hidden=(4,)",
+       "OffPolicyWorkflow.iterations_per_row=1")  # fmt: skip
+
+
+def workflow(part, *bindings):
+    return settings.assemble([part[0]], [*part[1:], *bindings]).workflow
+
+
+class Job:
+    """A server, and collectors in threads."""
+
+    def __init__(self, part, num_collectors):
+        self.part, self.count = part, num_collectors
+        self.server = ReverbServer(tables.make_tables(workflow(part), num_collectors))
+        self.collectors, self.threads, self.ended = [], [], []
+
+    def begin(self):
+        made = [workflow(self.part) for _ in range(self.count)]  # gin is not for threads
+        for i, each in enumerate(made):
+            thread = threading.Thread(target=self._play, args=(each, i))
+            thread.start()
+            self.threads.append(thread)
+
+    def _play(self, each, i):
+        kind = RolloutCollector if "ppo" in self.part[0] else ReplayCollector
+        collector = kind(
+            each, self.server.address, task_id=i, num_tasks=self.count, wait_seconds=30.0
+        )
+        self.collectors.append(collector)
+        self.ended.append(collector.run())
+        collector.close()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(timeout=30.0)
+            assert not thread.is_alive()
+
+    def inserted(self, table):
+        info = reverb().Client(self.server.address).server_info()[table]
+        return info.rate_limiter_info.insert_stats.completed
+
+
+def advance(learner, state, until):
+    rows = []
+    while learner.env_steps(state) < until:
+        done = learner.advance(state, 8, until)
+        state, rows = done.state, [*rows, *done.rows]
+    return state, rows
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_on_policy(synchronous):
+    job, learner = Job(PPO, 2), workflow(PPO)
+    collectors = RolloutCollectors(
+        learner,
+        job.server.address,
+        synchronous=None if synchronous else False,
+        max_policy_lag=3,
+        wait_seconds=30.0,
+    )
+    state = learner.setup(0)
+    job.begin()
+    state, rows = advance(learner, state, 320)
+    collectors.finish(state)
+    job.join()
+    assert job.ended == [True, True]
+    # A batch is 8 steps of the 4 environments that the two collectors share.
+    assert [row["env_steps"] for row in rows] == list(range(32, 321, 32))
+    assert learner.env_steps(state) == 320
+    assert state.metrics.learner["learner_steps"].numpy() == 10
+    lags = [row["policy_lag"] for row in rows]
+    if synchronous:
+        assert lags == [0.0] * 10
+        assert not any(row["dropped_rollouts"] for row in rows)
+    else:
+        assert max(lags) <= 3.0
+    assert all(c.env_steps >= 160 for c in job.collectors)
+    assert np.isfinite(rows[-1]["loss"]) and rows[-1]["episode_return"] > 5.0
+    learner.close()
+    job.server.stop()
+
+
+def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
+    job, learner = Job(DQN, 2), workflow(DQN)
+    collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
+    state = learner.setup(0)
+    job.begin()
+    state, rows = advance(learner, state, 300)
+    values = {path: np.array(x) for path, x in learner.state_values(state).items()}
+    learner.close()  # it was killed; collectors go on
+    learner = workflow(DQN)
+    collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
+    state = learner.load_values(learner.setup(0), values)
+    before, steps = learner.env_steps(state), state.metrics.learner["learner_steps"].numpy()
+    assert before == rows[-1]["env_steps"] and steps == rows[-1]["learner_steps"]
+    state, rows = advance(learner, state, 600)
+    assert np.isfinite(rows[-1]["loss"]) and rows[-1]["policy_lag"] > 0.0
+    assert rows[-1]["collectors"] == 2.0 and rows[-1]["heartbeat_age"] < 10.0
+    seen = float(state.agent_state.normalizer.count)
+    collectors.finish(state)
+    job.join()
+    assert 300.0 < seen <= sum(c.env_steps for c in job.collectors)
+    while job.inserted("replay") > learner.env_steps(state):  # what came after the last look
+        more, *_ = collectors.play(state.agent_state, (), None, None, waits=False)
+        counted = state.metrics.env_steps + int(more.env_steps)
+        state = state.replace(metrics=state.metrics.replace(env_steps=counted))
+    played = sum(c.env_steps for c in job.collectors)
+    assert learner.env_steps(state) == job.inserted("replay") <= played
+    learner.close()
+    job.server.stop()
+
+
+def test_what_does_not_divide_is_refused():
+    with pytest.raises(UserError, match="a divisor of the 4 environments"):
+        tables.make_tables(workflow(PPO), 3)
+
+
+def test_sequences_are_refused():
+    made = workflow(DQN)
+    made.replay = tables.on_reverb(made.replay).replace(n_step=1, sequence_length=4)
+    with pytest.raises(UserError, match="transitions, of which each env step makes one"):
+        tables.make_tables(made, 1)
+
+
+def test_a_server_of_another_file_is_refused():
+    server = ReverbServer(tables.make_tables(workflow(PPO), 2))
+    other = workflow([PPO[0], *PPO[1:2], "OnPolicyWorkflow.rollout_length=16", *PPO[3:]])
+    with pytest.raises(UserError, match=r"expected .* \[16, 2\].*, got .* \[8, 2\]"):
+        RolloutCollectors(other, server.address, wait_seconds=5.0)
+    server.stop()

@@ -1,0 +1,108 @@
+"""Parameters that travel through a table of Reverb, to and from TF-Agents' class."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.experimental.distributed import reverb_variable_container
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.server import ReverbServer
+from tfrl.roles import parameters
+
+FORM = {"net": [tf.zeros([2, 3]), tf.zeros([3])], "count": tf.constant(0, tf.int64)}
+
+
+def filled(value):
+    return tf.nest.map_structure(lambda x: tf.cast(tf.fill(x.shape, value), x.dtype), FORM)
+
+
+@pytest.fixture(name="server", scope="module")
+def fixture_server():
+    server = ReverbServer([parameters.make_table(FORM)])
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="client")
+def fixture_client(server):
+    client = reverb().Client(server.address)
+    client.reset(parameters.TABLE)
+    return client
+
+
+def subscribe(server, form=FORM, wait_seconds=5.0, log=print):
+    connection = parameters.connect(server.address, wait_seconds, log)
+    return parameters.Subscriber(
+        connection, form, pull_seconds=0.02, wait_seconds=wait_seconds, log=log
+    )
+
+
+def test_what_is_published_is_read(server, client):
+    state = {
+        "net": [tf.random.normal([2, 3]), tf.Variable([1.0, 2.0, 3.0])],
+        "count": tf.constant(7, tf.int64),
+    }
+    parameters.publish(client, parameters.Published(state, 11, 22, True, 33))
+    subscriber = subscribe(server)
+    got = subscriber.newest()
+    subscriber.close()
+    assert (got.learner_steps, got.env_steps, got.finished, got.request) == (11, 22, True, 33)
+    for path, x in struct.paths(got.agent_state).items():
+        np.testing.assert_array_equal(x, struct.paths(state)[path])
+
+
+def test_tf_agents_reads_what_we_publish(server, client):
+    parameters.publish(client, parameters.Published(filled(3), 5, 9, False))
+    pulled = reverb_variable_container.ReverbVariableContainer(server.address).pull()
+    assert pulled["train_step"] == 5
+    np.testing.assert_array_equal(pulled["policy_variables"]["net/0"], np.full([2, 3], 3.0))
+    assert set(pulled["policy_variables"]) == {"count", "net/0", "net/1"}
+
+
+def test_we_read_what_tf_agents_pushes(server, client):
+    parameters.publish(client, parameters.Published(filled(1), 1, 0, False))
+    container = reverb_variable_container.ReverbVariableContainer(server.address)
+    nest = container.pull()
+    nest = {**nest, "train_step": tf.constant(8, tf.int64)}
+    nest["policy_variables"] = {
+        k: v + tf.cast(4, v.dtype) for k, v in nest["policy_variables"].items()
+    }
+    container.push(nest)
+    subscriber = subscribe(server)
+    got = subscriber.newest()
+    subscriber.close()
+    assert got.learner_steps == 8
+    np.testing.assert_array_equal(got.agent_state["net"][1], np.full([3], 5.0))
+
+
+def test_the_newest_comes_in_the_background_and_once_when_asked(server, client):
+    parameters.publish(client, parameters.Published(filled(1), 1, 0, False))
+    subscriber = subscribe(server)
+    assert subscriber.pull().learner_steps == 1
+    assert subscriber.pull() is None
+    parameters.publish(client, parameters.Published(filled(2), 2, 0, False))
+    assert subscriber.pull().learner_steps == 2
+    while subscriber.newest().learner_steps != 2:
+        pass
+    subscriber.close()
+
+
+def test_without_a_learner_it_ends_and_says_so(server, client):
+    with pytest.raises(UserError, match="a learner that publishes them within 0.3 s"):
+        subscribe(server, wait_seconds=0.3)
+
+
+def test_another_agent_is_refused_by_the_leaf(server, client):
+    form = {**FORM, "net": [tf.zeros([2, 4]), tf.zeros([3])]}
+    with pytest.raises(UserError, match=r"net/0: expected float32 \[2, 4\], got float32 \[2, 3\]"):
+        subscribe(server, form)
+
+
+def test_another_server_is_refused():
+    table = reverb().Table.queue("replay", 1, signature=tf.TensorSpec([], tf.float32))
+    server = ReverbServer([table])
+    with pytest.raises(UserError, match="expected the table 'variables', got tables replay"):
+        parameters.connect(server.address, 1.0, print)
+    server.stop()

@@ -1,0 +1,10 @@
+"""The flag --variable_server of learners and collectors."""
+
+from absl import flags
+
+flags.DEFINE_string(
+    "variable_server",
+    None,
+    "Address host:port of another Reverb server for parameters and reports; by default that of "
+    "--replay_server.",
+)

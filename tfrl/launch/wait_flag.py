@@ -1,0 +1,10 @@
+"""The flag --wait_seconds of processes that wait for each other."""
+
+from absl import flags
+
+flags.DEFINE_float(
+    "wait_seconds",
+    600.0,
+    "Seconds that processes wait for each other: at the start, and where one is lost.",
+    lower_bound=0.0,
+)
