@@ -257,7 +257,7 @@ def vtrace(
       discount: gamma, a float or float32 broadcastable to [T, B].
       lambda_: A float or float32 broadcastable to [T, B].
       clip_rho: Largest weight of a temporal difference.
-      clip_pg_rho: Largest weight of an advantage.
+      clip_pg_rho: Largest weight of an advantage; None for advantages without a weight.
       mask: bool [T, B], True where a row counts, or None.
 
     Returns:
@@ -281,7 +281,9 @@ def vtrace(
     error = _rows.linear_recurrence(gamma * weight * tf.minimum(1.0, rho), delta)
     target = value + error
     bootstrap = weight * _rows.shift(target) + (1.0 - weight) * next_value
-    advantage = tf.minimum(clip_pg_rho, rho) * (reward + gamma * bootstrap - value)
+    advantage = reward + gamma * bootstrap - value
+    if clip_pg_rho is not None:
+        advantage = tf.minimum(clip_pg_rho, rho) * advantage
     return VTrace(value_target=tf.stop_gradient(target), pg_advantage=tf.stop_gradient(advantage))
 
 

@@ -93,6 +93,9 @@ class Collector:
         self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
         self.env_steps = self.episodes = 0
         self._stops: Callable[[], bool] = lambda: False
+        # An agent may let collectors differ, as in Ape-X.
+        own = getattr(workflow.agent, "collector_state", None)
+        self._own: Callable[..., Any] = own or (lambda state, *_: state)
 
     def run(self, stops: Callable[[], bool] = lambda: False) -> bool:
         """Plays until the run has ended, or until it is told to stop.
@@ -155,9 +158,10 @@ class Collector:
         while True:
             self.end_if_asked()
             now = self.next_parameters()
+            agent_state = self._own(now.agent_state, self.task_id, self.num_tasks)
             rollout = play_at_random if self.acts_at_random(now) else play
             rollout_key = seeding.fold_in(key, iterations)
-            played, env_state, carry = rollout(now.agent_state, env_state, carry, rollout_key)
+            played, env_state, carry = rollout(agent_state, env_state, carry, rollout_key)
             self.write(played, now)
             valid = np.asarray(played.valid)
             ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid

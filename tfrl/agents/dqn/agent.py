@@ -51,6 +51,10 @@ def default_network(
 _EPSILON_REMEDY = "Points are [env step, share of random actions]: [[0, 1.0], [10000, 0.05]]."
 
 
+# The greatest power of the epsilons of Ape-X, but for one.
+_APE_X_ALPHA = 7.0
+
+
 @algorithm
 @struct.logic_dataclass
 class DQN(OffPolicy):
@@ -73,6 +77,9 @@ class DQN(OffPolicy):
       huber_delta: Where the loss becomes linear in the error; None for half the squared error.
       epsilon: The share of random actions in `compute_actions`, from 0 to 1: a number, or a
         schedule over env steps.
+      collector_epsilon: Ape-X's base of the epsilons of several collectors, in the place of
+        `epsilon`: of N collectors number i acts with base^(1 + 7 i / (N - 1)), Horgan et al. 2018,
+        https://arxiv.org/abs/1803.00933, use 0.4. None for `epsilon` in all of them.
       tau: The share of the way that the target network goes when it moves; 1 for a copy.
       target_every: Learner steps between its moves; 1 with a small `tau` for a soft target.
     """
@@ -83,6 +90,7 @@ class DQN(OffPolicy):
     dueling: bool = False
     huber_delta: float | None = 1.0
     epsilon: Any = ((0, 1.0), (10_000, 0.05))
+    collector_epsilon: float | None = None
     tau: float = 1.0
     target_every: int = 500
     network: networks.Network = struct.derived()
@@ -121,7 +129,11 @@ class DQN(OffPolicy):
 
     def bounds(self) -> dict[str, Bound]:
         """Returns the bounds of every number."""
-        return {**super().bounds(), "huber_delta": Bound(0, closed=False, optional=True)}
+        return {
+            **super().bounds(),
+            "huber_delta": Bound(0, closed=False, optional=True),
+            "collector_epsilon": Bound(0, 1, optional=True),
+        }
 
     # State.
 
@@ -143,6 +155,14 @@ class DQN(OffPolicy):
         return state.replace(extra={**state.extra, "epsilon": epsilon})
 
     # Acting.
+
+    def collector_state(self, state: AgentState, task_id: int, num_tasks: int) -> AgentState:
+        """Returns what one of several collectors acts by: with an epsilon of its own, if asked."""
+        if self.collector_epsilon is None:
+            return state
+        share = task_id / max(num_tasks - 1, 1)
+        epsilon = tf.constant(self.collector_epsilon ** (1.0 + _APE_X_ALPHA * share), tf.float32)
+        return state.replace(extra={**state.extra, "epsilon": epsilon})
 
     def action_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
         """Returns Q(o, .), float32 `[..., A]`, very small where an action is invalid."""

@@ -75,9 +75,47 @@ def impala_loss(
     Returns:
       The loss and `{name: scalar}` metrics.
     """
-    mask = batch.mask
+    rows, rho = vtrace_rows(
+        distribution,
+        value,
+        batch,
+        discount=discount,
+        lambda_=lambda_,
+        clip_rho=clip_rho,
+        clip_pg_rho=clip_pg_rho,
+    )
+    loss, metrics = policy_gradient_loss(
+        distribution, value, rows, value_coef=value_coef, entropy_coef=entropy_coef
+    )
+    return loss, {**metrics, "rho_mean": ops.masked_mean(rho, batch.mask)}
+
+
+def vtrace_rows(
+    distribution: Any,
+    value: tf.Tensor,
+    batch: ImpalaBatch,
+    *,
+    discount: float,
+    lambda_: float,
+    clip_rho: float,
+    clip_pg_rho: float | None,
+) -> tuple[PolicyBatch, tf.Tensor]:
+    """Returns the rows of a batch with V-trace's targets and advantages.
+
+    Args:
+      distribution: As of `impala_loss`.
+      value: Likewise.
+      batch: Likewise.
+      discount: Likewise.
+      lambda_: Likewise.
+      clip_rho: Likewise.
+      clip_pg_rho: As of `tfrl.ops.vtrace`.
+
+    Returns:
+      The rows, and rho, float32 [T, S].
+    """
     log_prob = distribution.log_prob(batch.action)
-    log_rho = ops.log_ratio(log_prob=log_prob, old_log_prob=batch.log_prob, mask=mask)
+    log_rho = ops.log_ratio(log_prob=log_prob, old_log_prob=batch.log_prob, mask=batch.mask)
     rho = tf.stop_gradient(tf.exp(log_rho))
     targets = ops.vtrace(
         value=value,
@@ -90,7 +128,7 @@ def impala_loss(
         lambda_=lambda_,
         clip_rho=clip_rho,
         clip_pg_rho=clip_pg_rho,
-        mask=mask,
+        mask=batch.mask,
     )
     rows = PolicyBatch(
         obs=batch.obs,
@@ -99,12 +137,9 @@ def impala_loss(
         advantage=targets.pg_advantage,
         value_target=targets.value_target,
         value=value,
-        mask=mask,
+        mask=batch.mask,
     )
-    loss, metrics = policy_gradient_loss(
-        distribution, value, rows, value_coef=value_coef, entropy_coef=entropy_coef
-    )
-    return loss, {**metrics, "rho_mean": ops.masked_mean(rho, mask)}
+    return rows, rho
 
 
 def successor_values(value: tf.Tensor, batch: ImpalaBatch) -> tf.Tensor:
