@@ -1,7 +1,6 @@
 """The processes of a distributed run: what each is called with, whatever starts it."""
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 
 SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
@@ -46,6 +45,7 @@ class JobOptions:
       root_dir: The run folder.
       seed: Of the run.
       collectors: How many processes play.
+      replay_servers: How many servers share the replay buffer.
       evaluators: How many follow the checkpoints: 0 or 1.
       wait_seconds: How long processes wait for each other.
       learner_flags: More flags of the learner.
@@ -56,18 +56,18 @@ class JobOptions:
     root_dir: str
     seed: int
     collectors: int
+    replay_servers: int
     evaluators: int
     wait_seconds: float
     learner_flags: tuple[str, ...] = ()
 
 
-def roles(options: JobOptions, *, port: int, host: str = "localhost", bind: str = "") -> list[Role]:
+def roles(options: JobOptions, addresses: Sequence[str], *, bind: str = "") -> list[Role]:
     """Returns the processes of a job, servers first.
 
     Args:
       options: What it is made of.
-      port: Where the server listens.
-      host: Its name, as the others reach it.
+      addresses: "host:port" of each server, as the others reach it.
       bind: Who may reach it, as `bin/reverb_server.py --bind`; "" for this machine alone.
     """
     experiment = [
@@ -77,7 +77,7 @@ def roles(options: JobOptions, *, port: int, host: str = "localhost", bind: str 
     ]
     meeting = [
         *experiment,
-        f"--replay_server={host}:{port}",
+        f"--replay_server={','.join(addresses)}",
         f"--wait_seconds={options.wait_seconds:g}",
     ]
     root, count = options.root_dir, options.collectors
@@ -85,15 +85,20 @@ def roles(options: JobOptions, *, port: int, host: str = "localhost", bind: str 
     def made(kind: str, index: int, binary: str, flags: Sequence[str]) -> Role:
         return Role(kind, index, binary, tuple(flags))
 
-    folder = pathlib.PurePosixPath(root, SERVERS, "0")
-    serving = [f"--port={port}", f"--num_collectors={count}", f"--root_dir={folder}"]
-    if bind:
-        serving.append(f"--bind={bind}")
+    result = []
+    for i, address in enumerate(addresses):
+        serving = [
+            f"--port={address.rpartition(':')[2]}",
+            f"--num_collectors={count}",
+            f"--root_dir={root.rstrip('/')}/{SERVERS}/{i}",
+        ]
+        if len(addresses) > 1:
+            serving.append(f"--num_servers={len(addresses)}")
+        if bind:
+            serving.append(f"--bind={bind}")
+        result.append(made(SERVER, i, "reverb_server", [*experiment, *serving]))
     learning = [f"--root_dir={root}", *options.learner_flags]
-    result = [
-        made(SERVER, 0, "reverb_server", [*experiment, *serving]),
-        made(LEARNER, 0, "learn", [*meeting, *learning]),
-    ]
+    result.append(made(LEARNER, 0, "learn", [*meeting, *learning]))
     for i in range(count):
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
         result.append(made(COLLECTOR, i, "collect", flags))

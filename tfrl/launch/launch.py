@@ -26,6 +26,7 @@ ENGINES = ("local",)
 
 flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
 flags.DEFINE_integer("collectors", 2, "Processes that play.", lower_bound=1)
+flags.DEFINE_integer("replay_servers", 1, "Servers that share the replay buffer.", lower_bound=1)
 flags.DEFINE_integer(
     "evaluators", 0, "Processes that evaluate each checkpoint.", lower_bound=0, upper_bound=1
 )
@@ -55,11 +56,12 @@ def main() -> int:
         root_dir=root,
         seed=values.seed,
         collectors=asked.collectors,
+        replay_servers=asked.replay_servers,
         evaluators=asked.evaluators,
         wait_seconds=asked.wait_seconds,
         learner_flags=_learner_flags(values),
     )
-    job = roles(options, port=free_port())
+    job = roles(options, [f"localhost:{port}" for port in free_ports(options.replay_servers)])
     if asked.dry_run:
         app.say(described(job))
         return 0
@@ -85,11 +87,16 @@ def described(job: Sequence[Role]) -> str:
     return "\n".join(f"{role.name:<12} {shlex.join(role.command)}" for role in job)
 
 
-def free_port() -> int:
-    """Returns a port of this machine that nobody listens on."""
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Returns ports of this machine that nobody listens on."""
+    probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("::", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def run() -> None:

@@ -52,6 +52,12 @@ flags.DEFINE_integer(
     "Serve a learner and this many collectors; 0 for a training that plays itself.",
     lower_bound=0,
 )
+flags.DEFINE_integer(
+    "num_servers",
+    1,
+    "With --num_collectors: this many servers share the replay buffer.",
+    lower_bound=1,
+)
 
 
 def main() -> int:
@@ -69,7 +75,7 @@ def main() -> int:
 
     num_collectors = flags.FLAGS.num_collectors
     assembled = settings.assemble(values.gin_file, values.gin_bindings)
-    tables = served_tables(assembled, num_collectors)
+    tables = served_tables(assembled, num_collectors, flags.FLAGS.num_servers)
     from tfrl.replay.reverb.server import ReverbServer
 
     with termination.deferred():
@@ -96,12 +102,13 @@ def main() -> int:
     return 0
 
 
-def served_tables(assembled: Any, num_collectors: int = 0) -> list[Any]:
+def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1) -> list[Any]:
     """Returns the empty Reverb tables of a training.
 
     Args:
       assembled: The `Settings` of its gin file. The workflow's environments are closed.
       num_collectors: How many processes will play; 0 for those of a training that plays itself.
+      num_servers: How many servers share the replay buffer of these.
 
     Raises:
       UserError: The training has no replay buffer, or one that Reverb cannot hold.
@@ -113,7 +120,7 @@ def served_tables(assembled: Any, num_collectors: int = 0) -> list[Any]:
         if num_collectors:
             from tfrl.roles import tables
 
-            return tables.make_tables(workflow, num_collectors)
+            return tables.make_tables(workflow, num_collectors, num_servers)
         if not hasattr(workflow, "replay"):
             raise UserError(
                 "The gin file",

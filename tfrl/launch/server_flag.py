@@ -8,7 +8,7 @@ flags.DEFINE_string(
     "replay_server",
     None,
     "Address host:port of the Reverb server to keep experience in, as bin/reverb_server.py prints "
-    "it.",
+    "it; of several servers with commas between them.",
 )
 
 

@@ -25,8 +25,8 @@ from tfrl.roles.tables import (
     agent_form,
     check_rollouts,
     collector_env,
-    distributed_replay,
     normalizes,
+    replay_at,
     rollout_form,
 )
 from tfrl.types import Trajectory
@@ -207,8 +207,9 @@ class ReplayCollector(Collector):
 
         Args:
           workflow: As there.
-          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
-          variable_server: Likewise, for parameters and reports; None for the same.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`; of several
+            servers with commas between them.
+          variable_server: That of parameters and reports; None for the first of these.
           task_id: As there.
           num_tasks: As there; they share `random_steps`.
           seed: As there.
@@ -219,13 +220,11 @@ class ReplayCollector(Collector):
         Raises:
           UserError: As there.
         """
-        replay = distributed_replay(workflow).replace(
-            address=replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
-        )
+        replay = replay_at(workflow, replay_server, wait_seconds)
         await_tables(replay, log)
         super().__init__(
             workflow,
-            parameters.connect(variable_server or replay_server, wait_seconds, log),
+            parameters.connect(variable_server or replay.addresses[0], wait_seconds, log),
             task_id=task_id,
             num_tasks=num_tasks,
             seed=seed,

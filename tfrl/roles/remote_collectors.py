@@ -23,8 +23,8 @@ from tfrl.roles.tables import (
     STATISTICS,
     TASK_ID,
     check_rollouts,
-    distributed_replay,
     normalizes,
+    replay_at,
     rollout_form,
     rollout_signature,
 )
@@ -196,8 +196,9 @@ class ReplayCollectors(RemoteCollectors):
 
         Args:
           workflow: What the learner trains; it does not play any more.
-          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
-          variable_server: Likewise, for parameters and reports; None for the same.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`; of several
+            servers with commas between them.
+          variable_server: That of parameters and reports; None for the first of these.
           publish_seconds: Between two publications of parameters, at least.
           wait_seconds: How long to wait for the servers and for experience.
           log: Takes lines for the user.
@@ -206,14 +207,14 @@ class ReplayCollectors(RemoteCollectors):
           UserError: For a workflow that cannot learn so, for a server that is not there in time,
             and for one that was started from another gin file.
         """
-        replay = distributed_replay(workflow).replace(
-            address=replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
-        )
+        replay = replay_at(workflow, replay_server, wait_seconds)
         await_tables(replay, log)
-        connection = parameters.connect(variable_server or replay_server, wait_seconds, log)
-        self._replay = Connection(
-            replay_server, timeout=wait_seconds, reconnect_seconds=wait_seconds
-        )
+        first = replay.addresses[0]
+        connection = parameters.connect(variable_server or first, wait_seconds, log)
+        self._servers = [
+            Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
+            for address in replay.addresses
+        ]
         self._table = replay.table().name
         self._normalizes = normalizes(workflow)
         self._none: Nest = None  # the statistics of no observation
@@ -261,7 +262,8 @@ class ReplayCollectors(RemoteCollectors):
     def close(self) -> None:
         """Ends the connections."""
         super().close()
-        self._replay.close()
+        for server in self._servers:
+            server.close()
 
     def _new_steps(self) -> int:
         """Env steps that were written and not counted yet.
@@ -270,8 +272,8 @@ class ReplayCollectors(RemoteCollectors):
         those stay counted.
         """
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
-            info = self._replay.server_info()[self._table]
-            self._inserted = int(info.rate_limiter_info.insert_stats.completed)
+            infos = [server.server_info()[self._table] for server in self._servers]
+            self._inserted = sum(x.rate_limiter_info.insert_stats.completed for x in infos)
             self._looked = time.monotonic()
             self._before = max(self._before, self._env_steps - self._inserted)
         return self._before + self._inserted - self._env_steps
@@ -285,7 +287,7 @@ class ReplayCollectors(RemoteCollectors):
 
     @property
     def _source(self) -> tuple[Connection, str]:
-        return self._replay, self._table
+        return self._servers[0], self._table
 
 
 class RolloutCollectors(RemoteCollectors):

@@ -28,12 +28,13 @@ REQUEST, TASK_ID = "request", "task_id"
 _MOST_REPORTS = 100_000
 
 
-def make_tables(workflow: LearnerWorkflow, num_collectors: int) -> list[Any]:
-    """Returns the empty tables that the processes of a distributed run share.
+def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int = 1) -> list[Any]:
+    """Returns the empty tables of a server of a distributed run.
 
     Args:
       workflow: What the gin file describes.
       num_collectors: How many processes will play.
+      num_servers: How many servers share the replay buffer; the first one has the parameters.
 
     Raises:
       UserError: For a workflow that cannot be distributed.
@@ -42,10 +43,17 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int) -> list[Any]:
     tables = [parameters.make_table(form), _report_table(HEARTBEATS, _HEARTBEAT)]
     if isinstance(workflow, OnPolicyWorkflow):
         signature = rollout_signature(rollout_form(workflow, num_collectors))
+        if num_servers > 1:
+            raise UserError(
+                "num_servers",
+                expected="1 for an on-policy training, which has no replay buffer",
+                got=str(num_servers),
+            )
         # One of each collector, at most, waits for the learner: more would be older policies.
         queue = reverb().Table.queue(ROLLOUTS, num_collectors, signature=signature)
         return [*tables, queue]
-    tables += [*distributed_replay(workflow).make_tables(), _report_table(EPISODES, _EPISODE)]
+    replay = distributed_replay(workflow, num_servers).of_one_server
+    tables += [*replay.make_tables(), _report_table(EPISODES, _EPISODE)]
     if normalizes(workflow):
         leaves = tf.nest.flatten(form.normalizer)
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
@@ -167,7 +175,21 @@ def _report_table(name: str, signature: Any) -> Any:
     )
 
 
-def distributed_replay(workflow: LearnerWorkflow) -> ReverbReplay:
+def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) -> ReverbReplay:
+    """Returns `distributed_replay` over servers that are waited for.
+
+    Args:
+      workflow: What the gin file describes.
+      addresses: "host:port" of each server, with commas between them.
+      wait_seconds: For an answer, and for a server that is lost.
+    """
+    made = distributed_replay(workflow, len(addresses.split(",")))
+    return made.replace(  # type: ignore[no-any-return]
+        address=addresses, timeout=wait_seconds, reconnect_seconds=wait_seconds
+    )
+
+
+def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:
     """Returns the maker of a workflow's replay, for collectors and a learner.
 
     Its items carry the version of the policy. Its first table keeps `updates_per_step` by its
@@ -175,6 +197,7 @@ def distributed_replay(workflow: LearnerWorkflow) -> ReverbReplay:
 
     Args:
       workflow: What the gin file describes.
+      num_servers: How many servers share it.
 
     Raises:
       UserError: For a workflow without replay, and for items that are no transitions.
@@ -188,7 +211,7 @@ def distributed_replay(workflow: LearnerWorkflow) -> ReverbReplay:
         )
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}
-    changes: dict[str, Any] = {"policy_extras_spec": extras}
+    changes: dict[str, Any] = {"policy_extras_spec": extras, "num_servers": num_servers}
     first = replay.table()
     if first.is_sequence:
         raise UserError(

@@ -228,19 +228,19 @@ def await_server(
 
 
 def await_tables(replay: ReverbReplay, log: Callable[[str], None]) -> None:
-    """Returns once the server of a factory has answered, and has the factory's tables.
+    """Returns once the servers of a factory have answered, and have the factory's tables.
 
     Args:
-      replay: A factory with an address.
+      replay: A factory with the address of each server.
       log: As of `await_server`.
 
     Raises:
       UserError: As of `await_server`; and about tables that are others.
     """
-    address = str(replay.address)
-    check_address(address)
-    client = reverb.Client(address)
-    check_tables(await_server(address, client, replay.timeout, log), replay)
+    for address in replay.addresses:
+        check_address(address)
+        info = await_server(address, reverb.Client(address), replay.timeout, log)
+        check_tables(info, replay.of_one_server)
 
 
 class Connection:

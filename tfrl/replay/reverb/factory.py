@@ -207,7 +207,9 @@ class ReverbReplay(struct.Struct):
         what a server elsewhere, or the folder that `restore` reads, has; a new server in this
         process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
         sequences.
-      address: "host:port" of a server; None for one in this process.
+      address: "host:port" of a server, or of each of `num_servers` with commas between them; None
+        for one in this process.
+      num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`.
       bind: Who reaches a server in this process: "127.0.0.1" for this machine alone, "0.0.0.0" for
         whoever reaches its port.
     """
@@ -233,6 +235,7 @@ class ReverbReplay(struct.Struct):
     reconnect_seconds: float | None = None
     packed: bool | None = None
     address: str | None = None
+    num_servers: int = 1
     bind: str = LOOPBACK
     table_configs: Any = struct.derived()
 
@@ -246,6 +249,7 @@ class ReverbReplay(struct.Struct):
         checks.number("ReverbReplay.reconnect_seconds", reconnect, 0, MOST_SECONDS, False, True)
         checks.instance("ReverbReplay.tables", self.tables, tuple, "a tuple of TableConfig")
         check_bind(self.bind)
+        checks.at_least("ReverbReplay.num_servers", self.num_servers, 1)
         configs = self.tables or (TableConfig(name=TABLE),)
         for config in configs:
             checks.instance("ReverbReplay.tables", config, TableConfig, "a tuple of TableConfig")
@@ -289,11 +293,15 @@ class ReverbReplay(struct.Struct):
         own = self.num_envs // count
         if self.address is not None:
             return self.replace(num_envs=own)
+        return self._divided(count).replace(num_envs=own)  # type: ignore[no-any-return]
+
+    def _divided(self, count: int) -> "ReverbReplay":
+        """With the share of one of several in all limits."""
         if not self.tables:
-            return self.replace(num_envs=own, **_shares(self, count))
+            return self.replace(**_shares(self, count))
         # As they are resolved: a table may have one limit and its factory another.
         tables = tuple(table.replace(**_shares(table, count)) for table in self.table_configs)
-        return self.replace(num_envs=own, tables=tables, capacity=-(-self.capacity // count))
+        return self.replace(tables=tables, capacity=-(-self.capacity // count))
 
     def signature(self, table: str | None = None) -> dict[str, Any]:
         """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
@@ -306,6 +314,18 @@ class ReverbReplay(struct.Struct):
         from tfrl.replay.reverb.signature import stored_signature
 
         return stored_signature(self, self.table(table))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of its servers."""
+        return [] if self.address is None else self.address.split(",")
+
+    @property
+    def of_one_server(self) -> "ReverbReplay":
+        """The factory of the tables of one of its servers, which has its share of the limits."""
+        if self.num_servers == 1:
+            return self
+        return self._divided(self.num_servers).replace(num_servers=1)  # type: ignore[no-any-return]
 
     def make_tables(self) -> list[Any]:
         """Returns the tables as `reverb.Table`s, empty, with signatures, for a server.
@@ -320,15 +340,26 @@ class ReverbReplay(struct.Struct):
         return make_tables(self)
 
     def init(self) -> Any:
-        """Connects to the server, or starts one in this process.
+        """Connects to the servers, or starts one in this process.
 
         Returns:
-          A `ReverbBuffer`.
+          A `ReverbBuffer`; of several servers a `ShardedBuffer`.
 
         Raises:
           UserError: For tables of the server that are not those of this factory, for a server that
             does not answer, and where Reverb is not installed.
         """
+        if self.address is not None and self.num_servers != len(self.addresses):
+            _refuse(
+                "num_servers",
+                f"as many as there are addresses: {self.address}",
+                str(self.num_servers),
+                "Separate addresses by commas.",
+            )
+        if self.num_servers > 1:
+            from tfrl.replay.reverb.sharded import ShardedBuffer
+
+            return ShardedBuffer(self)
         from tfrl.replay.reverb.buffer import ReverbBuffer
 
         return ReverbBuffer(self)

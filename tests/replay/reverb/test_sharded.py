@@ -1,0 +1,89 @@
+"""A buffer over several servers: where items go, where priorities come home, and what is kept."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import helpers
+import oracle
+
+from tfrl.errors import UserError
+from tfrl.replay.reverb.server import ReverbServer
+
+
+@pytest.fixture(name="sharded")
+def fixture_sharded():
+    """A prioritised buffer over two servers, that maker, and the servers."""
+    maker = helpers.maker(kind="prioritized", alpha=1.0, num_servers=2, min_size=2)
+    servers = [ReverbServer(maker.of_one_server.make_tables()) for _ in range(2)]
+    maker = maker.replace(address=",".join(server.address for server in servers))
+    buffer = maker.init()
+    yield buffer, maker, servers
+    buffer.close()
+    for server in servers:
+        server.stop()
+
+
+def test_limits_are_shared():
+    maker = helpers.maker(num_servers=4, capacity=1000, min_size=10)
+    (table,) = maker.of_one_server.make_tables()
+    assert table.info.max_size == 250
+    assert table.info.rate_limiter_info.min_size_to_sample == 3
+
+
+def test_episodes_go_to_servers_in_turn_and_none_is_lost(sharded):
+    buffer, maker, _ = sharded
+    rows = helpers.streams("next_step", 2, 30)
+    expected = helpers.Expected(maker.table(), 2)
+    helpers.add_all(buffer, rows, expected, (7, 8, 30))
+    buffer.flush()
+    sizes = [int(shard.size()) for shard in buffer.shards]
+    assert sum(sizes) == int(buffer.size()) == len(expected.all()) and min(sizes) > 10
+    found = [helpers.read_all(shard).values() for shard in buffer.shards]
+    everything = sorted((item for items in found for item in items), key=helpers.first_obs)
+    helpers.close_to(everything, sorted(expected.all(), key=helpers.first_obs))
+    # The first episode of the first environment is the first server's, the second the other's.
+    firsts = [{helpers.first_obs(item) for item in items} for items in found]
+    assert {0.0, 1.0, 2.0, 3.0, 4.0} <= firsts[0] and not firsts[1] & {0.0, 1.0, 2.0, 3.0, 4.0}
+
+
+def test_priorities_come_home(sharded):
+    buffer, _, _ = sharded
+    buffer.add(oracle.trajectory(helpers.streams("next_step", 2, 30), 0, 30))
+    buffer.flush()
+    assert bool(buffer.can_sample(8))
+    batch = buffer.sample(None, 8)
+    assert batch.obs.shape == [8, 1]
+    homes = [set(helpers.read_all(shard)) for shard in buffer.shards]
+    assert set(batch.index.numpy()[:4]) <= homes[0] and set(batch.index.numpy()[4:]) <= homes[1]
+    # Nothing but one item of each server is left with a priority that counts.
+    for shard, keys in zip(buffer.shards, homes, strict=True):
+        shard.update_priorities(np.array(list(keys)), np.zeros(len(keys)))
+    chosen = batch.index.numpy()[[0, 4]]
+    keep = np.where(np.isin(batch.index.numpy(), chosen), 1.0, 0.0)
+    buffer.update_priorities(batch.index, keep)
+    (again,) = list(buffer.dataset(32, prefetch=0).skip(8).take(1))
+    assert set(again.index.numpy()[:16]) == {chosen[0]}
+    assert set(again.index.numpy()[16:]) == {chosen[1]}
+
+
+def test_values_are_put_back(sharded):
+    buffer, _, _ = sharded
+    buffer.add(oracle.trajectory(helpers.streams("next_step", 2, 9), 0, 9))
+    values = buffer.state_values()
+    assert {path.partition("/")[0] for path in values} == {"0", "1"}
+    changed = {path: value + 1 for path, value in values.items()}
+    buffer.load_values(changed)
+    assert buffer.state_values() == changed
+    assert buffer.items_created == values["0/items_created"] + values["1/items_created"] + 2
+
+
+def test_what_cannot_be_shared_is_refused(sharded):
+    buffer, maker, _ = sharded
+    with pytest.raises(UserError, match="a multiple of the 2 replay servers, got 7"):
+        buffer.dataset(7)
+    with pytest.raises(UserError, match="num_servers: expected as many as there are addresses"):
+        maker.replace(num_servers=3).init()

@@ -1,0 +1,236 @@
+"""A replay buffer whose items are spread over several Reverb servers."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.errors import UserError
+from tfrl.replay.core import ReplayBuffer
+from tfrl.replay.reverb.buffer import ReverbBuffer
+from tfrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.factory import ReverbReplay
+
+T = TypeVar("T")
+
+
+class ShardedBuffer(ReplayBuffer):
+    """Several buffers of equal tables, each on a server of its own, used as one.
+
+    Each episode of an environment goes to one server, the next one to the next. A batch has equally
+    many items of each server, one server's behind the other's; so priorities find their way home.
+    The weights of prioritised items are those of each server by itself.
+
+    Attributes:
+      replay: The factory of all of them.
+      shards: The `ReverbBuffer`s.
+      on_wait: As of `ReverbBuffer`.
+    """
+
+    def __init__(self, replay: "ReverbReplay"):
+        """Connects to all servers; see `ReverbReplay.init`."""
+        self.replay = replay
+        self.shards: list[ReverbBuffer] = []
+        one = replay.of_one_server
+        try:
+            for address in replay.addresses:
+                self.shards.append(ReverbBuffer(one.replace(address=address)))
+        except BaseException:
+            self._each(ReverbBuffer.close)
+            raise
+        self.connection = Connections([shard.connection for shard in self.shards])
+        # Which server the running episode of each environment goes to.
+        self._at = np.arange(replay.num_envs) % len(self.shards)
+        self._block = 0  # rows of a batch, of one replica
+
+    @property
+    def on_wait(self) -> Callable[[], None]:
+        """As of `ReverbBuffer`."""
+        return self.shards[0].on_wait
+
+    @on_wait.setter
+    def on_wait(self, fn: Callable[[], None]) -> None:
+        for shard in self.shards:
+            shard.on_wait = fn
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Adds steps `[T, B, ...]`; see `ReverbBuffer.add`."""
+        valid = np.asarray(trajectory.valid)
+        ends = (np.asarray(trajectory.termination) | np.asarray(trajectory.truncation)) & valid
+        ended = np.cumsum(ends, axis=0)
+        before = np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
+        home = (self._at + before) % len(self.shards)
+        self._at = (self._at + ended[-1]) % len(self.shards)
+        for i, shard in enumerate(self.shards):
+            own = valid & (home == i)
+            if own.any():
+                shard.add(trajectory.replace(valid=own))
+
+    def cut(self) -> None:
+        """As of `ReverbBuffer`."""
+        self._each(ReverbBuffer.cut)
+
+    def flush(self) -> None:
+        """As of `ReverbBuffer`."""
+        self._each(ReverbBuffer.flush)
+
+    def size(self, table: str | None = None) -> tf.Tensor:
+        """Returns how many items are in a table, of all servers; an int64 scalar."""
+        return tf.add_n([shard.size(table) for shard in self.shards])
+
+    def can_sample(self, batch_size: int = 1, table: str | None = None) -> tf.Tensor:
+        """Returns whether each server has its share of `batch_size` items and lets it go."""
+        share = -(-batch_size // len(self.shards))
+        return tf.reduce_all([shard.can_sample(share, table) for shard in self.shards])
+
+    def sample(
+        self,
+        key: tf.Tensor,
+        batch_size: int,
+        beta: float | tf.Tensor = 1.0,
+        table: str | None = None,
+    ) -> Any:
+        """Draws items, equally many of each server; see `ReverbBuffer.sample`."""
+        share = self._share(batch_size)
+        return _joined(*[shard.sample(key, share, beta, table) for shard in self.shards])
+
+    def dataset(self, batch_size: int, *args: Any, **options: Any) -> tf.data.Dataset:
+        """Returns batches without end; see `ReverbBuffer.dataset`."""
+        share = self._share(batch_size)
+        parts = tuple(shard.dataset(share, *args, **options) for shard in self.shards)
+        return tf.data.Dataset.zip(parts).map(_joined)
+
+    def distributed_dataset(
+        self, strategy: tf.distribute.Strategy, batch_size: int, *args: Any, **options: Any
+    ) -> Any:
+        """Returns a distributed dataset; see `ReverbBuffer.distributed_dataset`."""
+        return strategy.distribute_datasets_from_function(
+            lambda context: self.dataset(
+                context.get_per_replica_batch_size(batch_size), *args, **options
+            )
+        )
+
+    def update_priorities(
+        self, index: tf.Tensor, priorities: tf.Tensor, table: str | None = None
+    ) -> None:
+        """Sets priorities of items that were sampled, each at its server.
+
+        Args:
+          index: int64 [N], as sampled: whole batches, in order.
+          priorities: float [N], as of `ReverbBuffer`.
+          table: Likewise.
+        """
+        share, count = self._block // len(self.shards), len(self.shards)
+        home = np.arange(len(index)) // share % count
+        keys, values = np.asarray(index), np.asarray(priorities)
+        for i, shard in enumerate(self.shards):
+            shard.update_priorities(keys[home == i], values[home == i], table)
+
+    def state_values(self) -> dict[str, Any]:
+        """Returns what lives on our side, under the number of each server."""
+        return {
+            f"{i}/{path}": value
+            for i, shard in enumerate(self.shards)
+            for path, value in shard.state_values().items()
+        }
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Puts back what `state_values` gave."""
+        for i, shard in enumerate(self.shards):
+            own = f"{i}/"
+            shard.load_values({p[len(own) :]: x for p, x in values.items() if p.startswith(own)})
+
+    @property
+    def items_created(self) -> int:
+        """Items that were made so far, on all servers together."""
+        return sum(shard.items_created for shard in self.shards)
+
+    def save(self, folder: str, tables: bool = True) -> None:
+        """Writes the buffer into a folder; see `ReverbBuffer.save`."""
+        for i, shard in enumerate(self.shards):
+            path = pathlib.Path(folder, str(i))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shard.save(str(path), tables)
+
+    def restore(self, folder: str) -> None:
+        """Reads what `save` wrote."""
+        for i, shard in enumerate(self.shards):
+            shard.restore(str(pathlib.Path(folder, str(i))))
+
+    def close(self) -> None:
+        """As of `ReverbBuffer`."""
+        self._each(ReverbBuffer.close)
+
+    def _each(self, fn: Callable[[ReverbBuffer], Any]) -> None:
+        """Calls a method of all of them, whatever one of them raises."""
+        errors = []
+        for shard in self.shards:
+            try:
+                fn(shard)
+            except UserError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _share(self, batch_size: int) -> int:
+        count = len(self.shards)
+        if batch_size % count:
+            raise UserError(
+                "batch_size",
+                expected=f"a multiple of the {count} replay servers",
+                got=str(batch_size),
+                remedy=f"{-(-batch_size // count) * count} is the nearest above.",
+            )
+        self._block = batch_size
+        return batch_size // count
+
+
+def _joined(*parts: Any) -> Any:
+    """Batches of several servers as one."""
+    return tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *parts)
+
+
+class Connections:
+    """The connections to several servers, used as one; see `Connection`."""
+
+    def __init__(self, connections: Sequence[Any]):
+        """Holds them."""
+        self._all = tuple(connections)
+
+    @property
+    def lost(self) -> bool:
+        """Whether one of the servers is lost for good."""
+        return any(connection.lost for connection in self._all)
+
+    def check(self, what: str = "using it") -> None:
+        """Returns if all servers are there; waits for those that may come back."""
+        for connection in self._all:
+            connection.check(what)
+
+    def guard(
+        self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
+    ) -> T:
+        """Makes a call that ends with an error if one of the servers is lost."""
+
+        def inner(rest: Sequence[Any]) -> T:
+            if not rest:
+                return fn()
+            first, *others = rest
+            return first.guard(lambda: inner(others), what, timeout, again)  # type: ignore[no-any-return]
+
+        return inner(self._all)
+
+    def keep(self, thing: T) -> T:
+        """As of `Connection`."""
+        for connection in self._all:
+            connection.keep(thing)
+        return thing
+
+    def release(self, thing: Any) -> None:
+        """As of `Connection`."""
+        for connection in self._all:
+            connection.release(thing)
