@@ -12,6 +12,7 @@ from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
+from tfrl.workflows.collectors import Collected
 
 PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
        "OnPolicyWorkflow.num_epochs=1", "OnPolicyWorkflow.num_minibatches=1",
@@ -129,6 +130,16 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     assert learner.env_steps(state) == job.inserted("replay") <= played
     learner.close()
     job.server.stop()
+
+
+def test_an_agent_without_statistics():
+    counts = {"env_steps": np.int64(3), "episodes": np.int64(1)}
+    told = {"episode_return": np.float32(2.0), "episode_length": np.float32(3.0)}
+    collected = Collected(**counts, **told, metrics={"collectors": np.float32(2.0)})
+    result = collected.as_result(None)
+    assert result.normalizer is None
+    assert {k: float(v) for k, v in result.metrics.items()} == {**told, "collectors": 2.0}
+    assert {k: int(v) for k, v in result.counts.items()} == counts
 
 
 def test_what_does_not_divide_is_refused():

@@ -39,10 +39,12 @@ class Collected(struct.Struct):
         Args:
           normalizer: The agent's statistics of observations before it.
         """
-        seen = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
+        if self.seen is not None:
+            seen = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
+            normalizer = statistics.merge(normalizer, seen)
         return RolloutResult(
             batch=None,
-            normalizer=None if seen is None else statistics.merge(normalizer, seen),
+            normalizer=normalizer,
             metrics={
                 "episode_return": tf.identity(self.episode_return),
                 "episode_length": tf.identity(self.episode_length),
