@@ -1,4 +1,4 @@
-"""IMPALA: a V-trace learner on the trajectories of one process."""
+"""IMPALA: a V-trace learner."""
 
 from typing import Any
 
@@ -15,10 +15,11 @@ from tfrl.types import AgentState, Trajectory
 @algorithm
 @struct.logic_dataclass
 class Impala(ActorCritic):
-    """The learner of IMPALA, on batched trajectories of a synchronous workflow.
+    """The learner of IMPALA, on batched trajectories.
 
     A row of a minibatch is a full trajectory of one environment. V-trace corrects for the gradient
-    steps that lie between acting and learning: those of the minibatches and epochs before.
+    steps that lie between acting and learning: those of the minibatches and epochs before, and
+    those that a learner is ahead of its collectors.
 
     Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561. Unlike there, the value at the
     end of a rollout and at a truncation is that of the true successor.
