@@ -14,7 +14,7 @@ import pytest
 import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = ("train", "evaluate", "export", "reverb_server")
+BINARIES = ("collect", "evaluate", "export", "launch", "learn", "reverb_server", "train")
 
 
 def without_xla_lines(stderr):

@@ -349,3 +349,15 @@ class MessagesTest(parameterized.TestCase):
         with pytest.raises(UserError) as error:
             made(**changes)
         self.assertIn(message, str(error.value))
+
+
+def test_collectors_of_ape_x_have_epsilons_of_their_own():
+    spec = specs.DiscreteSpec(2)
+    agent = DQN(obs_spec=tf.TensorSpec([3]), action_spec=spec, hidden=(4,), collector_epsilon=0.4)
+    state = agent.init(seeding.key(0))
+    made = [float(agent.collector_state(state, i, 3).extra["epsilon"]) for i in range(3)]
+    # Horgan et al. 2018: 0.4^(1 + 7 i / 2)
+    np.testing.assert_allclose(made, [0.4, 0.4**4.5, 0.4**8], rtol=1e-6)
+    assert float(agent.collector_state(state, 0, 1).extra["epsilon"]) == np.float32(0.4)
+    plain = agent.replace(collector_epsilon=None)
+    assert plain.collector_state(state, 1, 3) is state

@@ -1,0 +1,156 @@
+"""Kills and stops processes of a distributed run at random moments, and looks how it ends.
+
+  python -m tests.faults.roles --times=20 --kinds=collect,learn --gin_file=impala/gymnasium_cartpole.gin
+
+It prints a line of JSON for each run.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What is killed, by the binary; "stop:" stops it for `STOPPED_SECONDS` in its place.
+KINDS = ("collect", "reverb_server", "learn", "evaluate", "launch")
+STOPPED_SECONDS = 30.0
+IMPALA = "impala/gymnasium_cartpole.gin"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a run has ended.
+
+    Attributes:
+      kind: What was done to it.
+      seconds: When, after the learner had begun.
+      code: The exit code.
+      summary: The learner's `summary.json`.
+      output: All that was printed.
+      left: Processes that were left.
+    """
+
+    kind: str
+    seconds: float
+    code: int
+    summary: dict
+    output: str
+    left: list
+
+
+def children(pid, binary=None):
+    """The processes that a process has started, {pid: command line}."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            line = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid and (binary is None or f"tfrl.launch {binary} " in line):
+            found[int(path.name)] = line
+    return found
+
+
+def run(kind, seconds, root, *, gin_file=IMPALA, bindings=(), collectors=2, seed=0, bound=900.0):
+    """Launches a run, hurts it, and waits for its end.
+
+    Args:
+      kind: One of `KINDS`, or "stop:<kind>"; "launch" sends SIGTERM to the launcher, and gives the
+        same command again.
+      seconds: When, after the learner has made its first checkpoint.
+      root: The run folder.
+      gin_file: The training.
+      bindings: Gin bindings.
+      collectors: How many play.
+      seed: Of the run.
+      bound: Seconds for all of it.
+    """
+    bindings = ("train.video = False", "train.checkpoint_seconds = 2", *bindings)
+    command = [
+        sys.executable,
+        str(ROOT / "bin" / "launch.py"),
+        f"--gin_file={gin_file}",
+        f"--collectors={collectors}",
+        f"--seed={seed}",
+        f"--root_dir={root}",
+        "--evaluators=1",
+        *(f"--gin_bindings={binding}" for binding in bindings),
+    ]
+    deadline, log = time.monotonic() + bound, pathlib.Path(f"{root}.log")
+    with open(log, "wb") as output:
+        launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        while not list(pathlib.Path(root).glob("checkpoints/ckpt-*")):
+            if launcher.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(log.read_text())
+            time.sleep(0.05)
+        time.sleep(seconds)
+        verb, _, binary = kind.rpartition(":")
+        started = dict(children(launcher.pid))
+        if kind == "launch":
+            launcher.send_signal(signal.SIGTERM)
+            first = launcher.wait(timeout=deadline - time.monotonic())
+            assert first in (0, 143), log.read_text()
+            launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        else:
+            victims = list(children(launcher.pid, binary))
+            if victims and verb == "stop":
+                os.kill(victims[0], signal.SIGSTOP)
+                time.sleep(STOPPED_SECONDS)
+                os.kill(victims[0], signal.SIGCONT)
+            elif victims:
+                os.kill(victims[0], signal.SIGKILL)
+        code = launcher.wait(timeout=max(deadline - time.monotonic(), 1.0))
+    left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
+    summary = pathlib.Path(root, "summary.json")
+    told = json.loads(summary.read_text()) if summary.exists() else {}
+    return Outcome(kind, seconds, code, told, log.read_text(), left)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--gin_file", default=IMPALA)
+    parser.add_argument("--most_seconds", type=float, default=12.0)
+    parser.add_argument("--gin_bindings", action="append", default=[])
+    options = parser.parse_args()
+    rng, bad = random.Random(0), 0
+    for i in range(options.times):
+        for kind in options.kinds.split(","):
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.monotonic()
+                outcome = run(
+                    kind,
+                    rng.uniform(0.0, options.most_seconds),
+                    str(pathlib.Path(folder, "run")),
+                    gin_file=options.gin_file,
+                    bindings=options.gin_bindings,
+                    seed=i,
+                )
+            good = outcome.code == 0 and not outcome.left
+            bad += not good
+            row = {
+                "kind": kind,
+                "at": round(outcome.seconds, 1),
+                "code": outcome.code,
+                "return": outcome.summary.get("eval_return_mean"),
+                "env_steps": outcome.summary.get("env_steps"),
+                "left": len(outcome.left),
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            print(json.dumps(row), flush=True)
+            if not good:
+                print(outcome.output, file=sys.stderr, flush=True)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())
