@@ -1,6 +1,6 @@
 """Kills and stops processes of a distributed run at random moments, and looks how it ends.
 
-  python -m tests.faults.roles --times=20 --kinds=collect,learn --gin_file=impala/gymnasium_cartpole.gin
+  python -m tests.faults.roles --times=20 --kinds=collect,learn
 
 It prints a line of JSON for each run.
 """
