@@ -3,7 +3,7 @@
 import copy
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,6 +13,7 @@ from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
 from tfrl.ops import statistics
 from tfrl.replay.reverb.connection import Connection, await_tables
+from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
 from tfrl.roles.parameters import Published
 from tfrl.roles.tables import (
@@ -34,8 +35,11 @@ from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
-# Between two looks for room in the queue of rollouts, and for new parameters.
+# Between two looks for new parameters.
 _LOOK_SECONDS = 0.002
+# Between two looks whether the run has ended, while the queue of rollouts is full.
+_SLICE_MS = 200
+_FLUSH_MS = 10_000
 
 
 class _EndedError(Exception):
@@ -93,6 +97,7 @@ class Collector:
         self._key = seeding.fold_in(seeding.fold_in(root, task_id), begun)
         self.env_steps = self.episodes = 0
         self._stops: Callable[[], bool] = lambda: False
+        self._reporters: dict[str, Any] = {}
         # An agent may let collectors differ, as in Ape-X.
         own = getattr(workflow.agent, "collector_state", None)
         self._own: Callable[..., Any] = own or (lambda state, *_: state)
@@ -114,6 +119,8 @@ class Collector:
 
     def close(self) -> None:
         """Ends the connections and environments."""
+        for writer in self._reporters.values():
+            writer.close()  # what a full queue holds back is lost
         self.parameters.close()
         self.connection.close()
         if isinstance(self.env, HostEnv):
@@ -125,10 +132,19 @@ class Collector:
         if self._stops() or self.parameters.newest().finished:
             raise _EndedError
 
-    def report(self, table: str, row: list[Any]) -> None:
-        """Puts a report into its table."""
-        insert = functools.partial(self.connection.client.insert, row, {table: 1.0})
-        self.connection.guard(insert, f"a report of {table}")
+    def report(self, table: str, row: Mapping[str, Any]) -> None:
+        """Puts a report into its table, in the background."""
+        if table not in self._reporters:
+            client = self.connection.client
+            self._reporters[table] = client.trajectory_writer(num_keep_alive_refs=1)
+        writer = self._reporters[table]
+        writer.append(row)
+        writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in row})
+
+    def _send_reports(self) -> None:
+        for table, writer in self._reporters.items():
+            flush = functools.partial(writer.flush, timeout_ms=_FLUSH_MS)
+            self.connection.guard(flush, f"reports of {table}")
 
     # What subclasses say.
 
@@ -168,8 +184,10 @@ class Collector:
             self.env_steps += int(np.count_nonzero(valid))
             self.episodes += int(np.count_nonzero(ended))
             if time.monotonic() - self._told >= self._report_seconds:
-                self.report(HEARTBEATS, [np.int64(self.env_steps), np.int32(self.task_id)])
+                steps, task_id = np.int64(self.env_steps), np.int32(self.task_id)
+                self.report(HEARTBEATS, {"env_steps": steps, "task_id": task_id})
                 self.report_more()
+                self._send_reports()
                 self._told = time.monotonic()
             iterations += 1
 
@@ -250,16 +268,18 @@ class ReplayCollector(Collector):
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
         told = played.env_extras or {}
         for t, b in np.argwhere(ended):
-            length = np.float32(np.asarray(told["episode_length"])[t, b])
-            total = np.float32(np.asarray(told["episode_return"])[t, b])
-            self.report(EPISODES, [length, total, np.int32(self.task_id)])
+            row: dict[str, Any] = {
+                name: np.float32(np.asarray(told[name])[t, b])
+                for name in ("episode_length", "episode_return")
+            }
+            self.report(EPISODES, {**row, "task_id": np.int32(self.task_id)})
         if self._normalizes:
             self._seen = self._with_rows(self._seen, played.obs, played.valid)
 
     def report_more(self) -> None:
         """Reports the statistics of the observations since the last time."""
         if self._normalizes:
-            self.report(STATISTICS, [x.numpy() for x in tf.nest.flatten(self._seen)])
+            self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(self._seen).items()})
             self._seen = self.form.normalizer
 
     def close(self) -> None:
@@ -342,17 +362,10 @@ class RolloutCollector(Collector):
             REQUEST: np.int64(acted_by.request),
             TASK_ID: np.int32(self.task_id),
         }
-        client = self.connection.client
-        self._await_room()
-        self.connection.guard(
-            lambda: client.insert(tf.nest.flatten(row), {ROLLOUTS: 1.0}), "handing a rollout over"
-        )
-
-    def _await_room(self) -> None:
-        """Returns when the queue is not full, or the run has ended."""
+        self.report(ROLLOUTS, row)
+        flush = functools.partial(self._reporters[ROLLOUTS].flush, timeout_ms=_SLICE_MS)
         while True:
-            table = self.connection.server_info()[ROLLOUTS]
-            if table.current_size < table.max_size:
-                return
-            self.end_if_asked()
-            time.sleep(_LOOK_SECONDS)
+            try:
+                return self.connection.guard(flush, "handing a rollout over")
+            except reverb().errors.DeadlineExceededError:
+                self.end_if_asked()

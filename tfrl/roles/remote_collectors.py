@@ -114,7 +114,8 @@ class RemoteCollectors(Collectors):
 
         def read() -> list[list[np.ndarray]]:
             size = client.server_info(timeout=_ANSWER_SECONDS)[table].current_size
-            return [s[0].data for s in client.sample(table, size)] if size else []
+            items = client.sample(table, size, emit_timesteps=False) if size else []
+            return [item.data for item in items]
 
         return self._variables.guard(read, f"reading {table}")
 
@@ -282,6 +283,8 @@ class ReplayCollectors(RemoteCollectors):
         """The statistics of observations since the last call."""
         seen = self._none
         for leaves in self._reports(STATISTICS) if steps else ():
+            by_path = dict(zip(sorted(struct.paths(seen)), leaves, strict=True))
+            leaves = [by_path[path] for path in struct.paths(seen)]
             seen = statistics.merge(seen, tf.nest.pack_sequence_as(seen, leaves))
         return tf.nest.map_structure(np.asarray, seen)
 
@@ -396,13 +399,13 @@ class RolloutCollectors(RemoteCollectors):
         client = self._variables.client
         try:
             (sample,) = self._variables.guard(
-                lambda: list(client.sample(ROLLOUTS, 1)),
+                lambda: list(client.sample(ROLLOUTS, 1, emit_timesteps=False)),
                 "waiting for rollouts",
                 timeout=max(deadline - time.monotonic(), 1.0),
             )
         except ServerSilentError:
             self._refuse_wait("none")
-        return dict(zip(self._paths, sample[0].data, strict=True))
+        return dict(zip(self._paths, sample.data, strict=True))
 
     @property
     def _source(self) -> tuple[Connection, str]:

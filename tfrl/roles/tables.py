@@ -12,6 +12,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb.library import reverb
+from tfrl.replay.reverb.signature import suits
 from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
@@ -55,8 +56,8 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
     replay = distributed_replay(workflow, num_servers).of_one_server
     tables += [*replay.make_tables(), _report_table(EPISODES, _EPISODE)]
     if normalizes(workflow):
-        leaves = tf.nest.flatten(form.normalizer)
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        leaves = struct.paths(form.normalizer)
+        specs = {path: tf.TensorSpec(x.shape, x.dtype) for path, x in leaves.items()}
         tables.append(_report_table(STATISTICS, specs))
     return tables
 
@@ -212,6 +213,8 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}
     changes: dict[str, Any] = {"policy_extras_spec": extras, "num_servers": num_servers}
+    if replay.packed is None:  # nobody else reads the items
+        changes["packed"] = suits(replay.replace(policy_extras_spec=extras))
     first = replay.table()
     if first.is_sequence:
         raise UserError(
