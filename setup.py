@@ -29,7 +29,8 @@ INSTALL_REQUIRES = [
     # pygame 2.1.3 and tensorboard 2.15 import pkg_resources: from 80.9 on it warns at every start,
     # from 81 on it is gone.
     "setuptools>=64,<80.9",
-    "tensorflow~=2.15.1",
+    # The runtime of Cloud TPU VMs has 2.15.0 of its own; no wheel of PyPI has TPU kernels.
+    "tensorflow~=2.15.0",
     "tensorflow-probability~=0.23.0",
     "tf-agents~=0.19.0",
 ]
@@ -64,6 +65,7 @@ EXTRAS = {
         "cmaes>=0.11",
         "hypothesis>=6.100",
         "import-linter>=2.0",
+        "kubernetes-validate>=1.31",
         # Later mypy needs typing-extensions 4.6.
         "mypy==1.10.1",
         "pre-commit>=3.5",

@@ -49,6 +49,7 @@ class JobOptions:
       evaluators: How many follow the checkpoints: 0 or 1.
       wait_seconds: How long processes wait for each other.
       learner_flags: More flags of the learner.
+      learners: How many workers the learner has; several meet through TF_CONFIG.
     """
 
     gin_files: tuple[str, ...]
@@ -60,6 +61,7 @@ class JobOptions:
     evaluators: int
     wait_seconds: float
     learner_flags: tuple[str, ...] = ()
+    learners: int = 1
 
 
 def roles(options: JobOptions, addresses: Sequence[str], *, bind: str = "") -> list[Role]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, wait_flag  # noqa: F401
+from tfrl.launch import api, app, gin_files, kubernetes, placement, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
 from tfrl.launch.termination import Termination
@@ -18,13 +18,18 @@ DOC = """Starts a server, a learner and collectors for the training that a gin f
 
   tfrl-launch --gin_file=dqn/gymnasium_cartpole.gin --collectors=2 --root_dir=runs/dqn_2
   tfrl-launch --gin_file=impala/tf_cartpole.gin --collectors=4 --dry_run
+  tfrl-launch --gin_file=impala/tf_cartpole.gin --collectors=64 --engine=kubernetes \\
+      --image=REGISTRY/tfrl --volume=CLAIM:/runs --root_dir=/runs/impala | kubectl apply -f -
 
 The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
 with logs/ of all processes and servers/ beside it."""
 
-ENGINES = ("local",)
+ENGINES = ("local", "kubernetes")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
+flags.DEFINE_integer(
+    "learners", 1, "Workers of the learner, which share each update.", lower_bound=1
+)
 flags.DEFINE_integer("collectors", 2, "Processes that play.", lower_bound=1)
 flags.DEFINE_integer("replay_servers", 1, "Servers that share the replay buffer.", lower_bound=1)
 flags.DEFINE_integer(
@@ -49,6 +54,14 @@ def main() -> int:
             remedy="Give the one that bin/train.py would be given.",
         )
     gin_files.read(values.gin_file, values.gin_bindings)
+    if asked.learners > 1 and asked.engine != "kubernetes":
+        raise UserError(
+            f"--learners={asked.learners}",
+            expected=f"1 with --engine={asked.engine}",
+            got=str(asked.learners),
+            remedy="On one machine --strategy=mirrored takes all GPUs; --engine=kubernetes starts "
+            "several workers.",
+        )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     options = JobOptions(
         gin_files=values.gin_file,
@@ -60,7 +73,12 @@ def main() -> int:
         evaluators=asked.evaluators,
         wait_seconds=asked.wait_seconds,
         learner_flags=_learner_flags(values),
+        learners=asked.learners,
     )
+    if asked.engine == "kubernetes":
+        where = placement.parsed(asked.resources)
+        app.say(kubernetes.rendered(options, asked.max_restarts, where))
+        return 0
     job = roles(options, [f"localhost:{port}" for port in free_ports(options.replay_servers)])
     if asked.dry_run:
         app.say(described(job))

@@ -58,6 +58,12 @@ flags.DEFINE_integer(
     "With --num_collectors: this many servers share the replay buffer.",
     lower_bound=1,
 )
+flags.DEFINE_integer(
+    "signal_exit_code",
+    0,
+    "The exit code after SIGTERM or Ctrl-C; not 0 under an engine that starts again only what has "
+    "failed.",
+)
 
 
 def main() -> int:
@@ -99,7 +105,7 @@ def main() -> int:
         _wait(termination)
         app.say(f"Stopped by {termination.name}: saving the tables, which may take a while.")
         server.stop()
-    return 0
+    return int(flags.FLAGS.signal_exit_code)
 
 
 def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1) -> list[Any]:

@@ -1,0 +1,144 @@
+"""`--engine=kubernetes`: the JobSet of a job, and what is refused."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from tests.launch import jobset_pods
+from tests.launch.launch_runs import in_process
+from tfrl.errors import UserError
+from tfrl.launch import job, kubernetes, launch, placement
+
+GOLDENS = pathlib.Path(__file__).parent / "goldens"
+OPTIONS = job.JobOptions(
+    gin_files=("dqn/gymnasium_cartpole.gin",),
+    gin_bindings=("train.total_env_steps=1000",),
+    root_dir="/runs/dqn",
+    seed=3,
+    collectors=2,
+    replay_servers=1,
+    evaluators=1,
+    wait_seconds=600.0,
+)
+COMMON = {"name": "dqn", "image": "example.com/tfrl:1", "volume": "claim:/runs"}
+CASES = {
+    "cpu": (OPTIONS, {}),
+    "gpu_workers": (
+        dataclasses.replace(OPTIONS, learners=2, replay_servers=2, evaluators=0),
+        {
+            "placement": placement.parsed(["learner:cpu=4,memory=16Gi,gpu=1", "server:memory=8Gi"]),
+            "node_selectors": kubernetes.node_selectors(
+                ["learner:cloud.google.com/gke-accelerator=nvidia-l4"]
+            ),
+        },
+    ),
+    "tpu": (
+        dataclasses.replace(OPTIONS, root_dir="gs://bucket/dqn", evaluators=0),
+        {"volume": None, "tpu_topology": "v5e:2x4", "max_restarts": 5},
+    ),
+}
+
+
+def rendered(name):
+    options, changes = CASES[name]
+    return kubernetes.job_set(options, **{**COMMON, **changes})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goldens(name):
+    """After a change that is meant: write what this returns into the file."""
+    golden = GOLDENS / f"jobset_{name}.json"
+    assert kubernetes.text(rendered(name)) + "\n" == golden.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kubernetes_takes_the_pods(name):
+    validate = pytest.importorskip("kubernetes_validate")
+    for replicated in rendered(name)["spec"]["replicatedJobs"]:
+        nest = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": replicated["name"]},
+            "spec": replicated["template"]["spec"],
+        }
+        validate.validate(nest, "1.31", strict=True)
+
+
+def test_each_pod_knows_its_place():
+    pods = jobset_pods.pods(rendered("gpu_workers"))
+    assert [pod.host for pod in pods] == [
+        "dqn-server-0-0.dqn",
+        "dqn-server-1-0.dqn",
+        "dqn-learner-0-0.dqn",
+        "dqn-learner-0-1.dqn",
+        "dqn-collector-0-0.dqn",
+        "dqn-collector-1-0.dqn",
+    ]
+    servers, learners, collector = pods[:2], pods[2:4], pods[-1]
+    assert [pod.command[-4] for pod in servers] == [
+        "--root_dir=/runs/dqn/servers/0",
+        "--root_dir=/runs/dqn/servers/1",
+    ]
+    replay = ",".join(f"{server.host}:8000" for server in servers)
+    addresses = ["dqn-learner-0-0.dqn:2222", "dqn-learner-0-1.dqn:2222"]
+    for i, learner in enumerate(learners):
+        assert json.loads(learner.env["TF_CONFIG"]) == {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": i},
+        }
+        assert f"--replay_server={replay}" in learner.command
+    assert "--task_id=1" in collector.command and "--num_tasks=2" in collector.command
+    assert "TF_CONFIG" not in collector.env
+
+
+REFUSED = {
+    "name": ({}, {"name": "A_b"}, "--job_name=A_b: expected at most 40 lower-case letters"),
+    "image": ({}, {"image": None}, "--image: expected the container image of the pods"),
+    "own_disk": ({"root_dir": "runs/x"}, {}, "a folder of the pod's own disk"),
+    "no_volume": ({}, {"volume": None}, "expected a folder of --volume, or gs://bucket/folder"),
+    "volume": ({}, {"volume": "runs"}, "--volume=runs: expected CLAIM:/folder"),
+    "gin_file": ({"gin_files": ("/home/me/a.gin",)}, {}, "got a path of this machine"),
+    "topology": ({}, {"tpu_topology": "v5e:4x4"}, "expected one of v4:2x2x1, v5e:1x1"),
+    "tpu_workers": ({"learners": 2}, {"tpu_topology": "v4:2x2x1"}, "got --learners=2"),
+    "strategy": (
+        {"learner_flags": ("--strategy=mirrored",)},
+        {"tpu_topology": "v4:2x2x1"},
+        "got --learners=1 --strategy=mirrored",
+    ),
+    "chips": ({}, {"placement": placement.parsed(["learner:tpu=4"])}, "expected --tpu_topology"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    changed, changes, message = REFUSED[name]
+    with pytest.raises(UserError) as error:
+        kubernetes.job_set(dataclasses.replace(OPTIONS, **changed), **{**COMMON, **changes})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi"])
+def test_resources_of_another_form_are_refused(value):
+    with pytest.raises(UserError) as error:
+        placement.parsed([value])
+    assert str(error.value).startswith(f"--resources={value}: expected ROLE:NAME=AMOUNT")
+
+
+def test_the_command_prints_a_file_for_kubectl(capsys):
+    code, out, err = in_process(
+        launch.main,
+        capsys,
+        "--engine=kubernetes",
+        "--gin_file=dqn/gymnasium_cartpole.gin",
+        "--gin_bindings=train.total_env_steps=1000",
+        "--seed=3",
+        "--evaluators=1",
+        "--root_dir=/runs/dqn",
+        "--job_name=dqn",
+        "--image=example.com/tfrl:1",
+        "--volume=claim:/runs",
+    )
+    assert (code, err) == (0, "")
+    assert out == (GOLDENS / "jobset_cpu.json").read_text()

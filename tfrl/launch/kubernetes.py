@@ -1,0 +1,358 @@
+"""`--engine=kubernetes`: renders a job as a JobSet (https://jobset.sigs.k8s.io), for kubectl."""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, SERVERS, JobOptions, Role, roles
+from tfrl.launch.placement import KINDS, Placement
+
+flags.DEFINE_string("image", None, "Container image with tfrl and the gin files (kubernetes).")
+flags.DEFINE_string("job_name", "tfrl", "Name of the job (kubernetes, tpu_vm).")
+flags.DEFINE_string(
+    "volume",
+    None,
+    "CLAIM:/folder, a persistent volume claim that all pods mount there, for a --root_dir below it "
+    "(kubernetes).",
+)
+flags.DEFINE_multi_string(
+    "node_selector",
+    [],
+    "ROLE:LABEL=VALUE, a label that the nodes of a role have; may be repeated (kubernetes).",
+)
+flags.DEFINE_string(
+    "tpu_topology",
+    None,
+    "TYPE:TOPOLOGY of the learner's TPU, such as v5e:2x4 (kubernetes on GKE).",
+)
+
+PORT, WORKER_PORT = 8000, 2222
+# The chips of one host by GKE's name of the TPU; TensorFlow drives no more from one pod.
+TPUS = {
+    "v4": ("tpu-v4-podslice", ("2x2x1",)),
+    "v5e": ("tpu-v5-lite-podslice", ("1x1", "2x2", "2x4")),
+    "v5p": ("tpu-v5p-slice", ("2x2x1",)),
+}
+_RESOURCES = {"cpu": "cpu", "memory": "memory", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
+_INDEX = "TFRL_INDEX"
+# The annotations in which JobSet and Kubernetes tell a pod which one it is.
+_JOB_INDEX = "jobset.sigs.k8s.io/job-index"
+_POD_INDEX = "batch.kubernetes.io/job-completion-index"
+# Kubernetes ends a pod that is asked to end after so long: servers and learners save meanwhile.
+_GRACE_SECONDS = {SERVER: 120, LEARNER: 120, COLLECTOR: 30, EVALUATOR: 30}
+_STARTS_AFTER = {LEARNER: SERVER, COLLECTOR: LEARNER, EVALUATOR: LEARNER}
+# How the flag with the number of a role's first process ends.
+_NUMBERED = {SERVER: f"/{SERVERS}/0", COLLECTOR: "--task_id=0"}
+# A user's mistake: another pod would make it again.
+_MISTAKE = 2
+# Host names have 63 characters at most, of which role, numbers and a random ending take the rest.
+_MOST_NAME = 40
+
+
+def check(
+    options: JobOptions,
+    *,
+    name: str,
+    image: str | None,
+    volume: str | None,
+    tpu_topology: str | None,
+    placement: Placement,
+) -> None:
+    """Refuses what no cluster could run.
+
+    Args:
+      options: Of the job.
+      name: Value of `--job_name`.
+      image: Value of `--image`.
+      volume: Value of `--volume`.
+      tpu_topology: Value of `--tpu_topology`.
+      placement: Of the roles.
+
+    Raises:
+      UserError: See there.
+    """
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > _MOST_NAME:
+        raise UserError(
+            f"--job_name={name}",
+            expected=f"at most {_MOST_NAME} lower-case letters, digits and -, beginning with a "
+            "letter",
+            got=name,
+            remedy="It becomes part of the pods' host names.",
+        )
+    if not image:
+        raise UserError(
+            "--image",
+            expected="the container image of the pods",
+            got="nothing",
+            remedy="Build the repository's Dockerfile and push it to a registry of the cluster's.",
+        )
+    mount = _mount(volume)[1] if volume else None
+    root = pathlib.PurePosixPath(options.root_dir)
+    if not options.root_dir.startswith("gs://") and (
+        mount is None or mount not in (root, *root.parents)
+    ):
+        raise UserError(
+            f"--root_dir={options.root_dir}",
+            expected="a folder of --volume, or gs://bucket/folder",
+            got=f"a folder of the pod's own disk, which is lost with it (--volume={volume})",
+            remedy="Give --volume=CLAIM:/runs --root_dir=/runs/NAME.",
+        )
+    for file in options.gin_files:
+        if pathlib.PurePosixPath(file).is_absolute() and not (
+            mount and file.startswith(f"{mount}/")
+        ):
+            raise UserError(
+                f"--gin_file={file}",
+                expected="a file of the image's working folder, of the package or of --volume",
+                got="a path of this machine",
+                remedy="Put it into the image, and give its path from the working folder there.",
+            )
+    if tpu_topology:
+        _tpu(tpu_topology)
+        strategy = _strategy(options)
+        if options.learners > 1 or strategy not in ("auto", "tpu"):
+            raise UserError(
+                f"--tpu_topology={tpu_topology}",
+                expected="--learners=1 with --strategy=tpu: one process drives the chips of a host",
+                got=f"--learners={options.learners} --strategy={strategy}",
+            )
+    elif placement.of(LEARNER).get("tpu"):
+        raise UserError(
+            "--resources=learner:tpu=...",
+            expected="--tpu_topology, from which the number of chips follows",
+            got="none",
+            remedy="Give --tpu_topology=v5e:2x4, for example.",
+        )
+
+
+def job_set(
+    options: JobOptions,
+    *,
+    name: str,
+    image: str,
+    volume: str | None = None,
+    tpu_topology: str | None = None,
+    node_selectors: Mapping[str, Mapping[str, str]] | None = None,
+    placement: Placement | None = None,
+    max_restarts: int = 3,
+) -> dict[str, Any]:
+    """Returns the JobSet of a job, as YAML has it.
+
+    The learner has one Job, with a pod for each worker. Every server and collector has a Job of its
+    own, so that it is started again alone. A Job replaces a pod that breaks down, up to
+    `max_restarts` times, not counting those that the cluster evicted; exit code 2 ends all. The
+    JobSet succeeds with its learner, and with its evaluator.
+
+    Args:
+      options: Of the job.
+      name: Of the JobSet, the first part of every host name.
+      image: Has `tfrl` and the gin files.
+      volume: "claim:/folder", a volume that all pods mount.
+      tpu_topology: "type:topology" of the learner's TPU.
+      node_selectors: Labels of the nodes, by role.
+      placement: Resources of the roles.
+      max_restarts: Of each pod.
+
+    Raises:
+      UserError: What cannot run.
+    """
+    placement = placement or Placement({})
+    check(
+        options,
+        name=name,
+        image=image,
+        volume=volume,
+        tpu_topology=tpu_topology,
+        placement=placement,
+    )
+    selectors = {kind: dict(labels) for kind, labels in (node_selectors or {}).items()}
+    resources = {k: dict(placement.of(k)) for k in KINDS}
+    learner_flags: tuple[str, ...] = ()
+    if tpu_topology:
+        chips, labels = _tpu(tpu_topology)
+        resources[LEARNER]["tpu"] = str(chips)
+        selectors[LEARNER] = {**labels, **selectors.get(LEARNER, {})}
+        learner_flags = ("--strategy=tpu", "--tpu=local")
+    by_kind: dict[str, list[Role]] = {}
+    for role in roles(options, addresses(options, name), bind="0.0.0.0"):  # nosec B104
+        by_kind.setdefault(role.kind, []).append(role)
+    jobs = []
+    for kind, of_kind in by_kind.items():
+        workers = options.learners if kind == LEARNER else 1
+        container = _container(of_kind[0], image, resources[kind], name=name, workers=workers)
+        if kind == LEARNER:
+            container["command"] += learner_flags
+        pod: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": _GRACE_SECONDS[kind],
+            "containers": [container],
+        }
+        if volume:
+            claim, folder = _mount(volume)
+            pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}]
+            container["volumeMounts"] = [{"name": "runs", "mountPath": str(folder)}]
+        if kind in selectors:
+            pod["nodeSelector"] = selectors[kind]
+        job: dict[str, Any] = {"name": kind, "replicas": len(of_kind)}
+        if kind in _STARTS_AFTER:
+            job["dependsOn"] = [{"name": _STARTS_AFTER[kind], "status": "Ready"}]
+        job["template"] = {
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": workers,
+                "parallelism": workers,
+                "backoffLimit": max_restarts * workers,
+                "podFailurePolicy": {"rules": _failure_rules(kind, workers)},
+                "template": {"spec": pod},
+            }
+        }
+        jobs.append(job)
+    finishing = [kind for kind in (LEARNER, EVALUATOR) if kind in by_kind]
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "tfrl"}},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": finishing},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": jobs,
+        },
+    }
+
+
+def addresses(options: JobOptions, name: str) -> list[str]:
+    """Returns "host:port" of each server of a job with a name."""
+    return [f"{_host(name, SERVER, i, 0)}:{PORT}" for i in range(options.replay_servers)]
+
+
+def _host(name: str, kind: str, job: int, pod: int) -> str:
+    """The name under which JobSet lets a pod be reached."""
+    return f"{name}-{kind}-{job}-{pod}.{name}"
+
+
+def text(nest: Mapping[str, Any]) -> str:
+    """Returns a nest as JSON, which is YAML too."""
+    return json.dumps(nest, indent=2)
+
+
+def _container(
+    role: Role, image: str, resources: Mapping[str, str], *, name: str, workers: int
+) -> dict[str, Any]:
+    command = list(role.command)
+    env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
+    container: dict[str, Any] = {"name": role.kind, "image": image, "command": command, "env": env}
+    if role.kind in _NUMBERED:  # each Job has its own number
+        sign = _NUMBERED[role.kind]
+        command[:] = [f"{c[:-1]}$({_INDEX})" if c.endswith(sign) else c for c in command]
+        env.append(_annotation(_INDEX, _JOB_INDEX))
+    if role.kind == SERVER:
+        # Ended in order by an eviction, it must not count as done: it would not come again.
+        command.append("--signal_exit_code=143")
+        container["ports"] = [{"name": "reverb", "containerPort": PORT}]
+        container["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 2}
+    if workers > 1:
+        hosts = [_host(name, LEARNER, 0, i) for i in range(workers)]
+        cluster = json.dumps({"worker": [f"{host}:{WORKER_PORT}" for host in hosts]})
+        task = f'{{"type": "worker", "index": $({_INDEX})}}'
+        env.append(_annotation(_INDEX, _POD_INDEX))
+        env.append({"name": "TF_CONFIG", "value": f'{{"cluster": {cluster}, "task": {task}}}'})
+        container["ports"] = [{"name": "tensorflow", "containerPort": WORKER_PORT}]
+    asked = {_RESOURCES[key]: value for key, value in resources.items()}
+    # Kubernetes wants devices as limits, and takes no part of one.
+    devices = {key: value for key, value in asked.items() if "/" in key}
+    shares = {key: value for key, value in asked.items() if "/" not in key}
+    container["resources"] = {"requests": shares, **({"limits": devices} if devices else {})}
+    return container
+
+
+def _annotation(variable: str, annotation: str) -> dict[str, Any]:
+    path = f"metadata.annotations['{annotation}']"
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _failure_rules(kind: str, workers: int) -> list[dict[str, Any]]:
+    evicted = {"type": "DisruptionTarget", "status": "True"}
+    rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [evicted]}]
+    if workers == 1:  # one of several ends with it too, where another worker is lost
+        mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
+        rules.append({"action": "FailJob", "onExitCodes": mistake})
+    return rules
+
+
+def _strategy(options: JobOptions) -> str:
+    given = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
+    return given[-1] if given else "auto"
+
+
+def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:
+    claim, _, folder = volume.partition(":")
+    if not claim or not folder.startswith("/"):
+        raise UserError(
+            f"--volume={volume}",
+            expected="CLAIM:/folder",
+            got=volume,
+            remedy="CLAIM is the name of a persistent volume claim of the namespace.",
+        )
+    return claim, pathlib.PurePosixPath(folder)
+
+
+def _tpu(asked: str) -> tuple[int, dict[str, str]]:
+    """Returns the chips of a TPU, and the labels of its nodes."""
+    kind, _, topology = asked.partition(":")
+    if kind not in TPUS or topology not in TPUS[kind][1]:
+        known = ", ".join(f"{k}:{t}" for k, (_, ts) in TPUS.items() for t in ts)
+        raise UserError(
+            f"--tpu_topology={asked}",
+            expected=f"one of {known}",
+            got=asked,
+            remedy="These are the slices of one host; TensorFlow 2.15 drives several hosts "
+            "from outside of their pods only. --engine=tpu_vm has pod slices.",
+        )
+    label = TPUS[kind][0]
+    chips = math.prod(int(side) for side in topology.split("x"))
+    return chips, {
+        "cloud.google.com/gke-tpu-accelerator": label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+
+
+def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the labels of `--node_selector`, by role.
+
+    Raises:
+      UserError: For another form.
+    """
+    result: dict[str, dict[str, str]] = {}
+    for value in values:
+        match = re.fullmatch(rf"({'|'.join(KINDS)}):([^=]+)=(.*)", value)
+        if match is None:
+            raise UserError(
+                f"--node_selector={value}",
+                expected=f"ROLE:LABEL=VALUE, ROLE one of {', '.join(KINDS)}",
+                got=value,
+            )
+        result.setdefault(match[1], {})[match[2]] = match[3]
+    return result
+
+
+def rendered(options: JobOptions, max_restarts: int, placement: Placement) -> str:
+    """Returns what `--engine=kubernetes` prints, as the flags say."""
+    values = flags.FLAGS
+    nest = job_set(
+        options,
+        name=values.job_name,
+        image=values.image,
+        volume=values.volume,
+        tpu_topology=values.tpu_topology,
+        node_selectors=node_selectors(values.node_selector),
+        placement=placement,
+        max_restarts=max_restarts,
+    )
+    return text(nest)

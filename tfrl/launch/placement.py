@@ -1,0 +1,69 @@
+"""The flag --resources: what each process of a role is given, by an engine that places them."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from tfrl.errors import UserError
+
+flags.DEFINE_multi_string(
+    "resources",
+    [],
+    "ROLE:NAME=AMOUNT,... of each process of a role, NAME cpu, memory, gpu or tpu; such as "
+    "learner:cpu=4,memory=16Gi,gpu=1; may be repeated (kubernetes, ray).",
+)
+
+KINDS = ("server", "learner", "collector", "evaluator")
+_AMOUNTS = {
+    "cpu": r"\d+(\.\d+)?",
+    "memory": r"\d+(Ki|Mi|Gi|Ti)?",
+    "gpu": r"\d+",
+    "tpu": r"\d+",
+}
+_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Resources by role.
+
+    Attributes:
+      asked: Amounts by name, by role, as Kubernetes writes them.
+    """
+
+    asked: Mapping[str, Mapping[str, str]]
+
+    def of(self, kind: str) -> Mapping[str, str]:
+        """Returns the amounts of a role; one CPU core unless the flag says otherwise."""
+        return {"cpu": "1", **self.asked.get(kind, {})}
+
+
+def parsed(values: Sequence[str]) -> Placement:
+    """Returns what `--resources` asks for.
+
+    Raises:
+      UserError: For another form.
+    """
+    asked: dict[str, dict[str, str]] = {}
+    for value in values:
+        kind, _, rest = value.partition(":")
+        for part in rest.split(","):
+            name, _, amount = part.partition("=")
+            if kind not in KINDS or not re.fullmatch(_AMOUNTS.get(name, r"(?!)"), amount):
+                raise UserError(
+                    f"--resources={value}",
+                    expected=f"ROLE:NAME=AMOUNT,..., ROLE one of {', '.join(KINDS)}, NAME one of "
+                    f"{', '.join(_AMOUNTS)}",
+                    got=f"'{kind}:{part}'",
+                    remedy="Such as learner:cpu=4,memory=16Gi,gpu=1.",
+                )
+            asked.setdefault(kind, {})[name] = amount
+    return Placement(asked)
+
+
+def in_bytes(memory: str) -> int:
+    """Returns an amount of memory, such as "16Gi", in bytes."""
+    number, unit = re.fullmatch(r"(\d+)(\w*)", memory).groups()  # type: ignore[union-attr]
+    return int(number) * _UNITS[unit]
