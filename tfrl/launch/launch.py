@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, kubernetes, placement, wait_flag  # noqa: F401
+from tfrl.launch import api, app, gin_files, kubernetes, placement, tpu_vm, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
 from tfrl.launch.termination import Termination
@@ -24,7 +24,7 @@ DOC = """Starts a server, a learner and collectors for the training that a gin f
 The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
 with logs/ of all processes and servers/ beside it."""
 
-ENGINES = ("local", "kubernetes")
+ENGINES = ("local", "kubernetes", "tpu_vm")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
 flags.DEFINE_integer(
@@ -78,6 +78,9 @@ def main() -> int:
     if asked.engine == "kubernetes":
         where = placement.parsed(asked.resources)
         app.say(kubernetes.rendered(options, asked.max_restarts, where))
+        return 0
+    if asked.engine == "tpu_vm":
+        app.say(tpu_vm.rendered(options, asked.max_restarts))
         return 0
     job = roles(options, [f"localhost:{port}" for port in free_ports(options.replay_servers)])
     if asked.dry_run:

@@ -1,0 +1,142 @@
+"""`--engine=tpu_vm`: the script for gcloud, and what is refused."""
+
+import dataclasses
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from tests.launch.launch_runs import in_process
+from tfrl.errors import UserError
+from tfrl.launch import job, launch, tpu_vm
+
+OPTIONS = job.JobOptions(
+    gin_files=("sac/tf_pendulum.gin",),
+    gin_bindings=("train.total_env_steps=10 * 1000",),
+    root_dir="gs://bucket/sac",
+    seed=3,
+    collectors=4,
+    replay_servers=1,
+    evaluators=0,
+    wait_seconds=600.0,
+    learner_flags=("--if_exists=fail", "--strategy=auto"),
+)
+COMMON = {"name": "sac", "zone": "us-central2-b"}
+# Notes what it is called with. The first run is preempted, the second ends.
+GCLOUD = """#!/usr/bin/env bash
+case "$*" in *scp*|*ssh*|*create*|*delete*) printf '%q ' "$@" >> calls; echo >> calls;; esac
+case "$*" in
+  *describe*) cat state 2> /dev/null || echo ACTIVE;;
+  *create*) echo ACTIVE > state;;
+  *tfrl-launch*)
+    if [[ ! -e once ]]; then touch once; echo SUSPENDED > state; exit 255; fi
+    exit $CODE;;
+esac
+"""
+
+
+def calls(tmp_path, text, step="train", code=0):
+    """Runs a step of a script with a gcloud that only notes its calls; returns code and calls."""
+    (tmp_path / "gcloud").write_text(GCLOUD)
+    (tmp_path / "gcloud").chmod(0o755)
+    (tmp_path / "job.sh").write_text(text)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CODE": str(code)}
+    done = subprocess.run(
+        ["bash", "job.sh", step], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    noted = tmp_path / "calls"
+    lines = noted.read_text().splitlines() if noted.exists() else []
+    return done.returncode, [shlex.split(line) for line in lines]
+
+
+def steps(noted):
+    names = {"tfrl-launch": "run", "create": "create", "delete": "delete", "pip": "install"}
+    return [next(n for sign, n in names.items() if sign in " ".join(c)) for c in noted]
+
+
+def test_the_script_goes_on_after_a_preemption(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", spot=True, **COMMON)
+    code, noted = calls(tmp_path, text)
+    assert code == 0
+    once = ["create", "install", "run"]
+    assert steps(noted) == [*once, "delete", *once, "delete"]
+    assert noted[0] == [
+        *"compute tpus queued-resources create sac --node-id=sac --zone=us-central2-b".split(),
+        *"--accelerator-type=v4-8 --runtime-version=tpu-vm-tf-2.15.0-pjrt --spot".split(),
+    ]
+    command = noted[2][-1].removeprefix("--command=").partition("; ")[2]
+    assert shlex.split(command) == [
+        *"tfrl-launch --engine=local --gin_file=sac/tf_pendulum.gin".split(),
+        "--gin_bindings=train.total_env_steps=10 * 1000",
+        *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1 --evaluators=0".split(),
+        *"--wait_seconds=600 --max_restarts=3 --if_exists=fail --strategy=tpu --tpu=local".split(),
+    ]
+
+
+def test_a_run_that_fails_on_a_tpu_that_is_there_ends(tmp_path):
+    text = tpu_vm.script(OPTIONS, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "once").touch()
+    code, noted = calls(tmp_path, text, code=2)
+    assert code == 2
+    assert steps(noted) == ["create", "install", "run", "delete"]
+
+
+def test_a_run_on_the_disk_of_the_tpu_is_not_deleted(tmp_path):
+    options = dataclasses.replace(OPTIONS, root_dir="runs/sac")
+    text = tpu_vm.script(options, accelerator_type="v4-8", **COMMON)
+    (tmp_path / "once").touch()
+    code, noted = calls(tmp_path, text)
+    assert code == 0 and steps(noted) == ["create", "install", "run"]
+
+
+def test_a_pod_slice_is_driven_from_its_first_host(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my own.gin").touch()
+    options = dataclasses.replace(OPTIONS, gin_files=("my own.gin",))
+    text = tpu_vm.script(options, accelerator_type="v3-32", **COMMON)
+    assert "--runtime-version=tpu-vm-tf-2.15.0-pod-pjrt" in text
+    (tmp_path / "once").touch()
+    _, (_, upload) = calls(tmp_path, text, "install")
+    assert upload[:6] == ["compute", "tpus", "tpu-vm", "scp", "my own.gin", "sac:my own.gin"]
+    _, (*_, run) = calls(tmp_path, text, "run")
+    assert "export TPU_NAME=sac TPU_LOAD_LIBRARY=0; tfrl-launch" in run[-1]
+    assert run[-1].endswith("--strategy=tpu --tpu=sac")
+
+
+REFUSED = {
+    "zone": ({}, {"zone": None}, "--zone: expected the Google Cloud zone of the TPU"),
+    "name": ({}, {"name": "a_b"}, "--job_name=a_b"),
+    "generation": (
+        {},
+        {"accelerator_type": "v1-8"},
+        "--accelerator_type=v1-8: expected GENERATION",
+    ),
+    "size": ({}, {"accelerator_type": "v4-4"}, "v5p with a multiple of 8"),
+    "strategy": ({"learner_flags": ("--strategy=mirrored",)}, {}, "--strategy=mirrored"),
+    "spot": ({"root_dir": "runs/a"}, {"spot": True}, "expected gs://bucket/folder with --spot"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    changed, changes, message = REFUSED[name]
+    with pytest.raises(UserError) as error:
+        options = dataclasses.replace(OPTIONS, **changed)
+        tpu_vm.script(options, **{**COMMON, "accelerator_type": "v4-8", **changes})
+    assert message in str(error.value)
+
+
+def test_the_command_prints_the_script(capsys):
+    code, out, err = in_process(
+        launch.main,
+        capsys,
+        *("--engine=tpu_vm", "--gin_file=sac/tf_pendulum.gin", "--root_dir=gs://bucket/sac"),
+        *("--job_name=sac", "--zone=us-central2-b", "--accelerator_type=v5litepod-4", "--spot"),
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith("#!/usr/bin/env bash\n# sac on a Cloud TPU v5litepod-4 (one host)")
+    code, _, err = in_process(
+        launch.main, capsys, "--engine=tpu_vm", "--learners=2", "--gin_file=sac/tf_pendulum.gin"
+    )
+    assert code == 2 and "--learners=2: expected 1 with --engine=tpu_vm" in err

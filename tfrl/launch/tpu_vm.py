@@ -1,0 +1,215 @@
+"""`--engine=tpu_vm`: renders a script that creates a Cloud TPU and runs a job on it."""
+
+import pathlib
+import re
+import shlex
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch.job import JobOptions
+
+flags.DEFINE_string("zone", None, "Google Cloud zone of the TPU (tpu_vm).")
+flags.DEFINE_string("accelerator_type", "v4-8", "Cloud TPU, such as v5litepod-8 or v3-32 (tpu_vm).")
+flags.DEFINE_boolean("spot", False, "A TPU that Google may take back, for a lower price (tpu_vm).")
+flags.DEFINE_string(
+    "package", "tfrl", "What pip installs on the TPU VM: a name, a wheel or an address (tpu_vm)."
+)
+
+# Of a TPU of one host, and of a pod slice. Only the images' own TensorFlow has TPU kernels.
+RUNTIME, POD_RUNTIME = "tpu-vm-tf-2.15.0-pjrt", "tpu-vm-tf-2.15.0-pod-pjrt"
+# Sizes count TensorCores, or chips of v5e; one host has up to 8 of either.
+_ONE_HOST = 8
+_SMALL = (1, 4, 8)
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {name} on a Cloud TPU {accelerator_type} ({place}), by gcloud:
+#   bash THIS_FILE train     all of it: goes on after each preemption until the run has ended
+#   bash THIS_FILE create | install | run | resume | delete     one step
+# The TPU costs until it is deleted. Google keeps TPU VMs and queued resources in maintenance and
+# points to GKE for new work: tfrl-launch --engine=kubernetes --tpu_topology=...
+set -euo pipefail
+
+name={name}
+zone={zone}
+
+on_worker() {{
+  gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker="$1" --command="$2"
+}}
+
+state() {{
+  gcloud compute tpus queued-resources describe "$name" --zone="$zone" \\
+    --format='value(state.state)'
+}}
+
+create() {{
+  gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \\
+    --accelerator-type={accelerator_type} --runtime-version={runtime}{spot}
+  while now="$(state)"; [[ "$now" != ACTIVE ]]; do
+    case "$now" in FAILED | SUSPENDED | SUSPENDING) echo "The request has ended: $now" >&2; exit 1;;
+    esac
+    echo "$name: $now"
+    sleep 30
+  done
+}}
+
+# pip must not replace the image's TensorFlow: PyPI's has no TPU kernels.
+install() {{
+  on_worker 0 {install}{upload}
+}}
+
+run() {{
+  on_worker 0 {run}
+}}
+
+delete() {{
+  gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+}}
+
+# A preempted request is over: another one takes its place. The run goes on from its checkpoint.
+resume() {{
+  if [[ "$(state)" != ACTIVE ]]; then delete; create; install; fi
+  run
+}}
+
+train() {{
+  create
+  install && run && code=0 || code=$?
+  while [[ $code != 0 && "$(state)" != ACTIVE ]]; do
+    resume && code=0 || code=$?
+  done
+  {end}
+  exit $code
+}}
+
+case "${{1:-}}" in
+  train | create | install | run | resume | delete) "$1" ;;
+  *) sed -n '2,6p' "$0" ; exit 2 ;;
+esac
+"""
+
+
+def script(
+    options: JobOptions,
+    *,
+    name: str,
+    zone: str | None,
+    accelerator_type: str,
+    spot: bool = False,
+    package: str = "tfrl",
+    max_restarts: int = 3,
+) -> str:
+    """Returns a bash script with the steps of a job on one Cloud TPU.
+
+    All processes run on the TPU's first host, by the local engine; a pod slice's other hosts serve
+    their chips to its learner.
+
+    Args:
+      options: Of the job.
+      name: Of the TPU and of the request for it.
+      zone: Where it is.
+      accelerator_type: Its generation and size.
+      spot: Whether Google may take it back.
+      package: What pip installs.
+      max_restarts: Of each process.
+
+    Raises:
+      UserError: What cannot run.
+    """
+    _check(options, name, zone, accelerator_type, spot)
+    pod = int(accelerator_type.rpartition("-")[2]) > _ONE_HOST
+    own = [file for file in options.gin_files if pathlib.Path(file).is_file()]
+    files = [pathlib.Path(f).name if f in own else f for f in options.gin_files]
+    tpu = name if pod else "local"
+    command = [
+        "tfrl-launch",
+        "--engine=local",
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin_bindings={binding}" for binding in options.gin_bindings),
+        f"--root_dir={options.root_dir}",
+        f"--seed={options.seed}",
+        f"--collectors={options.collectors}",
+        f"--replay_servers={options.replay_servers}",
+        f"--evaluators={options.evaluators}",
+        f"--wait_seconds={options.wait_seconds:g}",
+        f"--max_restarts={max_restarts}",
+        *(f for f in options.learner_flags if not f.startswith(("--strategy=", "--tpu="))),
+        "--strategy=tpu",
+        f"--tpu={tpu}",
+    ]
+    path = "export PATH=$HOME/.local/bin:$PATH"
+    environment = f"export TPU_NAME={name} TPU_LOAD_LIBRARY=0; " if pod else ""
+    pinned = "pip freeze | grep -i '^tensorflow==' > tensorflow.txt"
+    kept = f"{options.root_dir} is on the TPU VM: copy it, then delete the TPU."
+    lines = [
+        f'\n  gcloud compute tpus tpu-vm scp {shlex.quote(f)} "$name":{shlex.quote(n)} '
+        '--zone="$zone" --worker=0'
+        for f, n in zip(options.gin_files, files, strict=True)
+        if f in own
+    ]
+    return _SCRIPT.format(
+        name=name,
+        zone=zone,
+        accelerator_type=accelerator_type,
+        place="a pod slice of several hosts" if pod else "one host",
+        runtime=POD_RUNTIME if pod else RUNTIME,
+        spot=" --spot" if spot else "",
+        install=shlex.quote(f"{pinned} && pip install -c tensorflow.txt {shlex.quote(package)}"),
+        upload="".join(lines),
+        end="delete" if options.root_dir.startswith("gs://") else f"echo {shlex.quote(kept)}",
+        run=shlex.quote(f"{path}; {environment}{shlex.join(command)}"),
+    )
+
+
+def _check(
+    options: JobOptions, name: str, zone: str | None, accelerator_type: str, spot: bool
+) -> None:
+    if not zone:
+        raise UserError(
+            "--zone",
+            expected="the Google Cloud zone of the TPU",
+            got="nothing",
+            remedy="gcloud compute tpus accelerator-types list --zone=ZONE shows what a zone has.",
+        )
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        raise UserError(
+            f"--job_name={name}",
+            expected="lower-case letters, digits and -, beginning with a letter",
+            got=name,
+        )
+    match = re.fullmatch(r"(v2|v3|v4|v5litepod|v5p)-(\d+)", accelerator_type)
+    size = int(match[2]) if match else 0
+    chips = match is not None and match[1] == "v5litepod"
+    if not size or (size % _ONE_HOST and not (chips and size in _SMALL)):
+        raise UserError(
+            f"--accelerator_type={accelerator_type}",
+            expected="GENERATION-SIZE: v2, v3, v4 or v5p with a multiple of 8, v5litepod with 1, "
+            "4 or a multiple of 8",
+            got=accelerator_type,
+        )
+    given = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
+    if given and given[-1] not in ("auto", "tpu"):
+        raise UserError(
+            f"--strategy={given[-1]}", expected="tpu with --engine=tpu_vm", got=given[-1]
+        )
+    if spot and not options.root_dir.startswith("gs://"):
+        raise UserError(
+            f"--root_dir={options.root_dir}",
+            expected="gs://bucket/folder with --spot",
+            got="a folder of the TPU VM's own disk, which is lost with it",
+        )
+
+
+def rendered(options: JobOptions, max_restarts: int) -> str:
+    """Returns what `--engine=tpu_vm` prints, as the flags say."""
+    values = flags.FLAGS
+    return script(
+        options,
+        name=values.job_name,
+        zone=values.zone,
+        accelerator_type=values.accelerator_type,
+        spot=values.spot,
+        package=values.package,
+        max_restarts=max_restarts,
+    )
