@@ -172,7 +172,7 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     code, out, err = call(capsys, *args, "--evaluators=1", "--seed=3", "--dry_run")
     assert (code, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines()]
-    assert names == ["server-0", "learner-0", "collector-0", "collector-1", "evaluator-0"]
+    assert names[:5] == ["server-0", "learner-0", "collector-0", "collector-1", "evaluator-0"]
     server, learner, collector = out.splitlines()[0], out.splitlines()[1], out.splitlines()[3]
     port = server.partition("--port=")[2].split()[0]
     assert f"--num_collectors=2 --root_dir={root}/servers/0" in server
@@ -182,6 +182,17 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
     assert f"--replay_server=localhost:{port}" in collector
     assert collector.endswith("--task_id=1 --num_tasks=2")
     assert not root.exists()
+    item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8  # observation twice, action, reward, discount, version
+    assert item * 51_200 == 2_867_200
+    # The network and its target, of 4 x 128, 128 x 128 and 128 x 2 weights; 139.3 kB and a few.
+    assert 2 * 4 * (5 * 128 + 129 * 128 + 129 * 2) == 139_280
+    assert out.splitlines()[5:] == [
+        f"Replay servers: localhost:{port}",
+        "Processes: 5 (1 server, 1 learner, 2 collectors, 1 evaluator)",
+        "Environments: 16 (8 in each collector)",
+        "Parameters: 139 kB, read by each collector",
+        "Table 'replay': up to 51,200 items of 56 bytes, 2.87 MB before compression",
+    ]
 
 
 def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):

@@ -38,7 +38,9 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "max_restarts", 3, "How often a process that broke down is started again.", lower_bound=0
 )
-flags.DEFINE_boolean("dry_run", False, "Print what would be started, and start nothing.")
+flags.DEFINE_boolean(
+    "dry_run", False, "Print what would be started, with addresses and sizes, and start nothing."
+)
 
 
 def main() -> int:
@@ -75,16 +77,21 @@ def main() -> int:
         learner_flags=_learner_flags(values),
         learners=asked.learners,
     )
+    addresses, bind = [f"localhost:{port}" for port in free_ports(options.replay_servers)], ""
     if asked.engine == "kubernetes":
-        where = placement.parsed(asked.resources)
-        app.say(kubernetes.rendered(options, asked.max_restarts, where))
-        return 0
-    if asked.engine == "tpu_vm":
-        app.say(tpu_vm.rendered(options, asked.max_restarts))
-        return 0
-    job = roles(options, [f"localhost:{port}" for port in free_ports(options.replay_servers)])
+        text = kubernetes.rendered(options, asked.max_restarts, placement.parsed(asked.resources))
+        addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
+    elif asked.engine == "tpu_vm":
+        text = tpu_vm.rendered(options, asked.max_restarts)
+    job = roles(options, addresses, bind=bind)
     if asked.dry_run:
-        app.say(described(job))
+        from tfrl.launch import sizes
+
+        size = sizes.described(options, job)
+        app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
+        return 0
+    if asked.engine != "local":
+        app.say(text)
         return 0
     from tfrl.launch.local_engine import LocalEngine
 

@@ -1,0 +1,63 @@
+"""How large a job is: processes, environments, replay and parameters."""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tfrl.launch import settings
+from tfrl.launch.job import COLLECTOR, LEARNER, JobOptions, Role
+
+
+def described(options: JobOptions, job: Sequence[Role]) -> str:
+    """Returns lines with the sizes of a job, for the user.
+
+    Args:
+      options: Of the job.
+      job: Its roles.
+
+    Raises:
+      UserError: The gin file's training cannot be distributed.
+    """
+    from tfrl.roles import parameters, tables
+
+    assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
+    workflow: Any = assembled.workflow
+    count = options.collectors
+    each = tables.collector_env(workflow, count).num_envs
+    numbers = collections.Counter(role.kind for role in job)
+    numbers[LEARNER] = options.learners
+    kinds = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in numbers.items())
+    lines = [
+        f"Processes: {sum(numbers.values())} ({kinds})",
+        f"Environments: {count * each:,} ({each:,} in each {COLLECTOR})",
+    ]
+    reports = (tables.HEARTBEATS, tables.EPISODES, tables.STATISTICS)
+    servers = options.replay_servers
+    each_server = " on each server" if servers > 1 else ""
+    for table in tables.make_tables(workflow, count, servers):
+        info = table.info
+        size = _bytes(info.signature)
+        if info.name == parameters.TABLE:
+            lines.append(f"Parameters: {_said(size)}, read by each {COLLECTOR}")
+        elif info.name not in reports:
+            lines.append(
+                f"Table {info.name!r}: up to {info.max_size:,} items of {_said(size)}{each_server}, "
+                f"{_said(size * info.max_size)} before compression"
+            )
+    return "\n".join(lines)
+
+
+def _bytes(signature: Any) -> int:
+    """The bytes of one item."""
+    import tensorflow as tf
+
+    specs = tf.nest.flatten(signature)
+    return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs)
+
+
+def _said(size: float) -> str:
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
