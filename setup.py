@@ -49,6 +49,8 @@ EXTRAS = {
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
     "export": ["tf2onnx~=1.16", "onnxruntime>=1.17,<2"],
+    # Bare ray: ray[default] and Ray Train need a newer typing-extensions. launch.py --engine=ray.
+    "ray": ["ray>=2.50,<3"],
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],

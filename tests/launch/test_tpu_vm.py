@@ -69,8 +69,9 @@ def test_the_script_goes_on_after_a_preemption(tmp_path):
     assert shlex.split(command) == [
         *"tfrl-launch --engine=local --gin_file=sac/tf_pendulum.gin".split(),
         "--gin_bindings=train.total_env_steps=10 * 1000",
-        *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1 --evaluators=0".split(),
-        *"--wait_seconds=600 --max_restarts=3 --if_exists=fail --strategy=tpu --tpu=local".split(),
+        *"--root_dir=gs://bucket/sac --seed=3 --collectors=4 --replay_servers=1".split(),
+        *"--evaluators=0 --wait_seconds=600 --max_restarts=3 --if_exists=fail".split(),
+        *"--strategy=tpu --tpu=local".split(),
     ]
 
 

@@ -9,9 +9,19 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files, kubernetes, placement, tpu_vm, wait_flag  # noqa: F401
+from tfrl.launch import (
+    api,
+    app,
+    gin_files,
+    kubernetes,
+    placement,
+    ray_engine,
+    tpu_vm,
+    wait_flag,  # noqa: F401
+)
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
+from tfrl.launch.local_engine import LocalEngine
 from tfrl.launch.termination import Termination
 
 DOC = """Starts a server, a learner and collectors for the training that a gin file describes.
@@ -24,7 +34,7 @@ DOC = """Starts a server, a learner and collectors for the training that a gin f
 The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
 with logs/ of all processes and servers/ beside it."""
 
-ENGINES = ("local", "kubernetes", "tpu_vm")
+ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
 flags.DEFINE_enum("engine", "local", ENGINES, "What starts and supervises the processes.")
 flags.DEFINE_integer(
@@ -77,12 +87,16 @@ def main() -> int:
         learner_flags=_learner_flags(values),
         learners=asked.learners,
     )
+    where = placement.parsed(asked.resources)
     addresses, bind = [f"localhost:{port}" for port in free_ports(options.replay_servers)], ""
     if asked.engine == "kubernetes":
-        text = kubernetes.rendered(options, asked.max_restarts, placement.parsed(asked.resources))
+        text = kubernetes.rendered(options, asked.max_restarts, where)
         addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
     elif asked.engine == "tpu_vm":
         text = tpu_vm.rendered(options, asked.max_restarts)
+    elif asked.engine == "ray" and asked.ray_address:
+        addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
+        bind = "0.0.0.0"  # nosec B104
     job = roles(options, addresses, bind=bind)
     if asked.dry_run:
         from tfrl.launch import sizes
@@ -90,12 +104,20 @@ def main() -> int:
         size = sizes.described(options, job)
         app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
         return 0
+    log_dir = pathlib.Path(root).expanduser() / "logs"
+    if asked.engine == "ray":
+        return ray_engine.run(
+            lambda addresses, bind: roles(options, addresses, bind=bind),
+            log_dir,
+            termination,
+            num_servers=options.replay_servers,
+            placement=where,
+            max_restarts=asked.max_restarts,
+            wait_seconds=options.wait_seconds,
+        )
     if asked.engine != "local":
         app.say(text)
         return 0
-    from tfrl.launch.local_engine import LocalEngine
-
-    log_dir = pathlib.Path(root).expanduser() / "logs"
     return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
 
 

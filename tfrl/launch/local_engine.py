@@ -134,23 +134,22 @@ class LocalEngine:
 
     def _start(self, process: Process) -> None:
         process.starts_at = None
-        process.popen = subprocess.Popen(
-            self._command(process.role),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": process.role.name},
-            preexec_fn=_child_of(os.getpid()),
-        )
+        process.popen = self._spawn(process.role)
         process.started = time.monotonic()
         process.reader = threading.Thread(target=self._read, args=[process, process.popen.stdout])
         process.reader.start()
 
+    def _spawn(self, role: Role) -> Any:
+        """Starts a process; returns what acts as a `Popen`."""
+        return spawn(self._command(role), role.name)
+
+    def _kill(self, popen: Any) -> None:
+        """Ends a process, and what it has started."""
+        kill_group(popen)
+
     def _read(self, process: Process, output: Any) -> None:
         """Copies what a process prints, into its log and to the user."""
-        with output, open(process.log, "a", encoding="utf-8") as log:
+        with contextlib.closing(output), open(process.log, "a", encoding="utf-8") as log:
             for line in output:
                 log.write(line)
                 log.flush()
@@ -219,11 +218,11 @@ class LocalEngine:
             for process in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(_END_SECONDS[process.role.kind])
+                process.reader.join(timeout=5.0)  # its last words before those of others
         for process in self.processes:
             if process.popen is None:
                 continue
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.popen.pid, signal.SIGKILL)  # and what it has started
+            self._kill(process.popen)
             process.popen.wait()
             process.reader.join(timeout=5.0)
 
@@ -240,6 +239,31 @@ class LocalEngine:
             table.add_row(process.role.name, *map(str, cells), last, style=colour)
         if self._say is None:
             self._console.print(table)
+
+
+def spawn(command: list[str], name: str) -> subprocess.Popen[str]:
+    """Starts a child that leads a group and ends with this process.
+
+    Args:
+      command: Its command line.
+      name: Of its role.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name},
+        preexec_fn=_child_of(os.getpid()),
+    )
+
+
+def kill_group(popen: subprocess.Popen[str]) -> None:
+    """Ends a child of `spawn`, and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
 
 
 def _own_command(role: Role) -> list[str]:

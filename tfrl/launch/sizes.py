@@ -42,8 +42,8 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
             lines.append(f"Parameters: {_said(size)}, read by each {COLLECTOR}")
         elif info.name not in reports:
             lines.append(
-                f"Table {info.name!r}: up to {info.max_size:,} items of {_said(size)}{each_server}, "
-                f"{_said(size * info.max_size)} before compression"
+                f"Table {info.name!r}: up to {info.max_size:,} items of {_said(size)}"
+                f"{each_server}, {_said(size * info.max_size)} before compression"
             )
     return "\n".join(lines)
 

@@ -1,0 +1,162 @@
+"""`--engine=ray`: how actors are placed, and what is started again; Ray itself is played."""
+
+import itertools
+import sys
+import types
+
+import pytest
+
+from tests.launch.launch_runs import in_process
+from tfrl.launch import job, launch, local_engine, placement, ray_engine, termination
+
+SERVES = "import time; print('serves'); time.sleep(60)"
+
+
+class RayError(Exception):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
+
+
+class PlayedRay:
+    """What the engine calls of Ray, with actors in this process."""
+
+    exceptions = types.SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError)
+
+    def __init__(self):
+        self.placed, self.dead, self.ports = [], set(), itertools.count(8000)
+
+    def remote(self, kind):
+        return types.SimpleNamespace(options=lambda **o: types.SimpleNamespace(remote=self.make(o)))
+
+    def make(self, options):
+        def made():
+            self.placed.append(options)
+            return Actor(self, ray_engine.RoleProcess())
+
+        return made
+
+    def get(self, references, timeout=None):
+        if isinstance(references, list):
+            return [self.get(reference) for reference in references]
+        actor, call = references
+        if actor in self.dead:
+            raise RayError("The actor died.\nMore of it")
+        return call()
+
+    def kill(self, actor):
+        self.dead.add(actor)
+        actor.process.kill()
+
+
+class Actor:
+    def __init__(self, ray, process):
+        self.ray, self.process = ray, process
+
+    def __getattr__(self, name):
+        def remote(*args):
+            if name == "address":
+                return self, lambda: f"node:{next(self.ray.ports)}"
+            if name == "poll":
+                return self, self.process.poll
+            if self not in self.ray.dead:
+                getattr(self.process, name)(*args)
+            return self, lambda: None
+
+        return types.SimpleNamespace(remote=remote)
+
+
+@pytest.fixture(name="ray", autouse=True)
+def fixture_ray(monkeypatch):
+    monkeypatch.setattr(local_engine, "_BACK_OFF_SECONDS", 0.05)
+    monkeypatch.setattr(ray_engine, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    return PlayedRay()
+
+
+def engine(ray, tmp_path, programs, *resources):
+    said, addresses = [], []
+
+    def make_job(given):
+        addresses.extend(given)
+        return [job.Role(*name.split("-"), "train", ()) for name in programs]
+
+    made = ray_engine.RayEngine(
+        ray,
+        make_job,
+        tmp_path,
+        num_servers=1,
+        host=None,
+        placement=placement.parsed(resources),
+        wait_seconds=5.0,
+        command=lambda role: [sys.executable, "-S", "-c", programs[role.name]],
+        say=said.append,
+    )
+    return made, said, addresses
+
+
+def test_a_job_with_a_process_that_breaks_down(ray, tmp_path):
+    (tmp_path / "collector-0.log").touch()
+    learner = f"""
+import pathlib, time
+while 'again' not in pathlib.Path({str(tmp_path / "collector-0.log")!r}).read_text():
+    time.sleep(0.02)
+"""
+    once = str(tmp_path / "once")
+    collector = f"""
+import os, pathlib
+if not pathlib.Path({once!r}).exists():
+    pathlib.Path({once!r}).touch()
+    os.kill(os.getpid(), 9)
+print('again')
+"""
+    programs = {"server-0": SERVES, "learner-0": learner, "collector-0": collector}
+    asked = ("learner:gpu=1,memory=2Gi", "collector:cpu=2,tpu=4")
+    made, said, addresses = engine(ray, tmp_path, programs, *asked)
+    assert made.run(termination.Termination()) == 0
+    assert addresses == ["node:8000"]
+    assert any("collector-0 has ended with exit code 137; started again" in x for x in said)
+    alone = {"max_restarts": 0}
+    collector = {"num_cpus": 2.0, "resources": {"TPU": 4}, **alone}
+    assert ray.placed == [
+        {"num_cpus": 1.0, **alone},
+        {"num_cpus": 1.0, "num_gpus": 1, "memory": 2 * 2**30, **alone},
+        collector,
+        collector,
+    ]
+    assert all(process.popen.poll() is not None for process in made.processes)
+
+
+@pytest.mark.parametrize("lost", ["server-0", "collector-0"])
+def test_a_lost_node(ray, tmp_path, lost):
+    """A collector's is replaced; with that of a server the addresses are gone."""
+    programs = {
+        "server-0": SERVES,
+        "collector-0": SERVES,
+        "learner-0": "import time; time.sleep(1.5)",
+    }
+    made, said, _ = engine(ray, tmp_path, programs)
+    made._await_end = lambda: None
+    spawn = made._spawn
+
+    def spawned(role):
+        popen = spawn(role)
+        if role.name == lost and not any("actor is lost" in line for line in said):
+            ray.dead.add(popen._actor)
+        return popen
+
+    made._spawn = spawned
+    code = made.run(termination.Termination())
+    assert f"{lost} | Its actor is lost: The actor died." in said
+    assert (code, made.server_lost) == ((137, True) if lost == "server-0" else (0, False))
+    assert made.processes[1].restarts == (lost == "collector-0")
+
+
+def test_without_ray_the_command_to_install_it_is_told(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    args = (f"--root_dir={tmp_path}", "--gin_file=dqn/gymnasium_cartpole.gin", "--engine=ray")
+    code, out, err = in_process(launch.main, capsys, *args)
+    assert code == 2
+    assert "Install it with: pip install 'tfrl[ray]'" in err

@@ -1,0 +1,316 @@
+"""`--engine=ray`: the processes of a job on the nodes of a Ray cluster, one actor for each."""
+
+import contextlib
+import os
+import pathlib
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from tfrl.extras import require
+from tfrl.launch import local_engine
+from tfrl.launch.job import SERVER, Role
+from tfrl.launch.local_engine import LocalEngine
+from tfrl.launch.placement import Placement, in_bytes
+from tfrl.launch.termination import Termination
+
+flags.DEFINE_string(
+    "ray_address",
+    None,
+    "A running Ray cluster: auto for that of this machine, or host:port; by default one is started "
+    "on this machine alone (ray).",
+)
+
+_LOOK_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
+_OBJECT_STORE_BYTES = 80 * 2**20  # nothing is kept there; Ray takes no less than 75 MB
+_LOST, _MISTAKE = 137, 2
+
+
+class RoleProcess:
+    """The actor: it owns one process, on the node where Ray has placed it.
+
+    The process is a child and no code of the actor's own, since Ray takes SIGTERM for itself, and
+    the exit codes of the binaries say whether another start makes sense.
+    """
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self._popen: Any = None
+        self._reader: Any = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def address(self, host: str | None) -> str:
+        """Returns "host:port", a free port of this node.
+
+        Args:
+          host: Its name; None for its address in the cluster.
+        """
+        from tfrl.launch.launch import free_ports
+
+        host = host or str(require("ray", "ray").util.get_node_ip_address())
+        return f"{host}:{free_ports(1)[0]}"
+
+    def start(self, arguments: list[str], name: str, folder: str) -> None:
+        """Starts the process.
+
+        Args:
+          arguments: Those of this node's Python.
+          name: Of its role.
+          folder: Its working folder, if this node has it.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.chdir(folder)
+        self._popen = local_engine.spawn([sys.executable, *arguments], name)
+        self._reader = threading.Thread(target=self._read, args=[self._popen.stdout], daemon=True)
+        self._reader.start()
+
+    def _read(self, output: Any) -> None:
+        with output:
+            for line in output:
+                self._lines.put(line)
+
+    def poll(self) -> tuple[list[str], int | None]:
+        """Returns what it has printed since the last call, and its exit code or None."""
+        code = self._popen.poll()
+        if code is not None:
+            self.kill()
+            self._reader.join(_ANSWER_SECONDS)
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lines.append(self._lines.get_nowait())
+        return lines, code
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        """Ends it, and what it has started."""
+        if self._popen is not None:
+            local_engine.kill_group(self._popen)
+
+
+class _RemoteProcess:
+    """The process of an actor, with the methods of `subprocess.Popen` that the engine calls."""
+
+    def __init__(self, ray: Any, actor: Any, started: Any, asked: str, seconds: float, keeps: bool):
+        """Waits in the thread that reads `stdout`.
+
+        Args:
+          ray: The library.
+          actor: Of a `RoleProcess`.
+          started: The reference to the result of its `start`.
+          asked: The resources that it waits for, for the user.
+          seconds: How long it may wait for them.
+          keeps: Whether the actor stays when its process has ended.
+        """
+        self._ray, self._actor, self._keeps = ray, actor, keeps
+        self._code: int | None = None
+        self.lost = False
+        self.stdout = self._lines(started, asked, seconds)
+
+    def _lines(self, started: Any, asked: str, seconds: float) -> Iterator[str]:
+        code = None
+        try:
+            try:
+                self._ray.get(started, timeout=seconds)
+            except self._ray.exceptions.GetTimeoutError:
+                yield f"No node had room for it within {seconds:g} s: {asked}.\n"
+                code = _MISTAKE
+            while code is None:
+                lines, code = self._ray.get(self._actor.poll.remote())
+                yield from lines
+                if code is None:
+                    time.sleep(_LOOK_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            yield f"Its actor is lost: {str(error).splitlines()[0]}\n"
+            self.lost, code = True, _LOST
+        finally:
+            if self.lost or not self._keeps:
+                self._ray.kill(self._actor)
+            self._code = _LOST if code is None else code
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> None:
+        deadline = time.monotonic() + (_ANSWER_SECONDS if timeout is None else timeout)
+        while self._code is None:
+            if time.monotonic() > deadline:
+                if timeout is None:
+                    return
+                raise subprocess.TimeoutExpired("the process of an actor", timeout)
+            time.sleep(_LOOK_SECONDS / 4)
+
+    def terminate(self) -> None:
+        self._actor.terminate.remote()
+
+    def kill(self) -> None:
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            if self._code is None:
+                self._ray.get(self._actor.kill.remote(), timeout=_ANSWER_SECONDS)
+        self._ray.kill(self._actor)
+
+
+class RayEngine(LocalEngine):
+    """The local engine, with processes on the nodes of a Ray cluster.
+
+    Attributes:
+      server_lost: Whether the job has ended because a server's node is lost: the addresses of the
+        others lead nowhere then, and all must start again.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        make_job: Callable[[list[str]], Sequence[Role]],
+        log_dir: pathlib.Path,
+        *,
+        num_servers: int,
+        host: str | None,
+        placement: Placement,
+        wait_seconds: float,
+        **options: Any,
+    ):
+        """Places the servers.
+
+        Args:
+          ray: The library, connected.
+          make_job: Returns the roles from the addresses of the servers.
+          log_dir: As of `LocalEngine`.
+          num_servers: How many there are.
+          host: The servers' name; None for the address of the node that each is placed on.
+          placement: Resources of the roles.
+          wait_seconds: How long a process may wait for them.
+          **options: As of `LocalEngine`.
+
+        Raises:
+          GetTimeoutError: Of Ray: no node has room for a server.
+        """
+        self._ray, self._placement, self._wait_seconds = ray, placement, wait_seconds
+        self.server_lost = False
+        self._servers = {f"{SERVER}-{i}": self._place(SERVER) for i in range(num_servers)}
+        asked = [actor.address.remote(host) for actor in self._servers.values()]
+        super().__init__(make_job(ray.get(asked, timeout=wait_seconds)), log_dir, **options)
+
+    def _place(self, kind: str) -> Any:
+        asked = self._placement.of(kind)
+        options: dict[str, Any] = {"num_cpus": float(asked["cpu"]), "max_restarts": 0}
+        if "gpu" in asked:
+            options["num_gpus"] = int(asked["gpu"])
+        if "memory" in asked:
+            options["memory"] = in_bytes(asked["memory"])
+        if "tpu" in asked:
+            options["resources"] = {"TPU": int(asked["tpu"])}
+        return self._ray.remote(RoleProcess).options(**options).remote()
+
+    def _spawn(self, role: Role) -> _RemoteProcess:
+        # A server keeps its address, and so its actor, when its process is started again.
+        actor = self._servers.get(role.name) or self._place(role.kind)
+        _, *arguments = self._command(role)
+        started = actor.start.remote(arguments, role.name, os.getcwd())
+        asked = ", ".join(f"{k}={v}" for k, v in self._placement.of(role.kind).items())
+        keeps = role.name in self._servers
+        return _RemoteProcess(self._ray, actor, started, asked, self._wait_seconds, keeps)
+
+    def _kill(self, popen: _RemoteProcess) -> None:
+        popen.kill()
+
+    def _look(self) -> int:
+        if any(process.popen.lost for process in self._of(SERVER)):
+            self.server_lost = True
+            self._tell("The node of a server is lost: all processes are started again.")
+            return _LOST
+        return super()._look()
+
+
+@contextlib.contextmanager
+def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
+    """Connects to a Ray cluster, or starts one on this machine for as long as the context lasts.
+
+    Args:
+      ray: The library.
+      address: Of a running one, or None to start one.
+      num_cpus: CPUs of the one that is started.
+    """
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            folder = tempfile.mkdtemp(prefix="tfrl-ray-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            # In the home folder otherwise.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            options.update(
+                include_dashboard=False,
+                num_cpus=num_cpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=folder,
+            )
+        ray.init(address=address or "local", **options)
+        stack.callback(ray.shutdown)
+        for number, handler in handlers.items():  # Ray has put its own there
+            signal.signal(number, handler)
+        yield
+
+
+def run(
+    make_job: Callable[[list[str], str], Sequence[Role]],
+    log_dir: pathlib.Path,
+    termination: Termination,
+    *,
+    num_servers: int,
+    placement: Placement,
+    max_restarts: int,
+    wait_seconds: float,
+) -> int:
+    """Runs a job on Ray, as the flags say; returns the exit code.
+
+    Args:
+      make_job: Returns the roles from the addresses of the servers, and from who may reach them.
+      log_dir: As of `LocalEngine`.
+      termination: As of `LocalEngine.run`.
+      num_servers: How many servers there are.
+      placement: Resources of the roles.
+      max_restarts: Of each process; and of all where a server's node is lost.
+      wait_seconds: How long processes wait for room.
+
+    Raises:
+      UserError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = require("ray", "ray")
+    address = flags.FLAGS.ray_address
+    # On one machine all have room, as with the local engine.
+    bind = "" if address is None else "0.0.0.0"  # nosec B104
+    any_job = make_job(["localhost:1"] * num_servers, bind)
+    num_cpus = sum(float(placement.of(role.kind)["cpu"]) for role in any_job)
+    code = 0
+    with cluster(ray, address, num_cpus):
+        for _ in range(max_restarts + 1):
+            engine = RayEngine(
+                ray,
+                lambda addresses: make_job(addresses, bind),
+                log_dir,
+                num_servers=num_servers,
+                host="localhost" if address is None else None,
+                placement=placement,
+                max_restarts=max_restarts,
+                wait_seconds=wait_seconds,
+            )
+            code = engine.run(termination)
+            if termination.requested or not engine.server_lost:
+                break
+    return code
