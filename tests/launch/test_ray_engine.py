@@ -7,6 +7,7 @@ import types
 import pytest
 
 from tests.launch.launch_runs import in_process
+from tfrl.errors import UserError
 from tfrl.launch import job, launch, local_engine, placement, ray_engine, termination
 
 SERVES = "import time; print('serves'); time.sleep(60)"
@@ -27,6 +28,7 @@ class PlayedRay:
 
     def __init__(self):
         self.placed, self.dead, self.ports = [], set(), itertools.count(8000)
+        self.full = False
 
     def remote(self, kind):
         return types.SimpleNamespace(options=lambda **o: types.SimpleNamespace(remote=self.make(o)))
@@ -42,6 +44,8 @@ class PlayedRay:
         if isinstance(references, list):
             return [self.get(reference) for reference in references]
         actor, call = references
+        if self.full:
+            raise GetTimeoutError
         if actor in self.dead:
             raise RayError("The actor died.\nMore of it")
         return call()
@@ -152,6 +156,29 @@ def test_a_lost_node(ray, tmp_path, lost):
     assert f"{lost} | Its actor is lost: The actor died." in said
     assert (code, made.server_lost) == ((137, True) if lost == "server-0" else (0, False))
     assert made.processes[1].restarts == (lost == "collector-0")
+
+
+def test_a_cluster_without_room(ray, tmp_path):
+    """Of a server it is a mistake at once; another process says so and ends all."""
+    ray.full = True
+    with pytest.raises(UserError) as error:
+        engine(ray, tmp_path, {"server-0": SERVES}, "server:cpu=64")
+    assert "expected a node with room for cpu=64 within 5 s, got none" in str(error.value)
+    ray.full = False
+    made, said, _ = engine(ray, tmp_path, {"server-0": SERVES, "learner-0": SERVES})
+    ray.full = True
+    assert made.run(termination.Termination()) == 2
+    assert "learner-0 | No node had room for it within 5 s: cpu=1." in said
+
+
+def test_a_cluster_that_is_not_there():
+    def init(**options):
+        raise ConnectionError("Could not find any running Ray instance.\nMore of it")
+
+    with pytest.raises(UserError) as error:
+        with ray_engine.cluster(types.SimpleNamespace(init=init), "auto", 1):
+            pass
+    assert str(error.value).startswith("--ray_address=auto: expected a running Ray cluster, got Co")
 
 
 def test_without_ray_the_command_to_install_it_is_told(capsys, monkeypatch, tmp_path):

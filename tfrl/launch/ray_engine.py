@@ -12,11 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from tfrl.errors import UserError
 from tfrl.extras import require
 from tfrl.launch import local_engine
 from tfrl.launch.job import SERVER, Role
@@ -197,13 +198,23 @@ class RayEngine(LocalEngine):
           **options: As of `LocalEngine`.
 
         Raises:
-          GetTimeoutError: Of Ray: no node has room for a server.
+          UserError: No node has room for a server.
         """
         self._ray, self._placement, self._wait_seconds = ray, placement, wait_seconds
         self.server_lost = False
         self._servers = {f"{SERVER}-{i}": self._place(SERVER) for i in range(num_servers)}
         asked = [actor.address.remote(host) for actor in self._servers.values()]
-        super().__init__(make_job(ray.get(asked, timeout=wait_seconds)), log_dir, **options)
+        try:
+            addresses = ray.get(asked, timeout=wait_seconds)
+        except ray.exceptions.GetTimeoutError as error:
+            raise UserError(
+                "--resources of servers",
+                expected=f"a node with room for {_said(placement.of(SERVER))} within "
+                f"{wait_seconds:g} s",
+                got="none",
+                remedy="`ray status` shows what the cluster has.",
+            ) from error
+        super().__init__(make_job(addresses), log_dir, **options)
 
     def _place(self, kind: str) -> Any:
         asked = self._placement.of(kind)
@@ -221,7 +232,7 @@ class RayEngine(LocalEngine):
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
         started = actor.start.remote(arguments, role.name, os.getcwd())
-        asked = ", ".join(f"{k}={v}" for k, v in self._placement.of(role.kind).items())
+        asked = _said(self._placement.of(role.kind))
         keeps = role.name in self._servers
         return _RemoteProcess(self._ray, actor, started, asked, self._wait_seconds, keeps)
 
@@ -236,6 +247,10 @@ class RayEngine(LocalEngine):
         return super()._look()
 
 
+def _said(amounts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={amount}" for name, amount in amounts.items())
+
+
 @contextlib.contextmanager
 def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
     """Connects to a Ray cluster, or starts one on this machine for as long as the context lasts.
@@ -244,6 +259,9 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
       ray: The library.
       address: Of a running one, or None to start one.
       num_cpus: CPUs of the one that is started.
+
+    Raises:
+      UserError: It is not there.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
@@ -259,7 +277,15 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=folder,
             )
-        ray.init(address=address or "local", **options)
+        try:
+            ray.init(address=address or "local", **options)
+        except ConnectionError as error:
+            raise UserError(
+                f"--ray_address={address}",
+                expected="a running Ray cluster",
+                got=str(error).splitlines()[0],
+                remedy="Start one with `ray start --head`.",
+            ) from error
         stack.callback(ray.shutdown)
         for number, handler in handlers.items():  # Ray has put its own there
             signal.signal(number, handler)
@@ -288,7 +314,7 @@ def run(
       wait_seconds: How long processes wait for room.
 
     Raises:
-      UserError: Ray is not installed.
+      UserError: Ray or its cluster is not there, or no node has room for a server.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = require("ray", "ray")
