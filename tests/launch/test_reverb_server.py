@@ -105,13 +105,14 @@ def test_it_serves_saves_and_restores(experiment):
         "Stopped by SIGTERM: saving the tables, which may take a while.",
         f"Saved the tables in {newest}.",
     ]
-    process, line = serve(experiment / "2.log", *args, "--checkpoint_interval=0.5")
+    args += ("--checkpoint_interval=0.5", "--signal_exit_code=143")
+    process, line = serve(experiment / "2.log", *args)
     assert line == f"Serving replay at localhost:{port}, restored from {newest}: replay 0 items."
     deadline = time.monotonic() + launch_runs.IN_TIME
     while "Saved" not in (experiment / "2.log").read_text():
         assert time.monotonic() < deadline, "no line in time"
         time.sleep(0.05)
-    assert end(process, signal.SIGINT) == 0
+    assert end(process, signal.SIGINT) == 143
     log = (experiment / "2.log").read_text().splitlines()
     assert log[1] == f"Saved the tables in {folder / 'ckpt-000002'}."
     *_, stopped, last = log

@@ -283,7 +283,7 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
             raise UserError(
                 f"--ray_address={address}",
                 expected="a running Ray cluster",
-                got=str(error).splitlines()[0],
+                got=str(error).splitlines()[0].rstrip("."),
                 remedy="Start one with `ray start --head`.",
             ) from error
         stack.callback(ray.shutdown)
