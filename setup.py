@@ -54,6 +54,19 @@ EXTRAS = {
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
+    # JAX environments. jaxlib 0.4.23 is the last that shares ml-dtypes with TensorFlow 2.15, and
+    # what is built on it is held to what runs on it; mujoco-mjx needs its own mujoco, and
+    # jax 0.4.23 a scipy before 1.13.
+    "jax": [
+        "jax==0.4.23",
+        "jaxlib==0.4.23",
+        "brax==0.10.3",
+        "mujoco==3.1.3",
+        "mujoco-mjx==3.1.3",
+        "scipy==1.11.4",
+        "gymnax==0.0.9",
+        "jumanji==1.1.0",
+    ],
     # What tests of searches are held against beside those of dev; too large for every checkout.
     "evolution-references": [
         "pymoo>=0.6.1,<0.7; python_version >= '3.11'",

@@ -70,3 +70,5 @@ register_suite("pettingzoo", make_pettingzoo)
 register_suite("gymnasium", lazy("gymnasium", "make_gymnasium"))
 register_suite("envpool", lazy("envpool", "make_envpool"))
 register_suite("tf_agents", lazy("tf_agents", "make_tf_agents"))
+for _library in ("brax", "gymnax", "jumanji"):
+    register_suite(f"jax/{_library}", lazy("jax.suites", f"make_{_library}"))

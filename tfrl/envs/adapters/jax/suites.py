@@ -1,0 +1,321 @@
+"""The suites `jax/brax`, `jax/gymnax` and `jax/jumanji`."""
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import specs
+from tfrl.envs.adapters.jax import versions
+from tfrl.envs.adapters.jax.bridge import JaxEnv, JaxTask, as_nest, fit_spec
+from tfrl.envs.core import Autoreset, Env
+from tfrl.envs.registry import finish, make_env, unknown_argument, unknown_task
+from tfrl.traces import logic_key
+from tfrl.types import Nest
+
+_GENERAL = ("num_envs", "autoreset", "max_episode_steps", "wrappers", "outer_wrappers")
+# The tasks that were made: equal ids and arguments give one task, which is converted once.
+_made: dict[Hashable, tuple[JaxTask, int | None]] = {}
+_KEPT = 64
+
+BRAX_EPISODE_LENGTH = 1000  # of `brax.envs.create`
+_NO_LIMIT = 2**31 - 1  # steps
+
+
+def _make_suite(
+    suite: str,
+    build: Callable[..., tuple[JaxTask, int | None]],
+    task: str,
+    *,
+    num_envs: int,
+    autoreset: Autoreset,
+    max_episode_steps: int | None,
+    wrappers: Sequence[Callable[[Env], Env]],
+    outer_wrappers: Sequence[Callable[[Env], Env]],
+    **kwargs: Any,
+) -> Env:
+    """Makes `<suite>:<task>`.
+
+    Args:
+      suite: The suite's name.
+      build: `build(id, task, **kwargs) -> (JaxTask, limit in steps or None)`.
+      task: What stands behind the colon.
+      num_envs: B.
+      autoreset: The mode.
+      max_episode_steps: As of `make_env`.
+      wrappers: As of `make_env`.
+      outer_wrappers: As of `make_env`.
+      **kwargs: Arguments of the library's own environment.
+
+    Raises:
+      UserError: For an unknown task or argument, and a JAX that is missing or does not fit.
+    """
+    key = logic_key((suite, task, kwargs))
+    if key not in _made:
+        if len(_made) >= _KEPT:
+            del _made[next(iter(_made))]
+        _made[key] = build(f"{suite}:{task}", task, **kwargs)
+    made, limit = _made[key]
+    return finish(
+        JaxEnv(task=made, num_envs=num_envs),
+        autoreset=autoreset,
+        max_episode_steps=max_episode_steps,
+        task_limit=limit,
+        wrappers=wrappers,
+        outer_wrappers=outer_wrappers,
+    )
+
+
+def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Calls a library's constructor; an argument that it does not have is a UserError."""
+    try:
+        return make(**kwargs)
+    except TypeError as error:
+        _, found, rest = str(error).partition("got an unexpected keyword argument '")
+        if not found:
+            raise
+        raise unknown_argument(env_id, rest.partition("'")[0], (), _GENERAL) from error
+
+
+def _known(suite: str, task: str, tasks: Iterable[str]) -> None:
+    if task not in tasks:
+        raise unknown_task(suite, task, tasks)
+
+
+# Brax.
+
+
+def brax_task(env: Any, name: str = "") -> JaxTask:
+    """Returns the task of an environment of Brax, without Brax's wrappers.
+
+    Actions lie within the control range of the actuators. `info` has Brax's metrics.
+
+    Args:
+      env: A `brax.envs.Env`.
+      name: What messages call it; by default its class.
+    """
+    jax = versions.load("jax")
+
+    def reset(key: Any) -> Any:
+        state = env.reset(key)
+        return state, state.obs, state.metrics
+
+    def step(state: Any, action: Any) -> Any:
+        new = env.step(state, action)
+        never = jax.numpy.zeros((), bool)
+        return new, new.obs, new.reward, new.done > 0, never, new.metrics
+
+    def render(state: Any) -> np.ndarray:
+        return env.render([state.pipeline_state])[0]
+
+    name = name or type(env.unwrapped).__name__
+    shapes = jax.eval_shape(lambda key: as_nest(env.reset(key).obs), jax.random.PRNGKey(0))
+    low, high = np.asarray(env.sys.actuator.ctrl_range, np.float32).T
+    return JaxTask(
+        name=name,
+        reset=reset,
+        step=step,
+        obs_spec=fit_spec(name, None, shapes),
+        action_spec=specs.BoundedTensorSpec([env.action_size], tf.float32, low, high),
+        render=render,
+        source=env,
+    )
+
+
+def _build_brax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int]:
+    envs = versions.load("brax.envs")
+    _known("jax/brax", task, envs._envs)
+    env = _construct(env_id, functools.partial(envs.get_environment, task), kwargs)
+    return brax_task(env, env_id), BRAX_EPISODE_LENGTH
+
+
+make_brax = functools.partial(_make_suite, "jax/brax", _build_brax)
+
+
+# gymnax.
+
+# The length of an episode belongs to these tasks: its end is a termination. Elsewhere gymnax's
+# `done` mixes time limit and termination, so its limit is taken out and `Episode` truncates.
+_FIXED_LENGTH = ("-bsuite", "Bandit-misc")
+
+
+def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int | None]:
+    """A task of gymnax; arguments are fields of its parameters, or of its constructor."""
+    gymnax = versions.load("gymnax")
+    jax = versions.load("jax")
+    _known("jax/gymnax", task, gymnax.registered_envs)
+    params = gymnax.make(task)[1]
+    fields = {n: kwargs.pop(n) for n in list(kwargs) if hasattr(params, n)}
+    env = _construct(env_id, functools.partial(gymnax.make, task), kwargs)[0]
+    params = params.replace(**fields)
+    obs_space, limit = env.observation_space(params), None
+    if not task.endswith(_FIXED_LENGTH):
+        limit = int(params.max_steps_in_episode)
+        params = params.replace(max_steps_in_episode=_NO_LIMIT)
+
+    def reset(key: Any) -> Any:
+        reset_key, step_key = jax.random.split(key)
+        obs, state = env.reset_env(reset_key, params)
+        return (state, step_key), obs, {}
+
+    def step(state: Any, action: Any) -> Any:
+        state, key = state
+        key, step_key = jax.random.split(key)
+        obs, state, reward, done, info = env.step_env(step_key, state, action, params)
+        return (state, key), obs, reward, done, jax.numpy.zeros((), bool), info
+
+    shapes = jax.eval_shape(lambda key: as_nest(reset(key)[1]), jax.random.PRNGKey(0))
+    made = JaxTask(
+        name=env_id,
+        reset=reset,
+        step=step,
+        obs_spec=_gymnax_spec(obs_space, shapes),
+        action_spec=_gymnax_spec(env.action_space(params), None),
+        source=(env, params),
+    )
+    return made, limit
+
+
+make_gymnax = functools.partial(_make_suite, "jax/gymnax", _build_gymnax)
+
+
+def _gymnax_spec(space: Any, shapes: Any) -> Nest:
+    """Turns a space of gymnax into specs; dtype and shape are those of what is observed."""
+    if hasattr(space, "spaces"):
+        if isinstance(space.spaces, dict):
+            return {
+                k: _gymnax_spec(s, None if shapes is None else shapes[k])
+                for k, s in space.spaces.items()
+            }
+        parts = shapes or [None] * len(space.spaces)
+        return tuple(_gymnax_spec(s, x) for s, x in zip(space.spaces, parts, strict=True))
+    dtype = tf.as_dtype(space.dtype if shapes is None else shapes.dtype)
+    dtype = {tf.int64: tf.int32, tf.float64: tf.float32}.get(dtype, dtype)  # JAX has 32 bits
+    if hasattr(space, "n"):
+        return specs.DiscreteSpec(space.n, dtype=dtype)
+    shape = tuple(space.shape if shapes is None else shapes.shape)
+    return _bounded(shape, dtype, space.low, space.high)
+
+
+def _bounded(shape: tuple[int, ...], dtype: tf.DType, low: Any, high: Any) -> Any:
+    """A spec with bounds; without, where there are none or they are not of the shape."""
+    try:
+        low, high = (np.broadcast_to(np.asarray(x), shape) for x in (low, high))
+    except ValueError:
+        return tf.TensorSpec(shape, dtype)
+    if dtype == tf.bool or (dtype.is_floating and np.isinf(low).all() and np.isinf(high).all()):
+        return tf.TensorSpec(shape, dtype)
+    kind = dtype.as_numpy_dtype
+    return specs.BoundedTensorSpec(shape, dtype, low.astype(kind), high.astype(kind))
+
+
+# jumanji.
+
+
+def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None]:
+    """A task of jumanji: termination is a last step of discount 0, truncation one above it."""
+    jumanji = versions.load("jumanji")
+    jax = versions.load("jax")
+    jnp = jax.numpy
+    _known("jax/jumanji", task, jumanji.registered_environments())
+    env = _construct(env_id, functools.partial(jumanji.make, task), kwargs)
+    example = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.PRNGKey(0))
+    mask = getattr(example.observation, "action_mask", None)
+    nvec = getattr(env.action_spec, "num_values", None)
+    nvec = None if nvec is None else np.asarray(nvec)
+    # A mask over all combinations of a MultiDiscrete has no factors: they become one Discrete.
+    joint = mask is not None and nvec is not None and nvec.ndim == 1 and mask.shape == tuple(nvec)
+    fits = mask is not None and nvec is not None and (
+        joint or mask.shape == (*nvec.shape, int(nvec.max()))
+    )
+
+    def observe(timestep: Any) -> Nest:
+        obs = as_nest(timestep.observation)
+        if joint:
+            obs["action_mask"] = obs["action_mask"].reshape(-1)
+        elif mask is not None and not fits:
+            obs["mask"] = obs.pop("action_mask")
+        return obs
+
+    def reset(key: Any) -> Any:
+        state, timestep = env.reset(key)
+        return state, observe(timestep), timestep.extras
+
+    def step(state: Any, action: Any) -> Any:
+        if joint:
+            action = jnp.stack(jnp.unravel_index(action, tuple(nvec))).astype(jnp.int32)
+        state, timestep = env.step(state, action)
+        ended, terminal = timestep.last(), jnp.max(timestep.discount) == 0
+        reward = jnp.sum(timestep.reward)  # of the agents together, where there are several
+        end = (ended & terminal, ended & ~terminal)
+        return state, observe(timestep), reward, *end, timestep.extras
+
+    shapes = jax.eval_shape(lambda key: reset(key)[1], jax.random.PRNGKey(0))
+    if joint:
+        action_spec = specs.DiscreteSpec(int(nvec.prod()), dtype=tf.int32)
+    else:
+        action_spec = _jumanji_spec(env.action_spec)
+    made = JaxTask(
+        name=env_id,
+        reset=reset,
+        step=step,
+        obs_spec=fit_spec(env_id, None, shapes),
+        action_spec=action_spec,
+        source=env,
+    )
+    return made, None
+
+
+make_jumanji = functools.partial(_make_suite, "jax/jumanji", _build_jumanji)
+
+
+def _jumanji_spec(spec: Any) -> Any:
+    """Turns a spec of jumanji's actions, a leaf, into one of ours."""
+    dtype = tf.as_dtype(spec.dtype)
+    counts = getattr(spec, "num_values", None)
+    if counts is None:
+        return _bounded(spec.shape, dtype, spec.minimum, spec.maximum)
+    if not spec.shape:
+        return specs.DiscreteSpec(int(counts), dtype=dtype)
+    return specs.MultiDiscreteSpec(np.asarray(counts), dtype=dtype)
+
+
+# Names for who comes from EvoRL.
+
+
+def BraxAdapter(env: Any, num_envs: int = 1) -> JaxEnv:
+    """Returns an environment of Brax as a bare environment of tensors.
+
+    Args:
+      env: A `brax.envs.Env` without Brax's wrappers.
+      num_envs: B.
+    """
+    return JaxEnv(task=brax_task(env), num_envs=num_envs)
+
+
+def create_wrapped_brax_env(
+    env_name: str,
+    *,
+    episode_length: int = BRAX_EPISODE_LENGTH,
+    parallel: int = 1,
+    autoreset_mode: Autoreset | str = Autoreset.SAME_STEP,
+    **kwargs: Any,
+) -> Env:
+    """Returns `make_env(f"jax/brax:{env_name}")` by other names of its arguments.
+
+    Args:
+      env_name: Brax's name, such as `"ant"`.
+      episode_length: Steps after which an episode is truncated.
+      parallel: How many environments (B).
+      autoreset_mode: A mode of `Autoreset`, or its name.
+      **kwargs: Arguments of Brax's environment, such as `backend`.
+    """
+    return make_env(
+        f"jax/brax:{env_name}",
+        parallel,
+        autoreset_mode,
+        max_episode_steps=episode_length,
+        **kwargs,
+    )

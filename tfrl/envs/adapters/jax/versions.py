@@ -1,0 +1,78 @@
+"""Which JAX runs beside which TensorFlow, and what mends another."""
+
+import importlib.metadata
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import extras
+from tfrl.errors import UserError
+
+# TensorFlow's minor version: the JAX whose programs it runs and whose packages resolve beside it.
+_JAX = {"2.15": "0.4.23"}
+_CUDA = "https://storage.googleapis.com/jax-releases/jax_cuda_releases.html"
+
+
+def load(module: str) -> Any:
+    """Imports JAX, or a library that is built on it.
+
+    Args:
+      module: For example `"jax.numpy"` or `"brax.envs"`.
+
+    Raises:
+      UserError: Where JAX or the library is missing, of another version than this TensorFlow
+        needs, or made for another kind of device; with the command that mends it.
+    """
+    extras.require("jax", "jax") if _version("jax") is None else check_versions()
+    return extras.require(module, "jax")
+
+
+def check_versions() -> None:
+    """Raises a UserError for a JAX or jaxlib that does not fit this TensorFlow."""
+    wanted = _JAX.get(".".join(tf.__version__.split(".")[:2]))
+    for package in ("jax", "jaxlib"):
+        found = _version(package)
+        if found != wanted:
+            raise UserError(
+                f"{package} beside TensorFlow {tf.__version__}",
+                expected=f"version {wanted or 'of a TensorFlow 2.15'}",
+                got=found or "none",
+                remedy="Install it with: pip install 'tfrl[jax]'",
+            )
+
+
+def check_devices(jax_platform: str, tf_has_gpu: bool) -> None:
+    """Raises a UserError where JAX and TensorFlow see different kinds of devices.
+
+    The functions are lowered for the devices of JAX and run on those of TensorFlow.
+
+    Args:
+      jax_platform: `jax.default_backend()`: `"cpu"`, `"gpu"` or `"tpu"`.
+      tf_has_gpu: Whether TensorFlow sees a GPU.
+    """
+    version = next(iter(_JAX.values()))
+    if jax_platform == "gpu" and not tf_has_gpu:
+        raise UserError(
+            "the devices of JAX",
+            expected="CPU, as TensorFlow sees no GPU",
+            got="a JAX for CUDA that sees one",
+            remedy=f"Set JAX_PLATFORMS=cpu, or: pip install --force-reinstall --no-deps "
+            f"jaxlib=={version}; with a GPU, install TensorFlow's CUDA too: "
+            "pip install 'tensorflow[and-cuda]'",
+        )
+    if jax_platform == "cpu" and tf_has_gpu:
+        raise UserError(
+            "the devices of JAX",
+            expected="a GPU, as TensorFlow sees one",
+            got="a JAX for CPUs",
+            remedy=f"Install its CUDA build with: pip install 'jax[cuda12_pip]=={version}' "
+            f"-f {_CUDA}; or hide the GPU with CUDA_VISIBLE_DEVICES=''",
+        )
+
+
+def _version(package: str) -> str | None:
+    """The installed version, without a build's own suffix such as +cuda12.cudnn89."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
