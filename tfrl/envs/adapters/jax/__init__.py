@@ -1,4 +1,4 @@
-"""JAX environments inside TensorFlow graphs: Brax, gymnax, jumanji, and pure functions of one's own.
+"""JAX environments inside TensorFlow graphs: Brax, gymnax, jumanji, and a user's pure functions.
 
 `reset` and `step` are vectorised by `jax.vmap` and converted once by `jax2tf`; from then on they
 are operations of TensorFlow, which compile together with the policy. JAX is imported when an

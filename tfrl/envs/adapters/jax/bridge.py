@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs, struct
+from tfrl import struct
 from tfrl.envs.adapters.jax import versions
 from tfrl.envs.core import Env, initial_state
 from tfrl.errors import UserError
@@ -193,9 +193,7 @@ def fit_spec(name: str, spec: Nest, shapes: Nest) -> Nest:
             expected=f"the structure {tf.nest.map_structure(unbounded, shapes)}",
             got=repr(spec),
         ) from error
-    for (path, s), x in zip(
-        struct.paths(spec).items(), struct.paths(shapes).values(), strict=True
-    ):
+    for (path, s), x in zip(struct.paths(spec).items(), struct.paths(shapes).values(), strict=True):
         if tuple(s.shape) != tuple(x.shape) or s.dtype != tf.as_dtype(x.dtype):
             raise UserError(
                 f"obs_spec of {name}" + (f", {path}" if path else ""),
@@ -226,7 +224,7 @@ class _Layout:
 
     def __init__(self, state: Any):
         """Takes a state, or its shapes."""
-        import jax
+        jax = versions.load("jax")
 
         leaves, self.tree = jax.tree_util.tree_flatten(state)
         self.kinds = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
@@ -234,7 +232,7 @@ class _Layout:
 
     def encode(self, state: Any) -> tuple[Any, ...]:
         """Returns the leaves of a batched state."""
-        import jax
+        jax = versions.load("jax")
 
         def encoded(x: Any, is_key: bool) -> Any:
             x = jax.random.key_data(x) if is_key else x
@@ -245,7 +243,7 @@ class _Layout:
 
     def decode(self, leaves: Any, numpy: Any = None) -> Any:
         """Returns the state of its leaves; `numpy` keeps NumPy's arrays as they are."""
-        import jax
+        jax = versions.load("jax")
 
         def decoded(x: Any, is_key: bool, dtype: Any) -> Any:
             if is_key or dtype == np.uint32:
@@ -321,7 +319,7 @@ def _convert(task: JaxTask, num_envs: int) -> _Converted:
 
 def _as_tensorflow(fn: Callable[..., Any], args: Any) -> Any:
     """Lowers a function of JAX to a concrete function of nests of tensors."""
-    from jax.experimental import jax2tf
+    jax2tf = versions.load("jax.experimental.jax2tf")
 
     def lower(**options: Any) -> Any:
         inside = jax2tf.convert(fn, with_gradient=False, native_serialization=True, **options)
@@ -353,7 +351,7 @@ def _spec(x: Any) -> tf.TensorSpec:
 
 def _check_step(name: str, before: Any, after: Any) -> None:
     """Refuses a step whose state or observation has another structure than those of a reset."""
-    import jax
+    jax = versions.load("jax")
 
     for thing, a, b in (("state", before[0], after[0]), ("obs", before[1], after[1])):
         expected, got = (

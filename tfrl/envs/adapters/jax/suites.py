@@ -150,7 +150,7 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
     fields = {n: kwargs.pop(n) for n in list(kwargs) if hasattr(params, n)}
     env = _construct(env_id, functools.partial(gymnax.make, task), kwargs)[0]
     params = params.replace(**fields)
-    obs_space, limit = env.observation_space(params), None
+    limit = None
     if not task.endswith(_FIXED_LENGTH):
         limit = int(params.max_steps_in_episode)
         params = params.replace(max_steps_in_episode=_NO_LIMIT)
@@ -171,8 +171,8 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
         name=env_id,
         reset=reset,
         step=step,
-        obs_spec=_gymnax_spec(obs_space, shapes),
-        action_spec=_gymnax_spec(env.action_space(params), None),
+        obs_spec=fit_spec(env_id, None, shapes),
+        action_spec=_gymnax_action(env.action_space(params)),
         source=(env, params),
     )
     return made, limit
@@ -181,34 +181,20 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
 make_gymnax = functools.partial(_make_suite, "jax/gymnax", _build_gymnax)
 
 
-def _gymnax_spec(space: Any, shapes: Any) -> Nest:
-    """Turns a space of gymnax into specs; dtype and shape are those of what is observed."""
+def _gymnax_action(space: Any) -> Nest:
+    """Turns a space of gymnax into specs; of observations, its bounds are not always right."""
     if hasattr(space, "spaces"):
         if isinstance(space.spaces, dict):
-            return {
-                k: _gymnax_spec(s, None if shapes is None else shapes[k])
-                for k, s in space.spaces.items()
-            }
-        parts = shapes or [None] * len(space.spaces)
-        return tuple(_gymnax_spec(s, x) for s, x in zip(space.spaces, parts, strict=True))
-    dtype = tf.as_dtype(space.dtype if shapes is None else shapes.dtype)
-    dtype = {tf.int64: tf.int32, tf.float64: tf.float32}.get(dtype, dtype)  # JAX has 32 bits
+            return {k: _gymnax_action(s) for k, s in space.spaces.items()}
+        return tuple(map(_gymnax_action, space.spaces))
     if hasattr(space, "n"):
-        return specs.DiscreteSpec(space.n, dtype=dtype)
-    shape = tuple(space.shape if shapes is None else shapes.shape)
-    return _bounded(shape, dtype, space.low, space.high)
+        return specs.DiscreteSpec(space.n, dtype=tf.int32)
+    return _bounded(space.shape, tf.as_dtype(space.dtype), space.low, space.high)
 
 
 def _bounded(shape: tuple[int, ...], dtype: tf.DType, low: Any, high: Any) -> Any:
-    """A spec with bounds; without, where there are none or they are not of the shape."""
-    try:
-        low, high = (np.broadcast_to(np.asarray(x), shape) for x in (low, high))
-    except ValueError:
-        return tf.TensorSpec(shape, dtype)
-    if dtype == tf.bool or (dtype.is_floating and np.isinf(low).all() and np.isinf(high).all()):
-        return tf.TensorSpec(shape, dtype)
-    kind = dtype.as_numpy_dtype
-    return specs.BoundedTensorSpec(shape, dtype, low.astype(kind), high.astype(kind))
+    low, high = (np.broadcast_to(np.asarray(x, dtype.as_numpy_dtype), shape) for x in (low, high))
+    return specs.BoundedTensorSpec(shape, dtype, low, high)
 
 
 # jumanji.
@@ -223,12 +209,14 @@ def _build_jumanji(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, None
     env = _construct(env_id, functools.partial(jumanji.make, task), kwargs)
     example = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.PRNGKey(0))
     mask = getattr(example.observation, "action_mask", None)
-    nvec = getattr(env.action_spec, "num_values", None)
+    nvec: Any = getattr(env.action_spec, "num_values", None)
     nvec = None if nvec is None else np.asarray(nvec)
     # A mask over all combinations of a MultiDiscrete has no factors: they become one Discrete.
     joint = mask is not None and nvec is not None and nvec.ndim == 1 and mask.shape == tuple(nvec)
-    fits = mask is not None and nvec is not None and (
-        joint or mask.shape == (*nvec.shape, int(nvec.max()))
+    fits = (
+        mask is not None
+        and nvec is not None
+        and (joint or mask.shape == (*nvec.shape, int(nvec.max())))
     )
 
     def observe(timestep: Any) -> Nest:
