@@ -133,6 +133,7 @@ def test_backends_of_brax(backend):
         ("jax/gymnax:CartPole-v1", {"gravity_": 1.0}, "got gravity_."),
         ("jax/jumanji:Snake-v1", {"rows": 3}, "got rows."),
         ("jax/brax:swimmer", {"back": "spring"}, "got back."),
+        ("jax/brax:swimmer", {"backend": "spring"}, "Unsupported backend: spring."),
     ],
 )
 def test_errors(env_id, kwargs, message):

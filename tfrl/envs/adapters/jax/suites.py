@@ -12,6 +12,7 @@ from tfrl.envs.adapters.jax import versions
 from tfrl.envs.adapters.jax.bridge import JaxEnv, JaxTask, as_nest, fit_spec
 from tfrl.envs.core import Autoreset, Env
 from tfrl.envs.registry import finish, make_env, unknown_argument, unknown_task
+from tfrl.errors import UserError
 from tfrl.traces import logic_key
 from tfrl.types import Nest
 
@@ -69,7 +70,7 @@ def _make_suite(
 
 
 def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Calls a library's constructor; an argument that it does not have is a UserError."""
+    """Calls a library's constructor; an argument that it does not take is a UserError."""
     try:
         return make(**kwargs)
     except TypeError as error:
@@ -77,6 +78,12 @@ def _construct(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) ->
         if not found:
             raise
         raise unknown_argument(env_id, rest.partition("'")[0], (), _GENERAL) from error
+    except ValueError as error:
+        raise UserError(
+            f"make_env({env_id!r})",
+            expected="arguments that the library's environment takes",
+            got=f"the error {str(error)!r}",
+        ) from error
 
 
 def _known(suite: str, task: str, tasks: Iterable[str]) -> None:
