@@ -168,3 +168,23 @@ def test_a_short_rollout_is_not_xlas_beside_an_update_in_a_graph(overlaps, rollo
     with mock.patch.object(CompiledStage, "time_as_chosen"):
         CompileModeTuner(asked, trials, made).settle(lambda mode: True)
     assert made.modes["rollout"] == made.stage("rollout", None).mode == chosen
+
+
+@pytest.mark.parametrize(("in_xla", "wins"), [(True, float("inf")), (False, None)])
+def test_a_tie_is_xlas_where_the_environment_is(in_xla, wins):
+    made = Stages(RunPhase(), {}, {}, None)
+    stages_of = {name: made.stage(name, None) for name in STAGES}
+    trials = Trials(
+        **stages_of,
+        rollout_args=tuple,
+        update_args=tuple,
+        keep=lambda: lambda: None,
+        steps_in_xla=in_xla,
+    )
+    asked = {"rollout": "auto", "update": "graph", "loop": "graph"}
+    with (
+        mock.patch.object(CompiledStage, "time_as_chosen"),
+        mock.patch.object(CompiledStage, "choose_by_time", return_value="xla") as chosen,
+    ):
+        CompileModeTuner(asked, trials, made).settle(lambda mode: True)
+    chosen.assert_called_once_with(wins=wins)

@@ -98,6 +98,11 @@ class Env(abc.ABC):
         return None
 
     @property
+    def steps_in_xla(self) -> bool:
+        """Whether a step is a program of XLA in graph mode too."""
+        return False
+
+    @property
     def unwrapped(self) -> "Env":
         """The environment below all wrappers."""
         return self

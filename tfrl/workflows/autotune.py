@@ -1,6 +1,7 @@
 """Settles how the stages of a run are compiled, by time where that is asked for."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ class Trials:
         as fast.
       fuses_on_host: Whether all that follows a rollout on the host is XLA's where the update is.
       overlaps: Whether the rollout and the update of some phase run at the same time in a graph.
+      steps_in_xla: Whether environments step in XLA in either mode. The whole rollout is then one
+        program where it is about as fast.
     """
 
     rollout: CompiledStage
@@ -53,6 +56,7 @@ class Trials:
     prefers_fused: bool = False
     fuses_on_host: bool = False
     overlaps: bool = False
+    steps_in_xla: bool = False
 
     @property
     def timed_apart(self) -> bool:
@@ -126,7 +130,9 @@ class CompileModeTuner:
         reset = trials.keep()
         compared = trials.choose_acting is None and rollout.mode is None
         if compared:
-            stages.set_mode("rollout", rollout.choose_by_time(*trials.rollout_args()))
+            wins = math.inf if trials.steps_in_xla else None
+            mode = rollout.choose_by_time(*trials.rollout_args(), wins=wins)
+            stages.set_mode("rollout", mode)
         elif trials.choose_acting is None:
             rollout.time_as_chosen(*trials.rollout_args())
         args = trials.update_args()

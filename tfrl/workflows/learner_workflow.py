@@ -964,6 +964,7 @@ class LearnerWorkflow(Workflow):
             several=self.replicas.several,
             several_workers=self.replicas.num_workers > 1,
             overlaps=self.overlaps,
+            steps_in_xla=getattr(self.env.unwrapped, "steps_in_xla", False),
         )
 
     @abc.abstractmethod

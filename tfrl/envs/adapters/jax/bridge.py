@@ -67,6 +67,11 @@ class JaxEnv(Env):
         """The task's."""
         return self.task.action_spec
 
+    @property
+    def steps_in_xla(self) -> bool:
+        """True: `jax2tf` gives programs of XLA."""
+        return True
+
     @tf.autograph.experimental.do_not_convert
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment."""
