@@ -16,12 +16,13 @@ SEARCHES := tests/evolution
 APART := $(RUNS) $(SEARCHES)
 PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 
-.PHONY: help venv train test test-slow lint bench bench-peers
+.PHONY: help venv train test test-slow test-jax lint bench bench-peers
 
 help:
 	@echo "make train      train PPO on CartPole, show the result and where the video is"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
+	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments"
 	@echo "make lint       ruff, mypy, import-linter, bandit"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
 	@echo "make bench-peers  PPO, DQN, SAC and TD3 beside Stable-Baselines3, SBX and TF-Agents' DQN,"
@@ -55,6 +56,12 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	.ci/slow $(ARGS)
+
+# JAX and what is built on it are 300 MB that the other tests do without.
+test-jax: $(INSTALLED)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[jax]'
+	MUJOCO_GL=$${MUJOCO_GL:-egl} $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
+	  tests/envs/adapters/jax $(ARGS)
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .

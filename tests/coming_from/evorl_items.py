@@ -110,8 +110,8 @@ ITEMS = [
     ("adapters for other libraries", "suites of `make_env`: `gymnasium:`, `envpool:`, ...", ""),
     (
         "`create_wrapped_brax_env`",
-        "none: an environment of your own, `docs/custom_environment.md`",
-        "brax computes in JAX, of which TensorFlow's graphs have no part",
+        "`tfrl.envs.adapters.jax.create_wrapped_brax_env`, or `make_env` with `jax/brax:<name>`",
+        "Brax steps inside TensorFlow's graphs; its time limit and autoreset are those of `make_env`",
     ),
     (
         "`create_wrapped_*_env(name, parallel, autoreset_mode)`",

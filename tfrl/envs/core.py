@@ -8,6 +8,8 @@ and replayed. All environments are natively batched: every leaf has a leading ax
 import abc
 import dataclasses
 import enum
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,20 @@ class Env(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no renderer")
 
+    @property
+    def has_scenes(self) -> bool:
+        """Whether `write_scene` writes one."""
+        return False
+
+    def write_scene(self, states: Sequence[EnvState], path: pathlib.Path) -> None:
+        """Writes what environment 0 does over some states as a page to look at from any side.
+
+        Args:
+          states: The states, outside of compiled code.
+          path: The file, .html.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scenes")
+
 
 @struct.logic_dataclass
 class Wrapper(Env):
@@ -224,6 +240,15 @@ class Wrapper(Env):
     def render(self, state: EnvState, index: int = 0) -> np.ndarray:
         """Draws environment `index` through the wrapped environment."""
         return self.env.render(self.inner_state(state), index)
+
+    @property
+    def has_scenes(self) -> bool:
+        """The wrapped environment's."""
+        return self.env.has_scenes
+
+    def write_scene(self, states: Sequence[EnvState], path: pathlib.Path) -> None:
+        """Writes the scene of the wrapped environment."""
+        self.env.write_scene([self.inner_state(state) for state in states], path)
 
 
 def initial_state(env: Env, *, env_state: Nest, obs: Nest, info: Nest = None) -> EnvState:

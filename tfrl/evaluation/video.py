@@ -116,6 +116,7 @@ class Video:
         them), as far as it was recorded.
       episode_lengths: Its length in agent steps.
       fps: Frames per second.
+      scene: A page of the same episodes beside the file, of environments that write such.
     """
 
     path: pathlib.Path
@@ -123,6 +124,7 @@ class Video:
     episode_returns: tuple[float, ...]
     episode_lengths: tuple[int, ...]
     fps: float = DEFAULT_FPS
+    scene: pathlib.Path | None = None
 
 
 def record_video(
@@ -176,10 +178,13 @@ def record_video(
     try:
         player = _Player(env, agent, agent_state, action_fn or agent.evaluate_actions, max_frames)
         frames = write_video(path, _shown(player.play(key, episodes), preview), fps)
+        scene = path.with_suffix(".html") if player.states else None
+        if scene is not None:
+            env.write_scene(player.states, scene)
     finally:
         if isinstance(env, HostEnv):
             env.close()
-    return Video(path, frames, tuple(player.returns), tuple(player.lengths), fps)
+    return Video(path, frames, tuple(player.returns), tuple(player.lengths), fps, scene)
 
 
 def check_drawable(env: Env) -> None:
@@ -320,6 +325,7 @@ class _Player:
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.frames = 0
+        self.states: list[EnvState] = []  # of environments that make a page of them
 
     def play(self, key: tf.Tensor, episodes: int) -> Iterator[np.ndarray]:
         """Plays the episodes one after another until the frames are used up."""
@@ -360,7 +366,14 @@ class _Player:
         except Exception as error:  # whatever a renderer raises without a screen or a package
             raise _not_drawn(self.env, error) from error
         shows_end = autoreset_mode(self.env, state) not in SAME_STEP_MODES
-        return lambda s: self.env.render(s, 0), shows_end
+        keeps = getattr(self.env, "has_scenes", False)
+
+        def draw(state: EnvState) -> np.ndarray:
+            if keeps:
+                self.states.append(state)
+            return self.env.render(state, 0)
+
+        return draw, shows_end
 
     def _draw_bars(self, state: EnvState) -> np.ndarray:
         # final_obs is the true successor, the terminal observation included.

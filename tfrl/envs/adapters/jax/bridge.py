@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import pathlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class JaxTask(struct.Struct):
       obs_spec: Nest of specs of one observation.
       action_spec: Nest of specs of one action.
       render: `render(state) -> uint8 [H, W, 3]` of a state of NumPy arrays, or None.
+      scene: `scene(states) -> html` of such states, or None.
       source: The library's environment behind it, or None.
     """
 
@@ -36,6 +38,7 @@ class JaxTask(struct.Struct):
     obs_spec: Nest
     action_spec: Nest
     render: Callable[[Any], np.ndarray] | None = None
+    scene: Callable[[list[Any]], str] | None = None
     source: Any = None
 
 
@@ -110,6 +113,17 @@ class JaxEnv(Env):
         if self.task.render is None:
             raise NotImplementedError(f"{self.task.name} has no renderer")
         return np.asarray(self.task.render(self.jax_state(state, index)), np.uint8)
+
+    @property
+    def has_scenes(self) -> bool:
+        """Whether the library writes pages."""
+        return self.task.scene is not None
+
+    def write_scene(self, states: Sequence[EnvState], path: pathlib.Path) -> None:
+        """Writes the page that the library makes of the states of environment 0."""
+        if self.task.scene is None:
+            raise NotImplementedError(f"{self.task.name} has no scenes")
+        path.write_text(self.task.scene([self.jax_state(state) for state in states]))
 
 
 def wrap(

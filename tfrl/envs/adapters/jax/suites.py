@@ -114,8 +114,23 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
         never = jax.numpy.zeros((), bool)
         return new, new.obs, new.reward, new.done > 0, never, new.metrics
 
+    @functools.cache
+    def renderer() -> tuple[Any, Any]:
+        # What `env.render` makes anew for every call, which takes most of its time.
+        mujoco = versions.load("mujoco")
+        return mujoco.Renderer(env.sys.mj_model), mujoco.MjData(env.sys.mj_model)
+
     def render(state: Any) -> np.ndarray:
-        return env.render([state.pipeline_state])[0]
+        drawing, data = renderer()
+        data.qpos, data.qvel = state.pipeline_state.q, state.pipeline_state.qd
+        versions.load("mujoco").mj_forward(env.sys.mj_model, data)
+        drawing.update_scene(data)
+        return drawing.render()
+
+    def scene(states: list[Any]) -> str:
+        shown = env.sys.replace(dt=float(env.dt))
+        html = versions.load("brax.io.html")
+        return html.render(shown, [x.pipeline_state for x in states], colab=False)
 
     name = name or type(env.unwrapped).__name__
     shapes = jax.eval_shape(lambda key: as_nest(env.reset(key).obs), jax.random.PRNGKey(0))
@@ -127,6 +142,7 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
         obs_spec=fit_spec(name, None, shapes),
         action_spec=specs.BoundedTensorSpec([env.action_size], tf.float32, low, high),
         render=render,
+        scene=scene,
         source=env,
     )
 
