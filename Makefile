@@ -57,7 +57,7 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	.ci/slow $(ARGS)
 
-# JAX and what is built on it are 300 MB that the other tests do without.
+# JAX and what is built on it are about 450 MB that the other tests do without.
 test-jax: $(INSTALLED)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[jax]'
 	MUJOCO_GL=$${MUJOCO_GL:-egl} $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \

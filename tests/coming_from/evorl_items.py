@@ -111,7 +111,7 @@ ITEMS = [
     (
         "`create_wrapped_brax_env`",
         "`tfrl.envs.adapters.jax.create_wrapped_brax_env`, or `make_env` with `jax/brax:<name>`",
-        "Brax steps inside TensorFlow's graphs; its time limit and autoreset are those of `make_env`",
+        "Brax steps in TensorFlow's graphs; time limit and autoreset are those of `make_env`",
     ),
     (
         "`create_wrapped_*_env(name, parallel, autoreset_mode)`",

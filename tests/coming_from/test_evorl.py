@@ -586,6 +586,20 @@ def test_the_page_has_the_table():
     ]
 
 
+@rows("`create_wrapped_brax_env`")
+def test_environments_of_brax():
+    pytest.importorskip("brax", reason="the extra 'jax' is not installed")
+    from tfrl.envs.adapters.jax import create_wrapped_brax_env
+
+    env = create_wrapped_brax_env(
+        "inverted_pendulum", parallel=2, autoreset_mode="DISABLED", backend="spring"
+    )
+    assert env.num_envs == 2
+    assert repr(env) == repr(
+        tfrl.make_env("jax/brax:inverted_pendulum", 2, "DISABLED", 1000, backend="spring")
+    )
+
+
 @rows("`EvoOptimizer`")
 def test_a_search_by_ask_and_tell():
     from tfrl.evolution import OpenES
