@@ -13,7 +13,7 @@ import numpy as np
 
 from tfrl import checks
 from tfrl.errors import UserError
-from tfrl.storage import checkpoint_format, files
+from tfrl.storage import checkpoint_format, files, remote, working_copy
 from tfrl.storage.checkpoint_format import DamagedCheckpointError
 
 _NAME = re.compile(r"^ckpt-(\d+)$")
@@ -63,7 +63,8 @@ class CheckpointManager:
         """Opens a folder of checkpoints, and removes what killed savers left in it.
 
         Args:
-          directory: The folder; made when it is missing.
+          directory: The folder; made when it is missing. Of a remote one, such as gs://bucket/a,
+            a working copy is used, and each save is uploaded.
           max_to_keep: How many of the newest checkpoints stay; None keeps all.
           keep_best: Whether the one with the highest metric stays besides.
           drop_later: Whether saving a step removes the checkpoints of later steps. False for a
@@ -75,7 +76,8 @@ class CheckpointManager:
         if max_to_keep is not None:
             remedy = "None keeps all; without a checkpoint a run cannot go on after a kill."
             checks.at_least("max_to_keep", max_to_keep, 1, remedy=remedy)
-        self._directory = pathlib.Path(directory)
+        is_remote = remote.is_remote(directory)
+        self._directory = working_copy.local(directory) if is_remote else pathlib.Path(directory)
         self._max_to_keep = max_to_keep
         self._keep_best = keep_best
         self._drop_later = drop_later
@@ -155,6 +157,7 @@ class CheckpointManager:
             with checkpoint_format.replacing(final) as temporary:
                 checkpoint_format.write(temporary, self._writer, step, values, manifest, metric)
             self._prune(step)
+        working_copy.publish(final)
         return final
 
     def restore(self, which: str | int = "latest") -> Restored | None:

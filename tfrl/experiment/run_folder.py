@@ -9,7 +9,7 @@ from typing import Any
 from tfrl import checks
 from tfrl.errors import UserError
 from tfrl.experiment.recorders import check_table
-from tfrl.storage import files
+from tfrl.storage import files, remote, working_copy
 
 IF_EXISTS = ("resume", "fail", "new")
 
@@ -19,7 +19,8 @@ class RunFolder:
     """The paths of a run.
 
     Attributes:
-      root_dir: The folder; `~` stands for the home folder.
+      root_dir: The folder; `~` stands for the home folder. Of a remote one, such as
+        gs://bucket/run, the paths are those of this process's working copy.
     """
 
     root_dir: str | os.PathLike[str]
@@ -27,7 +28,7 @@ class RunFolder:
     @property
     def root(self) -> pathlib.Path:
         """The folder as an absolute path."""
-        return pathlib.Path(os.path.abspath(os.path.expanduser(self.root_dir)))
+        return working_copy.local(self.root_dir)
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -113,6 +114,9 @@ class RunFolder:
                 aside = self._move_aside()
                 log(f"The run in {self.root} was moved to {aside}")
                 there = False
+            if remote.is_remote(self.root_dir):
+                working_copy.working_copy(os.fspath(self.root_dir)).claim()
+                there = self.holds_run()
             for folder in (self.root, self.checkpoints, self.tensorboard, self.videos):
                 folder.mkdir(parents=True, exist_ok=True)
             for folder in (self.root, self.tensorboard, self.videos):
@@ -171,7 +175,9 @@ class RunFolder:
                 "its last checkpoint. Nothing was made anew.",
             )
 
-    def _move_aside(self) -> pathlib.Path:
+    def _move_aside(self) -> pathlib.Path | str:
+        if remote.is_remote(self.root_dir):
+            return working_copy.working_copy(os.fspath(self.root_dir)).move_aside()
         number = 1
         while (aside := self.root.with_name(f"{self.root.name}.old-{number}")).exists():
             number += 1

@@ -16,6 +16,7 @@ from absl import app, flags, logging
 from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
 from tfrl.loading import distrust
+from tfrl.storage import working_copy
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -57,7 +58,7 @@ def run(
 
 def say(text: str) -> None:
     """Prints a line for the user."""
-    print(text, flush=True)
+    print(working_copy.named(text), flush=True)
 
 
 def _show_warning(
@@ -71,7 +72,7 @@ def _show_warning(
     """Shows tfrl's own warnings as one line, and keeps those of other libraries to themselves."""
     del category, lineno, line
     if pathlib.Path(filename).is_relative_to(_PACKAGE):
-        print(f"Warning: {message}", file=file or sys.stderr, flush=True)
+        print(f"Warning: {working_copy.named(message)}", file=file or sys.stderr, flush=True)
 
 
 def fail(error: UserError) -> NoReturn:
@@ -90,7 +91,7 @@ def fail(error: UserError) -> NoReturn:
     there = _user_traceback(error)
     if there:
         print(there.rstrip(), file=sys.stderr)
-    print(f"Error: {paragraph}", file=sys.stderr, flush=True)
+    print(f"Error: {working_copy.named(paragraph)}", file=sys.stderr, flush=True)
     if getattr(error, "exit_at_once", False):
         os._exit(2)  # threads that wait for a lost server would hold the interpreter
     raise SystemExit(2)

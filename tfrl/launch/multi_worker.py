@@ -17,6 +17,7 @@ from tfrl.experiment.checkpoints import CheckpointManager, Restored
 from tfrl.experiment.run_folder import RunFolder
 from tfrl.launch import gin_registry
 from tfrl.launch.app import say
+from tfrl.storage import working_copy
 
 if TYPE_CHECKING:
     from tfrl.workflows import Workflow
@@ -103,6 +104,7 @@ def restore(manager: CheckpointManager, group: Any, which: str | int = "latest")
     step = group.broadcast(-1)
     if step < 0:
         return None
+    working_copy.refresh(manager.directory)
     restored = manager.restore(step)
     if restored is None:
         raise UserError(

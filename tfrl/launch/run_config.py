@@ -8,6 +8,7 @@ from absl import flags
 from tfrl.errors import UserError
 from tfrl.launch import gin_files
 from tfrl.loading import distrust, trust
+from tfrl.storage import working_copy
 
 flags.DEFINE_boolean(
     "allow_code",
@@ -49,7 +50,7 @@ def holds(root_dir: str | None) -> bool:
 
 
 def _config(root_dir: str) -> pathlib.Path:
-    return pathlib.Path(root_dir).expanduser().absolute() / "operative_config.gin"
+    return working_copy.local(root_dir) / "operative_config.gin"
 
 
 def seed(root_dir: str | None, given: int) -> int:

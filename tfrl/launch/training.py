@@ -25,7 +25,7 @@ from tfrl.launch.api import StartOptions
 from tfrl.launch.app import say
 from tfrl.launch.settings import Settings
 from tfrl.launch.termination import Termination
-from tfrl.storage import files
+from tfrl.storage import files, working_copy
 from tfrl.workflows import State, Workflow
 
 
@@ -210,7 +210,9 @@ def _follow(
     Every process reads the folder: it must be one that all of them see.
     """
     workflow = settings.workflow
-    state = _Run(settings, flags, _meet(workflow, flags)).start()
+    resumes = _meet(workflow, flags)
+    working_copy.refresh(RunFolder(str(settings.root_dir)).root)
+    state = _Run(settings, flags, resumes).start()
     group.barrier("the restored state")
     if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
@@ -243,6 +245,7 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
         # It would tell of earlier parameters from now on.
         run.folder.summary.unlink(missing_ok=True)
+        working_copy.publish(run.folder.root)
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
             state = workflow.learn(state, settings, callbacks=[stop])
@@ -264,6 +267,7 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         group.broadcast(int(unfinished))
     if unfinished:
         finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
+        working_copy.publish(run.folder.root)
     if group is not None:
         group.barrier("the end")  # who leaves earlier looks lost to the others
     show(run.folder, time.monotonic() - started)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl.errors import UserError
-from tfrl.storage import files
+from tfrl.storage import files, working_copy
 
 # Raise it when the meaning of stored values changes, and register how to get there from before.
 SCHEMA_VERSION = 3
@@ -304,6 +304,7 @@ def read(folder: pathlib.Path) -> tuple[Values, dict[str, Any]]:
       DamagedCheckpointError: The folder is not what was written.
       UserError: The schema is newer than this version of tfrl, or too old to migrate.
     """
+    working_copy.fetch(folder)
     verify(folder)
     content = read_manifest(folder)
     _check_schema(folder, content["schema_version"])

@@ -22,6 +22,7 @@ from tfrl.experiment.recorders import (
     WandbRecorder,
 )
 from tfrl.experiment.run_folder import RunFolder
+from tfrl.storage import working_copy
 from tfrl.workflows.options import RunOptions
 from tfrl.workflows.video import Filming, check_filming, drop_later_videos
 
@@ -180,6 +181,7 @@ class TrainingLoop:
 
     def _log(self, message: str) -> None:
         """Prints a line that does not break into the progress."""
+        message = working_copy.named(message)
         if self.progress is not None:
             self.progress.log(message)
         else:
@@ -214,6 +216,8 @@ class TrainingLoop:
             self.recorder.close()
             if self.progress is not None:
                 self.progress.close()
+            if self._folder is not None:
+                working_copy.publish(self._folder.root)
         seconds = time.monotonic() - start
         self.report = RunReport(
             stopped_by=self._stop or "budget",

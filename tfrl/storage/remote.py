@@ -1,0 +1,302 @@
+"""What tf.io.gfile reaches beyond this machine, `gs://bucket/run` for example.
+
+Few operations are used, those of every object store: list, read, write, remove. An object is there
+once its write has ended. Where several files belong together, one of them is written last and is
+the mark that all of them are there. TensorFlow is imported by the first operation.
+"""
+
+import os
+import pathlib
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tfrl.errors import UserError
+from tfrl.storage import files
+
+# One letter alone is a drive.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# Files that are written last into a folder, in this order, and removed first: a reader that finds
+# them may rely on the others.
+_MARKS = ("saved_model.pb", "metadata.json", "manifest.json", "COMPLETE")
+
+# Seconds: in which a store must answer at all; for which an operation is tried again; the delays
+# between tries, which double.
+CONNECT_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 20.0
+
+_TRANSFERS = 8  # at a time: small files take a round trip each
+_TRANSIENT = (
+    "UnavailableError",
+    "DeadlineExceededError",
+    "AbortedError",
+    "InternalError",
+    "ResourceExhaustedError",
+    "UnknownError",
+)
+_REMEDIES = {
+    "NotFoundError": "Make the bucket first, or mend its name.",
+    "PermissionDeniedError": "Give the account of this machine access; for gs:// see "
+    "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`.",
+    "UnimplementedError": "TensorFlow itself opens gs://; others need a plugin of tensorflow-io.",
+}
+
+T = TypeVar("T")
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path has a scheme, as `gs://bucket/run` has.
+
+    Raises:
+      UserError: One slash follows the scheme, as pathlib makes it of two.
+    """
+    text = os.fspath(path)
+    scheme = _SCHEME.match(text)
+    if scheme and not text.startswith("//", scheme.end() - 1):
+        raise UserError(
+            f"path {text}",
+            expected="two slashes behind the scheme, or a local path",
+            got="one slash",
+            remedy=f"Write {scheme[0]}/{text[scheme.end() :]} (as a str, since pathlib drops a "
+            f"slash), or ./{text} for a local folder of that name.",
+        )
+    return scheme is not None
+
+
+def join(url: str, name: str) -> str:
+    """Returns the address of what is below another."""
+    return f"{url.rstrip('/')}/{name}"
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Calls an operation, again after a while where the store may only be busy.
+
+    Raises:
+      FileNotFoundError: What is read is not there.
+      UserError: The store refuses, or is out of reach for too long.
+    """
+    import tensorflow as tf
+
+    end, delay = time.monotonic() + PATIENCE_SECONDS, _FIRST_DELAY
+    while True:
+        try:
+            return function(*arguments)
+        except tf.errors.NotFoundError as error:
+            raise FileNotFoundError(f"nothing at {url}") from error
+        except (tf.errors.OpError, OSError) as error:
+            full = "No space left on device" in str(error)
+            if type(error).__name__ not in _TRANSIENT or full or time.monotonic() + delay > end:
+                raise failure(url, error) from error
+        time.sleep(delay * random.uniform(0.5, 1.0))  # several machines come back at other times
+        delay = min(2.0 * delay, _LONGEST_DELAY)
+
+
+def failure(url: str, error: Exception) -> UserError:
+    """Returns the error of a store that cannot be used."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
+    remedy = "See to its name and the network; the same command goes on from the last checkpoint."
+    return UserError(
+        f"storage {url}",
+        expected="a place that can be reached, read and written",
+        got=files.reason(error),
+        remedy=_REMEDIES.get(type(cause).__name__, remedy),
+    )
+
+
+def connect(url: str) -> None:
+    """Waits a bounded time for an answer about a place, which need not be there yet.
+
+    Raises:
+      UserError: There is none, or it is a refusal.
+    """
+    answer: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answer.append(_call(url, _gfile().exists, url))
+        except BaseException as error:  # told by the thread that waits
+            answer.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    if not answer:
+        unreachable = TimeoutError(f"no answer within {CONNECT_SECONDS:.0f} s")
+        lost = failure(url, unreachable)
+        lost.exit_at_once = True  # type: ignore[attr-defined]  # the thread still waits
+        raise lost
+    if isinstance(answer[0], UserError):
+        raise answer[0]
+    if isinstance(answer[0], BaseException) and not isinstance(answer[0], FileNotFoundError):
+        raise answer[0]
+
+
+def read_bytes(url: str) -> bytes:
+    """Reads a file.
+
+    Raises:
+      FileNotFoundError: There is none.
+      UserError: The store refuses, or is out of reach for too long.
+    """
+
+    def read() -> bytes:
+        with _gfile().GFile(url, "rb") as file:
+            return bytes(file.read())
+
+    return _call(url, read)
+
+
+def write_bytes(url: str, content: bytes) -> None:
+    """Writes a small file."""
+
+    def write() -> None:
+        _make_way(url)
+        with _gfile().GFile(url, "wb") as file:
+            file.write(content)
+
+    _writing(url, write)
+
+
+def download(url: str, path: pathlib.Path) -> None:
+    """Copies a file to this machine, whose folder is made.
+
+    Raises:
+      FileNotFoundError: There is none any more.
+      UserError: The store refuses, or is out of reach for too long.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _call(url, lambda: _gfile().copy(url, str(path), overwrite=True))
+
+
+def upload(path: pathlib.Path, url: str) -> None:
+    """Copies a file of this machine."""
+
+    def write() -> None:
+        _make_way(url)
+        _gfile().copy(str(path), url, overwrite=True)
+
+    _writing(url, write)
+
+
+def copy(url: str, target: str) -> None:
+    """Copies a file within the store."""
+
+    def write() -> None:
+        _make_way(target)
+        _gfile().copy(url, target, overwrite=True)
+
+    _writing(target, write)
+
+
+def _make_way(url: str) -> None:
+    """Makes the folder of a file, where a store has folders."""
+    if not _is_flat(url):
+        _gfile().makedirs(url.rpartition("/")[0])
+    if url.startswith("ram://") and _gfile().exists(url):
+        _gfile().remove(url)  # TensorFlow's RamFileSystem would append to it
+
+
+def _writing(url: str, write: Callable[[], None]) -> None:
+    try:
+        _call(url, write)
+    except FileNotFoundError as error:
+        raise failure(url, error) from error
+
+
+def remove(url: str) -> None:
+    """Removes a file, if it is there."""
+    try:
+        _call(url, _gfile().remove, url)
+    except FileNotFoundError:
+        pass
+
+
+def tree(url: str, skip: Collection[str] = ()) -> list[str]:
+    """Lists the files below a place, by their paths from there.
+
+    Args:
+      url: The place; nothing is below one that is not there.
+      skip: Folders, as `a/b`, that are not looked into.
+    """
+    result: list[str] = []
+    folders = [""]
+    while folders:
+        within = folders.pop()
+        for entry in _entries(join(url, within) if within else url):
+            name = f"{within}/{entry.rstrip('/')}" if within else entry.rstrip("/")
+            if not _is_folder(url, name, entry):
+                result.append(name)
+            elif name not in skip:
+                folders.append(name)
+    return sorted(result)
+
+
+def _entries(url: str) -> list[str]:
+    try:
+        # Placeholders of empty folders have no name.
+        entries = [e for e in _call(url, _gfile().listdir, url) if e.rstrip("/")]
+    except FileNotFoundError:
+        return []
+    if url.startswith("ram://"):  # It lists what follows `<url>` in the names of siblings too.
+        entries = [e for e in entries if _gfile().exists(join(url, e))]
+    return entries
+
+
+def _is_folder(url: str, name: str, entry: str) -> bool:
+    if entry.endswith("/") or _is_flat(url):
+        return entry.endswith("/")
+    return bool(_call(url, _gfile().isdir, join(url, name)))
+
+
+def _is_flat(url: str) -> bool:
+    """Whether a store has no folders: a slash behind a name in a list says that more follows."""
+    return url.startswith("gs://")
+
+
+def each(function: Callable[[str], Any], names: Iterable[str]) -> None:
+    """Calls a function on several names at a time; raises what one of the calls raises."""
+    with ThreadPoolExecutor(_TRANSFERS) as pool:
+        for _ in pool.map(function, names):
+            pass
+
+
+def _marks(names: Iterable[str]) -> list[str]:
+    """The marks among the files of a folder, in the order in which they are written."""
+    found = [name for name in names if name.rpartition("/")[2] in _MARKS]
+    return sorted(found, key=lambda n: (_MARKS.index(n.rpartition("/")[2]), -n.count("/"), n))
+
+
+def upload_folder(folder: pathlib.Path, url: str) -> None:
+    """Writes a folder, in place of one that may be there: complete or without its mark.
+
+    Args:
+      folder: A finished folder.
+      url: Where it belongs.
+    """
+    names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+    marks, there = _marks(names), tree(url)
+    for mark in reversed(_marks(there)):
+        remove(join(url, mark))
+    each(lambda n: remove(join(url, n)), [n for n in there if n not in names])
+    each(lambda n: upload(folder / n, join(url, n)), [n for n in names if n not in marks])
+    for mark in marks:
+        upload(folder / mark, join(url, mark))
+
+
+def remove_folder(url: str) -> None:
+    """Removes a folder, its mark first."""
+    there = tree(url)
+    for mark in reversed(_marks(there)):
+        remove(join(url, mark))
+    each(lambda n: remove(join(url, n)), there)

@@ -1,0 +1,335 @@
+"""Local copies of remote folders, in which programs work as in any local folder.
+
+An object store has no rename, no append and no lock. So a run works in a copy on this machine, with
+all that local files promise: whole files, rows that are appended, videos, event files. `publish`
+uploads what has changed, rows before the checkpoint that promises them and every mark last. A kill
+loses what was not published; the next start copies what is there.
+"""
+
+import atexit
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import tempfile
+import uuid
+from typing import Any
+
+from tfrl.errors import UserError
+from tfrl.storage import files, remote
+
+_PREFIX = "tfrl-copy-"
+# Names the process that writes into a remote folder.
+WRITER = "writer.json"
+# Folders that are replaced as a whole, and those of them that are read when they are wanted.
+_UNIT = re.compile(r"(?:checkpoints/)?ckpt-\d+(?=/)|policy(?=/)|export/[^/]+(?=/)")
+_CHECKPOINT = re.compile(r"(?:checkpoints/)?ckpt-\d+")
+# Of others: other programs write them, or nobody reads them back.
+_OTHERS = ("export", "replay_checkpoints", "wandb")
+# What only a writer needs.
+_RECORDS = ("tensorboard", "videos")
+# The result of a run: it is written last.
+_LAST = "summary.json"
+
+# (size, time of change, number) of a file as it was when both sides had the same.
+_Signature = tuple[int, int, int]
+
+
+class WorkingCopy:
+    """The copy of one remote folder.
+
+    Attributes:
+      url: The remote folder.
+      local: The copy; it is removed when the process ends.
+    """
+
+    def __init__(self, url: str, mark: str = "COMPLETE"):
+        """Copies what is there, but for the data of checkpoints: see `fetch`.
+
+        Args:
+          url: The remote folder, which need not be there.
+          mark: The file that is written last into each folder `ckpt-<n>`.
+
+        Raises:
+          UserError: The folder cannot be reached.
+        """
+        self.url = url.rstrip("/")
+        remote.connect(self.url)
+        self._mark = mark
+        self._id: str | None = None
+        # Files of both sides; None for those that were not copied yet.
+        self._known: dict[str, _Signature | None] = {}
+        _remove_abandoned()
+        self.local = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        atexit.register(shutil.rmtree, self.local, ignore_errors=True)
+        self.pull()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the folder's writer."""
+        return self._id is not None
+
+    def pull(self) -> None:
+        """Makes the copy what the remote folder is now; a checkpoint that both have stays.
+
+        Raises:
+          UserError: The folder cannot be reached.
+        """
+        listed = remote.tree(self.url, _OTHERS if self.writes else (*_OTHERS, *_RECORDS))
+        there = set(listed) - {WRITER}
+        units: dict[str, list[str]] = {}
+        for name in sorted(there):
+            unit = _CHECKPOINT.match(name)
+            if unit and name != unit[0]:
+                units.setdefault(unit[0], []).append(name)
+        plain = there.difference(*units.values())
+        for name in [*self._known, *self._scan()]:
+            unit = _CHECKPOINT.match(name)
+            if name not in plain and (unit is None or unit[0] not in units):
+                self._forget(name)
+        remote.each(self._download, sorted(plain))
+        for unit_name, names in units.items():
+            if f"{unit_name}/{self._mark}" in names:
+                self._pull_checkpoint(unit_name, names)
+            elif self.writes:  # a kill cut its upload, or its removal, short
+                remote.remove_folder(remote.join(self.url, unit_name))
+
+    def _pull_checkpoint(self, unit: str, names: list[str]) -> None:
+        """Copies mark and manifest of a checkpoint, unless its copy is there."""
+        mark = f"{unit}/{self._mark}"
+        try:
+            content = remote.read_bytes(remote.join(self.url, mark))
+        except FileNotFoundError:
+            content = b""
+        path = self.local / mark
+        if path.is_file() and path.read_bytes() == content:
+            return
+        self._forget(unit)
+        if not content:
+            return
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        self._known.update(dict.fromkeys(names))
+        self._known[mark] = _signature(path)
+        for name in names:
+            if name.endswith("/manifest.json") and name != mark:
+                self._download(name)
+
+    def _download(self, name: str) -> None:
+        path = self.local / name
+        try:
+            remote.download(remote.join(self.url, name), path)
+            self._known[name] = _signature(path)
+        except FileNotFoundError:  # its writer has just removed it
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Removes a file, or a folder, from the copy."""
+        path = self.local / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        for known in [k for k in self._known if k == name or k.startswith(f"{name}/")]:
+            del self._known[known]
+
+    def fetch(self, folder: pathlib.Path) -> None:
+        """Copies what the copy lacks of a folder; one that is gone meanwhile leaves the copy.
+
+        Args:
+          folder: A folder within the copy.
+        """
+        unit = folder.relative_to(self.local).as_posix()
+        missing = [n for n, known in self._known.items() if known is None and _below(n, unit)]
+        remote.each(self._download, missing)
+        if any(name not in self._known for name in missing):
+            self._forget(unit)
+            self.pull()
+
+    def claim(self) -> None:
+        """Makes this process the writer of the folder, and the copy what the folder is now.
+
+        An earlier writer that still lives ends at its next `publish`.
+
+        Raises:
+          UserError: The folder cannot be written.
+        """
+        self._sign()
+        for path in self.local.iterdir():
+            self._forget(path.name)
+        self.pull()
+
+    def _sign(self) -> None:
+        self._id = uuid.uuid4().hex
+        writer = {"id": self._id, "host": socket.gethostname(), "pid": os.getpid()}
+        content = files.to_json(writer, indent=2).encode()
+        remote.write_bytes(remote.join(self.url, WRITER), content)
+
+    def _check_writer(self) -> None:
+        """Refuses to write where another process has taken over, or all was moved away."""
+        if self._id is None:
+            self._sign()
+            return
+        try:
+            writer = json.loads(remote.read_bytes(remote.join(self.url, WRITER)))
+        except (FileNotFoundError, ValueError):
+            writer = {}
+        if writer.get("id") == self._id:
+            return
+        if writer:
+            got = f"one that process {writer.get('pid')} of {writer.get('host')} has taken over"
+            remedy = "Let that one go on, and start one process a folder."
+        else:
+            got = "none: it was moved or deleted in the meantime"
+            remedy = "Start again with its new name; a run goes on from its last checkpoint."
+        raise UserError(
+            f"root_dir {self.url}",
+            expected="the folder that this process writes",
+            got=got,
+            remedy=f"{remedy} Nothing more was written.",
+        )
+
+    def publish(self) -> None:
+        """Uploads what has changed since the last call, in the order that a reader needs.
+
+        Raises:
+          UserError: The folder cannot be written, or another process has taken over.
+        """
+        self._check_writer()
+        now = self._scan()
+        changed = [n for n, signature in now.items() if self._known.get(n) != signature]
+        gone = [n for n in self._known if n not in now and not self._is_elsewhere(n)]
+        units = sorted({u[0] for n in changed if (u := _UNIT.match(n))})
+        gone_units = sorted({u[0] for n in gone if (u := _UNIT.match(n))} - set(units))
+        remote.each(
+            lambda n: remote.remove(remote.join(self.url, n)),
+            [n for n in gone if not _UNIT.match(n)],
+        )
+        self._upload([n for n in changed if not _UNIT.match(n) and n != _LAST])
+        for unit in units:
+            remote.upload_folder(self.local / unit, remote.join(self.url, unit))
+        for unit in gone_units:
+            remote.remove_folder(remote.join(self.url, unit))
+        self._upload([n for n in changed if n == _LAST])
+        waiting = {n: None for n in self._known if n not in now and n not in gone}
+        self._known = {**now, **waiting}
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether a file is only not copied yet."""
+        return self._known[name] is None and (self.local / name).parent.is_dir()
+
+    def _upload(self, names: list[str]) -> None:
+        remote.each(lambda n: remote.upload(self.local / n, remote.join(self.url, n)), names)
+
+    def _scan(self) -> dict[str, _Signature]:
+        """The files of the copy that belong to both sides, temporary ones left out."""
+        found: dict[str, _Signature] = {}
+        for parent, folders, names in os.walk(self.local):
+            folders[:] = [f for f in folders if not _is_temporary(f)]
+            for name in names:
+                path = pathlib.Path(parent, name)
+                if not _is_temporary(name) and not path.is_symlink():
+                    found[path.relative_to(self.local).as_posix()] = _signature(path)
+        return found
+
+    def move_aside(self) -> str:
+        """Moves the remote folder to the sibling `<url>.old-<k>`; returns its address.
+
+        Every file is copied before the first one is removed: a kill leaves the folder as it was.
+        """
+        number = 1
+        while remote.tree(aside := f"{self.url}.old-{number}"):
+            number += 1
+        names = remote.tree(self.url)
+        remote.each(lambda n: remote.copy(remote.join(self.url, n), remote.join(aside, n)), names)
+        remote.each(lambda n: remote.remove(remote.join(self.url, n)), names)
+        return aside
+
+
+def _below(name: str, folder: str) -> bool:
+    return folder == "." or name.startswith(f"{folder}/")
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith((files.TEMPORARY, files.REPLACED, ".writing"))
+
+
+def _signature(path: pathlib.Path) -> _Signature:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _remove_abandoned() -> None:
+    """Removes the copies of killed processes of this machine."""
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        process = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if process.isdigit() and not pathlib.Path("/proc", process).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+_copies: dict[str, WorkingCopy] = {}
+
+
+def working_copy(url: str, mark: str = "COMPLETE") -> WorkingCopy:
+    """Returns this process's copy of a remote folder, made at the first call."""
+    url = url.rstrip("/")
+    if url not in _copies:
+        _copies[url] = WorkingCopy(url, mark)
+    return _copies[url]
+
+
+def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
+    """Returns the copy that a local path belongs to, or None."""
+    return next((c for c in _copies.values() if pathlib.Path(path).is_relative_to(c.local)), None)
+
+
+def local(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns where a folder is on this machine: for a remote one, its working copy.
+
+    Args:
+      path: A path; `~` stands for the home folder. Or an address such as gs://bucket/run.
+
+    Raises:
+      UserError: A remote folder cannot be reached.
+    """
+    if remote.is_remote(path):
+        return working_copy(os.fspath(path)).local
+    return pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def publish(path: str | os.PathLike[str]) -> None:
+    """Uploads what is new in the copy that a path belongs to; nothing to do for others."""
+    copy = copy_of(path)
+    if copy is not None:
+        copy.publish()
+
+
+def refresh(path: str | os.PathLike[str]) -> None:
+    """Brings the copy that a path belongs to up to date; nothing to do for others, or a writer."""
+    copy = copy_of(path)
+    if copy is not None and not copy.writes:
+        copy.pull()
+
+
+def fetch(folder: pathlib.Path) -> None:
+    """Copies what is still missing of a folder of a working copy; nothing to do for others."""
+    copy = copy_of(folder)
+    if copy is not None:
+        copy.fetch(folder)
+
+
+def named(text: Any) -> str:
+    """Returns a text with the addresses of remote folders in place of their copies' paths."""
+    result = str(text)
+    for copy in _copies.values():
+        result = result.replace(str(copy.local), copy.url)
+    return result
+
+
+def forget() -> None:
+    """Lets go of all copies, as the end of the process does."""
+    for copy in _copies.values():
+        shutil.rmtree(copy.local, ignore_errors=True)
+    _copies.clear()
