@@ -2,16 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
+import reverb
 
-from tests.launch.launch_runs import arguments, start_here, tree
+from tests.launch.launch_runs import arguments, start_here, tensorboard_steps, tree
 from tests.storage.remote_helpers import (
     KilledError,
     fixture_bucket,  # noqa: F401
     killed_after,
     new_process,
 )
-from tfrl.launch import train
+from tfrl.errors import UserError
+from tfrl.launch import evaluate, export, gin_files, train
+from tfrl.replay.reverb.server import ReverbServer
 from tfrl.storage import remote
 
 
@@ -35,7 +39,8 @@ def fixture_whole(tmp_path_factory):
     return {path.as_posix(): content for path, content in tree(root).items()}
 
 
-def _is_like(url, whole):
+def _is_like(url, whole, folder):
+    """A remote run has the parameters, rows, points and files of a local one."""
     summary, expected = (
         json.loads(x) for x in (remote.read_bytes(f"{url}/summary.json"), whole["summary.json"])
     )
@@ -44,23 +49,32 @@ def _is_like(url, whole):
     assert summary["params_digest"] == expected["params_digest"]
     assert rows == _rows(whole["metrics.jsonl"])
     assert names == {n for n in whole if "tfevents" not in n} | {"writer.json"}
+    for name in remote.tree(f"{url}/tensorboard"):
+        remote.download(f"{url}/tensorboard/{name}", folder / "tensorboard" / name)
+    assert tensorboard_steps(folder) == [row["env_steps"] for row in rows]
 
 
 class TestTraining:
-    def test_leaves_what_a_local_one_leaves(self, bucket, whole, capsys):
+    def test_leaves_what_a_local_one_leaves(self, bucket, whole, capsys, tmp_path):
         assert _train(bucket) == 0
-        _is_like(bucket, whole)
+        _is_like(bucket, whole, tmp_path)
         said = capsys.readouterr().out
         assert f"folder {bucket}" in said and f"{bucket}/policy (SavedModel)" in said
         assert "tfrl-copy-" not in said
 
-    def test_killed_in_uploads_it_ends_as_if_it_was_not(self, bucket, whole, monkeypatch):
+    def test_killed_in_uploads_it_ends_as_if_it_was_not(self, bucket, whole, monkeypatch, tmp_path):
         for operations in (5, 40, 60, 85):
             with killed_after(operations, monkeypatch), pytest.raises(KilledError):
                 _train(bucket)
             new_process()
         assert _train(bucket) == 0
-        _is_like(bucket, whole)
+        _is_like(bucket, whole, tmp_path)
+
+    def test_videos(self, bucket):
+        assert _train(bucket, 128, "--video_interval=64") == 0
+        names = remote.tree(f"{bucket}/videos")
+        assert names == ["step_128.mp4", "step_64.mp4"]
+        assert b"ftyp" in remote.read_bytes(f"{bucket}/videos/step_64.mp4")[:32]
 
     def test_new_moves_the_run_aside(self, bucket, capsys):
         assert _train(bucket, 64) == 0
@@ -73,3 +87,73 @@ class TestTraining:
             for root in (f"{bucket}.old-1", bucket)
         )
         assert (old, new) == (0, 1)
+
+
+class TestReading:
+    @pytest.fixture(name="run")
+    def fixture_run(self, bucket, whole):
+        """A finished run, as another process has left it."""
+        for name, content in whole.items():
+            remote.write_bytes(f"{bucket}/{name}", content)
+        return bucket
+
+    def test_evaluate_writes_a_video(self, run, capsys):
+        before = remote.tree(run)
+        flags = ("--checkpoint=latest", "--episodes=2", f"--video={run}/videos/of.mp4")
+        assert start_here(evaluate.main, f"--root_dir={run}", *flags) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (result["env_steps"], result["video"]) == (256, f"{run}/videos/of.mp4")
+        assert remote.tree(run) == sorted([*before, "videos/of.mp4"])
+        assert b"ftyp" in remote.read_bytes(f"{run}/videos/of.mp4")[:32]
+
+    def test_export_beside_the_run(self, run, capsys):
+        flags = (f"--root_dir={run}", "--checkpoint=latest", "--noverify")
+        assert start_here(export.main, *flags) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["output_dir"] == f"{run}/export/saved_model"
+        names = remote.tree(result["output_dir"])
+        assert {"saved_model.pb", "metadata.json", "variables/variables.index"} <= set(names)
+        assert start_here(export.main, *flags) == 2
+        assert "an export that is there already" in capsys.readouterr().err
+
+    def test_of_nothing(self, bucket, capsys):
+        assert start_here(evaluate.main, f"--root_dir={bucket}") == 2
+        assert "with operative_config.gin in it" in capsys.readouterr().err
+
+
+class TestGinFiles:
+    def test_with_includes(self, bucket):
+        remote.write_bytes(
+            f"{bucket}/base.gin", b"include 'ppo/tf_cartpole.gin'\nPPO.discount = 0.5"
+        )
+        mine = f"include '{bucket}/base.gin'\ntrain.total_env_steps = 32"
+        remote.write_bytes(f"{bucket}/mine.gin", mine.encode())
+        assert _train(f"{bucket}/run", 64, f"--gin_file={bucket}/mine.gin") == 0
+        text = remote.read_bytes(f"{bucket}/run/operative_config.gin").decode()
+        assert "PPO.discount = 0.99" in text  # of --gin_bindings, which win over files
+        found = [b for b in gin_files.read([f"{bucket}/mine.gin"]) if b.parameter == "discount"]
+        assert (found[-1].value, found[-1].where) == (0.5, f"{bucket}/base.gin:2")
+
+    def test_of_nothing(self, bucket):
+        with pytest.raises(UserError, match="none.*Look at its name"):
+            gin_files.read([f"{bucket}/mine.gin"])
+
+
+class TestReplayCheckpoints:
+    def _server(self, bucket, max_to_keep=1):
+        table = reverb.Table.queue("queue", 10)
+        return ReverbServer([table], checkpoint_dir=f"{bucket}/replay", max_to_keep=max_to_keep)
+
+    def test_a_server_goes_on(self, bucket):
+        server = self._server(bucket)
+        client = reverb.Client(server.address)
+        for number in range(3):
+            client.insert([np.float32(number)], {"queue": 1.0})
+            server.checkpoint()
+        server.stop(checkpoint=False)
+        names = {n.partition("/")[0] for n in remote.tree(f"{bucket}/replay")}
+        assert names == {"ckpt-000003", "writer.json"}
+        new_process()
+        again = self._server(bucket)
+        assert again.restored == {"queue": 3}
+        again.stop(checkpoint=False)

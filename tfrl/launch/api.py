@@ -146,7 +146,7 @@ def start(
 
 def default_root_dir(files: list[str]) -> str:
     """Returns the folder of runs without --root_dir, `runs/ppo_tf_cartpole` for example."""
-    name = files[-1].removesuffix(".gin").strip("./")
+    name = files[-1].rpartition("://")[2].removesuffix(".gin").strip("./")
     return f"runs/{name.replace('/', '_')}"
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import pathlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -124,6 +123,7 @@ def evaluate(
     """
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import multi_worker
+    from tfrl.storage import working_copy
 
     folder = RunFolder(root_dir)
     workflow = settings.workflow
@@ -142,8 +142,9 @@ def evaluate(
         "checkpoint": restored.path.name,
     }
     if video is not None and leads:
-        recorded = workflow.record_video(state, pathlib.Path(video), seed)
-        figures["video"] = str(recorded.path)
+        with working_copy.output(video) as path:
+            recorded = workflow.record_video(state, path, seed)
+        figures["video"] = working_copy.named(recorded.path)
     if group is not None:
         group.barrier("the end")  # who leaves earlier looks lost to the others
     if leads:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 
@@ -43,6 +44,8 @@ def main() -> int:
     form = flags.FLAGS.format
     _check_flags(form)
     target = _target(values.root_dir or "", form)
+    from tfrl.storage import working_copy
+
     files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
@@ -50,18 +53,18 @@ def main() -> int:
 
     assembled = settings.assemble(files, values.gin_bindings)
     assembled.workflow.use_strategy(strategy)
-    with contextlib.closing(assembled.workflow):
+    with contextlib.closing(assembled.workflow), working_copy.output(target) as folder:
         figures = exporting.export(
             assembled,
             values.root_dir or "",
             form,
-            target,
+            folder,
             checkpoint=flags.FLAGS.checkpoint,
             seed=values.seed,
             quantize=flags.FLAGS.quantize,
             verify=flags.FLAGS.verify,
         )
-    print(json.dumps(figures), flush=True)
+    print(json.dumps({**figures, "output_dir": str(target)}), flush=True)
     return 0
 
 
@@ -83,11 +86,18 @@ def _check_flags(form: str) -> None:
         )
 
 
-def _target(root_dir: str, form: str) -> pathlib.Path:
+def _target(root_dir: str, form: str) -> pathlib.Path | str:
     """Returns the folder to write, after a look at what is there."""
-    given = flags.FLAGS.output_dir
-    target = pathlib.Path(given or pathlib.Path(root_dir, "export", form)).expanduser().absolute()
-    if not target.exists():
+    from tfrl.storage import remote
+
+    target: pathlib.Path | str = flags.FLAGS.output_dir or os.path.join(root_dir, "export", form)
+    if remote.is_remote(target):
+        remote.connect(str(target))
+        there = remote.exists(str(target))
+    else:
+        target = pathlib.Path(target).expanduser().absolute()
+        there = target.exists()
+    if not there:
         return target
     ours = _is_export(target)
     if not flags.FLAGS.overwrite or not ours:
@@ -101,12 +111,16 @@ def _target(root_dir: str, form: str) -> pathlib.Path:
     return target
 
 
-def _is_export(folder: pathlib.Path) -> bool:
+def _is_export(folder: pathlib.Path | str) -> bool:
     """Whether a folder holds an export and nothing else, such as a run."""
-    from tfrl.storage import files
+    from tfrl.storage import files, remote
 
     try:
-        content = files.from_json((folder / "metadata.json").read_text(encoding="utf-8"))
+        if isinstance(folder, str):
+            text = remote.read_bytes(remote.join(folder, "metadata.json")).decode("utf-8")
+        else:
+            text = (folder / "metadata.json").read_text(encoding="utf-8")
+        content = files.from_json(text)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") in FORMATS

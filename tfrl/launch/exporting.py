@@ -20,7 +20,7 @@ from tfrl.launch.app import say
 from tfrl.launch.multi_worker import restore_run
 from tfrl.launch.settings import Settings
 from tfrl.launch.training import params_of
-from tfrl.storage import files
+from tfrl.storage import files, remote, working_copy
 from tfrl.tasks.policy_export import TaskOracle, task_functions
 from tfrl.tasks.program import program_of
 from tfrl.tasks.workflow import TaskWorkflow
@@ -162,6 +162,9 @@ def _which(text: str) -> str | int | pathlib.Path:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
+    if remote.is_remote(text):
+        parent, _, name = text.rstrip("/").rpartition("/")
+        return working_copy.local(parent) / name
     return pathlib.Path(text).expanduser().absolute()
 
 

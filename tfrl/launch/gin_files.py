@@ -6,6 +6,7 @@ bindings that nothing reads, and values of the wrong type. Here each is an error
 
 import ast
 import dataclasses
+import functools
 import importlib
 import io
 import logging
@@ -21,9 +22,27 @@ from gin import config_parser
 from tfrl.errors import UserError, did_you_mean
 from tfrl.launch import gin_registry
 from tfrl.loading import import_code
+from tfrl.storage import remote
 
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A gin file at an address such as `gs://bucket/experiment.gin`."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.url.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+
+GinFile = pathlib.Path | RemoteFile
 # Finds an included file: (path as written, place of the line) -> existing file.
-Resolve = Callable[[str, str], pathlib.Path]
+Resolve = Callable[[str, str], GinFile]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Binding:
 
 
 def read_file(
-    path: pathlib.Path, resolve: Resolve, parents: tuple[pathlib.Path, ...] = ()
+    path: GinFile, resolve: Resolve, parents: tuple[GinFile, ...] = ()
 ) -> Iterator[Binding]:
     """Yields the bindings of a file and of what it includes, in gin's order.
 
@@ -107,8 +126,10 @@ def read_file(
             yield from _to_bindings(statement, str(path), where)
 
 
-def _text_of(path: pathlib.Path) -> str:
+def _text_of(path: GinFile) -> str:
     try:
+        if isinstance(path, RemoteFile):
+            return remote.read_bytes(path.url).decode("utf-8")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
@@ -245,11 +266,11 @@ def package_gin_dir() -> pathlib.Path:
     return shipped if shipped.is_dir() else package.parent / "gin_configs"
 
 
-def resolve(path: str, where: str = "--gin_file") -> pathlib.Path:
+def resolve(path: str, where: str = "--gin_file") -> GinFile:
     """Finds a gin file: as it stands from the working directory, then in the package.
 
     Args:
-      path: A path, for example `ppo/tf_cartpole.gin`.
+      path: A path, for example `ppo/tf_cartpole.gin`, or an address as `gs://bucket/mine.gin`.
       where: Who asks for it, for the message.
 
     Returns:
@@ -258,6 +279,8 @@ def resolve(path: str, where: str = "--gin_file") -> pathlib.Path:
     Raises:
       UserError: There is no such file in either place.
     """
+    if remote.is_remote(path):
+        return _resolve_remote(path, where)
     places = [pathlib.Path.cwd() / path, package_gin_dir() / path]
     for place in places:
         if place.is_file():
@@ -270,6 +293,27 @@ def resolve(path: str, where: str = "--gin_file") -> pathlib.Path:
         expected="a file in the working directory or in the package",
         got=f"none at {places[0]} nor at {places[1]}",
         remedy=did_you_mean(path, shipped) if shipped else "Give the path of an existing file.",
+    )
+
+
+def _resolve_remote(url: str, where: str) -> RemoteFile:
+    remote.connect(url)
+    if not remote.exists(url):
+        raise UserError(
+            f"Gin file '{url}' ({where})",
+            expected="a file that is there",
+            got="none",
+            remedy="Look at its name, and at the bucket's.",
+        )
+    _let_gin_read()
+    return RemoteFile(url)
+
+
+@functools.cache
+def _let_gin_read() -> None:
+    """Lets gin itself open addresses."""
+    gin.config.register_file_reader(
+        lambda url: io.StringIO(_text_of(RemoteFile(url))), remote.is_remote
     )
 
 
@@ -322,7 +366,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[
         raise
 
 
-def _apply(paths: Sequence[pathlib.Path], bindings: Sequence[str]) -> None:
+def _apply(paths: Sequence[GinFile], bindings: Sequence[str]) -> None:
     """Lets gin itself read what has been checked."""
     location = str(package_gin_dir())
     if location not in gin_registry.search_path():

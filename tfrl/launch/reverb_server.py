@@ -1,7 +1,7 @@
 """`bin/reverb_server.py`: serves the replay tables of an experiment's gin file."""
 
 import contextlib
-import pathlib
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ def main() -> int:
             tables,
             port=flags.FLAGS.port,
             bind=flags.FLAGS.bind,
-            checkpoint_dir=pathlib.Path(values.root_dir or "").expanduser() / FOLDER,
+            checkpoint_dir=os.path.join(values.root_dir or "", FOLDER),
             checkpoint_interval=flags.FLAGS.checkpoint_interval or None,
             log=app.say,
             on_checkpoint=lambda path: app.say(f"Saved the tables in {path}."),

@@ -30,6 +30,7 @@ CONNECT_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 20.0
 
+_BLOCK = 1 << 20  # bytes
 _TRANSFERS = 8  # at a time: small files take a round trip each
 _TRANSIENT = (
     "UnavailableError",
@@ -98,7 +99,8 @@ def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
             full = "No space left on device" in str(error)
             if type(error).__name__ not in _TRANSIENT or full or time.monotonic() + delay > end:
                 raise failure(url, error) from error
-        time.sleep(delay * random.uniform(0.5, 1.0))  # several machines come back at other times
+        # Several machines come back at different times.
+        time.sleep(delay * random.SystemRandom().uniform(0.5, 1.0))
         delay = min(2.0 * delay, _LONGEST_DELAY)
 
 
@@ -142,6 +144,14 @@ def connect(url: str) -> None:
         raise answer[0]
 
 
+def exists(url: str) -> bool:
+    """Returns whether a file, or what is below a folder, is there."""
+    try:
+        return bool(_call(url, _gfile().exists, url))
+    except FileNotFoundError:
+        return False
+
+
 def read_bytes(url: str) -> bytes:
     """Reads a file.
 
@@ -152,7 +162,8 @@ def read_bytes(url: str) -> bytes:
 
     def read() -> bytes:
         with _gfile().GFile(url, "rb") as file:
-            return bytes(file.read())
+            # To its end: the size that gs:// knows may be some seconds old.
+            return b"".join(iter(lambda: file.read(_BLOCK), b""))
 
     return _call(url, read)
 

@@ -7,6 +7,7 @@ loses what was not published; the next start copies what is there.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from tfrl.errors import UserError
@@ -61,9 +63,7 @@ class WorkingCopy:
         self._id: str | None = None
         # Files of both sides; None for those that were not copied yet.
         self._known: dict[str, _Signature | None] = {}
-        _remove_abandoned()
-        self.local = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        atexit.register(shutil.rmtree, self.local, ignore_errors=True)
+        self.local = _scratch(self.url)
         self.pull()
 
     @property
@@ -261,12 +261,20 @@ def _signature(path: pathlib.Path) -> _Signature:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
-def _remove_abandoned() -> None:
-    """Removes the copies of killed processes of this machine."""
+# {folder on this machine: the address that it stands for}
+_addresses: dict[str, str] = {}
+
+
+def _scratch(url: str) -> pathlib.Path:
+    """Makes an empty folder that stands for an address; those of killed processes are removed."""
     for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         process = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process.isdigit() and not pathlib.Path("/proc", process).exists():
             shutil.rmtree(folder, ignore_errors=True)
+    made = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    _addresses[str(made)] = url
+    return made
 
 
 _copies: dict[str, WorkingCopy] = {}
@@ -323,9 +331,35 @@ def fetch(folder: pathlib.Path) -> None:
 def named(text: Any) -> str:
     """Returns a text with the addresses of remote folders in place of their copies' paths."""
     result = str(text)
-    for copy in _copies.values():
-        result = result.replace(str(copy.local), copy.url)
+    for path, url in _addresses.items():
+        result = result.replace(path, url)
     return result
+
+
+@contextlib.contextmanager
+def output(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Gives a place on this machine to write a file or a folder to, which is then uploaded.
+
+    Args:
+      path: Where it belongs; a local path is that place itself.
+
+    Raises:
+      UserError: The remote place cannot be reached or written.
+    """
+    if not remote.is_remote(path):
+        yield pathlib.Path(path)
+        return
+    parent, _, name = os.fspath(path).rstrip("/").rpartition("/")
+    remote.connect(parent)
+    scratch = _scratch(parent)
+    try:
+        yield scratch / name
+        if (scratch / name).is_dir():
+            remote.upload_folder(scratch / name, remote.join(parent, name))
+        else:
+            remote.upload(scratch / name, remote.join(parent, name))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def forget() -> None:

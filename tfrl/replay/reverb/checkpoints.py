@@ -6,6 +6,7 @@ damage is found: Reverb takes an empty file for an empty table.
 """
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfrl.errors import UserError
 from tfrl.replay.core import check_made_with, replace_folder
 from tfrl.replay.reverb.signature import packs
-from tfrl.storage import files
+from tfrl.storage import files, remote, working_copy
 from tfrl.storage.files import from_json
 
 if TYPE_CHECKING:
@@ -105,6 +106,22 @@ def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
     }
 
 
+def place_of(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns where a server keeps its checkpoints: of a remote folder, in its working copy.
+
+    Args:
+      folder: A path, or an address such as gs://bucket/replay, whose writer this process becomes.
+
+    Raises:
+      UserError: The remote folder cannot be written.
+    """
+    if not remote.is_remote(folder):
+        return pathlib.Path(folder).expanduser().absolute()
+    copy = working_copy.working_copy(os.fspath(folder), mark=_MANIFEST)
+    copy.claim()
+    return copy.local
+
+
 class ReverbCheckpoints:
     """The checkpoints of one server's folder, which one server at a time may use.
 
@@ -171,6 +188,7 @@ class ReverbCheckpoints:
         files.replace_directory(written, final)
         for old in self.newest_first()[self.max_to_keep :]:
             files.remove_directory(old)
+        working_copy.publish(final)
         return final
 
     def close(self) -> None:
@@ -247,6 +265,7 @@ def first_usable(
     """
     reasons = []
     for folder in folders:
+        working_copy.fetch(folder)
         reason = damage(folder)
         if reason is None:
             try:

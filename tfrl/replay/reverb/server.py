@@ -190,7 +190,7 @@ class ReverbServer:
             _remove_abandoned()
             self._scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
         else:
-            folder = pathlib.Path(checkpoint_dir).expanduser().absolute()
+            folder = checkpoints.place_of(checkpoint_dir)
             self._checkpoints = checkpoints.ReverbCheckpoints(folder, max_to_keep)
         try:
             self._start(list(tables), port, restore_from)
