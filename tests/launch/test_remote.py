@@ -13,6 +13,7 @@ from tests.storage.remote_helpers import (
     killed_after,
     new_process,
 )
+from tests.workflows.test_used_folders import learn, workflow
 from tfrl.errors import UserError
 from tfrl.launch import evaluate, export, gin_files, train
 from tfrl.replay.reverb.server import ReverbServer
@@ -157,3 +158,15 @@ class TestReplayCheckpoints:
         again = self._server(bucket)
         assert again.restored == {"queue": 3}
         again.stop(checkpoint=False)
+
+
+class TestLibrary:
+    def test_a_run_of_a_workflow_goes_on(self, bucket):
+        options = {"eval_interval": None}
+        first = workflow("eager")
+        learn(first, first.setup(0), 32, bucket, **options)
+        new_process()
+        second = workflow("eager")
+        learn(second, second.restore(f"{bucket}/checkpoints"), 64, bucket, **options)
+        rows = _rows(remote.read_bytes(f"{bucket}/metrics.jsonl"))
+        assert [row["env_steps"] for row in rows] == [32, 64]

@@ -56,31 +56,40 @@ class TestPublish:
         assert remote.tree(bucket) == ["metrics.csv", "writer.json"]
         assert remote.read_bytes(f"{bucket}/metrics.csv") == b"new"
 
+    def test_what_others_keep_there_is_left_alone(self, bucket):
+        for name in ("data/large", "large"):
+            remote.write_bytes(f"{bucket}/{name}", b"x")
+        copy = working_copy.working_copy(bucket)
+        copy.claim()
+        assert list(copy.local.iterdir()) == []
+        copy.publish()
+        assert remote.tree(bucket) == ["data/large", "large", "writer.json"]
+
     def test_nothing_new_is_nothing_written(self, bucket, monkeypatch):
         copy = working_copy.working_copy(bucket)
-        (copy.local / "a").write_text("x")
+        (copy.local / "metrics.csv").write_text("x")
         copy.publish()
         monkeypatch.setattr(remote, "_writing", None)
         copy.publish()
 
     def test_the_later_writer_goes_on_and_the_earlier_one_ends(self, bucket):
         first, second = (working_copy.WorkingCopy(bucket) for _ in range(2))
-        (first.local / "a").write_text("first")
+        (first.local / "metrics.csv").write_text("first")
         first.publish()
         second.claim()
-        (first.local / "a").write_text("late")
+        (first.local / "metrics.csv").write_text("late")
         with pytest.raises(UserError, match="has taken over.*one process a folder"):
             first.publish()
-        assert (second.local / "a").read_text() == "first"
+        assert (second.local / "metrics.csv").read_text() == "first"
         second.publish()
-        assert remote.read_bytes(f"{bucket}/a") == b"first"
+        assert remote.read_bytes(f"{bucket}/metrics.csv") == b"first"
 
     def test_a_folder_that_was_moved_is_not_made_anew(self, bucket):
         copy = working_copy.working_copy(bucket)
-        (copy.local / "a").write_text("x")
+        (copy.local / "metrics.csv").write_text("x")
         copy.publish()
         assert copy.move_aside() == f"{bucket}.old-1"
-        assert remote.tree(f"{bucket}.old-1") == ["a", "writer.json"]
+        assert remote.tree(f"{bucket}.old-1") == ["metrics.csv", "writer.json"]
         with pytest.raises(UserError, match="moved or deleted in the meantime"):
             copy.publish()
         assert remote.tree(bucket) == []

@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -233,12 +233,12 @@ def remove(url: str) -> None:
         pass
 
 
-def tree(url: str, skip: Collection[str] = ()) -> list[str]:
+def tree(url: str, wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Lists the files below a place, by their paths from there.
 
     Args:
       url: The place; nothing is below one that is not there.
-      skip: Folders, as `a/b`, that are not looked into.
+      wanted: Says of a path whether it counts; of a folder, whether to look into it.
     """
     result: list[str] = []
     folders = [""]
@@ -246,10 +246,8 @@ def tree(url: str, skip: Collection[str] = ()) -> list[str]:
         within = folders.pop()
         for entry in _entries(join(url, within) if within else url):
             name = f"{within}/{entry.rstrip('/')}" if within else entry.rstrip("/")
-            if not _is_folder(url, name, entry):
-                result.append(name)
-            elif name not in skip:
-                folders.append(name)
+            if wanted(name):
+                (folders if _is_folder(url, name, entry) else result).append(name)
     return sorted(result)
 
 

@@ -28,9 +28,16 @@ WRITER = "writer.json"
 # Folders that are replaced as a whole, and those of them that are read when they are wanted.
 _UNIT = re.compile(r"(?:checkpoints/)?ckpt-\d+(?=/)|policy(?=/)|export/[^/]+(?=/)")
 _CHECKPOINT = re.compile(r"(?:checkpoints/)?ckpt-\d+")
-# Of others: other programs write them, or nobody reads them back.
-_OTHERS = ("export", "replay_checkpoints", "wandb")
-# What only a writer needs.
+# What is copied from a remote folder, which may hold whatever else; what only a writer needs.
+_OWN = (
+    "checkpoints",
+    "policy",
+    "metadata.json",
+    "operative_config.gin",
+    "summary.json",
+    "metrics.csv",
+    "metrics.jsonl",
+)
 _RECORDS = ("tensorboard", "videos")
 # The result of a run: it is written last.
 _LAST = "summary.json"
@@ -77,8 +84,7 @@ class WorkingCopy:
         Raises:
           UserError: The folder cannot be reached.
         """
-        listed = remote.tree(self.url, _OTHERS if self.writes else (*_OTHERS, *_RECORDS))
-        there = set(listed) - {WRITER}
+        there = set(remote.tree(self.url, self._is_wanted))
         units: dict[str, list[str]] = {}
         for name in sorted(there):
             unit = _CHECKPOINT.match(name)
@@ -95,6 +101,11 @@ class WorkingCopy:
                 self._pull_checkpoint(unit_name, names)
             elif self.writes:  # a kill cut its upload, or its removal, short
                 remote.remove_folder(remote.join(self.url, unit_name))
+
+    def _is_wanted(self, name: str) -> bool:
+        top = name.partition("/")[0]
+        wanted = (*_OWN, *_RECORDS) if self.writes else _OWN
+        return top in wanted or _CHECKPOINT.fullmatch(top) is not None
 
     def _pull_checkpoint(self, unit: str, names: list[str]) -> None:
         """Copies mark and manifest of a checkpoint, unless its copy is there."""
@@ -303,6 +314,9 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
       UserError: A remote folder cannot be reached.
     """
     if remote.is_remote(path):
+        parent, _, name = os.fspath(path).rstrip("/").rpartition("/")
+        if name == "checkpoints":  # of a run, whose copy has them
+            return working_copy(parent).local / name
         return working_copy(os.fspath(path)).local
     return pathlib.Path(os.path.abspath(os.path.expanduser(path)))
 
