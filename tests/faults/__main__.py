@@ -5,6 +5,7 @@ of `kills.py`. Prints a line a fault, and at the end how many were tried, right 
 """
 
 import argparse
+import contextlib
 import pathlib
 import random
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from tests.faults import kills
+from tests.storage import fake_gcs
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
@@ -65,6 +67,7 @@ def main(argv=None) -> int:
     parser.add_argument("--kills", type=int, default=100, help="Kills, over all trainings.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
     parser.add_argument("--only", default="", help="Names out of ITEMS and RUNS, with commas.")
+    parser.add_argument("--bucket", action="store_true", help="Kill trainings that run on gs://.")
     options = parser.parse_args(argv)
     only = [name for name in options.only.split(",") if name]
     counts = {True: 0, False: 0}
@@ -75,15 +78,18 @@ def main(argv=None) -> int:
 
     rng = random.Random(options.seed)
     chosen = [name for name in kills.RUNS if not only or name in only]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = pathlib.Path(temporary)
         for name, (path, words) in ITEMS.items():
             if not only or name in only:
                 for test, passed in inject(path, words, folder):
                     tell(f"{name}: {test}", passed)
+        place = kills.Place(folder)
+        if options.bucket:
+            place = kills.Place.of(stack.enter_context(fake_gcs.serve(folder / "gcs", busy=0.02)))
         for i, name in enumerate(chosen):
             number = options.kills // len(chosen) + (i < options.kills % len(chosen))
-            for moment, wrong in kills.chain(name, number, folder, rng):
+            for moment, wrong in kills.chain(name, number, place, rng):
                 tell(f"{name}: killed in {moment} {wrong or ''}", not wrong)
     print(f"tried {sum(counts.values())}, right {counts[True]}, wrong {counts[False]}")
     return int(counts[False] > 0)

@@ -1,4 +1,8 @@
-"""Trainings that are killed at random moments, again and again, and end as if they never were."""
+"""Trainings that are killed at random moments, again and again, and end as if they never were.
+
+Their folders are local ones, or such of a server that TensorFlow's gs:// client takes for Google
+Cloud Storage and that is busy now and then. Its objects are files, looked at here in its stead.
+"""
 
 import dataclasses
 import json
@@ -9,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 from tests.launch.launch_runs import TINY, command, environment
+from tests.storage.fake_gcs import FakeGcs
 
 # Seconds that a start may take to its end, and a killed one to be gone.
 IN_TIME = 180.0
@@ -118,13 +123,58 @@ MOMENTS = {
     "save": ("checkpoints/.tmp-*", 0.05),
     "export": (".tmp-*/variables", 0.05),
 }
+# Of a remote folder, where an upload takes some time.
+REMOTE_MOMENTS = {
+    "steps": ("metadata.json", 3.0),
+    "evaluation": ("metrics.jsonl", 0.2),
+    "save": ("checkpoints/*/data.index", 0.2),
+    "removal": ("checkpoints/*/COMPLETE", 0.1),
+    "export": ("policy/*", 0.1),
+}
+BUCKET = "bucket"
 
 
-def start(run: Run, root: pathlib.Path) -> subprocess.Popen:
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where trainings run.
+
+    Attributes:
+      folder: Where their files are seen.
+      server: What serves them; None for a local folder.
+    """
+
+    folder: pathlib.Path
+    server: FakeGcs | None = None
+
+    @classmethod
+    def of(cls, server: FakeGcs) -> "Place":
+        """A bucket of a server."""
+        folder = server.folder / BUCKET
+        folder.mkdir(exist_ok=True)
+        return cls(folder, server)
+
+    @property
+    def moments(self) -> dict[str, tuple[str, float]]:
+        """Those that can be seen there."""
+        return MOMENTS if self.server is None else REMOTE_MOMENTS
+
+    def address(self, root: pathlib.Path) -> str:
+        """The --root_dir of a folder."""
+        if self.server is None:
+            return str(root)
+        return f"gs://{BUCKET}/{root.relative_to(self.folder).as_posix()}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a training."""
+        return {**environment(), **(self.server.environment if self.server else {})}
+
+
+def start(run: Run, root: pathlib.Path, place: Place) -> subprocess.Popen:
     """Starts a training, or goes on with it."""
     return subprocess.Popen(
-        command("train", f"--root_dir={root}", *run.flags),
-        env=environment(),
+        command("train", f"--root_dir={place.address(root)}", *run.flags),
+        env=place.environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -132,9 +182,8 @@ def start(run: Run, root: pathlib.Path) -> subprocess.Popen:
     )
 
 
-def kill_at(process: subprocess.Popen, root: pathlib.Path, moment: str, delay: float) -> bool:
-    """Kills a training at a moment; returns whether it was still running then."""
-    pattern, _ = MOMENTS[moment]
+def kill_at(process: subprocess.Popen, root: pathlib.Path, pattern: str, delay: float) -> bool:
+    """Kills a training when it has changed a file; returns whether it was still running then."""
     before = {p: p.stat().st_mtime_ns for p in root.glob(pattern)}
     end = time.monotonic() + IN_TIME
     while process.poll() is None and time.monotonic() < end:
@@ -155,9 +204,9 @@ def _changed(path: pathlib.Path) -> int | None:
         return None
 
 
-def finish(run: Run, root: pathlib.Path) -> str | None:
+def finish(run: Run, root: pathlib.Path, place: Place) -> str | None:
     """Lets a training end; returns what is wrong with that, or None."""
-    process = start(run, root)
+    process = start(run, root, place)
     try:
         _, error = process.communicate(timeout=IN_TIME)
     except subprocess.TimeoutExpired:
@@ -168,7 +217,8 @@ def finish(run: Run, root: pathlib.Path) -> str | None:
     summary = json.loads((root / "summary.json").read_text())
     if summary["env_steps"] != run.env_steps:
         return f"{summary['env_steps']} env steps instead of {run.env_steps}"
-    left = [p for p in root.rglob(".tmp-*")]
+    left = list(root.rglob(".tmp-*"))
+    left += [p for p in root.glob("checkpoints/*") if not (p / "COMPLETE").is_file()]
     return f"left behind: {left}" if left else None
 
 
@@ -178,33 +228,34 @@ def digest(root: pathlib.Path) -> str:
 
 
 def chain(
-    name: str, kills: int, folder: pathlib.Path, rng: random.Random
+    name: str, kills: int, place: Place, rng: random.Random
 ) -> Iterator[tuple[str, str | None]]:
     """Kills a training so often, then lets it end.
 
     Yields:
       For each kill (its moment, None), and at the end ("the end", what is wrong or None).
     """
-    run, root = RUNS[name], folder / name
-    moments = sorted(MOMENTS)
+    run, root = RUNS[name], place.folder / name
+    moments = sorted(place.moments)
     done, starts = 0, 0
     while done < kills:
         moment = moments[starts % len(moments)] if starts < len(moments) else rng.choice(moments)
         starts += 1
-        delay = rng.uniform(0.0, MOMENTS[moment][1])
-        if kill_at(start(run, root), root, moment, delay):
+        pattern, longest = place.moments[moment]
+        delay = rng.uniform(0.0, longest)
+        if kill_at(start(run, root, place), root, pattern, delay):
             done += 1
             yield moment, None
             continue
         # It had ended before: from the beginning, in another folder.
-        wrong = finish(run, root)
+        wrong = finish(run, root, place)
         if wrong:
             yield "a run that had ended", wrong
-        root = folder / f"{name}_{starts}"
-    wrong = finish(run, root)
+        root = place.folder / f"{name}_{starts}"
+    wrong = finish(run, root, place)
     if wrong is None and run.exact:
-        whole = folder / f"{name}_whole"
-        wrong = finish(run, whole)
+        whole = place.folder / f"{name}_whole"
+        wrong = finish(run, whole, place)
         if wrong is None and digest(root) != digest(whole):
             wrong = "other parameters than those of a run that was not killed"
     yield "the end", wrong

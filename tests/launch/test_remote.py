@@ -15,7 +15,8 @@ from tests.storage.remote_helpers import (
 )
 from tests.workflows.test_used_folders import learn, workflow
 from tfrl.errors import UserError
-from tfrl.launch import evaluate, export, gin_files, train
+from tfrl.experiment.run_folder import RunFolder
+from tfrl.launch import evaluate, export, exporting, gin_files, train
 from tfrl.replay.reverb.server import ReverbServer
 from tfrl.storage import remote
 
@@ -114,6 +115,8 @@ class TestReading:
         assert result["output_dir"] == f"{run}/export/saved_model"
         names = remote.tree(result["output_dir"])
         assert {"saved_model.pb", "metadata.json", "variables/variables.index"} <= set(names)
+        restored = exporting._restore(RunFolder(run), f"{run}/checkpoints/ckpt-256")
+        assert restored.step == 256
         assert start_here(export.main, *flags) == 2
         assert "an export that is there already" in capsys.readouterr().err
 

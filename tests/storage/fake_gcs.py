@@ -208,6 +208,8 @@ def serve(folder: pathlib.Path, busy: float = 0.0) -> Iterator[FakeGcs]:
     handler = _handler(store)
 
     class Tunnel(socketserver.StreamRequestHandler):
+        disable_nagle_algorithm = True
+
         def handle(self) -> None:
             while self.rfile.readline().strip():
                 pass  # CONNECT www.googleapis.com:443 and its headers
