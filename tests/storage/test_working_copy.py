@@ -1,4 +1,5 @@
 import pathlib
+import tempfile
 import threading
 
 import numpy as np
@@ -158,7 +159,13 @@ class TestCheckpoints:
         assert reader.steps == [1]
         with_ram.save(2, _values(2), {})
         writer.publish()
-        assert reader.restore().step == 2
+        assert (reader.restore().step, reader.steps) == (2, [2])
+
+    def test_copies_of_killed_processes_are_removed(self, bucket, monkeypatch, tmp_path):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        (tmp_path / "tfrl-copy-killed" / "copy").mkdir(parents=True)
+        copies = [working_copy.WorkingCopy(bucket).local.parent for _ in range(2)]
+        assert sorted(tmp_path.iterdir()) == sorted(copies)
 
     def test_damage_is_found(self, bucket):
         manager = CheckpointManager(bucket)

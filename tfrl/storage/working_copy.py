@@ -94,7 +94,7 @@ class WorkingCopy:
         for name in [*self._known, *self._scan()]:
             unit = _CHECKPOINT.match(name)
             if name not in plain and (unit is None or unit[0] not in units):
-                self._forget(name)
+                self._forget(unit[0] if unit else name)
         remote.each(self._download, sorted(plain))
         for unit_name, names in units.items():
             if f"{unit_name}/{self._mark}" in names:
@@ -276,16 +276,29 @@ def _signature(path: pathlib.Path) -> _Signature:
 _addresses: dict[str, str] = {}
 
 
+# Held till the process ends: by them others know that their folders are in use.
+_locks: list[files.DirectoryLock] = []
+
+
 def _scratch(url: str) -> pathlib.Path:
     """Makes an empty folder that stands for an address; those of killed processes are removed."""
-    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        process = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if process.isdigit() and not pathlib.Path("/proc", process).exists():
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # in use, or another user's
+            lock = files.DirectoryLock(folder)
             shutil.rmtree(folder, ignore_errors=True)
-    made = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
+            lock.close()
+    held = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX))
+    _locks.append(files.DirectoryLock(held))
+    atexit.register(_remove, held, os.getpid())
+    made = held / "copy"
+    made.mkdir()
     _addresses[str(made)] = url
     return made
+
+
+def _remove(folder: pathlib.Path, process: int) -> None:
+    if os.getpid() == process:  # forks have the same functions at their ends
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _copies: dict[str, WorkingCopy] = {}
