@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfrl.envs.registry import make_env
     from tfrl.evaluation import Evaluator
     from tfrl.launch.api import train
+    from tfrl.launch.loaded import load
     from tfrl.launch.settings import build_from_config
     from tfrl.learners import Learner, ModuleConfig
     from tfrl.loading import loadable
@@ -38,6 +39,7 @@ _NAMES = {
     "tfrl.envs.registry": ("make_env",),
     "tfrl.evaluation": ("Evaluator",),
     "tfrl.launch.api": ("train",),
+    "tfrl.launch.loaded": ("load",),
     "tfrl.launch.settings": ("build_from_config",),
     "tfrl.learners": ("Learner", "ModuleConfig"),
     "tfrl.loading": ("loadable",),
@@ -101,6 +103,7 @@ __all__ = [
     "__version__",
     "algorithm",
     "build_from_config",
+    "load",
     "loadable",
     "make_env",
     "train",

@@ -50,7 +50,9 @@ def main() -> int:
     _check_video(flags.FLAGS.video)
     if flags.FLAGS.watch:
         await_run(values.root_dir, flags.FLAGS.wait_seconds)
-    files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
+    files = run_config.read(
+        values.root_dir, values.gin_file, values.gin_bindings, allow_code=values.allow_code
+    )
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.distribute import is_chief, lost_workers

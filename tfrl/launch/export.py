@@ -46,7 +46,9 @@ def main() -> int:
     target = _target(values.root_dir or "", form)
     from tfrl.storage import working_copy
 
-    files = run_config.read(values.root_dir, values.gin_file, values.gin_bindings)
+    files = run_config.read(
+        values.root_dir, values.gin_file, values.gin_bindings, allow_code=values.allow_code
+    )
     common_flags.configure_tensorflow(values)
     strategy = common_flags.strategy_from_flags(values)
     from tfrl.launch import exporting, settings

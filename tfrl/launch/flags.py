@@ -48,6 +48,12 @@ flags.DEFINE_integer(
     "Splits the CPU into this many devices, for trying a strategy without hardware.",
     lower_bound=1,
 )
+flags.DEFINE_boolean(
+    "allow_code",
+    False,
+    "Import the Python modules that the configuration in --root_dir names: give it for folders "
+    "that you trust.",
+)
 flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to the bit, or fail.")
 
 
@@ -59,6 +65,7 @@ class CommonFlags(StartOptions):
     gin_file: tuple[str, ...]
     gin_bindings: tuple[str, ...]
     tpu: str | None
+    allow_code: bool
 
 
 _captured: list[CommonFlags] = []

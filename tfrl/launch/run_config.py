@@ -3,19 +3,10 @@
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags
-
 from tfrl.errors import UserError
 from tfrl.launch import gin_files
 from tfrl.loading import distrust, trust
 from tfrl.storage import working_copy
-
-flags.DEFINE_boolean(
-    "allow_code",
-    False,
-    "Import the Python modules that the configuration in --root_dir names: give it for folders "
-    "that you trust.",
-)
 
 
 def find(root_dir: str | None) -> pathlib.Path:
@@ -53,24 +44,32 @@ def _config(root_dir: str) -> pathlib.Path:
     return working_copy.local(root_dir) / "operative_config.gin"
 
 
-def seed(root_dir: str | None, given: int) -> int:
-    """Returns the seed of a run, unless --seed was given."""
+def seed(root_dir: str | None) -> int | None:
+    """Returns the seed of a run, None where the folder does not say it."""
     from tfrl.experiment.run_folder import RunFolder
 
-    metadata = None if flags.FLAGS["seed"].present else RunFolder(str(root_dir)).read_metadata()
-    return given if metadata is None else metadata["seed"]
+    metadata = RunFolder(str(root_dir)).read_metadata()
+    return None if metadata is None else metadata["seed"]
 
 
-def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) -> list[str]:
+def read(
+    root_dir: str | None,
+    files: Sequence[str],
+    bindings: Sequence[str],
+    *,
+    allow_code: bool = False,
+) -> list[str]:
     """Returns the gin files of a run: that of its folder, then the caller's.
 
-    Nothing is imported because the folder's file names it, unless --allow_code is given or one of
-    the caller's files or bindings names it too; see `tfrl.loading.distrust`.
+    Nothing is imported because the folder's file names it, unless `allow_code` is true or one of
+    the caller's files or bindings names it too; see `tfrl.loading.distrust`, which the caller
+    ends.
 
     Args:
       root_dir: The run folder, as the flag gave it.
       files: The caller's own gin files.
       bindings: The caller's own bindings.
+      allow_code: Whether Python modules may be imported because the folder's file names them.
 
     Raises:
       UserError: There is no run; a file is malformed, or names code.
@@ -83,7 +82,7 @@ def read(root_dir: str | None, files: Sequence[str], bindings: Sequence[str]) ->
         # Such as 'gymnasium:module:Name-v0'.
         texts = (leaf for leaf in gin_files.leaves(binding.value) if isinstance(leaf, str))
         trust(*(part for text in texts for part in text.split(":")))
-    if not flags.FLAGS.allow_code:
+    if not allow_code:
         distrust(config)
     gin_files.read([config, *files], bindings)
     return [config, *files]

@@ -54,8 +54,11 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
     # A missing file or a slip of the pen should not have to wait for TensorFlow.
     if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
-        files = run_config.read(values.root_dir, (), values.gin_bindings)
-        values = dataclasses.replace(values, seed=run_config.seed(values.root_dir, values.seed))
+        files = run_config.read(
+            values.root_dir, (), values.gin_bindings, allow_code=values.allow_code
+        )
+        seed = None if flags.FLAGS["seed"].present else run_config.seed(values.root_dir)
+        values = values if seed is None else dataclasses.replace(values, seed=seed)
     else:
         files = list(values.gin_file) or [DEFAULT_GIN_FILE]
         gin_files.read(files, values.gin_bindings)

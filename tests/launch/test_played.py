@@ -1,0 +1,64 @@
+"""What people do after a training: load its policy, go on with it, look at it."""
+
+import numpy as np
+import pytest
+
+import tfrl
+from tests.docs_helpers import ROOT, blocks
+from tests.launch.launch_runs import arguments, run
+from tfrl.errors import UserError
+
+README = ROOT / "README.md"
+
+
+@pytest.fixture(name="trained", scope="module")
+def fixture_trained(tmp_path_factory):
+    """A run of 128 env steps with two checkpoints and two evaluations."""
+    root = tmp_path_factory.mktemp("played") / "run"
+    args = arguments(root, 128, "train.video=False", "train.eval_interval=64",
+                     "train.checkpoint_interval=64")  # fmt: skip
+    done = run("train", *args)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def test_a_loaded_policy_predicts_and_plays(trained):
+    policy = tfrl.load(trained)
+    assert (policy.env_steps, policy.path.name) == (128, "ckpt-128")
+    saved = tfrl.load(trained / "policy")
+    obs = np.random.default_rng(0).normal(size=[64, 4]).astype(np.float32)
+    action, state = policy.predict(obs)
+    np.testing.assert_array_equal(action, saved.predict(obs)[0])
+    assert state is None and policy.predict(obs[0])[0] == saved.predict(obs[0])[0] == action[0]
+    env = policy.env(3)
+    played = env.reset(tfrl.seeding.key(0))
+    assert env.step(played, policy.predict(played.obs.numpy())[0]).reward.shape == (3,)
+    earlier = tfrl.load(trained, 64)
+    assert (earlier.env_steps, tfrl.load(trained, "best").env_steps in (64, 128)) == (64, True)
+    workflow, run_state = earlier.workflow()
+    assert workflow.env_steps(run_state) == 64
+    assert workflow.env_steps(workflow.step(run_state)[1]) == 96
+
+
+def test_the_readme_lines(trained):
+    (code,) = [code for kind, code in blocks(README.read_text()) if "tfrl.load" in code]
+    assert len(code.splitlines()) == 3
+    names = {"tfrl": tfrl}
+    exec(code.replace("runs/ppo_tf_cartpole", str(trained)), names)
+    assert names["action"] in (0, 1) and names["env"].num_envs == 4
+
+
+def test_mistakes_of_loading(trained, tmp_path):
+    with pytest.raises(UserError, match="expected a run folder .* got no folder there"):
+        tfrl.load(tmp_path / "missing")
+    with pytest.raises(UserError, match="got neither"):
+        tfrl.load(tmp_path)
+    with pytest.raises(UserError, match="checkpoint 100 of"):
+        tfrl.load(trained, 100)
+    saved = tfrl.load(trained / "policy")
+    with pytest.raises(UserError, match="Give tfrl.load the run folder"):
+        saved.env()
+    with pytest.raises(UserError, match="explore"):
+        saved.predict(np.zeros(4), deterministic=False)
+    with pytest.raises(UserError, match="obs .observation.: expected the shape .4.*got .3."):
+        saved.predict(np.zeros(3))

@@ -1,0 +1,88 @@
+"""A policy's predictions in NumPy, beside the agent's own answers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrl import seeding, specs
+from tfrl.agents import PPO
+from tfrl.errors import UserError
+from tfrl.rollout.policy import Policy
+
+OBS = {"b": tf.TensorSpec([2], tf.float32), "a": specs.DiscreteSpec(3)}
+
+
+@pytest.fixture(name="recurrent", scope="module")
+def fixture_recurrent():
+    agent = PPO(
+        obs_spec=OBS,
+        action_spec=specs.BoundedTensorSpec([1], tf.float32, -0.01, 0.01),
+        hidden=(8,),
+        memory="gru",
+        memory_size=4,
+    )
+    return agent, agent.init(seeding.key(0))
+
+
+def rows(seed, size):
+    generator = np.random.default_rng(seed)
+    return {
+        "b": generator.normal(size=[size, 2]).astype(np.float32),
+        "a": generator.integers(3, size=size),
+    }
+
+
+def test_memory_dict_observations_batches_and_clipped_actions(recurrent):
+    agent, state = recurrent
+    policy, size = Policy(agent, state), 3
+    carry, ours = agent.initial_carry(size), None
+    starts = [None, np.array([False, True, False]), None]
+    for t, start in enumerate(starts):
+        obs = rows(t, size)
+        if start is not None:
+            fresh = agent.initial_carry(size)
+            carry = tf.nest.map_structure(lambda n, o, s=start: tf.where(s[:, None], n, o),
+                                          fresh, carry)  # fmt: skip
+        output = agent.evaluate_actions(state, obs, seeding.key(0), carry)
+        action, ours = policy.predict(obs, state=ours, episode_start=start)
+        np.testing.assert_allclose(action, np.clip(output.action, -0.01, 0.01), atol=1e-6)
+        assert action.dtype == np.float32 and action.shape == (size, 1)
+        carry = output.carry
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, carry)
+
+
+def test_a_single_observation_is_a_row_of_a_batch(recurrent):
+    policy = Policy(*recurrent)
+    batch = rows(0, 2)
+    both, after = policy.predict(batch)
+    one = {"b": batch["b"][1].astype(np.float64), "a": int(batch["a"][1])}
+    action, state = policy.predict(one)
+    assert action.shape == (1,)
+    np.testing.assert_allclose(action, both[1], atol=1e-6)
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a[0], b[1], atol=1e-6), state, after
+    )
+
+
+def test_drawn_actions_differ_and_repeat_by_seed(recurrent):
+    first, second = (Policy(*recurrent, seed=7) for _ in range(2))
+    obs = rows(0, 2)
+    drawn = [first.predict(obs, deterministic=False)[0] for _ in range(3)]
+    again = [second.predict(obs, deterministic=False)[0] for _ in range(3)]
+    np.testing.assert_array_equal(drawn, again)
+    assert len(np.unique(drawn)) > 1
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        (np.zeros(2), "obs: expected a dict of a, b|obs: expected a dict of b, a"),
+        ({"b": np.zeros(2)}, "got b"),
+        ({"b": np.zeros(3), "a": 0}, "obs/b: expected float32 of shape .2."),
+        ({"b": np.zeros(2), "a": 0.5}, "obs/a: expected int64, got float64"),
+        ({"b": np.zeros([4, 2]), "a": np.zeros(3, int)}, "one batch size.*got 3, 4"),
+    ],
+)
+def test_mistakes(recurrent, obs, message):
+    with pytest.raises(UserError, match=message):
+        Policy(*recurrent).predict(obs)

@@ -1,0 +1,131 @@
+"""A policy out of a SavedModel that an export wrote, with the calls of `tfrl.load`."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import struct
+from tfrl.errors import UserError
+from tfrl.experiment.export_functions import leaf_name
+from tfrl.rollout.policy import started
+from tfrl.types import Nest
+
+
+class SavedPolicy:
+    """The policy of a SavedModel; it knows neither the agent nor the environment."""
+
+    def __init__(self, folder: pathlib.Path, seed: int = 0):
+        """Loads it.
+
+        Args:
+          folder: The SavedModel's folder.
+          seed: Of actions that are drawn.
+        """
+        self.path = folder
+        self._loaded = tf.saved_model.load(str(folder))
+        self._signatures = self._loaded.signatures
+        if "action" not in self._signatures:
+            raise UserError(
+                f"The SavedModel {folder}",
+                expected="the signature 'action' of an exported policy",
+                got=", ".join(self._signatures) or "none",
+                remedy="Write one with bin/export.py --format=saved_model.",
+            )
+        inputs = self._signatures["action"].structured_input_signature[1]
+        self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
+        self._fresh: dict[int, Nest] = {}
+        self._seeds = iter(range(seed, 2**31))
+
+    def predict(
+        self,
+        obs: Nest,
+        deterministic: bool = True,
+        state: Nest = None,
+        episode_start: Any = None,
+    ) -> tuple[Nest, Nest]:
+        """Returns the action for an observation, and the recurrent state after it.
+
+        Args:
+          obs: One observation, or a batch `[B, ...]`: an array, or a nest of arrays.
+          deterministic: Whether the action is the greedy one; drawn ones need a SavedModel of
+            `bin/export.py`.
+          state: What the prediction before returned; None where all episodes start.
+          episode_start: Whether an episode starts here, a bool or bool `[B]`.
+
+        Returns:
+          The action, an array, or `{path: array}` where it has several leaves; and the state,
+          `{name: array [B, ...]}`, None for a policy without memory.
+
+        Raises:
+          UserError: For an observation of other parts or shapes.
+        """
+        given, size, single = self._read(obs)
+        carry = started(self._start(size), state, episode_start, size)
+        more = dict(carry or {})
+        if not deterministic:
+            if "explore" not in self._signatures:
+                raise UserError(
+                    f"predict(deterministic=False) of {self.path}",
+                    expected="a SavedModel with the signature 'explore'",
+                    got="the greedy action alone",
+                    remedy="Load the run folder, or write one with bin/export.py.",
+                )
+            more["seed"] = np.int64(next(self._seeds))
+        function = self._signatures["action" if deterministic else "explore"]
+        tensors = {name: tf.constant(x) for name, x in {**given, **more}.items()}
+        found = {name: x.numpy() for name, x in function(**tensors).items()}
+        after = {name: found.pop(name) for name in carry or {}}
+        if single:
+            found = {name: x[0] for name, x in found.items()}
+        if set(found) == {"action"}:
+            return found["action"], after or None
+        return {n.removeprefix("action_"): x for n, x in found.items()}, after or None
+
+    def _start(self, size: int) -> Nest:
+        """The recurrent state of an episode's start."""
+        if "initial_state" not in self._signatures:
+            return None
+        if size not in self._fresh:
+            made = self._signatures["initial_state"](batch_size=tf.constant(size))
+            self._fresh = {size: {name: x.numpy() for name, x in made.items()}}
+        return self._fresh[size]
+
+    def _read(self, obs: Nest) -> tuple[dict[str, np.ndarray], int, bool]:
+        leaves = {leaf_name(p, "observation"): x for p, x in struct.paths(obs).items()}
+        if leaves.keys() != self._inputs.keys():
+            raise UserError(
+                "obs",
+                expected=f"the parts {', '.join(self._inputs)}",
+                got=", ".join(leaves) or "nothing",
+            )
+        arrays, single = {}, False
+        for name, spec in self._inputs.items():
+            array = np.asarray(leaves[name], spec.dtype.as_numpy_dtype)
+            single = array.ndim == spec.shape.rank - 1
+            arrays[name] = array[np.newaxis] if single else array
+            if not spec.shape.is_compatible_with(arrays[name].shape):
+                raise UserError(
+                    f"obs ({name})",
+                    expected=f"the shape {spec.shape.as_list()[1:]}, or a batch of it",
+                    got=str(list(array.shape)),
+                )
+        size = len(next(iter(arrays.values())))
+        return arrays, size, single
+
+    def env(self, num_envs: int = 1, *, render: bool = False) -> Any:
+        """Raises a UserError: a SavedModel does not know its environment."""
+        raise self._only_of_runs("env")
+
+    def workflow(self) -> Any:
+        """Raises a UserError: a SavedModel does not know its training."""
+        raise self._only_of_runs("workflow")
+
+    def _only_of_runs(self, name: str) -> UserError:
+        return UserError(
+            f"{name}() of {self.path}",
+            expected="the policy of a run folder",
+            got="a SavedModel, which holds the policy alone",
+            remedy="Give tfrl.load the run folder.",
+        )

@@ -1,0 +1,124 @@
+"""`tfrl.load`: the policy of a run folder, or of a folder that holds a SavedModel of one.
+
+Nothing here defines an absl flag, so that a program with flags of its own may import it.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfrl.errors import UserError
+from tfrl.experiment.run_folder import RunFolder
+from tfrl.experiment.saved_policy import SavedPolicy
+from tfrl.launch import multi_worker, run_config, settings
+from tfrl.loading import distrust
+from tfrl.rollout.policy import Policy
+
+if TYPE_CHECKING:
+    from tfrl.envs.core import Env
+    from tfrl.workflows import State, Workflow
+
+
+def load(
+    folder: str | pathlib.Path,
+    checkpoint: str | int = "latest",
+    *,
+    bindings: Sequence[str] | Mapping[str, Any] = (),
+    allow_code: bool = False,
+    seed: int = 0,
+) -> "RunPolicy | SavedPolicy":
+    """Loads a trained policy, which predicts actions in NumPy.
+
+    Args:
+      folder: A run folder; or the folder of a SavedModel, as a training writes it to `policy/` and
+        `tfrl-export` to `export/saved_model`.
+      checkpoint: Of a run folder: "latest", "best" (by evaluation), or a number of env steps.
+      bindings: Gin bindings on top of the run's own: `{"make_env.num_envs": 1}`.
+      allow_code: Whether Python modules may be imported because the run folder names them.
+      seed: Of actions that are drawn.
+
+    Returns:
+      The policy: `predict(obs)`; of a run folder also `env()` and `workflow()`.
+
+    Raises:
+      UserError: There is no policy, no such checkpoint, or the folder names code.
+    """
+    root = pathlib.Path(folder).expanduser().absolute()
+    if (root / "saved_model.pb").is_file():
+        return SavedPolicy(root, seed)
+    if not run_config.holds(str(root)):
+        raise UserError(
+            f"tfrl.load({str(folder)!r})",
+            expected="a run folder (with operative_config.gin) or the folder of a SavedModel",
+            got="neither" if root.is_dir() else "no folder there",
+            remedy="Give the root_dir of a training, or a folder that bin/export.py wrote.",
+        )
+    lines = settings.binding_lines(bindings) if isinstance(bindings, Mapping) else list(bindings)
+    try:
+        files = run_config.read(str(root), (), lines, allow_code=allow_code)
+        workflow = settings.assemble(files, lines).workflow
+    finally:
+        distrust(None)
+    return RunPolicy(RunFolder(root), workflow, checkpoint, seed)
+
+
+class RunPolicy(Policy):
+    """The policy of a run's checkpoint.
+
+    Attributes:
+      env_steps: How far the run had come.
+      path: The checkpoint's folder.
+    """
+
+    def __init__(
+        self, folder: RunFolder, workflow: "Workflow", checkpoint: str | int, seed: int = 0
+    ):
+        """Restores the checkpoint; see `load`."""
+        restored = multi_worker.restore_run(folder, None, checkpoint)
+        metadata = folder.read_metadata() or {}
+        if metadata.get("compile_choices"):
+            workflow.use_compile(metadata["compile_choices"])
+        agent = getattr(workflow, "agent", None)
+        if agent is None:
+            raise UserError(
+                f"tfrl.load of {folder.root}",
+                expected="a run of an agent",
+                got=f"one of {type(workflow).__name__}, which has none",
+                remedy=f"Load the SavedModel of its policy: {folder.policy}.",
+            )
+        state = workflow.load(workflow.setup(0), restored, environments=False)
+        super().__init__(agent, workflow.agent_state(state), seed)
+        self.env_steps = workflow.env_steps(state)
+        self.path = restored.path
+        self._folder, self._workflow = folder, workflow
+
+    def env(self, num_envs: int = 1, *, render: bool = False) -> "Env":
+        """Makes the environments that the run is evaluated on, of which no other play disturbs.
+
+        Args:
+          num_envs: How many.
+          render: Whether they can be drawn; those of the device always can.
+        """
+        from tfrl.envs.host_env import HostEnv
+
+        env = self._workflow.video_env()
+        if isinstance(env, HostEnv):
+            return env.copy(num_envs, render)
+        return env.with_num_envs(num_envs)  # type: ignore[no-any-return]
+
+    def workflow(self) -> tuple["Workflow", "State"]:
+        """Returns the run to go on with from this checkpoint: `workflow.learn(state, ...)`.
+
+        With the run folder as `root_dir` it goes on there; later checkpoints are dropped.
+        """
+        workflow = self._workflow
+        restored = multi_worker.restore_run(self._folder, None, self.path.name.split("-")[1])
+        return workflow, workflow.load(workflow.setup(0), restored)
+
+    def close(self) -> None:
+        """Frees the environments of the run."""
+        self._workflow.close()
+
+    def __repr__(self) -> str:
+        """Of which run, and how far it had come."""
+        return f"RunPolicy({self._workflow.describe()}, {self.path})"

@@ -1,0 +1,228 @@
+"""A trained policy at play: NumPy observations in, NumPy actions out."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl import seeding, specs, struct
+from tfrl.errors import UserError
+from tfrl.nest_packing import builder, leaves_of
+from tfrl.rollout.acting import HostPolicy
+from tfrl.types import Nest
+
+# Draws are made for so many steps at a time.
+_STEPS = 256
+_MOST_SIZES = 16  # of batches, that a policy is prepared for at a time
+
+
+@struct.logic_dataclass
+class _Batch(struct.Struct):
+    """What acting depends on, of environments that are not here."""
+
+    num_envs: int
+    obs_spec: Nest
+
+
+class Policy:
+    """An agent with its parameters, which predicts actions as Stable-Baselines3's policies do.
+
+    Small policies are computed in NumPy, without a call of TensorFlow. The first prediction for
+    a size of batch takes longer: it prepares both ways and chooses.
+
+    Attributes:
+      obs_spec: The nest of specs of one observation.
+      action_spec: The nest of specs of one action.
+    """
+
+    def __init__(self, agent: Any, agent_state: Any, seed: int = 0):
+        """Takes an agent and its state.
+
+        Args:
+          agent: Any agent of the library, or one of its protocol.
+          agent_state: Its state; the values are read when a prediction needs them first.
+          seed: Of what is drawn.
+        """
+        self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
+        self._agent, self._agent_state = agent, agent_state
+        self._key = seeding.key(seed)
+        self._draws = 0
+        self._observations = ObsReader(self.obs_spec)
+        self._bounds = [_bounds(spec) for spec in tf.nest.flatten(self.action_spec)]
+        self._pack_action = builder(tf.nest.map_structure(lambda _: 0, self.action_spec))
+        self._players: dict[tuple[int, bool], _Player] = {}
+
+    def predict(
+        self,
+        obs: Nest,
+        deterministic: bool = True,
+        state: Nest = None,
+        episode_start: Any = None,
+    ) -> tuple[Nest, Nest]:
+        """Returns the action for an observation, and the recurrent state after it.
+
+        Continuous actions are clipped to their bounds.
+
+        Args:
+          obs: One observation, or a batch `[B, ...]` of them, in the form of `obs_spec`: an array,
+            or a dict, list or tuple of arrays.
+          deterministic: Whether the action is the greedy one; else it is drawn as in training.
+          state: What the prediction before returned; None where all episodes start.
+          episode_start: Whether an episode starts here, a bool or bool `[B]`: `state` counts for
+            nothing in those rows.
+
+        Returns:
+          The action, of one observation or of the batch, and the state, leaves `[B, ...]` (B = 1
+          for one observation), None for a policy without memory.
+
+        Raises:
+          UserError: For an observation of another form than `obs_spec`.
+        """
+        rows, size, single = self._observations.read(obs)
+        player = self._players.get((size, deterministic)) or self._player(size, deterministic)
+        carry = player.carry(state, episode_start)
+        if player.step >= player.length:
+            player.begin(self._next_key(), rows, carry)
+        action, after, _ = player.policy.act(rows, player.step, carry)
+        player.step += 1
+        leaves = leaves_of(action)
+        for i, bounds in enumerate(self._bounds):
+            if bounds is not None:
+                leaves[i] = np.minimum(np.maximum(leaves[i], bounds[0]), bounds[1])
+        if single:
+            leaves = [x[0] for x in leaves]
+        return self._pack_action(leaves), after
+
+    def _player(self, size: int, deterministic: bool) -> "_Player":
+        if len(self._players) >= _MOST_SIZES:
+            del self._players[next(iter(self._players))]
+        player = _Player(self._agent, self._agent_state, size, deterministic)
+        self._players[size, deterministic] = player
+        return player
+
+    def _next_key(self) -> tf.Tensor:
+        self._draws += 1
+        return seeding.fold_in(self._key, self._draws)
+
+
+class _Player:
+    """Acts for one size of batch."""
+
+    def __init__(self, agent: Any, agent_state: Any, size: int, deterministic: bool):
+        batch: Any = _Batch(num_envs=size, obs_spec=agent.obs_spec)
+        act = agent.evaluate_actions if deterministic else agent.compute_actions
+        self.policy = HostPolicy(batch, agent, act)
+        self._agent_state, self._size = agent_state, size
+        self._fresh = self.policy.fresh_carry()
+        self.step = self.length = 0
+
+    def begin(self, key: tf.Tensor, obs: Nest, carry: Nest) -> None:
+        """Draws for the steps to come."""
+        self.policy.begin(self._agent_state, key, _STEPS, obs, carry)
+        self.step, self.length = 0, _STEPS
+
+    def carry(self, state: Nest, episode_start: Any) -> Nest:
+        """The recurrent state of the step."""
+        return started(self._fresh, state, episode_start, self._size)
+
+
+def started(fresh: Nest, state: Nest, episode_start: Any, size: int) -> Nest:
+    """Returns the recurrent state of a step, `fresh` in the rows where an episode starts."""
+    if fresh is None or state is None:
+        return fresh
+    if episode_start is None:
+        return state
+    rows = np.broadcast_to(np.asarray(episode_start, bool), [size])
+    if not rows.any():
+        return state
+
+    def select(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+        return np.where(rows.reshape([-1] + [1] * (np.ndim(old) - 1)), new, old)
+
+    return tf.nest.map_structure(select, fresh, state)
+
+
+def _bounds(spec: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """The bounds of a continuous action, if it has any."""
+    low, high = specs.bounds(spec)
+    if not spec.dtype.is_floating or not (np.isfinite(low).any() or np.isfinite(high).any()):
+        return None
+    return low, high
+
+
+class ObsReader:
+    """Turns what callers call an observation into arrays `[B, ...]` of the spec's dtypes."""
+
+    def __init__(self, obs_spec: Nest):
+        """Takes the nest of specs of one observation."""
+        self._spec = obs_spec
+        self._pack = builder(tf.nest.map_structure(lambda _: 0, obs_spec))
+        self._leaves = [
+            (path, np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
+            for path, spec in struct.paths(obs_spec).items()
+        ]
+
+    def read(self, obs: Nest) -> tuple[Nest, int, bool]:
+        """Returns the observation with a leading axis B, B, and whether it was a single one."""
+        given: list[Any] = []
+        _collect(self._spec, obs, given, "")
+        arrays, sizes = [], set()
+        for (path, dtype, shape), leaf in zip(self._leaves, given, strict=True):
+            array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+            if array.dtype != dtype:
+                array = _as_type(path, dtype, array)
+            if array.shape == shape:
+                array = array[np.newaxis]
+                sizes.add(0)
+            elif array.shape[1:] == shape and array.ndim == len(shape) + 1:
+                sizes.add(array.shape[0])
+            else:
+                raise _wrong(path, f"{dtype} of shape {list(shape)}, or a batch", array)
+            arrays.append(array)
+        if len(sizes) != 1:
+            raise UserError(
+                "obs",
+                expected="one batch size in all its parts",
+                got=f"{', '.join(f'{n}' if n else 'none' for n in sorted(sizes))}",
+                remedy="Give every part of an observation the same leading axis, or none.",
+            )
+        (size,) = sizes
+        return self._pack(arrays), size or 1, not size
+
+
+def _collect(spec: Nest, obs: Nest, found: list[Any], path: str) -> None:
+    """Collects the leaves of an observation in the order of its spec."""
+    if isinstance(spec, dict):
+        if not isinstance(obs, dict) or obs.keys() != spec.keys():
+            got = ", ".join(map(str, obs)) if isinstance(obs, dict) else type(obs).__name__
+            raise UserError(
+                f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
+            )
+        for name in sorted(spec):
+            _collect(spec[name], obs[name], found, f"{path}/{name}")
+    elif isinstance(spec, (list, tuple)):
+        if not isinstance(obs, (list, tuple)) or len(obs) != len(spec):
+            raise UserError(
+                f"obs{path}", expected=f"a tuple of {len(spec)} parts", got=type(obs).__name__
+            )
+        for i, (part, value) in enumerate(zip(spec, obs, strict=True)):
+            _collect(part, value, found, f"{path}/{i}")
+    else:
+        found.append(obs)
+
+
+def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
+    """An array in the spec's dtype, where the values stay what they are."""
+    kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}.get(dtype.kind, dtype.kind)
+    if array.dtype.kind not in kinds:
+        raise _wrong(path, f"{dtype}", array)
+    return array.astype(dtype)
+
+
+def _wrong(path: str, expected: str, array: np.ndarray) -> UserError:
+    return UserError(
+        "obs" if path == "." else f"obs/{path}",
+        expected=expected,
+        got=f"{array.dtype} of shape {list(array.shape)}",
+        remedy="The policy's obs_spec says what it was trained on.",
+    )
