@@ -5,8 +5,9 @@ import pytest
 
 import tfrl
 from tests.docs_helpers import ROOT, blocks
-from tests.launch.launch_runs import arguments, run
+from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
+from tfrl.launch import termination, train
 
 README = ROOT / "README.md"
 
@@ -46,6 +47,23 @@ def test_the_readme_lines(trained):
     names = {"tfrl": tfrl}
     exec(code.replace("runs/ppo_tf_cartpole", str(trained)), names)
     assert names["action"] in (0, 1) and names["env"].num_envs == 4
+
+
+def test_a_run_goes_on_from_its_folder_alone(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(termination.Termination, "install", lambda self: None)
+    root = copy_of(trained, tmp_path / "run")
+    # Two defaults that are written out are no other configuration.
+    same = ["--gin_bindings=PPO.obs_clip=10.0", "--gin_bindings=eval/make_env.wrappers=()"]
+    flags = [f"--root_dir={root}", "--total_env_steps=160", *same]
+    code, out, err = in_process(train.main, capsys, *flags)
+    assert code == 0, err
+    assert "going on at 128 of 160 env steps" in out
+    assert tfrl.train(root_dir=root, total_env_steps=192, strategy="one_device")["env_steps"] == 192
+    assert "going on at 160 of 192 env steps" in capsys.readouterr().out
+    code, _, err = in_process(train.main, capsys, *flags[:1], "--gin_bindings=PPO.clip=0.1")
+    assert code == 2 and "PPO.clip = '0.1' (the run has '0.2')" in err
+    with pytest.raises(UserError, match="expected the folder of a run, got nothing"):
+        tfrl.train(total_env_steps=32)
 
 
 def test_mistakes_of_loading(trained, tmp_path):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfrl.errors import UserError
 from tfrl.launch.termination import Termination
+from tfrl.loading import distrust
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -31,13 +32,14 @@ class StartOptions:
 
 
 def train(
-    gin_files: str | Sequence[str],
+    gin_files: str | Sequence[str] | None = None,
     root_dir: str | pathlib.Path | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     if_exists: str = "resume",
     strategy: str = "auto",
     check_env: bool = True,
+    allow_code: bool = False,
     **bindings: Any,
 ) -> dict[str, Any]:
     """Trains as `tfrl-train` does, in a run folder, and returns the run's summary.
@@ -46,12 +48,15 @@ def train(
     next call goes on from the newest checkpoint.
 
     Args:
-      gin_files: One or several; later ones win: `"ppo/tf_cartpole.gin"`.
+      gin_files: One or several; later ones win: `"ppo/tf_cartpole.gin"`. None goes on with the run
+        in `root_dir` as its folder says.
       root_dir: The run folder; `runs/ppo_tf_cartpole` by default.
-      seed: Of every random draw.
+      seed: Of every random draw; None for that of the run in the folder, else 0.
       if_exists: For a folder that holds a run: "resume" it, "fail", or "new" for a fresh folder.
       strategy: How computation spreads over devices.
       check_env: Whether to check the environments shortly before training.
+      allow_code: Whether Python modules may be imported because the folder names them, where
+        `gin_files` is None.
       **bindings: They win over the files. A name without a dot is one of `train`:
         `total_env_steps=100_000`. Others are keys of a dict: `**{"make_env.num_envs": 8}`.
 
@@ -63,18 +68,30 @@ def train(
     """
     from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
-    from tfrl.launch import settings
+    from tfrl.launch import run_config, settings
 
     started = time.monotonic()
-    options = StartOptions(seed, if_exists, strategy, num_logical_cpus=1, deterministic_ops=False)
-    files = [gin_files] if isinstance(gin_files, str) else list(gin_files)
-    named = {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
+    lines = settings.binding_lines(
+        {k if "." in k else f"train.{k}": v for k, v in bindings.items()}
+    )
+    files = [gin_files] if isinstance(gin_files, str) else list(gin_files or ())
+    if root_dir is None and not files:
+        run_config.find(None)  # raises
     folder = default_root_dir(files) if root_dir is None else str(root_dir)
-    assembled, chosen = assemble(
-        lambda: settings.assemble(files, settings.binding_lines(named)),
-        lambda: make_strategy(strategy, log=print),
-        choice.choose(strategy),
-        folder if if_exists == "resume" else None,
+    try:
+        if not files:
+            files = run_config.read(folder, (), lines, allow_code=allow_code)
+            seed = run_config.seed(folder) if seed is None else seed
+        assembled, chosen = assemble(
+            lambda: settings.assemble(files, lines),
+            lambda: make_strategy(strategy, log=print),
+            choice.choose(strategy),
+            folder if if_exists == "resume" else None,
+        )
+    finally:
+        distrust(None)
+    options = StartOptions(
+        seed or 0, if_exists, strategy, num_logical_cpus=1, deterministic_ops=False
     )
     start(assembled, options, folder, chosen, Termination(), started, check_env=check_env)
     return RunFolder(folder).read_summary() or {}

@@ -17,14 +17,21 @@ from tfrl.launch.termination import Termination
 DOC = """Trains an agent. Without --gin_file: PPO on CartPole (ppo/tf_cartpole.gin).
 
   tfrl-train --gin_file=ppo/tf_pendulum.gin --root_dir=runs/pendulum
-  tfrl-train --gin_bindings='make_env.num_envs=128' --gin_bindings='train.total_env_steps=1000000'
+  tfrl-train --gin_bindings='make_env.num_envs=128' --total_env_steps=1_000_000
+  tfrl-train --root_dir=runs/pendulum --total_env_steps=2_000_000
 
-The same command goes on with a run that was stopped, and so does --root_dir alone: the folder holds
-the configuration and the seed. Without --root_dir the folder is named after the gin file:
-runs/ppo_tf_cartpole."""
+The same command goes on with a run that was stopped, and so does --root_dir alone, on another
+machine too: the folder holds the configuration and the seed. Without --root_dir the folder is named
+after the gin file: runs/ppo_tf_cartpole."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
 
+flags.DEFINE_integer(
+    "total_env_steps",
+    None,
+    "The budget in env steps, as train.total_env_steps; a larger one goes on with a run.",
+    lower_bound=1,
+)
 flags.DEFINE_boolean("check_env", True, "Check the environments shortly before training.")
 flags.DEFINE_integer(
     "video_interval",
@@ -52,6 +59,9 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     termination.install()
     values = common_flags.common()
     common_flags.check_strategy(values.strategy, values.tpu, values.num_logical_cpus)
+    if flags.FLAGS.total_env_steps is not None:
+        budget = f"train.total_env_steps={flags.FLAGS.total_env_steps}"
+        values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
     # A missing file or a slip of the pen should not have to wait for TensorFlow.
     if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
         files = run_config.read(

@@ -275,7 +275,7 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
 
 
 _WORDS = {
-    "budget": "the budget is done; a larger train.total_env_steps goes on",
+    "budget": "the budget is done; a larger --total_env_steps goes on",
     "target_return": "train.target_return is reached; a higher one goes on",
 }
 
