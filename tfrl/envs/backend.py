@@ -49,6 +49,7 @@ class Backend(abc.ABC):
       autoreset: NEXT_STEP or SAME_STEP: what it does at an end.
       max_episode_steps: Steps after which it truncates an episode, or None.
       info_spec: `{name: spec of one}` of what `Step.info` holds at every step.
+      info_fields: Those of them that a run's metrics tell of, at the ends of episodes.
       render_fps: Frames per second of its pictures.
       clips_actions: Whether actions are clipped on the way, so that their spec has no bounds.
       stepped: How they are stepped, in a word or two, for the line that tells of a run; or "".
@@ -61,6 +62,7 @@ class Backend(abc.ABC):
     autoreset: Autoreset
     max_episode_steps: int | None = None
     info_spec: dict[str, Any]
+    info_fields: tuple[str, ...] = ()
     render_fps: float = 30.0
     clips_actions: bool = False
     stepped: str = ""

@@ -95,6 +95,11 @@ class Env(abc.ABC):
         return 1
 
     @property
+    def info_fields(self) -> tuple[str, ...]:
+        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        return ()
+
+    @property
     def autoreset(self) -> Autoreset | None:
         """The autoreset mode; None for a bare environment."""
         return None
@@ -211,6 +216,11 @@ class Wrapper(Env):
     def action_repeat(self) -> int:
         """The wrapped environment's."""
         return self.env.action_repeat
+
+    @property
+    def info_fields(self) -> tuple[str, ...]:
+        """The wrapped environment's."""
+        return self.env.info_fields
 
     @property
     def autoreset(self) -> Autoreset | None:

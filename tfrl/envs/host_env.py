@@ -125,6 +125,11 @@ class HostEnv(Env):
         return self.backend.max_episode_steps
 
     @property
+    def info_fields(self) -> tuple[str, ...]:
+        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        return self.backend.info_fields
+
+    @property
     def autoreset(self) -> Autoreset:
         """The autoreset mode."""
         return self._mode

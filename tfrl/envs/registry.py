@@ -66,7 +66,8 @@ def make_env(
       wrappers: Functions `Env -> Env`, applied to the bare environment from the first to the last,
         below time limit and autoreset.
       outer_wrappers: Functions `Env -> Env`, applied above time limit and autoreset.
-      **kwargs: Arguments of the task.
+      **kwargs: Arguments of the task, or of its suite: `info_fields=("success",)` are numbers of
+        `info` whose means over episodes, as of the step that ends one, are metrics of a run.
 
     Returns:
       The environment.
@@ -180,6 +181,7 @@ def finish(
     task_limit: int | None,
     wrappers: Sequence[WrapperFn] = (),
     outer_wrappers: Sequence[WrapperFn] = (),
+    info_fields: Sequence[str] = (),
 ) -> Env:
     """Puts wrappers, time limit, statistics and autoreset on a bare environment, in their order.
 
@@ -190,6 +192,7 @@ def finish(
       task_limit: The task's own limit in frames, or None.
       wrappers: Below the autoreset.
       outer_wrappers: Above the autoreset.
+      info_fields: See `Env.info_fields`.
     """
     for wrap in wrappers:
         env = wrap(env)
@@ -199,7 +202,7 @@ def finish(
         limit = _limit_in_steps(task_limit, env.action_repeat)
     else:
         limit = None if max_episode_steps == NO_LIMIT else max_episode_steps
-    env = Episode(env=env, mode=autoreset, limit=limit)
+    env = Episode(env=env, mode=autoreset, limit=limit, info=tuple(info_fields))
     for wrap in outer_wrappers:
         env = wrap(env)
     return env
@@ -227,6 +230,7 @@ def _make_registered(
     max_episode_steps: int | None,
     wrappers: Sequence[WrapperFn],
     outer_wrappers: Sequence[WrapperFn],
+    info_fields: Sequence[str] = (),
     **kwargs: Any,
 ) -> Env:
     if task not in _TASKS[suite]:
@@ -240,6 +244,7 @@ def _make_registered(
         task_limit=entry.max_episode_steps,
         wrappers=wrappers,
         outer_wrappers=outer_wrappers,
+        info_fields=checks.strings(f"info_fields of {suite}:{task}", info_fields),
     )
 
 

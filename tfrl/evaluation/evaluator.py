@@ -84,7 +84,7 @@ class Evaluator(struct.Struct):
         """How often every environment slot plays an episode."""
         return -(-num_episodes // self.env.num_envs)
 
-    def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def run(self, agent_state: Any, key: tf.Tensor) -> tuple[Nest, ...]:
         """Plays the episodes; a pure function for eager, graph and XLA.
 
         Args:
@@ -93,12 +93,15 @@ class Evaluator(struct.Struct):
 
         Returns:
           Returns float32 [num_episodes] (of several agents, a dict of them) and lengths int32
-          [num_episodes].
+          [num_episodes]; and `{name: float32 [num_episodes]}` where the environments have
+          `info_fields`.
         """
         agent_state = struct.values(agent_state)
         batch, ids = [self.env.num_envs], agent_ids(self.env)
         one: Any = tf.TensorSpec(batch, tf.float32)
-        spec = (dict.fromkeys(ids, one) if ids else one, tf.TensorSpec(batch, tf.int32))
+        spec: Any = (dict.fromkeys(ids, one) if ids else one, tf.TensorSpec(batch, tf.int32))
+        if self.env.info_fields:
+            spec = (*spec, dict.fromkeys(self.env.info_fields, one))
         rounds = self.num_rounds(self.num_episodes)
         _, played = scan(
             lambda carry, i: (carry, self.play_round(agent_state, key, i)), (), rounds, spec
@@ -106,10 +109,8 @@ class Evaluator(struct.Struct):
         count = self.num_episodes
         return tf.nest.map_structure(lambda x: tf.reshape(x, [-1])[:count], played)
 
-    def play_round(
-        self, agent_state: Any, key: tf.Tensor, index: tf.Tensor
-    ) -> tuple[Nest, tf.Tensor]:
-        """Plays round number `index`: returns and lengths, [B]; pure, as `run`."""
+    def play_round(self, agent_state: Any, key: tf.Tensor, index: tf.Tensor) -> tuple[Nest, ...]:
+        """Plays round number `index`: returns, lengths and fields of `info`, [B]; as `run`."""
         reset_key, key_of_round = self.round_keys(key, index)
         totals, _ = fast_eval_rollout_episode(
             self.played_env,
@@ -120,8 +121,10 @@ class Evaluator(struct.Struct):
             self.episode_limit,
             action_fn=self.action_fn,
             discount=self.discount,
+            info_fields=self.env.info_fields,
         )
-        return totals.discounted_returns, totals.episode_lengths
+        infos = (totals.infos,) if totals.infos else ()
+        return totals.discounted_returns, totals.episode_lengths, *infos
 
     def evaluate(
         self, agent_state: Any, key: tf.Tensor, num_episodes: int | None = None
@@ -147,8 +150,7 @@ class Evaluator(struct.Struct):
 
     def result(self, played: Any) -> EvaluationResult:
         """Computes the statistics of what `run` returned, on the host."""
-        returns, lengths = tf.nest.map_structure(lambda x: x.numpy(), played)
-        return EvaluationResult.of(returns, lengths)
+        return EvaluationResult.of(*tf.nest.map_structure(lambda x: x.numpy(), played))
 
     @functools.cached_property
     def _compiled_play(self) -> Callable[..., Any]:

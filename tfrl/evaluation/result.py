@@ -54,6 +54,7 @@ class EvaluationResult:
       std: Standard deviation of the returns (of the N episodes, not of a population estimate).
       interval: 95% bootstrap interval of the mean.
       agent_returns: `{agent_id: float32 [N]}`; empty for a single agent.
+      infos: `{name: float32 [N]}`, the environments' `info_fields` at the last step.
     """
 
     episode_returns: np.ndarray
@@ -62,10 +63,14 @@ class EvaluationResult:
     std: float
     interval: tuple[float, float]
     agent_returns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    infos: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, episode_returns: np.ndarray | Mapping[str, np.ndarray], episode_lengths: np.ndarray
+        cls,
+        episode_returns: np.ndarray | Mapping[str, np.ndarray],
+        episode_lengths: np.ndarray,
+        infos: Mapping[str, np.ndarray] | None = None,
     ) -> "EvaluationResult":
         """Computes the statistics of returns [N] (or a dict of them by agent) and lengths [N]."""
         agents: dict[str, np.ndarray] = {}
@@ -80,12 +85,13 @@ class EvaluationResult:
             std=float(returns.std()),
             interval=bootstrap_interval(returns),
             agent_returns=agents,
+            infos=infos or {},
         )
 
     def metrics(self) -> dict[str, float]:
         """Returns the scalars by the names that recorders and summaries use.
 
-        Of several agents also `eval_return_mean/<agent_id>`.
+        Of several agents also `eval_return_mean/<agent_id>`; of `info_fields`, `eval_<name>_mean`.
         """
         low, high = self.interval
         return {
@@ -99,4 +105,5 @@ class EvaluationResult:
                 f"eval_return_mean/{a}": float(np.mean(r, dtype=np.float64))
                 for a, r in self.agent_returns.items()
             },
+            **{f"eval_{n}_mean": float(np.mean(x)) for n, x in self.infos.items()},
         }

@@ -39,6 +39,7 @@ def make_env(
     max_episode_steps: int | None = None,
     wrappers: tuple[Callable[..., Any], ...] = (),
     outer_wrappers: tuple[Callable[..., Any], ...] = (),
+    info_fields: tuple[str, ...] = (),
     env_kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """Makes environments, see `tfrl.make_env`.
@@ -53,8 +54,10 @@ def make_env(
         as `(@ClipAction,)`.
       outer_wrappers: The same above them; around environments on the host RewardScale, RewardClip
         and RewardNormalize.
+      info_fields: Numbers of `info`, `('success',)`, whose means over episodes are metrics.
       env_kwargs: Further arguments of the task.
     """
+    more = {"info_fields": info_fields} if info_fields else {}
     return registry.make_env(
         env_id,
         num_envs=num_envs,
@@ -62,7 +65,7 @@ def make_env(
         max_episode_steps=max_episode_steps,
         wrappers=_wrappings("wrappers", wrappers),
         outer_wrappers=_wrappings("outer_wrappers", outer_wrappers),
-        **(env_kwargs or {}),
+        **{**more, **(env_kwargs or {})},
     )
 
 

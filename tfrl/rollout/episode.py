@@ -38,11 +38,13 @@ class EpisodeTotals(struct.Struct):
       episode_returns: float32 [B], the sum of the rewards (a dict of them for a dict of rewards).
       episode_lengths: int32 [B], the number of steps.
       discounted_returns: float32 [B], the sum of discount^k r_k; None without a discount.
+      infos: `{name: float32 [B]}`, fields of `info` at the last step.
     """
 
     episode_returns: Nest
     episode_lengths: tf.Tensor
     discounted_returns: Nest = None
+    infos: dict[str, tf.Tensor] = struct.field(default_factory=dict)
 
 
 def eval_rollout_episode(
@@ -138,6 +140,7 @@ def fast_eval_rollout_episode(
     action_fn: ActionFn | None = None,
     carry: Nest = None,
     discount: float | None = None,
+    info_fields: Sequence[str] = (),
 ) -> tuple[EpisodeTotals, EnvState]:
     """Sums up one episode of every environment; stops as soon as all of them have ended.
 
@@ -155,6 +158,7 @@ def fast_eval_rollout_episode(
       action_fn: As of `rollout`; the agent's `evaluate_actions` if None.
       carry: Recurrent state for the first step.
       discount: Asks for `discounted_returns` too, if not None.
+      info_fields: Scalars of `info` whose values at the last steps are returned.
 
     Returns:
       Returns and lengths of the episodes, each [B], and the environments' last state.
@@ -162,13 +166,14 @@ def fast_eval_rollout_episode(
     Raises:
       UserError: As `eval_rollout_episode`.
     """
-    check_fields(env_extra_fields, env_state)
+    check_fields([*env_extra_fields, *info_fields], env_state)
     env = env_of(env, env_state)
     length = episode_limit(env, length, name="length")
     agent, action_fn = acting(agent, action_fn, "evaluate_actions")
     if isinstance(env, HostEnv):
-        *found, last = host_episode_totals(
-            env, agent, env_state, agent_state, key, length, action_fn, carry, discount
+        *found, infos, last = host_episode_totals(
+            *(env, agent, env_state, agent_state, key, length, action_fn, carry, discount),
+            info_fields=info_fields,
         )
         returns, lengths, discounted = (
             None if x is None else tf.convert_to_tensor(x) for x in found
@@ -176,13 +181,15 @@ def fast_eval_rollout_episode(
         totals = EpisodeTotals(
             episode_returns=returns, episode_lengths=lengths, discounted_returns=discounted
         )
-        return totals, last
+        infos = {name: tf.convert_to_tensor(x) for name, x in infos.items()}
+        return totals.replace(infos=infos), last
     stepper = Stepper(env, agent, env_state, agent_state, key, length, action_fn, carry)
     zeros = tf.nest.map_structure(tf.zeros_like, stepper.start.env_state.reward)
     totals = EpisodeTotals(
         episode_returns=zeros,
         episode_lengths=tf.zeros([env.num_envs], tf.int32),
         discounted_returns=None if discount is None else zeros,
+        infos={name: tf.zeros([env.num_envs]) for name in info_fields},
     )
 
     def body(
@@ -190,7 +197,13 @@ def fast_eval_rollout_episode(
     ) -> tuple[tf.Tensor, Nest, tf.Tensor, EpisodeTotals]:
         loop, _ = stepper.step(_joined(columns, stepper.start), t)
         state = loop.env_state
-        totals = _add_step(totals, state.reward, running & is_step(state), discount)
+        counts = running & is_step(state)
+        totals = _add_step(totals, state.reward, counts, discount).replace(
+            infos={
+                name: tf.where(counts, tf.cast(state.info[name], tf.float32), before)
+                for name, before in totals.infos.items()
+            }
+        )
         ends = tf.logical_or(state.termination, state.truncation)
         running = tf.logical_and(running, tf.logical_not(ends))
         return t + 1, _columns(loop), running, totals

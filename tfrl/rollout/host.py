@@ -352,16 +352,19 @@ def host_episode_totals(
     action_fn: Callable[..., Any],
     carry: Nest,
     discount: float | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, EnvState]:
+    info_fields: Sequence[str] = (),
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, dict[str, np.ndarray], EnvState]:
     """Sums up one episode of every environment; see `fast_eval_rollout_episode`.
 
     Returns:
-      Returns float32 [B], lengths int32 [B], discounted returns float32 [B] or None, and the state.
+      Returns float32 [B], lengths int32 [B], discounted returns float32 [B] or None, the fields of
+      `info` at the last steps, float32 [B], and the state.
     """
     player = HostPlayer(env, agent, env_state, agent_state, key, length, action_fn, carry)
     returns, discounted = np.zeros((2, env.num_envs), np.float32)
     lengths = np.zeros(env.num_envs, np.int32)
     running = np.ones(env.num_envs, bool)
+    infos = {name: np.zeros(env.num_envs, np.float32) for name in info_fields}
     for t in range(length):
         player.step(t)
         state = player.state
@@ -371,10 +374,12 @@ def host_episode_totals(
             weight = np.float32(discount) ** lengths.astype(np.float32)
             discounted += np.where(counts, state.reward * weight, 0)
         lengths += counts
+        for name, values in infos.items():
+            values[counts] = state.info[name][counts]
         running &= ~(state.termination | state.truncation)
         if not running.any():
             break
-    return returns, lengths, None if discount is None else discounted, player.state
+    return returns, lengths, None if discount is None else discounted, infos, player.state
 
 
 def _with_ends(next_obs: Nest, ends: list[tuple[int, np.ndarray, Nest]]) -> Nest:

@@ -309,6 +309,9 @@ class LearnerWorkflow(Workflow):
         if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
+        for name in map("episode_{}".format, self.env.info_fields):
+            some = out.counts["episodes"] > 0  # without any there is no mean
+            episodes[name] = tf.where(some, out.metrics[name], np.nan)
         return {**out.metrics, **metrics, **episodes}, state
 
     def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
@@ -319,10 +322,11 @@ class LearnerWorkflow(Workflow):
         for name in ("env_steps", "episodes"):
             own = tf.cast(out.counts[name], tf.float32)
             shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
+        of_episodes = (*EPISODE_METRICS, *map("episode_{}".format, self.env.info_fields))
         weighted = {
             name: x
             if name in OUTLIERS  # counts
-            else x * shares["episodes" if name in EPISODE_METRICS else "env_steps"]
+            else x * shares["episodes" if name in of_episodes else "env_steps"]
             for name, x in out.metrics.items()
         }
         return out.replace(  # type: ignore[no-any-return]
@@ -473,7 +477,8 @@ class LearnerWorkflow(Workflow):
         asked = getattr(self.agent, "env_extra_fields", ())
         own = (name for name in asked if name != "agents" or name in env_state.info)
         counted = (name for name in (OUTLIER,) if name in env_state.info)
-        return ("episode_return", "episode_length", *counted, *own)
+        fields = ("episode_return", "episode_length", *counted, *own, *self.env.info_fields)
+        return tuple(dict.fromkeys(fields))
 
     def process_rollout(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
         """Turns the experience of a rollout into a batch; a pure function of values."""
@@ -485,6 +490,10 @@ class LearnerWorkflow(Workflow):
         lengths = tf.cast(extras["episode_length"], tf.float32)
         # Of several agents: that of the team.
         returns = tf.add_n(tf.nest.flatten(extras["episode_return"]))
+        infos = {}
+        for name in self.env.info_fields:
+            at_ends = tf.where(ended, tf.cast(extras[name], tf.float32), 0.0)
+            infos[f"episode_{name}"] = tf.reduce_sum(at_ends) / some
         if self.all_rows_valid:  # so nothing needs a mask
             env_steps = tf.size(trajectory.valid, tf.int64)
             trajectory = trajectory.replace(valid=None)
@@ -501,6 +510,7 @@ class LearnerWorkflow(Workflow):
                 **self._outliers(agent_state, trajectory),
                 "episode_return": tf.reduce_sum(ends * returns) / some,
                 "episode_length": tf.reduce_sum(ends * lengths) / some,
+                **infos,
             },
             counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
         )

@@ -69,6 +69,7 @@ class EnvPoolBackend(Backend):
         limit = getattr(spec.config, "max_episode_steps", _NO_LIMIT)
         self.max_episode_steps = None if limit == _NO_LIMIT else limit
         self.info_spec = {name: tf.TensorSpec([], tf.float32) for name in info_fields}
+        self.info_fields = tuple(info_fields)
         self._describe(spec)
 
     def _describe(self, spec: Any) -> None:

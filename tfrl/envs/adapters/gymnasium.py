@@ -70,6 +70,7 @@ class GymnasiumBackend(Backend):
         self.max_episode_steps = source.limit
         self.render_fps = float(vector.metadata.get("render_fps") or Backend.render_fps)
         self.info_spec = {n: tf.TensorSpec([], tf.float32) for n in source.info_fields}
+        self.info_fields = tuple(name for name in source.info_fields if name != LOST)
         self._colours = 0  # of frames that a native vector environment stacks first
         space = vector.single_observation_space
         if self._native and source.atari is not None:
@@ -325,7 +326,8 @@ def make_gymnasium(
         else sync.
       render_mode: As of `gymnasium.make`.
       info_fields: Names of numbers in `info` that each state's `info` shall have, float32 `[B]`;
-        0 where an environment gives none.
+        0 where an environment gives none. Their means over episodes, as of the step that ends one,
+        are metrics.
       atari: False to leave the frames of Atari games as they are, else see `AtariOptions`, whose
         fields are further arguments.
       timeout: Seconds that the processes of `async` may take for the start, a reset or a step.

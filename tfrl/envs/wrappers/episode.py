@@ -60,10 +60,12 @@ class Episode(Wrapper):
       env: A bare environment.
       mode: What happens when an episode ends: a mode of `Autoreset`, or its name.
       limit: Steps after which an episode is truncated, None for no limit.
+      info: Names of scalars in `info` whose values at the ends of episodes are metrics of a run.
     """
 
     mode: Autoreset | str
     limit: int | None = None
+    info: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the environment, the mode and the limit."""
@@ -76,6 +78,11 @@ class Episode(Wrapper):
                 remedy="Add the layer once; tfrl.make_env has added it.",
             )
         checks.at_least("max_episode_steps", self.limit, 1, optional=True)
+
+    @property
+    def info_fields(self) -> tuple[str, ...]:
+        """Names in `info` whose values at the ends of episodes are metrics of a run."""
+        return self.info
 
     @property
     def autoreset(self) -> Autoreset:
