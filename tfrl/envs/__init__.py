@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfrl.envs import testing
+    from tfrl.envs.as_gymnasium import as_gymnasium
     from tfrl.envs.checker import check_env
     from tfrl.envs.core import Autoreset, Env, Wrapper
     from tfrl.envs.multi_agent import MultiAgentEnv
@@ -21,6 +22,7 @@ _NAMES = {
     "Autoreset": "core",
     "Env": "core",
     "MultiAgentEnv": "multi_agent",
+    "as_gymnasium": "as_gymnasium",
     "Wrapper": "core",
     "check_env": "checker",
     "env_ids": "registry",
@@ -35,6 +37,7 @@ __all__ = [
     "Env",
     "MultiAgentEnv",
     "Wrapper",
+    "as_gymnasium",
     "check_env",
     "env_ids",
     "make_env",

@@ -1,0 +1,265 @@
+"""Environments of this library as Gymnasium's: an `Env` of one, a `VectorEnv` of several."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import tensorflow as tf
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from tfrl import checks, seeding, specs
+from tfrl.envs.core import Autoreset, Env, where_rows
+from tfrl.envs.host_env import HostEnv
+from tfrl.errors import UserError
+from tfrl.types import EnvState, Nest
+
+# What Gymnasium says otherwise.
+_OWN = ("final_obs", "autoreset")
+_MODES = {
+    Autoreset.NEXT_STEP: AutoresetMode.NEXT_STEP,
+    Autoreset.SAME_STEP: AutoresetMode.SAME_STEP,
+    Autoreset.SAME_STEP_CACHED: AutoresetMode.SAME_STEP,
+    Autoreset.DISABLED: AutoresetMode.DISABLED,
+}
+_RENDER_MODES = (None, "rgb_array")
+
+
+def as_gymnasium(
+    env: Any, *, vector: bool | None = None, render_mode: str | None = None
+) -> "GymnasiumEnv | GymnasiumVectorEnv":
+    """Makes a Gymnasium environment of one of this library.
+
+    Args:
+      env: An environment with an autoreset mode, as `tfrl.make_env` gives it; of the device or of
+        the host. It is used, not copied.
+      vector: Whether a `gymnasium.vector.VectorEnv` is made; None for one of several environments.
+      render_mode: None or "rgb_array", for which an environment on the host is copied.
+
+    Returns:
+      A `gymnasium.Env` of one environment, whose episodes end as Gymnasium's do, in any autoreset
+      mode; or a `gymnasium.vector.VectorEnv` whose `metadata["autoreset_mode"]` is that of `env`.
+
+    Raises:
+      UserError: For another number of environments, several agents, or a bare environment.
+    """
+    checks.one_of("render_mode", render_mode, _RENDER_MODES)
+    vector = env.num_envs > 1 if vector is None else vector
+    if not vector and env.num_envs != 1:
+        raise UserError(
+            "as_gymnasium(vector=False)",
+            expected="one environment",
+            got=f"{env.num_envs}",
+            remedy="Give env.with_num_envs(1), or vector=True.",
+        )
+    if render_mode is not None and isinstance(env, HostEnv):
+        env = env.copy(render=True)
+    return GymnasiumVectorEnv(env, render_mode) if vector else GymnasiumEnv(env, render_mode)
+
+
+class _Player:
+    """Steps an environment with NumPy in and out, and keeps its state."""
+
+    def __init__(self, env: Any):
+        if not isinstance(env, Env) or env.autoreset is None:
+            raise UserError(
+                "as_gymnasium",
+                expected="an environment with an autoreset mode",
+                got=f"a bare {type(env).__name__}" if isinstance(env, Env) else type(env).__name__,
+                remedy="Make it with tfrl.make_env.",
+            )
+        self.env: Any = env
+        self.state: Any = None
+        self._action_spec = env.action_spec
+        self._host = isinstance(env, HostEnv)
+        wrapped: Any = (lambda f: f) if self._host else _compiled
+        self._reset: Callable[[Any], EnvState] = wrapped(env.reset)
+        self._step: Callable[[EnvState, Nest], EnvState] = wrapped(env.step)
+        self._merge = wrapped(lambda rows, a, b: where_rows(rows, a, b))
+        self._spaces = (specs.to_space(env.obs_spec), specs.to_space(env.action_spec))
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
+        """Those of one observation and of one action."""
+        return self._spaces
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        fps = getattr(self.env, "render_fps", None) or getattr(self.env.unwrapped, "fps", None)
+        return {"render_modes": ["rgb_array"], "render_fps": int(fps or 30)}
+
+    def reset(self, seed: int, rows: np.ndarray | None = None) -> EnvState:
+        """Starts episodes, in the given rows if any are."""
+        fresh = self._reset(seed if self._host else seeding.key(seed))
+        if rows is not None and self.state is not None:
+            if self._host:
+                raise UserError(
+                    "reset(options={'reset_mask': ...})",
+                    expected="an environment on the device",
+                    got=f"{self.env!r}, whose rows reset together",
+                    remedy="Make it with autoreset='SAME_STEP' or 'NEXT_STEP'.",
+                )
+            fresh = self._merge(tf.constant(rows), fresh, self.state)
+        return self._kept(fresh)
+
+    def step(self, action: Nest) -> EnvState:
+        """Takes a step with actions `[B, ...]`."""
+        if self.state is None:
+            raise gymnasium.error.ResetNeeded("Call reset() before step().")
+        action = tf.nest.map_structure(
+            lambda spec, x: np.asarray(x, spec.dtype.as_numpy_dtype), self._action_spec, action
+        )
+        if not self._host:
+            action = tf.nest.map_structure(tf.constant, action)
+        return self._kept(self._step(self.state, action))
+
+    def _kept(self, state: EnvState) -> EnvState:
+        """Keeps a state, and returns it without the task's, in NumPy."""
+        self.state = state
+        shown = state.replace(env_state=None)
+        if self._host:
+            return shown
+        return tf.nest.map_structure(lambda x: x.numpy(), shown)
+
+    def render(self, index: int) -> np.ndarray:
+        return np.asarray(self.env.render(self.state, index))
+
+    def close(self) -> None:
+        if self._host:
+            self.env.close()
+
+
+def _compiled(fn: Callable[..., Any]) -> Any:
+    return tf.function(fn, autograph=False)
+
+
+def _info(state: EnvState) -> dict[str, Any]:
+    return {name: x for name, x in state.info.items() if name not in _OWN}
+
+
+def _row(space: gymnasium.Space, nest: Nest, index: int) -> Any:
+    """One row of an observation, as its space has it."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _row(part, nest[name], index) for name, part in space.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_row(part, x, index) for part, x in zip(space.spaces, nest, strict=True))
+    value = nest[index]
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return np.dtype(space.dtype).type(value)
+    return np.array(value, space.dtype)
+
+
+class GymnasiumEnv(gymnasium.Env):
+    """One environment of this library as `gymnasium.Env`; see `as_gymnasium`."""
+
+    def __init__(self, env: Any, render_mode: str | None = None):
+        """Takes an environment of one row."""
+        self._player = _Player(env)
+        self.observation_space, self.action_space = self._player.spaces
+        self.metadata = self._player.metadata
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        super().reset(seed=seed, options=options)
+        state = self._player.reset(int(self.np_random.integers(2**31)))
+        return self._told(state.obs, state)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step; the observation of the last one of an episode is its own."""
+        state = self._player.step(tf.nest.map_structure(lambda x: np.asarray(x)[None], action))
+        if np.ndim(state.reward) != 1:
+            raise _several_agents()
+        obs, info = self._told(state.info["final_obs"], state)
+        ends = bool(state.termination[0]), bool(state.truncation[0])
+        return obs, float(state.reward[0]), *ends, info
+
+    def _told(self, obs: Nest, state: EnvState) -> tuple[Any, dict[str, Any]]:
+        info = tf.nest.map_structure(lambda x: x[0], _info(state))
+        return _row(self.observation_space, obs, 0), info
+
+    def render(self) -> Any:
+        """Draws the environment as it is, uint8 RGB `[H, W, 3]`; None without a render mode."""
+        return self._player.render(0) if self.render_mode else None
+
+    def close(self) -> None:
+        """Frees environments on the host."""
+        self._player.close()
+
+
+class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
+    """Environments of this library as `gymnasium.vector.VectorEnv`; see `as_gymnasium`."""
+
+    def __init__(self, env: Any, render_mode: str | None = None):
+        """Takes the environments."""
+        self._player = _Player(env)
+        self.num_envs = env.num_envs
+        self.single_observation_space, self.single_action_space = self._player.spaces
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._mode = _MODES[env.autoreset]
+        self.metadata = {**self._player.metadata, "autoreset_mode": self._mode}
+        self.render_mode = render_mode
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode in every environment; of a list of seeds all count together."""
+        if isinstance(seed, (list, tuple)):
+            known = [x for x in seed if x is not None]
+            seed = int(np.random.SeedSequence(known).generate_state(1)[0]) if known else None
+        super().reset(seed=seed)
+        rows = (options or {}).get("reset_mask")
+        state = self._player.reset(int(self.np_random.integers(2**31)), rows)
+        return self._obs(state.obs), _info(state)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Takes a step in every environment."""
+        state = self._player.step(actions)
+        if np.ndim(state.reward) != 1:
+            raise _several_agents()
+        info, ended = _info(state), state.termination | state.truncation
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            final = np.full(self.num_envs, None, object)
+            for i in np.flatnonzero(ended):
+                final[i] = _row(self.single_observation_space, state.info["final_obs"], int(i))
+            info = {**info, "final_obs": final, "_final_obs": ended}
+            info |= {"final_info": _info(state), "_final_info": ended}
+        return self._obs(state.obs), state.reward, state.termination, state.truncation, info
+
+    def _obs(self, obs: Nest) -> Any:
+        """A batch of observations in the dtypes of its space."""
+
+        def cast(space: gymnasium.Space, x: Nest) -> Any:
+            if isinstance(space, gymnasium.spaces.Dict):
+                return {name: cast(part, x[name]) for name, part in space.items()}
+            if isinstance(space, gymnasium.spaces.Tuple):
+                return tuple(cast(part, y) for part, y in zip(space.spaces, x, strict=True))
+            return np.array(x, space.dtype)
+
+        return cast(self.observation_space, obs)
+
+    def render(self) -> Any:
+        """Draws the environments, a tuple of uint8 RGB `[H, W, 3]`; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return tuple(self._player.render(i) for i in range(self.num_envs))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Frees environments on the host."""
+        self._player.close()
+
+
+def _several_agents() -> UserError:
+    return UserError(
+        "as_gymnasium",
+        expected="environments of one agent, with one reward a step",
+        got="a reward for each of several agents",
+        remedy="Gymnasium has no such environments; PettingZoo has.",
+    )
