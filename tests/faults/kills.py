@@ -125,7 +125,7 @@ MOMENTS = {
 }
 # Of a remote folder, where an upload takes some time.
 REMOTE_MOMENTS = {
-    "steps": ("metadata.json", 3.0),
+    "steps": ("writer.json", 10.0),
     "evaluation": ("metrics.jsonl", 0.2),
     "save": ("checkpoints/*/data.index", 0.2),
     "removal": ("checkpoints/*/COMPLETE", 0.1),
@@ -218,7 +218,8 @@ def finish(run: Run, root: pathlib.Path, place: Place) -> str | None:
     if summary["env_steps"] != run.env_steps:
         return f"{summary['env_steps']} env steps instead of {run.env_steps}"
     left = list(root.rglob(".tmp-*"))
-    left += [p for p in root.glob("checkpoints/*") if not (p / "COMPLETE").is_file()]
+    folders = {path.parent for path in root.glob("checkpoints/*/*")}
+    left += [path for path in folders if not (path / "COMPLETE").is_file()]
     return f"left behind: {left}" if left else None
 
 

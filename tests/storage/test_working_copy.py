@@ -66,6 +66,13 @@ class TestPublish:
         copy.publish()
         assert remote.tree(bucket) == ["data/large", "large", "writer.json"]
 
+    def test_names_with_dots_do_not_lead_out(self, bucket, monkeypatch):
+        names = {bucket: ["..", "policy/"], f"{bucket}/policy": ["../", "./", "a"]}
+        monkeypatch.setattr(tf.io.gfile, "listdir", names.__getitem__)
+        monkeypatch.setattr(tf.io.gfile, "isdir", lambda url: url.endswith("policy"))
+        monkeypatch.setattr(tf.io.gfile, "exists", lambda url: True)
+        assert remote.tree(bucket) == ["policy/a"]
+
     def test_nothing_new_is_nothing_written(self, bucket, monkeypatch):
         copy = working_copy.working_copy(bucket)
         (copy.local / "metrics.csv").write_text("x")

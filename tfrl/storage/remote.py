@@ -253,13 +253,13 @@ def tree(url: str, wanted: Callable[[str], bool] = lambda name: True) -> list[st
 
 def _entries(url: str) -> list[str]:
     try:
-        # Placeholders of empty folders have no name.
-        entries = [e for e in _call(url, _gfile().listdir, url) if e.rstrip("/")]
+        entries = _call(url, _gfile().listdir, url)
     except FileNotFoundError:
         return []
     if url.startswith("ram://"):  # It lists what follows `<url>` in the names of siblings too.
         entries = [e for e in entries if _gfile().exists(join(url, e))]
-    return entries
+    # A placeholder of an empty folder has no name; a path with dots could lead out of a copy.
+    return [e for e in entries if e.rstrip("/") not in ("", ".", "..")]
 
 
 def _is_folder(url: str, name: str, entry: str) -> bool:
