@@ -12,8 +12,6 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tfrl.errors import UserError
 
 # Names that start so are temporary: they match no restore pattern and may be removed.
@@ -170,6 +168,8 @@ def plain(value: Any) -> Any:
     Raises:
       TypeError: For any other object, which would otherwise be stored in a form of its own.
     """
+    import numpy as np  # not with the module, which --help imports too
+
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):
