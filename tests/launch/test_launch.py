@@ -94,6 +94,23 @@ while 'again' not in pathlib.Path({str(tmp_path / "logs/collector-0.log")!r}).re
     assert not any(alive(p.popen.pid) for p in made.processes)
 
 
+def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
+    program = """
+import os, subprocess, sys
+left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+print(left.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    made, said = engine(tmp_path, {"learner-0": program}, max_restarts=0)
+    began = time.monotonic()
+    assert made.run(termination.Termination()) == 137
+    assert time.monotonic() - began < 30.0
+    left = int((tmp_path / "logs/learner-0.log").read_text())
+    while alive(left):
+        assert time.monotonic() - began < 30.0
+        time.sleep(0.02)
+
+
 def test_what_breaks_down_too_often_ends_all(tmp_path):
     programs = {"server-0": SERVES, "learner-0": "import sys; print('no'); sys.exit(1)"}
     made, said = engine(tmp_path, programs, max_restarts=2)

@@ -49,7 +49,8 @@ def main() -> int:
     from tfrl.launch import settings
 
     assembled = settings.assemble(values.gin_file, values.gin_bindings)
-    with termination.deferred(), contextlib.closing(_collector(assembled.workflow, server)) as made:
+    # A signal while others are waited for ends it at once.
+    with contextlib.closing(_collector(assembled.workflow, server)) as made, termination.deferred():
         app.say(f"Collector {task_id} of {num_tasks} plays.")
         made.run(lambda: termination.requested)
         app.say(f"Collector {task_id}: {made.env_steps:,} env steps, {made.episodes:,} episodes.")

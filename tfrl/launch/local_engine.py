@@ -182,7 +182,8 @@ class LocalEngine:
             if code is None or (code == 0 and process.role.kind != SERVER):
                 continue
             process.seconds += time.monotonic() - process.started
-            process.reader.join()  # its last words first
+            self._kill(process.popen)  # what it has left behind, which may hold its output open
+            process.reader.join(timeout=5.0)  # its last words first
             name = process.role.name
             if code == _MISTAKE or process.restarts >= self._max_restarts:
                 times = f" after {process.restarts} restarts" if process.restarts else ""
