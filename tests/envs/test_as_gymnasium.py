@@ -74,8 +74,12 @@ def test_mistakes():
         as_gymnasium(tfrl.make_env("tf:Catch")).step(0)
 
 
+# PyTorch needs the newer typing_extensions of its own environment.
 TRAIN = """
 import sys
+sys.path.insert(0, sys.argv[1])
+import typing_extensions
+del sys.path[0]
 import tfrl
 env = tfrl.envs.as_gymnasium(tfrl.make_env("tf:CartPole-v1"))
 sys.path.append(sys.argv[1])

@@ -27,6 +27,7 @@ TINY = (
     "eval/make_env.num_envs=4",
     "OnPolicyWorkflow.eval_episodes=4",
     "train.final_eval_episodes=4",
+    "train.report=False",
 )
 IN_TIME = 120.0
 TRAINING = ("tfrl.launch.train", "tfrl.launch.evaluate")

@@ -416,6 +416,20 @@ def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[st
     return result
 
 
+def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Returns the bindings that are not at their default: name, value, default, as gin shows them.
+
+    Args:
+      configuration: As `configuration` gives it.
+    """
+    found = []
+    for name, value in sorted(configuration.items()):
+        default = _default(name.rpartition("/")[2])
+        if value != default:
+            found.append((name, value, "none" if default is None else default))
+    return found
+
+
 def _default(name: str) -> str | None:
     """The default of `configurable.parameter`, as gin shows it; None where there is none."""
     selector, _, parameter = name.rpartition(".")

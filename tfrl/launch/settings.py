@@ -24,11 +24,13 @@ class Settings(RunOptions):
       workflow: What to train.
       final_eval_episodes: Episodes of the evaluation that `summary.json` tells of.
       video: Whether to record one episode at the end.
+      report: Whether to write `curve.png` and `report.html` at the end.
     """
 
     workflow: Workflow
     final_eval_episodes: int = 100
     video: bool = True
+    report: bool = True
 
     def __post_init__(self) -> None:
         """Checks the numbers."""

@@ -16,6 +16,7 @@ from tfrl.distribute import describe
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.errors import UserError
 from tfrl.experiment import metadata as metadata_lib
+from tfrl.experiment import report
 from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.experiment.checkpoints import CheckpointManager
 from tfrl.experiment.metadata import params_digest
@@ -81,6 +82,14 @@ def finish(
             "pictures": {n: str(p.relative_to(folder.root)) for n, p in pictures.items()},
         }
     )
+    if settings.report and folder.metrics_jsonl.is_file():
+        write_report(folder)
+
+
+def write_report(folder: RunFolder) -> pathlib.Path:
+    """Writes `curve.png` and `report.html` of a run; returns the page."""
+    run = report.RunRecord.read(folder.root)
+    return report.write_report(run, gin_registry.differing(run.configuration))
 
 
 def params_of(agent_state: Any) -> Any:
@@ -119,6 +128,7 @@ def show(folder: RunFolder, seconds: float) -> None:
         "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
         **{n: str(folder.root / p) for n, p in summary.get("pictures", {}).items()},
         "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
+        "Report": str(page) if (page := folder.root / report.PAGE).is_file() else "none",
         "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
     }
     for name, value in rows.items():
@@ -138,6 +148,7 @@ MAY_CHANGE = (
     "train.progress",
     "train.final_eval_episodes",
     "train.video",
+    "train.report",
     "train.video_interval",
     "OffPolicyWorkflow.checkpoint_replay",
     "OffPolicyWorkflow.iterations_per_call",
