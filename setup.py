@@ -45,6 +45,9 @@ EXTRAS = {
     "video-writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
     # For plots of fronts and archives.
     "plots": ["matplotlib>=3.7,<4"],
+    # For reports and comparisons of runs.
+    # rliable's arch does not import with pandas 3.
+    "report": ["matplotlib>=3.7,<4", "rliable>=1.2,<2", "pandas<3"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
@@ -167,6 +170,7 @@ setup(
             "tfrl-export = tfrl.launch.export:run",
             "tfrl-launch = tfrl.launch.launch:run",
             "tfrl-learn = tfrl.launch.learn:run",
+            "tfrl-report = tfrl.launch.report:run",
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },

@@ -84,10 +84,12 @@ import tfrl
 env = tfrl.envs.as_gymnasium(tfrl.make_env("tf:CartPole-v1"))
 sys.path.append(sys.argv[1])
 import stable_baselines3
+import torch
+torch.set_num_threads(1)
 from stable_baselines3.common import env_checker, evaluation
 env_checker.check_env(env)
-model = stable_baselines3.PPO("MlpPolicy", env, n_steps=512, seed=0, device="cpu")
-model.learn(8_192)
+model = stable_baselines3.PPO("MlpPolicy", env, n_steps=256, seed=0, device="cpu")
+model.learn(4_096)
 print(evaluation.evaluate_policy(model, env, 5, warn=False)[0])
 """
 
@@ -104,4 +106,4 @@ def test_stable_baselines3_trains_on_it():
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.splitlines()[-1]) > 60
+    assert float(done.stdout.splitlines()[-1]) > 40

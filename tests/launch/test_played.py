@@ -1,13 +1,20 @@
 """What people do after a training: load its policy, go on with it, look at it."""
 
+import csv
+import json
+import sys
+
 import numpy as np
 import pytest
+from absl import flags
 
 import tfrl
 from tests.docs_helpers import ROOT, blocks
 from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
-from tfrl.launch import termination, train
+from tfrl.experiment import comparison
+from tfrl.experiment.report import RunRecord
+from tfrl.launch import app, report, termination, train
 
 README = ROOT / "README.md"
 
@@ -80,3 +87,59 @@ def test_mistakes_of_loading(trained, tmp_path):
         saved.predict(np.zeros(4), deterministic=False)
     with pytest.raises(UserError, match="obs .observation.: expected the shape .4.*got .3."):
         saved.predict(np.zeros(3))
+
+
+def reported(capsys, *args):
+    """Runs `tfrl-report`; returns exit code, lines and errors."""
+    flags.FLAGS.unparse_flags()
+    with pytest.raises(SystemExit) as end:
+        app.run(report.main, argv=["program", *map(str, args)], takes_folders=True)
+    out, err = capsys.readouterr()
+    return end.value.code or 0, out.splitlines(), err
+
+
+def test_the_report_of_a_run(trained, tmp_path, capsys):
+    root = copy_of(trained, tmp_path / "run")
+    code, lines, err = reported(capsys, root)
+    assert (code, lines) == (0, [str(root / "report.html")]), err
+    page = (root / "report.html").read_text()
+    assert (root / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    summary = json.loads((root / "summary.json").read_text())
+    assert f"{summary['eval_return_mean']:,.5g} +-" in page and "data:image/png;base64," in page
+    # Bound at its default, and bound elsewhere.
+    assert "<td>PPO.clip</td>" not in page
+    assert "<td>make_env.num_envs</td><td>4</td><td>1</td>" in page
+    evaluations = page.partition("<h2>Evaluations</h2>")[2].partition("<h2>")[0]
+    assert evaluations.count("<tr>") == 3  # of the head, 64 and 128 env steps
+    assert "http" not in page.replace("http://www.w3.org", "")
+    code, _, err = reported(capsys, tmp_path / "missing")
+    assert code == 2 and "expected one run folder, or several to compare, got" in err
+
+
+def test_a_comparison_without_rliable(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rliable", None)
+    roots = [copy_of(trained, tmp_path / name) for name in "abc"]
+    path = roots[2] / "metadata.json"
+    path.write_text(path.read_text().replace('"PPO.clip": "0.2"', '"PPO.clip": "0.3"'))
+    code, lines, err = reported(capsys, *roots, f"--output_dir={tmp_path / 'out'}")
+    assert (code, lines[-1]) == (0, str(tmp_path / "out" / "comparison.html")), err
+    assert "pip install 'tfrl[report]'" in lines[0]
+    with (tmp_path / "out" / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["group"], r["runs"]) for r in rows] == [("clip=0.2", "2"), ("clip=0.3", "1")]
+    assert "| tf:CartPole-v1 | clip=0.2 | 2 |" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_curves_over_seeds():
+    def run(returns):
+        rows = [{"env_steps": 10 * i, "episode_return": float(y), "time/call": 2.0}
+                for i, y in enumerate(returns, 1)]  # fmt: skip
+        return RunRecord("root", rows, {"configuration": {}}, {})
+
+    runs = [run([0, 2, 4]), run([2, 4])]
+    axis, mean, low, high = comparison.mean_curve(runs)
+    assert (axis[0], axis[-1]) == (10, 20)  # as far as the shorter one
+    np.testing.assert_allclose([mean[0], mean[-1]], [1, 3])
+    np.testing.assert_allclose([low[0], high[0]], [0, 2])
+    assert comparison.mean_curve(runs, "seconds")[0][-1] == 4.0
+    assert [comparison.final_return(r) for r in runs] == [4, 4]

@@ -4,6 +4,7 @@ Exit codes: 0 done or help shown; 2 a user's mistake; 130 interrupted from the k
 `SystemExit` carries; 1 with a traceback for a bug.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -25,7 +26,11 @@ _HELP_FULL = ("--helpfull", "-helpfull")
 
 
 def run(
-    main: Callable[[], int | None], *, doc: str = "", argv: Sequence[str] | None = None
+    main: Callable[..., int | None],
+    *,
+    doc: str = "",
+    argv: Sequence[str] | None = None,
+    takes_folders: bool = False,
 ) -> NoReturn:
     """Parses the command line, calls `main` and exits.
 
@@ -36,11 +41,14 @@ def run(
       main: The program; its result is the exit code, None for 0.
       doc: What `--help` says first.
       argv: The command line; `sys.argv` by default.
+      takes_folders: Whether there may be arguments without flags; `main` gets the list of them.
+        Such a program has its own flags alone, none of those that all others have.
 
     Raises:
       SystemExit: Always, with the exit code.
     """
-    import tfrl.launch.flags  # noqa: F401  (defines the common flags)
+    if not takes_folders:
+        import tfrl.launch.flags  # noqa: F401  (defines the common flags)
 
     logging.set_verbosity(logging.WARNING)
     logging.set_stderrthreshold("warning")
@@ -49,9 +57,9 @@ def run(
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     app.run(
-        lambda _: _call(main),
+        lambda rest: _call(functools.partial(main, rest[1:]) if takes_folders else main),
         argv=list(sys.argv if argv is None else argv),
-        flags_parser=lambda args: _parse(args, doc),
+        flags_parser=lambda args: _parse(args, doc, takes_folders),
     )
     raise SystemExit(0)
 
@@ -124,7 +132,7 @@ def _call(main: Callable[[], int | None]) -> int | None:
         distrust(None)  # a run folder's names are distrusted for its own program alone
 
 
-def _parse(argv: list[str], doc: str) -> list[str]:
+def _parse(argv: list[str], doc: str, takes_folders: bool) -> list[str]:
     """Parses `argv` for absl.app, with our exit codes."""
     own = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if any(arg in _HELP or arg in _HELP_FULL for arg in own):
@@ -136,6 +144,8 @@ def _parse(argv: list[str], doc: str) -> list[str]:
         fail(_unknown_flag(error.flagname))
     except flags.Error as error:
         fail(_bad_value(error))
+    if takes_folders:
+        return rest
     if len(rest) > 1:
         fail(
             UserError(

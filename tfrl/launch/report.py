@@ -1,0 +1,55 @@
+"""`bin/report.py`: draws a run's report again, or compares several runs."""
+
+import pathlib
+import sys
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import app
+
+DOC = """Draws curve.png and report.html of a run folder again, or compares several.
+
+  tfrl-report runs/ppo_tf_cartpole
+  tfrl-report runs/* --output_dir=comparison
+
+A comparison groups the runs by what differs between their configurations, seeds aside, and writes
+comparison.html, .md, .csv and .png. The last line is the path of the page."""
+
+flags.DEFINE_string("output_dir", "comparison", "Folder of a comparison.")
+flags.DEFINE_enum("against", "env_steps", ["env_steps", "seconds"], "The axis of its curves.")
+
+
+def main(folders: list[str]) -> int:
+    """Reports as the command line says; returns the exit code."""
+    runs = [folder for folder in folders if pathlib.Path(folder).expanduser().is_dir()]
+    if not runs:
+        raise UserError(
+            "tfrl-report",
+            expected="one run folder, or several to compare",
+            got=", ".join(folders) or "none",
+            remedy="Write tfrl-report runs/ppo_tf_cartpole, for example.",
+        )
+    # Importing it registers the names of which bindings have defaults.
+    from tfrl.experiment.run_folder import RunFolder
+    from tfrl.launch import configurables, training  # noqa: F401
+
+    if len(runs) == 1:
+        app.say(str(training.write_report(RunFolder(runs[0]))))
+        return 0
+    from tfrl.experiment import comparison
+
+    page = comparison.write(
+        runs,
+        pathlib.Path(flags.FLAGS.output_dir).expanduser().absolute(),
+        against=flags.FLAGS.against,
+        may_differ=training.MAY_CHANGE,
+        log=app.say,
+    )
+    app.say(str(page))
+    return 0
+
+
+def run() -> None:
+    """Entry point of `tfrl-report` and `bin/report.py`."""
+    app.run(main, doc=DOC, argv=sys.argv, takes_folders=True)
