@@ -14,7 +14,9 @@ import pytest
 import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = ("collect", "evaluate", "export", "launch", "learn", "reverb_server", "train")
+BINARIES = (
+    *("collect", "evaluate", "export", "launch", "learn", "report", "reverb_server", "train"),
+)
 
 
 def without_xla_lines(stderr):
@@ -156,7 +158,7 @@ def test_every_extra_is_in_all(wheel):
     extras = set(metadata.metadata.get_all("Provides-Extra"))
     assert extras == {
         *("all", "atari", "dev", "envpool", "evolution-references", "export"),
-        *("jax", "mujoco", "multiagent", "plots"),
+        *("jax", "mujoco", "multiagent", "plots", "ray", "report"),
         *("video", "video-writers", "wandb"),
     }
     split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]
