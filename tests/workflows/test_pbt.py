@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfrl
-from tfrl import make_env, seeding, struct
+from tfrl import make_env, seeding, struct, traces
 from tfrl.agents import PPO, SAC
 from tfrl.errors import UserError
 from tfrl.evolution import OpenES
@@ -99,24 +99,25 @@ def test_who_takes_over_has_all_but_environments_keys_and_counters():
 
 
 def test_it_is_traced_once():
+    traces.forget_all()
     TRACED.clear()
-    small, large = pbt(num_members=2), pbt(num_members=4)
+    small, large = pbt(num_members=2), pbt(num_members=3)
     small.advance(small.setup(0), 2)
     once = len(TRACED)
     large.advance(large.setup(0), 2)
     assert len(TRACED) == 2 * once  # whatever the number of members
     TRACED.clear()
-    again = pbt(num_members=4)
+    again = pbt(num_members=3)
     again.advance(again.setup(5), 2)
     assert TRACED == []
 
 
 def test_a_run_goes_on_to_the_bit(tmp_path):
-    workflow = pbt()
+    workflow = pbt(fitness="evaluation")
     state = workflow.advance(workflow.setup(3), 2).state
     workflow.save(state, tmp_path)
     whole = workflow.advance(state, 2).state
-    other = pbt()
+    other = pbt(fitness="evaluation")
     assert_same(other.advance(other.restore(tmp_path), 2).state, whole)
 
 
@@ -140,7 +141,7 @@ def test_the_lineage_is_recorded_and_drawn(tmp_path):
 
 @pytest.mark.parametrize("fitness", ["training", "evaluation"])
 def test_the_best_member_is_what_the_run_shows(fitness):
-    workflow = pbt(fitness=fitness, exploit=stays)
+    workflow = pbt(fitness=fitness)
     state = workflow.setup(0)
     row, state = workflow.step(state)
     best = int(np.nanargmax(state.opt_state.lineage.fitness[0]))
@@ -168,25 +169,21 @@ def test_searches_are_members_too():
     assert np.isfinite(tf.nest.flatten(population)[0]).all()
 
 
-def test_a_member_that_is_lost_is_the_last():
-    class Lost(PBTWorkflow):
-        def fitness(self, members, key):
-            return tf.constant([1.0, np.nan, 3.0])
+class OneIsKnownLater(PBTWorkflow):
+    """In the first round no fitness is known, later all but that of the second member."""
 
-    workflow = Lost(member(), (LR,), 3, compile="graph", iterations_per_round=1)
+    def fitness(self, members, key):
+        known = members.metrics.iterations > 1
+        return tf.where(known, tf.constant([1.0, np.nan, 3.0]), np.nan)
+
+
+def test_who_takes_over_whom_where_fitness_is_not_known():
+    workflow = OneIsKnownLater(member(), (LR,), 3, compile="graph", iterations_per_round=1)
     row, state = workflow.step(workflow.setup(0))
-    assert row["lost_members"] == 1 and row["fitness_best"] == 3.0 and row["fitness_mean"] == 2.0
-    np.testing.assert_array_equal(state.opt_state.lineage.parents[0], [0, 2, 2])
-
-
-def test_before_an_episode_has_ended_nobody_takes_over():
-    class Unknown(PBTWorkflow):
-        def fitness(self, members, key):
-            return tf.fill([3], np.float32(np.nan))
-
-    workflow = Unknown(member(), (LR,), 3, compile="graph", iterations_per_round=1)
-    row, _ = workflow.step(workflow.setup(0))
     assert row["taken_over"] == 0 and row["lost_members"] == 3
+    row, state = workflow.step(state)
+    assert row["lost_members"] == 1 and row["fitness_best"] == 3.0 and row["fitness_mean"] == 2.0
+    np.testing.assert_array_equal(state.opt_state.lineage.parents[:2], [[0, 1, 2], [0, 2, 2]])
 
 
 PRIORITIZED = functools.partial(InGraphReplay, capacity=64, kind="prioritized")
@@ -205,7 +202,8 @@ def off_policy(**options):
 
 def test_members_may_learn_from_replay(tmp_path):
     entropy = Hyperparameter(path="extra/target_entropy", low=-2.0, high=0.0, scale="linear")
-    options = {"workflow": off_policy(), "iterations_per_round": 40, "exploit": stays}
+    single = off_policy(rollout_length=4, updates_per_step=0.4)  # 1 or 2 learner steps
+    options = {"workflow": single, "iterations_per_round": 10, "exploit": stays}
     workflow = pbt((LR, DISCOUNT, entropy), 2, **options)
     state = workflow.setup(0)
     before = state.opt_state.members
@@ -213,7 +211,8 @@ def test_members_may_learn_from_replay(tmp_path):
     state = workflow.advance(state, 2).state
     after = state.opt_state.members
     for i in range(2):  # 80 steps: the buffer of 64 has gone round
-        alone = workflow.workflow.advance(struct.take(before, i), 80).state
+        alone = single.advance(struct.take(before, i), 20).state
+        assert alone.metrics.learner["learner_steps"] == 32
         for name in ("agent_state", "opt_state", "env_state", "replay_buffer_state"):
             assert_same(getattr(struct.take(after, i), name), getattr(alone, name))
     taken, _ = workflow.take_over(after, tf.zeros([3, 2]), tf.constant([1, 1]), seeding.key(0))
@@ -225,14 +224,13 @@ def test_members_may_learn_from_replay(tmp_path):
     assert_same(workflow.advance(workflow.restore(tmp_path), 1).state, whole)
 
 
-def test_several_learner_steps_of_an_iteration():
-    single = off_policy(rollout_length=4, updates_per_step=0.4)  # 1 or 2
-    workflow = pbt((LR,), 2, workflow=single, iterations_per_round=5, exploit=stays)
+@pytest.mark.slow
+def test_members_may_learn_from_each_step():
+    workflow = pbt((LR,), 2, workflow=off_policy(), iterations_per_round=20, exploit=stays)
     state = workflow.setup(1)
     before = state.opt_state.members
     after = workflow.advance(state, 1).state.opt_state.members
-    alone = single.advance(struct.take(before, 0), 5).state
-    assert alone.metrics.learner["learner_steps"] == 8
+    alone = workflow.workflow.advance(struct.take(before, 0), 20).state
     assert_same(struct.take(after, 0).agent_state, alone.agent_state)
 
 
