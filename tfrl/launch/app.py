@@ -56,8 +56,14 @@ def run(
     # Modules beside the user are found last, so that none of them stands in for a library's.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+    def call(rest: list[str]) -> int | None:
+        if takes_folders:
+            return _call(functools.partial(main, rest[1:]))
+        return _call(main)
+
     app.run(
-        lambda rest: _call(functools.partial(main, rest[1:]) if takes_folders else main),
+        call,
         argv=list(sys.argv if argv is None else argv),
         flags_parser=lambda args: _parse(args, doc, takes_folders),
     )
