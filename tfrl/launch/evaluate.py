@@ -14,6 +14,7 @@ from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
 
 if TYPE_CHECKING:
+    from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch.settings import Settings
 
 DOC = """Evaluates the greedy policy of a run; the last line is one JSON object.
@@ -36,7 +37,7 @@ flags.DEFINE_boolean(
 )
 
 EVALUATIONS = "evaluations.jsonl"
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 10.0
 
 
 def main() -> int:
@@ -180,7 +181,7 @@ def await_run(root_dir: str | None, seconds: float) -> None:
         if not told:
             app.say(f"Waiting up to {seconds:g} s for the first checkpoint in {folder.root}.")
             told = True
-        time.sleep(_LOOK_SECONDS)
+        _await_change(folder)
 
 
 def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
@@ -219,8 +220,7 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
                 done, since = max(newest, result["env_steps"]), time.monotonic()
                 line = json.dumps(result)
                 print(line, flush=True)
-                with open(folder.root / EVALUATIONS, "a", encoding="utf-8") as file:
-                    file.write(f"{line}\n")
+                _record(folder, line)
             elif ended:
                 return 0
             elif time.monotonic() - since > values.wait_seconds:
@@ -231,8 +231,28 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
                     remedy="See whether the training goes on, or raise --wait_seconds.",
                 )
             else:
-                time.sleep(_LOOK_SECONDS)
+                _await_change(folder)
     return termination.exit_code
+
+
+def _await_change(folder: "RunFolder") -> None:
+    """Waits a little; a remote folder is read again."""
+    from tfrl.storage import working_copy
+
+    is_copy = working_copy.copy_of(folder.root) is not None
+    time.sleep(_REMOTE_LOOK_SECONDS if is_copy else _LOOK_SECONDS)
+    working_copy.refresh(folder.root)
+
+
+def _record(folder: "RunFolder", line: str) -> None:
+    from tfrl.storage import remote, working_copy
+
+    path = folder.root / EVALUATIONS
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    copy = working_copy.copy_of(path)
+    if copy is not None:
+        remote.upload(path, remote.join(copy.url, EVALUATIONS))
 
 
 def _show(title: str, figures: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
 from tfrl.launch.local_engine import LocalEngine
 from tfrl.launch.termination import Termination
+from tfrl.storage import remote
 
 DOC = """Starts a server, a learner and collectors for the training that a gin file describes.
 
@@ -32,7 +33,7 @@ DOC = """Starts a server, a learner and collectors for the training that a gin f
       --image=REGISTRY/tfrl --volume=CLAIM:/runs --root_dir=/runs/impala | kubectl apply -f -
 
 The same command goes on with a run that was stopped. --root_dir is the run folder of the learner,
-with logs/ of all processes and servers/ beside it."""
+with logs/ of all processes and servers/ beside it; logs of a run on gs:// are in runs/ here."""
 
 ENGINES = ("local", "ray", "kubernetes", "tpu_vm")
 
@@ -104,7 +105,8 @@ def main() -> int:
         size = sizes.described(options, job)
         app.say("\n".join([described(job), f"Replay servers: {', '.join(addresses)}", size]))
         return 0
-    log_dir = pathlib.Path(root).expanduser() / "logs"
+    here = api.default_root_dir(list(values.gin_file)) if remote.is_remote(root) else root
+    log_dir = pathlib.Path(here).expanduser() / "logs"
     if asked.engine == "ray":
         return ray_engine.run(
             lambda addresses, bind: roles(options, addresses, bind=bind),

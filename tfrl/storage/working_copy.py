@@ -37,6 +37,7 @@ _OWN = (
     "summary.json",
     "metrics.csv",
     "metrics.jsonl",
+    "evaluations.jsonl",
 )
 _RECORDS = ("tensorboard", "videos")
 # The result of a run: it is written last.
