@@ -71,7 +71,8 @@ def test_defaults_and_values(call):
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.strip() == (
         "CommonFlags(seed=0, if_exists='resume', strategy='auto', num_logical_cpus=1, "
-        "deterministic_ops=False, root_dir=None, gin_file=(), gin_bindings=(), tpu=None)"
+        "deterministic_ops=False, root_dir=None, gin_file=(), gin_bindings=(), tpu=None, "
+        "allow_code=False)"
     )
     result = call(
         "--root_dir=/x", "--gin_file=a.gin", "--gin_file=b.gin", "--gin_bindings=a.b='c, d'",
@@ -81,7 +82,7 @@ def test_defaults_and_values(call):
     assert result.stdout.strip() == (
         "CommonFlags(seed=7, if_exists='new', strategy='one_device', num_logical_cpus=1, "
         "deterministic_ops=True, root_dir='/x', gin_file=('a.gin', 'b.gin'), "
-        "gin_bindings=(\"a.b='c, d'\", 'e.f=1'), tpu=None)"
+        "gin_bindings=(\"a.b='c, d'\", 'e.f=1'), tpu=None, allow_code=False)"
     )
 
 

@@ -1,5 +1,6 @@
 """What people do after a training: load its policy, go on with it, look at it."""
 
+import contextlib
 import csv
 import json
 import sys
@@ -9,6 +10,7 @@ import pytest
 from absl import flags
 
 import tfrl
+import tfrl.__main__ as tfrl_main
 from tests.docs_helpers import ROOT, blocks
 from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
@@ -69,6 +71,8 @@ def test_a_run_goes_on_from_its_folder_alone(trained, tmp_path, capsys, monkeypa
     assert "going on at 160 of 192 env steps" in capsys.readouterr().out
     code, _, err = in_process(train.main, capsys, *flags[:1], "--gin_bindings=PPO.clip=0.1")
     assert code == 2 and "PPO.clip = '0.1' (the run has '0.2')" in err
+    done = (f"--root_dir={root}", "--total_env_steps=192")
+    assert in_process(train.main, capsys, *done, "--quiet") == (0, "", "")
     with pytest.raises(UserError, match="expected the folder of a run, got nothing"):
         tfrl.train(total_env_steps=32)
 
@@ -87,6 +91,18 @@ def test_mistakes_of_loading(trained, tmp_path):
         saved.predict(np.zeros(4), deterministic=False)
     with pytest.raises(UserError, match="obs .observation.: expected the shape .4.*got .3."):
         saved.predict(np.zeros(3))
+
+
+def test_the_module_runs_the_binaries(capsys, monkeypatch):
+    def told(*args):
+        monkeypatch.setattr(sys, "argv", ["tfrl", *args])
+        with contextlib.suppress(SystemExit):
+            tfrl_main.main()
+        return capsys.readouterr().out
+
+    assert told("--version") == told("train", "--version") == f"tfrl {tfrl.__version__}\n"
+    assert told().startswith("Usage: python -m tfrl COMMAND")
+    assert told("report", "--help").startswith("Draws curve.png and report.html")
 
 
 def reported(capsys, *args):

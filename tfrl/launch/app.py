@@ -4,7 +4,6 @@ Exit codes: 0 done or help shown; 2 a user's mistake; 130 interrupted from the k
 `SystemExit` carries; 1 with a traceback for a bug.
 """
 
-import functools
 import os
 import pathlib
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+from tfrl._version import __version__
 from tfrl.envs.env_calls import HostErrors
 from tfrl.errors import UserError, did_you_mean
 from tfrl.loading import distrust
@@ -56,14 +56,8 @@ def run(
     # Modules beside the user are found last, so that none of them stands in for a library's.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-
-    def call(rest: list[str]) -> int | None:
-        if takes_folders:
-            return _call(functools.partial(main, rest[1:]))
-        return _call(main)
-
     app.run(
-        call,
+        lambda rest: _call(main, *([rest[1:]] if takes_folders else [])),
         argv=list(sys.argv if argv is None else argv),
         flags_parser=lambda args: _parse(args, doc, takes_folders),
     )
@@ -71,8 +65,9 @@ def run(
 
 
 def say(text: str) -> None:
-    """Prints a line for the user."""
-    print(working_copy.named(text), flush=True)
+    """Prints a line for the user, unless --quiet is given."""
+    if not ("quiet" in flags.FLAGS and flags.FLAGS["quiet"].value):
+        print(working_copy.named(text), flush=True)
 
 
 def _show_warning(
@@ -121,9 +116,9 @@ def _user_traceback(error: BaseException | None) -> str:
     return ""
 
 
-def _call(main: Callable[[], int | None]) -> int | None:
+def _call(main: Callable[..., int | None], *args: Any) -> int | None:
     try:
-        return main()
+        return main(*args)
     except UserError as error:
         fail(error)
     except Exception as error:
@@ -143,6 +138,9 @@ def _parse(argv: list[str], doc: str, takes_folders: bool) -> list[str]:
     own = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if any(arg in _HELP or arg in _HELP_FULL for arg in own):
         _print_help(help_text(doc, full=any(arg in _HELP_FULL for arg in own)))
+        raise SystemExit(0)
+    if "--version" in own:
+        print(f"tfrl {__version__}", flush=True)
         raise SystemExit(0)
     try:
         rest = flags.FLAGS(argv)
@@ -202,6 +200,7 @@ def help_text(doc: str, full: bool = False) -> str:
                 continue
             seen.add(flag.name)
             lines += _describe(flag)
+    lines += ["  --version", "      Prints the version."]
     return "\n".join([*lines, "  --helpfull", "      Also lists the flags of the libraries below."])
 
 

@@ -54,6 +54,9 @@ flags.DEFINE_boolean(
     "Import the Python modules that the configuration in --root_dir names: give it for folders "
     "that you trust.",
 )
+flags.DEFINE_boolean(
+    "quiet", False, "Print warnings, errors and a last line of JSON, and nothing else."
+)
 flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to the bit, or fail.")
 
 

@@ -81,6 +81,8 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
         choose(values.strategy, tpu=values.tpu, num_logical_cpus=values.num_logical_cpus),
         values.root_dir if values.if_exists == "resume" else None,
     )
+    if flags.FLAGS.quiet:
+        assembled = assembled.replace(progress=False)
     if flags.FLAGS.video_interval is not None:
         assembled = assembled.replace(video_interval=flags.FLAGS.video_interval)
     if prepare is not None:
