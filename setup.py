@@ -171,6 +171,7 @@ setup(
             "tfrl-launch = tfrl.launch.launch:run",
             "tfrl-learn = tfrl.launch.learn:run",
             "tfrl-report = tfrl.launch.report:run",
+            "tfrl-sweep = tfrl.launch.sweep:run",
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },

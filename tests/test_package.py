@@ -15,7 +15,7 @@ import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BINARIES = (
-    *("collect", "evaluate", "export", "launch", "learn", "report", "reverb_server", "train"),
+    *("collect", "evaluate", "export", "launch", "learn", "report", "reverb_server", "sweep", "train"),
 )
 
 
@@ -199,7 +199,8 @@ def test_binaries_answer_help(installed, tmp_path, binary):
     for command in commands:
         result = _run([*command, "--help"], tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
-        assert "--root_dir=<value>" in result.stdout
+        flag = "--output_dir" if binary == "report" else "--root_dir"
+        assert f"{flag}=<value>" in result.stdout
 
 
 def test_wheel_finds_its_gin_files(installed, tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 from tfrl._version import __version__
 
-COMMANDS = ("train", "evaluate", "export", "report", "reverb-server")
+COMMANDS = ("train", "evaluate", "export", "report", "sweep", "reverb-server")
 USAGE = f"""Usage: python -m tfrl COMMAND --flags
 
 Commands: {", ".join(COMMANDS)}.

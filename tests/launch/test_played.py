@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.launch.launch_runs import arguments, copy_of, in_process, run
 from tfrl.errors import UserError
 from tfrl.experiment import comparison
 from tfrl.experiment.report import RunRecord
-from tfrl.launch import app, report, termination, train
+from tfrl.launch import app, report, sweep, termination, train
 
 README = ROOT / "README.md"
 
@@ -159,3 +160,50 @@ def test_curves_over_seeds():
     np.testing.assert_allclose([low[0], high[0]], [0, 2])
     assert comparison.mean_curve(runs, "seconds")[0][-1] == 4.0
     assert [comparison.final_return(r) for r in runs] == [4, 4]
+
+
+def test_a_sweep_runs_all_and_compares_them(trained, tmp_path, capsys, monkeypatch):
+    called = []
+
+    def command(files, bindings, seed, folder):
+        called.append((*files, *bindings, seed))
+        copied = shutil.copytree(trained, folder)
+        path = copied / "metadata.json"
+        clip = bindings[-1].partition("=")[2]
+        path.write_text(path.read_text().replace('"PPO.clip": "0.2"', f'"PPO.clip": "{clip}"'))
+        return [sys.executable, "-c", f"raise SystemExit({int(clip == '0.3' and seed == 8)})"]
+
+    monkeypatch.setattr(sweep, "command", command)
+    root = tmp_path / "sweep"
+    code, out, err = in_process(
+        sweep.main, capsys, f"--root_dir={root}", "--gin_file=ppo/tf_catch.gin",
+        "--grid=PPO.clip=[0.2, 0.3]", "--seeds=2", "--seed=7", "--parallel=2",
+        "--gin_bindings=PPO.discount=0.9",
+    )  # fmt: skip
+    fixed = ("ppo/tf_catch.gin", "PPO.discount=0.9")
+    grid = [(f"PPO.clip={clip}", seed) for clip in (0.2, 0.3) for seed in (7, 8)]
+    assert called == [(*fixed, *rest) for rest in grid]
+    assert code == 1 and f"{root / 'clip=0.3,seed=8'}: ended with 1, see" in out, err
+    text = (root / "comparison" / "comparison.md").read_text()
+    assert "| clip=0.2 | 2 |" in text and "| clip=0.3 | 1 |" in text
+
+
+@pytest.mark.parametrize("text", ["PPO.clip", "PPO.clip=0.1", "clip=[1]", "PPO.clip=[]", "a.b=[x]"])
+def test_mistakes_of_a_grid(text):
+    with pytest.raises(UserError, match="expected name.parameter=.value"):
+        sweep.read_axis(text)
+
+
+def test_what_a_sweep_starts(tmp_path):
+    grid = [
+        sweep.read_axis("PPO.torso=['@MLP()', None]"),
+        sweep.read_axis("MLP.activation=['relu']"),
+    ]
+    first, second = sweep.combinations(grid)
+    assert first == ["PPO.torso=@MLP()", "MLP.activation='relu'"]
+    assert second[0] == "PPO.torso=None"
+    assert sweep.folder_name(first, 3) == "torso=_MLP_,activation=_relu_,seed=3"
+    made = sweep.command(["a.gin"], first, 3, tmp_path)
+    assert made[1:4] == ["-m", "tfrl", "train"]
+    assert made[4:6] == ["--gin_file=a.gin", "--gin_bindings=PPO.torso=@MLP()"]
+    assert made[-2:] == ["--seed=3", f"--root_dir={tmp_path}"]

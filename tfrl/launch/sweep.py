@@ -1,0 +1,156 @@
+"""`bin/sweep.py`: trains a grid of settings over seeds, and compares the runs."""
+
+import ast
+import concurrent.futures
+import itertools
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tfrl.errors import UserError
+from tfrl.launch import api, app, gin_files
+from tfrl.launch import flags as common_flags
+
+DOC = """Trains every combination of a grid with every seed, and compares the runs.
+
+  tfrl-sweep --gin_file=ppo/tf_cartpole.gin --root_dir=runs/rates --seeds=5 --parallel=2 \\
+      --grid='ModuleConfig.lr=[1e-3, 3e-4]'
+
+Each run is a tfrl-train of its own in a folder below --root_dir, with a log beside it. The same
+command goes on with what was stopped. It ends with tfrl-report of all runs, in
+<root_dir>/comparison."""
+
+flags.DEFINE_multi_string(
+    "grid", [], "name.parameter=[value, ...]; may be repeated, for all combinations."
+)
+flags.DEFINE_integer("seeds", 1, "Seeds of each combination, from --seed on.", lower_bound=1)
+flags.DEFINE_integer("parallel", 1, "Trainings at a time.", lower_bound=1)
+
+
+def main() -> int:
+    """Sweeps as the flags say; returns the exit code."""
+    values = common_flags.common()
+    files = list(values.gin_file) or ["ppo/tf_cartpole.gin"]
+    grid = [read_axis(text) for text in flags.FLAGS.grid]
+    gin_files.read(files, values.gin_bindings)  # a slip of the pen should cost no process
+    root = pathlib.Path(values.root_dir or f"{api.default_root_dir(files)}_sweep").expanduser()
+    root.mkdir(parents=True, exist_ok=True)
+    seeds = range(values.seed, values.seed + flags.FLAGS.seeds)
+    jobs = {}
+    for bindings in combinations(grid):
+        for seed in seeds:
+            folder = root / folder_name(bindings, seed)
+            jobs[folder] = command(files, (*values.gin_bindings, *bindings), seed, folder)
+    failed = _run(jobs, flags.FLAGS.parallel)
+    done = [folder for folder in jobs if folder not in failed]
+    if done:
+        from tfrl.experiment import comparison
+        from tfrl.launch.training import MAY_CHANGE
+
+        target = root.absolute() / comparison.NAME
+        app.say(str(comparison.write(done, target, may_differ=MAY_CHANGE, log=app.say)))
+    return 1 if failed else 0
+
+
+def read_axis(text: str) -> tuple[str, list[Any]]:
+    """Reads one value of --grid.
+
+    Raises:
+      UserError: It is not of the form `name.parameter=[value, ...]`.
+    """
+    name, _, value = text.partition("=")
+    try:
+        values = ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        values = None
+    if "." not in name or not isinstance(values, (list, tuple)) or not values:
+        raise UserError(
+            f"--grid='{text}'",
+            expected="name.parameter=[value, ...], a list of Python literals",
+            got=repr(value.strip()),
+            remedy="Write for example --grid='ModuleConfig.lr=[1e-3, 3e-4]'; text and references "
+            "need quotes: ['@MLP()'].",
+        )
+    return name.strip(), list(values)
+
+
+def combinations(grid: Sequence[tuple[str, Sequence[Any]]]) -> list[list[str]]:
+    """Returns the bindings of every combination of a grid."""
+
+    def line(name: str, value: Any) -> str:
+        reference = isinstance(value, str) and value.startswith(("@", "%"))
+        return f"{name}={value if reference else repr(value)}"
+
+    axes = [[line(name, value) for value in values] for name, values in grid]
+    return [list(chosen) for chosen in itertools.product(*axes)]
+
+
+def folder_name(bindings: Sequence[str], seed: int) -> str:
+    """Returns the name of a run's folder: `lr=0.001,seed=0`."""
+    pairs = [binding.split("=", 1) for binding in bindings]
+    short = [name.rpartition(".")[2] for name, _ in pairs]
+    if len(set(short)) < len(short):  # two parameters of one name
+        short = [name for name, _ in pairs]
+    told = [f"{name}={value}" for name, (_, value) in zip(short, pairs, strict=True)]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join([*told, f"seed={seed}"]))
+
+
+def command(
+    files: Sequence[str], bindings: Sequence[str], seed: int, folder: pathlib.Path
+) -> list[str]:
+    """Returns the command that trains one run."""
+    given = [f"--gin_file={file}" for file in files]
+    given += [f"--gin_bindings={binding}" for binding in bindings]
+    given += [f"--seed={seed}", f"--root_dir={folder}"]
+    return [sys.executable, "-m", "tfrl", "train", *given]
+
+
+def _run(jobs: dict[pathlib.Path, list[str]], parallel: int) -> list[pathlib.Path]:
+    """Runs commands, so many at a time; returns the folders of those that failed."""
+    # An operation's threads share the cores between the runs.
+    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
+    env = {"TF_NUM_INTRAOP_THREADS": threads, **os.environ} if parallel > 1 else None
+    running: list[subprocess.Popen[bytes]] = []
+    failed: list[pathlib.Path] = []
+
+    def train(folder: pathlib.Path) -> None:
+        log = folder.with_name(f"{folder.name}.log")
+        with log.open("ab") as output:
+            process = subprocess.Popen(jobs[folder], stdout=output, stderr=output, env=env)
+            running.append(process)
+            code = process.wait()
+        if code:
+            failed.append(folder)
+        app.say(f"{folder}: {'done' if code == 0 else f'ended with {code}, see {log}'}")
+
+    def stop(*_: Any) -> None:  # each saves; the same command goes on
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            if process.poll() is None:
+                process.terminate()
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    pool = concurrent.futures.ThreadPoolExecutor(parallel)
+    try:
+        with pool:
+            for future in [pool.submit(train, folder) for folder in jobs]:
+                future.result()
+    except KeyboardInterrupt:  # the runs have had it too
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return failed
+
+
+def run() -> None:
+    """Entry point of `tfrl-sweep` and `bin/sweep.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)
