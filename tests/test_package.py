@@ -14,9 +14,7 @@ import pytest
 import tfrl
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BINARIES = (
-    *("collect", "evaluate", "export", "launch", "learn", "report", "reverb_server", "sweep", "train"),
-)
+BINARIES = tuple(sorted(path.stem for path in (ROOT / "bin").glob("*.py")))
 
 
 def without_xla_lines(stderr):
