@@ -100,7 +100,7 @@ def draw_curve(run: RunRecord, path: pathlib.Path) -> None:
     losses = [n for n in run.names if _last(n).endswith("loss")][:8]
     panels = [("return", ["episode_return"]), ("learning rate", rates), ("losses", losses)]
     panels = [(title, names) for title, names in panels if names]
-    figure = figures.Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
+    figure = figures.Figure(figsize=(4.2 * len(panels), 3.2), layout="tight")
     for axes, (title, names) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
