@@ -171,7 +171,7 @@ def test_the_same_command_shows_the_result_and_a_larger_budget_goes_on(
     head, *result = out.splitlines()
     assert head == (
         f"tfrl 0.1.0: nothing to train in {root}: the budget is done; a larger "
-        "train.total_env_steps goes on."
+        "--total_env_steps goes on."
     )
     assert result[0] == first[1].stdout.splitlines()[1]
     assert launch_runs.tree(root) == before

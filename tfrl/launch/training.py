@@ -128,7 +128,7 @@ def show(folder: RunFolder, seconds: float) -> None:
         "Video": str(folder.root / summary["video"]) if summary["video"] else "none",
         **{n: str(folder.root / p) for n, p in summary.get("pictures", {}).items()},
         "Policy": f"{folder.policy} (SavedModel)" if folder.policy.is_dir() else "none",
-        "Report": str(page) if (page := folder.root / report.PAGE).is_file() else "none",
+        **({"Report": str(page)} if (page := folder.root / report.PAGE).is_file() else {}),
         "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
     }
     for name, value in rows.items():
