@@ -207,3 +207,17 @@ def test_what_a_sweep_starts(tmp_path):
     assert made[1:4] == ["-m", "tfrl", "train"]
     assert made[4:6] == ["--gin_file=a.gin", "--gin_bindings=PPO.torso=@MLP()"]
     assert made[-2:] == ["--seed=3", f"--root_dir={tmp_path}"]
+
+
+def test_interquartile_means_and_improvement():
+    pytest.importorskip("rliable.library")
+
+    def runs(*returns):
+        return [RunRecord("root", [], {}, {"eval_return_mean": float(x)}) for x in returns]
+
+    groups = {"task": {"a": runs(*range(8)), "b": runs(*range(100, 108))}}
+    first, second = comparison.table(groups, with_rliable=True)
+    assert first["iqm"] == np.mean([2, 3, 4, 5]) and first["iqm_low"] < 3.5 < first["iqm_high"]
+    assert second["iqm"] == 103.5
+    (row,) = comparison.improvements(groups)
+    assert (row["pair"], row["probability"]) == ("a > b", 0.0)
