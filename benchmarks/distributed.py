@@ -172,8 +172,8 @@ def _children(pid: int) -> dict[str, list[int]]:
         with contextlib.suppress(OSError):
             parent = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
             words = path.joinpath("cmdline").read_bytes().decode().split("\0")
-            if parent == pid and "tfrl.launch" in words:
-                role = words[words.index("tfrl.launch") + 1]
+            if parent == pid and words[1:3] == ["-m", "tfrl"]:
+                role = words[3]
                 found.setdefault(role, []).append(int(path.name))
     return found
 

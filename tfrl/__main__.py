@@ -5,7 +5,10 @@ import sys
 
 from tfrl._version import __version__
 
-COMMANDS = ("train", "evaluate", "export", "report", "sweep", "reverb-server")
+COMMANDS = (
+    *("train", "evaluate", "export", "report", "sweep"),
+    *("launch", "learn", "collect", "reverb-server"),
+)
 USAGE = f"""Usage: python -m tfrl COMMAND --flags
 
 Commands: {", ".join(COMMANDS)}.

@@ -19,7 +19,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What is killed, by the binary; "stop:" stops it for `STOPPED_SECONDS` in its place.
-KINDS = ("collect", "reverb_server", "learn", "evaluate", "launch")
+KINDS = ("collect", "reverb-server", "learn", "evaluate", "launch")
 STOPPED_SECONDS = 30.0
 IMPALA = "impala/gymnasium_cartpole.gin"
 
@@ -54,7 +54,7 @@ def children(pid, binary=None):
             line = path.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == pid and (binary is None or f"tfrl.launch {binary} " in line):
+        if parent == pid and (binary is None or f"-m tfrl {binary} " in line):
             found[int(path.name)] = line
     return found
 

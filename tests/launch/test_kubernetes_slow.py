@@ -14,7 +14,6 @@ from tests.launch import jobset_pods
 from tfrl.launch import job, kubernetes, launch
 
 SECONDS = 400.0
-COMMANDS = {"tfrl-reverb-server": "reverb_server", "tfrl-learn": "learn", "tfrl-collect": "collect"}
 
 
 @dataclasses.dataclass
@@ -42,7 +41,7 @@ class Cluster:
         program, *flags = command
         log = open(self.logs / running.pod.host, "a")
         running.process = subprocess.Popen(
-            [sys.executable, "-m", "tfrl.launch", COMMANDS[program], *flags],
+            [sys.executable, "-m", "tfrl", program.removeprefix("tfrl-"), *flags],
             env={**os.environ, **env},
             stdout=log,
             stderr=subprocess.STDOUT,

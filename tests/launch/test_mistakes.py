@@ -72,7 +72,7 @@ BINDINGS = {
     "misspelt reference": (
         "OnPolicyWorkflow.agent=@PP0",
         "Gin name @PP0 (--gin_bindings): expected the name of one configurable, got a name that "
-        "nothing has. Did you mean PPO or PGPE?",
+        "nothing has. Did you mean PPO or PGPE or APPO?",
     ),
     "hidden parameter": (
         "train.root_dir='x'",
@@ -414,7 +414,8 @@ def test_a_users_module_and_evaluation_of_it(call, capsys, tmp_path, monkeypatch
     assert "wrapping by 0.5" in out
     assert "import my_part" in (tmp_path / "run" / "operative_config.gin").read_text()
     code, out, err = call(
-        capsys, "--root_dir=run", "--episodes=2", "--checkpoint=latest", main=evaluate.main
+        *(capsys, "--root_dir=run", "--episodes=2", "--checkpoint=latest", "--allow_code"),
+        main=evaluate.main,
     )
     assert (code, err) == (0, "")
     assert "wrapping by 0.5" in out

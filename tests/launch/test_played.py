@@ -138,7 +138,7 @@ def test_a_comparison_without_rliable(trained, tmp_path, capsys, monkeypatch):
     roots = [copy_of(trained, tmp_path / name) for name in "abc"]
     path = roots[2] / "metadata.json"
     path.write_text(path.read_text().replace('"PPO.clip": "0.2"', '"PPO.clip": "0.3"'))
-    code, lines, err = reported(capsys, *roots, f"--output_dir={tmp_path / 'out'}")
+    code, lines, err = reported(capsys, *roots, f"--comparison_dir={tmp_path / 'out'}")
     assert (code, lines[-1]) == (0, str(tmp_path / "out" / "comparison.html")), err
     assert "pip install 'tfrl[report]'" in lines[0]
     with (tmp_path / "out" / "comparison.csv").open(newline="") as file:

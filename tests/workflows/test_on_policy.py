@@ -13,7 +13,7 @@ from absl.testing import parameterized
 import tfrl
 from tests.agents import registered
 from tfrl import struct
-from tfrl.agents import PPO, RandomAgent
+from tfrl.agents import APPO, PPO, RandomAgent
 from tfrl.envs.core import carrying
 from tfrl.envs.wrappers import RewardNormalize, RewardScale
 from tfrl.envs.wrappers.base import StatefulWrapper, WrapperState
@@ -452,7 +452,7 @@ class DefaultsTest(parameterized.TestCase):
 
     @parameterized.parameters(*registered.ON_POLICY)
     def test_an_agent_says_how_often_it_learns_from_a_rollout(self, agent):
-        epochs, minibatches = (4, 4) if agent is PPO else (1, 1)
+        epochs, minibatches = {PPO: (4, 4), APPO: (1, 4)}.get(agent, (1, 1))
         env = tfrl.make_env("tf:CartPole-v1", num_envs=4)
         w = OnPolicyWorkflow(env=env, agent=agent, rollout_length=8)
         rows = w.agent.num_rows(8, 4)

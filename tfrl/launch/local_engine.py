@@ -268,7 +268,7 @@ def kill_group(popen: subprocess.Popen[str]) -> None:
 
 
 def _own_command(role: Role) -> list[str]:
-    return [sys.executable, "-m", "tfrl.launch", role.binary, *role.flags]
+    return [sys.executable, "-m", "tfrl", role.binary.replace("_", "-"), *role.flags]
 
 
 def _child_of(parent: int) -> Callable[[], None]:

@@ -11,12 +11,12 @@ from tfrl.launch import app
 DOC = """Draws curve.png and report.html of a run folder again, or compares several.
 
   tfrl-report runs/ppo_tf_cartpole
-  tfrl-report runs/* --output_dir=comparison
+  tfrl-report runs/* --comparison_dir=comparison
 
 A comparison groups the runs by what differs between their configurations, seeds aside, and writes
 comparison.html, .md, .csv and .png. The last line is the path of the page."""
 
-flags.DEFINE_string("output_dir", "comparison", "Folder of a comparison.")
+flags.DEFINE_string("comparison_dir", "comparison", "Folder of a comparison.")
 flags.DEFINE_enum("against", "env_steps", ["env_steps", "seconds"], "The axis of its curves.")
 
 
@@ -41,7 +41,7 @@ def main(folders: list[str]) -> int:
 
     page = comparison.write(
         runs,
-        pathlib.Path(flags.FLAGS.output_dir).expanduser().absolute(),
+        pathlib.Path(flags.FLAGS.comparison_dir).expanduser().absolute(),
         against=flags.FLAGS.against,
         may_differ=training.MAY_CHANGE,
         log=app.say,
