@@ -197,7 +197,7 @@ def test_binaries_answer_help(installed, tmp_path, binary):
     for command in commands:
         result = _run([*command, "--help"], tmp_path)
         assert (result.returncode, result.stderr) == (0, "")
-        flag = "--output_dir" if binary == "report" else "--root_dir"
+        flag = "--comparison_dir" if binary == "report" else "--root_dir"
         assert f"{flag}=<value>" in result.stdout
 
 
