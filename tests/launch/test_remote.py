@@ -53,7 +53,8 @@ def _is_like(url, whole, folder):
     assert names == {n for n in whole if "tfevents" not in n} | {"writer.json"}
     for name in remote.tree(f"{url}/tensorboard"):
         remote.download(f"{url}/tensorboard/{name}", folder / "tensorboard" / name)
-    assert tensorboard_steps(folder) == [row["env_steps"] for row in rows]
+    # In one process the number of an event file, 9 or 10, decides its place.
+    assert sorted(tensorboard_steps(folder)) == [row["env_steps"] for row in rows]
 
 
 class TestTraining:
