@@ -48,6 +48,16 @@ EXTRAS = {
     # For reports and comparisons of runs.
     # rliable's arch does not import with pandas 3.
     "report": ["matplotlib>=3.7,<4", "rliable>=1.2,<2", "pandas<3"],
+    # Searches of hyperparameters: tfrl-tune.
+    "tune": ["matplotlib>=3.7,<4", "optuna>=4.1,<5"],
+    # tfrl-serve: an ASGI server with the parts that make it fast.
+    "serve": [
+        "httptools>=0.6",
+        "prometheus-client>=0.20",
+        "starlette>=0.37,<1",
+        "uvicorn>=0.30",
+        "uvloop>=0.19",
+    ],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
@@ -171,7 +181,9 @@ setup(
             "tfrl-launch = tfrl.launch.launch:run",
             "tfrl-learn = tfrl.launch.learn:run",
             "tfrl-report = tfrl.launch.report:run",
+            "tfrl-serve = tfrl.launch.serve:run",
             "tfrl-sweep = tfrl.launch.sweep:run",
+            "tfrl-tune = tfrl.launch.tune:run",
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },

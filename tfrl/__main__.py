@@ -6,7 +6,7 @@ import sys
 from tfrl._version import __version__
 
 COMMANDS = (
-    *("train", "evaluate", "export", "report", "sweep"),
+    *("train", "evaluate", "export", "report", "serve", "sweep", "tune"),
     *("launch", "learn", "collect", "reverb-server"),
 )
 USAGE = f"""Usage: python -m tfrl COMMAND --flags

@@ -266,12 +266,12 @@ class TestTensorBoard:
         recorder.close()
         recorder.close()
         found = events(tmp_path)
-        assert set(found.Tags()["scalars"]) == {"loss", "n", "huge"}
-        loss = found.Scalars("loss")
+        assert set(found.Tags()["scalars"]) == {"train/loss", "train/n", "train/huge"}
+        loss = found.Scalars("train/loss")
         assert [e.step for e in loss] == [1, 3]
         assert loss[0].value == 0.5 and math.isnan(loss[1].value)
-        assert found.Scalars("n")[0].value == 4.0
-        assert math.isinf(found.Scalars("huge")[0].value)
+        assert found.Scalars("train/n")[0].value == 4.0
+        assert math.isinf(found.Scalars("train/huge")[0].value)
 
     @pytest.mark.parametrize("half", [False, True])
     def test_resume_restarts_at_the_checkpoint(self, tmp_path, half):
@@ -287,10 +287,14 @@ class TestTensorBoard:
         second.write(3, {"loss": 30.0})
         second.close()
         found = events(tmp_path)
-        assert [(e.step, e.value) for e in found.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-        assert [e.step for e in found.Scalars("only_first")] == [1, 2]
+        assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [
+            (1, 1.0),
+            (2, 2.0),
+            (3, 30.0),
+        ]
+        assert [e.step for e in found.Scalars("train/only_first")] == [1, 2]
         # The later points are gone from the file too, for readers without regard for START.
-        assert [e.step for e in events(old).Scalars("loss")] == [1, 2]
+        assert [e.step for e in events(old).Scalars("train/loss")] == [1, 2]
         assert sorted("tfevents" in name for name in os.listdir(tmp_path)) == [True, True]
 
     def test_a_tensorboard_that_has_read_later_points_is_told(self, tmp_path):
@@ -299,13 +303,13 @@ class TestTensorBoard:
             first.write(step, {"loss": float(step)})
         first.close()
         living = events(tmp_path)
-        assert len(living.Scalars("loss")) == 4
+        assert len(living.Scalars("train/loss")) == 4
         second = recorders.TensorBoardRecorder(tmp_path)
         second.truncate(2)
         second.write(3, {"loss": 30.0})
         second.close()
         living.Reload()
-        assert [e.value for e in living.Scalars("loss")] == [1.0, 2.0, 30.0]
+        assert [e.value for e in living.Scalars("train/loss")] == [1.0, 2.0, 30.0]
 
     def test_video_is_an_animated_image(self, tmp_path):
         import io
@@ -457,7 +461,7 @@ class TestGroup:
         for _, name in FILES:
             assert steps_of(tmp_path / name) == [1, 2]
         group.close()
-        assert [e.value for e in events(tmp_path / "tb").Scalars("x")] == [1.0, 20.0]
+        assert [e.value for e in events(tmp_path / "tb").Scalars("train/x")] == [1.0, 20.0]
         assert events(tmp_path / "tb").Tags()["images"] == ["v"]
 
     def test_closes_all_when_one_fails(self, tmp_path):

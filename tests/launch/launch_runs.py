@@ -119,7 +119,7 @@ def jsonl_steps(root):
     return [json.loads(line)["env_steps"] for line in (root / "metrics.jsonl").open()]
 
 
-def tensorboard_steps(root, tag="loss"):
+def tensorboard_steps(root, tag="train/loss"):
     """The steps of one scalar over all event files, as they are on the disk."""
     from tensorboard.backend.event_processing import event_file_loader
 

@@ -69,13 +69,13 @@ def test_videos_of_a_run_that_goes_on(capsys, tmp_path):
     # The last parameters, the same episode.
     final = (root / "videos" / "final.mp4").read_bytes()
     assert final == (root / "videos" / "step_128.mp4").read_bytes()
-    assert launch_runs.tensorboard_steps(root, "video") == [64, 128]
+    assert launch_runs.tensorboard_steps(root, "eval/video") == [64, 128]
     # Another interval is no other run; neither is none, and the flag wins over gin.
     more = [*arguments(root, 256, "train.progress=False"), ONE_DEVICE]
     code, _, err = in_process(train.main, capsys, *more, "--video_interval=200")
     assert (code, err) == (0, "")
     assert names(root) == {"step_64.mp4", "step_128.mp4", "step_224.mp4", "final.mp4"}
-    assert launch_runs.tensorboard_steps(root, "video") == [64, 128, 224]
+    assert launch_runs.tensorboard_steps(root, "eval/video") == [64, 128, 224]
     more = arguments(root, 288, "train.progress=False", "train.video_interval=32")
     code, _, err = in_process(train.main, capsys, *more, ONE_DEVICE, "--video_interval=0")
     assert (code, err) == (0, "")

@@ -56,7 +56,7 @@ def summaries(root):
     for path in sorted((root / "tensorboard").iterdir()):
         for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                if value.tag == "video":
+                if value.tag == "eval/video":
                     found.setdefault(event.step, []).append(value.image.encoded_image_string)
     return found
 

@@ -101,10 +101,13 @@ class Agent(abc.ABC):
     Attributes:
       obs_spec: The nest of specs of one observation that it takes.
       action_spec: The nest of specs of one action that it gives.
+      screen_metrics: The two or three metrics that the line of progress shows: the columns that
+        say first whether the algorithm is well.
     """
 
     obs_spec: Nest
     action_spec: Nest
+    screen_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Lets the methods of a subclass take what the class says, see there."""

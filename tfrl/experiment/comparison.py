@@ -246,11 +246,13 @@ def write(
         target.mkdir(parents=True, exist_ok=True)
         picture = target / f"{NAME}.png"
         draw(groups, picture, against, with_rliable)
-        files.write_text(target / f"{NAME}.csv", _csv(tables[0]))
-        text = "\n\n".join(_markdown(rows) for rows in tables if rows)
+        files.write_text(target / f"{NAME}.csv", csv_of(tables[0]))
+        text = "\n\n".join(markdown_of(rows) for rows in tables if rows)
         files.write_text(target / f"{NAME}.md", text + "\n")
         page = target / f"{NAME}.html"
-        files.write_text(page, report.page("Comparison", [report.picture(picture), *_html(tables)]))
+        files.write_text(
+            page, report.page("Comparison", [report.picture(picture), *html_of(tables)])
+        )
     except OSError as error:
         raise files.unwritable(f"comparison {target}", error) from error
     return page
@@ -262,7 +264,8 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows, at least one, as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
@@ -270,13 +273,15 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows, at least one, as a table of Markdown."""
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([_shown(row[n]) for n in names] for row in rows)]
     return "\n".join(f"| {' | '.join(x.replace('|', '/') for x in line)} |" for line in lines)
 
 
-def _html(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+def html_of(tables: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Returns each list of rows as a table of HTML."""
     return [
         report.table(list(rows[0]), [[_shown(x) for x in row.values()] for row in rows])
         for rows in tables

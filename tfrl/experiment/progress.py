@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from tfrl.experiment.recorders import format_cells
 
-# The rate is that of the last updates: the first ones contain compilation.
+# The rate is that of the last updates.
 _WINDOW = 20
 
 
@@ -55,6 +55,7 @@ class Progress:
         self._stream = stream or sys.stderr
         self._console = console or rich.console.Console(file=self._stream)
         self._marks = collections.deque([(clock(), done)], maxlen=_WINDOW)
+        self._rate = 0.0
         self._last_line = -float("inf")
         self._pending: str | None = None
         self._figures = ""
@@ -79,19 +80,29 @@ class Progress:
     @property
     def rate(self) -> float:
         """Units per second over the last updates; 0 before the first."""
-        (then, before), (now, done) = self._marks[0], self._marks[-1]
-        return (done - before) / (now - then) if now > then else 0.0
+        return self._rate
 
-    def update(self, done: int, **figures: Any) -> None:
+    def restart(self) -> None:
+        """Leaves the time since the last update out of the rate: it was spent on compilation."""
+        self._marks.clear()
+        self._marks.append((self._clock(), self._done))
+
+    def update(self, done: int, *, compiled: bool = False, **figures: Any) -> None:
         """Shows a new state.
 
         Args:
           done: What is done by now, in the unit, since the start of the whole run.
+          compiled: Whether the time since the last update was spent on compilation.
           **figures: Current figures to show, such as `return_=312.5`; a trailing underscore is
             dropped from the name. A figure that is not given keeps off the display.
         """
         self._done = int(done)
-        self._marks.append((self._clock(), self._done))
+        if compiled:
+            self.restart()
+        else:
+            self._marks.append((self._clock(), self._done))
+            (then, before), (now, after) = self._marks[0], self._marks[-1]
+            self._rate = (after - before) / (now - then) if now > then else 0.0
         self._figures = format_cells({n.rstrip("_"): v for n, v in figures.items()})
         if self._bar is not None:
             shown = min(self._done, self._total)
@@ -145,7 +156,8 @@ class Progress:
         return f"{min(100.0, 100 * self._done / self._total):3.0f}%" if self._total > 0 else "100%"
 
     def _text(self) -> str:
-        parts = [f"{self._done:,}/{self._total:,}", f"{self.rate:,.0f}/s", f"eta {self._eta()}"]
+        rate = f"{self.rate:,.0f}/s" if self.rate else "?/s"
+        parts = [f"{self._done:,}/{self._total:,}", rate, f"eta {self._eta()}"]
         return "  ".join([*parts, self._figures] if self._figures else parts)
 
     def _eta(self) -> str:

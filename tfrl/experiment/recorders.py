@@ -317,8 +317,27 @@ class CsvRecorder(_LineRecorder):
             self._rewrite(kept)
 
 
+_GROUPS = ("rollout", "train", "eval", "time")
+_TIME = ("iterations", "env_steps")
+
+
+def tensorboard_tag(name: str) -> str:
+    """Returns the tag of a column: its name in one of the groups rollout, train, eval and time.
+
+    `episode_return` is `rollout/episode_return`, `eval_return_mean` is `eval/return_mean`, `loss`
+    is `train/loss`; a name that begins with a group stays.
+    """
+    if name.partition("/")[0] in _GROUPS and "/" in name:
+        return name
+    if name.startswith("eval_"):
+        return f"eval/{name.removeprefix('eval_')}"
+    if name.startswith("episode"):
+        return f"rollout/{name}"
+    return f"{'time' if name in _TIME else 'train'}/{name}"
+
+
 class TensorBoardRecorder(Recorder):
-    """Scalars under their names, videos as animated images; strings have no place and are left out.
+    """Scalars in groups (`tensorboard_tag`), videos as animated images; strings are left out.
 
     A run that goes on writes a further event file. `truncate` takes the later points out of the
     earlier files, and adds a SessionLog START event for a TensorBoard that has read them already.
@@ -347,7 +366,7 @@ class TensorBoardRecorder(Recorder):
         """Adds the numbers of a row as scalars (float32), all in one event."""
         cells = {name: cell(name, value) for name, value in row.items()}
         points = [
-            summary_pb2.Summary.Value(tag=name, simple_value=_float32(value))
+            summary_pb2.Summary.Value(tag=tensorboard_tag(name), simple_value=_float32(value))
             for name, value in cells.items()
             if not isinstance(value, str)
         ]
@@ -514,6 +533,7 @@ __all__ = [
     "cell",
     "format_cells",
     "format_number",
+    "tensorboard_tag",
 ]
 
 

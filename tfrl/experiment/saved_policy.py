@@ -14,7 +14,12 @@ from tfrl.types import Nest
 
 
 class SavedPolicy:
-    """The policy of a SavedModel; it knows neither the agent nor the environment."""
+    """The policy of a SavedModel; it knows neither the agent nor the environment.
+
+    Attributes:
+      path: The SavedModel's folder.
+      obs_spec: The nest of specs of one observation; nested keys are joined by "_".
+    """
 
     def __init__(self, folder: pathlib.Path, seed: int = 0):
         """Loads it.
@@ -35,6 +40,12 @@ class SavedPolicy:
             )
         inputs = self._signatures["action"].structured_input_signature[1]
         self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
+        # A flat nest of the inputs' names: of one input a spec, of several a dict of them.
+        given = {
+            n.removeprefix("observation").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
+            for n, s in self._inputs.items()
+        }
+        self.obs_spec: Nest = given[""] if set(given) == {""} else given
         self._fresh: dict[int, Nest] = {}
         self._seeds = iter(range(seed, 2**31))
 
@@ -82,6 +93,30 @@ class SavedPolicy:
         if set(found) == {"action"}:
             return found["action"], after or None
         return {n.removeprefix("action_"): x for n, x in found.items()}, after or None
+
+    @property
+    def state_spec(self) -> Nest:
+        """`{name: spec}` of one row of the recurrent state; None without memory."""
+        if "initial_state" not in self._signatures:
+            return None
+        outputs = self._signatures["initial_state"].structured_outputs
+        return {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in outputs.items()}
+
+    @property
+    def action_spec(self) -> Nest:
+        """The spec of one action, or `{path: spec}` where it has several leaves."""
+        outputs = self._signatures["action"].structured_outputs
+        found = {
+            n.removeprefix("action").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
+            for n, s in outputs.items()
+            if n.startswith("action")
+        }
+        return found[""] if set(found) == {""} else found
+
+    @property
+    def explores(self) -> bool:
+        """Whether it can draw actions as in training."""
+        return "explore" in self._signatures
 
     def _start(self, size: int) -> Nest:
         """The recurrent state of an episode's start."""

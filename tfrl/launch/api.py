@@ -40,6 +40,7 @@ def train(
     strategy: str = "auto",
     check_env: bool = True,
     allow_code: bool = False,
+    callbacks: Sequence[Any] = (),
     **bindings: Any,
 ) -> dict[str, Any]:
     """Trains as `tfrl-train` does, in a run folder, and returns the run's summary.
@@ -57,6 +58,7 @@ def train(
       check_env: Whether to check the environments shortly before training.
       allow_code: Whether Python modules may be imported because the folder names them, where
         `gin_files` is None.
+      callbacks: Your code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
       **bindings: They win over the files. A name without a dot is one of `train`:
         `total_env_steps=100_000`. Others are keys of a dict: `**{"make_env.num_envs": 8}`.
 
@@ -93,7 +95,16 @@ def train(
     options = StartOptions(
         seed or 0, if_exists, strategy, num_logical_cpus=1, deterministic_ops=False
     )
-    start(assembled, options, folder, chosen, Termination(), started, check_env=check_env)
+    start(
+        assembled,
+        options,
+        folder,
+        chosen,
+        Termination(),
+        started,
+        check_env=check_env,
+        callbacks=callbacks,
+    )
     return RunFolder(folder).read_summary() or {}
 
 
@@ -133,6 +144,7 @@ def start(
     started: float,
     *,
     check_env: bool,
+    callbacks: Sequence[Any] = (),
 ) -> int:
     """Checks what may fail without leaving a folder, and trains.
 
@@ -144,6 +156,7 @@ def start(
       termination: Reports SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
       check_env: Whether to check the environments.
+      callbacks: Called at the events of the run.
 
     Returns:
       The exit code, see `training.train`.
@@ -158,7 +171,7 @@ def start(
     if check_env:
         check_environments(workflow, options.seed)
     with contextlib.closing(workflow), lost_workers(strategy):
-        return training.train(settings, options, root_dir, termination, started)
+        return training.train(settings, options, root_dir, termination, started, callbacks)
 
 
 def default_root_dir(files: list[str]) -> str:

@@ -1,13 +1,10 @@
 """`bin/sweep.py`: trains a grid of settings over seeds, and compares the runs."""
 
 import ast
-import concurrent.futures
+import functools
 import itertools
-import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from tfrl.errors import UserError
-from tfrl.launch import api, app, gin_files
+from tfrl.launch import api, app, gin_files, processes
 from tfrl.launch import flags as common_flags
 
 DOC = """Trains every combination of a grid with every seed, and compares the runs.
@@ -31,7 +28,6 @@ flags.DEFINE_multi_string(
     "grid", [], "name.parameter=[value, ...]; may be repeated, for all combinations."
 )
 flags.DEFINE_integer("seeds", 1, "Seeds of each combination, from --seed on.", lower_bound=1)
-flags.DEFINE_integer("parallel", 1, "Trainings at a time.", lower_bound=1)
 
 
 def main() -> int:
@@ -114,40 +110,16 @@ def command(
 
 def _run(jobs: dict[pathlib.Path, list[str]], parallel: int) -> list[pathlib.Path]:
     """Runs commands, so many at a time; returns the folders of those that failed."""
-    # An operation's threads share the cores between the runs.
-    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
-    env = {"TF_NUM_INTRAOP_THREADS": threads, **os.environ} if parallel > 1 else None
-    running: list[subprocess.Popen[bytes]] = []
     failed: list[pathlib.Path] = []
 
-    def train(folder: pathlib.Path) -> None:
+    def train(folder: pathlib.Path, call: processes.Call) -> None:
         log = folder.with_name(f"{folder.name}.log")
-        with log.open("ab") as output:
-            process = subprocess.Popen(jobs[folder], stdout=output, stderr=output, env=env)
-            running.append(process)
-            code = process.wait()
+        code = call(jobs[folder], log)
         if code:
             failed.append(folder)
         app.say(f"{folder}: {'done' if code == 0 else f'ended with {code}, see {log}'}")
 
-    def stop(*_: Any) -> None:  # each saves; the same command goes on
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in running:
-            if process.poll() is None:
-                process.terminate()
-        raise SystemExit(143)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    pool = concurrent.futures.ThreadPoolExecutor(parallel)
-    try:
-        with pool:
-            for future in [pool.submit(train, folder) for folder in jobs]:
-                future.result()
-    except KeyboardInterrupt:  # the runs have had it too
-        pool.shutdown(cancel_futures=True)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    processes.run_parallel([functools.partial(train, folder) for folder in jobs], parallel)
     return failed
 
 

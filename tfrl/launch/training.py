@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -162,7 +162,12 @@ _STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
 
 
 def train(
-    settings: Settings, flags: StartOptions, root_dir: str, termination: Termination, started: float
+    settings: Settings,
+    flags: StartOptions,
+    root_dir: str,
+    termination: Termination,
+    started: float,
+    callbacks: Sequence[Any] = (),
 ) -> int:
     """Trains in a run folder, going on where an earlier start of the run stopped.
 
@@ -172,6 +177,7 @@ def train(
       root_dir: The run folder.
       termination: Tells of SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
+      callbacks: Called at the events of the run.
 
     Returns:
       The exit code: 0, or that of a signal that ended the training.
@@ -182,11 +188,11 @@ def train(
     settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
     group = settings.workflow.worker_group
     if group is not None and not group.is_chief:
-        return _follow(settings, flags, termination, group)
+        return _follow(settings, flags, termination, group, callbacks)
     folder = RunFolder(root_dir)
     with _prepared(folder, flags.if_exists) as resumes, _scratch(folder.root):
         resumes = _meet(settings.workflow, flags, resumes)
-        return _train(_Run(settings, flags, resumes), termination, started)
+        return _train(_Run(settings, flags, resumes), termination, started, callbacks)
 
 
 @contextlib.contextmanager
@@ -214,7 +220,11 @@ def _meet(workflow: Workflow, flags: StartOptions, resumes: bool = False) -> boo
 
 
 def _follow(
-    settings: Settings, flags: StartOptions, termination: Termination, group: WorkerGroup
+    settings: Settings,
+    flags: StartOptions,
+    termination: Termination,
+    group: WorkerGroup,
+    callbacks: Sequence[Any],
 ) -> int:
     """Trains along with the chief, another process, which alone writes into the run folder.
 
@@ -228,7 +238,7 @@ def _follow(
     if group.broadcast(0):
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[stop])
+            state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
             interrupted = _interrupted(group, termination)
         if interrupted:
             group.barrier("the end")
@@ -244,7 +254,7 @@ def _interrupted(group: WorkerGroup | None, termination: Termination) -> bool:
     return termination.requested if group is None else group.any(termination.requested)
 
 
-def _train(run: "_Run", termination: Termination, started: float) -> int:
+def _train(run: "_Run", termination: Termination, started: float, callbacks: Sequence[Any]) -> int:
     settings, workflow = run.settings, run.settings.workflow
     state = run.start()
     reason = run.done(state)
@@ -259,7 +269,7 @@ def _train(run: "_Run", termination: Termination, started: float) -> int:
         working_copy.publish(run.folder.root)
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
         with termination.deferred():
-            state = workflow.learn(state, settings, callbacks=[stop])
+            state = workflow.learn(state, settings, callbacks=[stop, *callbacks])
             if _interrupted(group, termination):
                 steps = workflow.env_steps(state)
                 by = termination.name if termination.requested else "another worker"

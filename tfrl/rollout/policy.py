@@ -13,7 +13,7 @@ from tfrl.types import Nest
 
 # Draws are made for so many steps at a time.
 _STEPS = 256
-_MOST_SIZES = 16  # of batches, that a policy is prepared for at a time
+_MOST_SIZES = 32  # of batches, that a policy is prepared for at a time
 
 
 @struct.logic_dataclass
@@ -92,6 +92,15 @@ class Policy:
         if single:
             leaves = [x[0] for x in leaves]
         return self._pack_action(leaves), after
+
+    @property
+    def state_spec(self) -> Nest:
+        """The nest of specs of one row of the recurrent state; None without memory."""
+        make = getattr(self._agent, "initial_carry", None)
+        carry = None if make is None else make(1)
+        if carry is None:
+            return None
+        return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), carry)
 
     def _player(self, size: int, deterministic: bool) -> "_Player":
         if len(self._players) >= _MOST_SIZES:
@@ -216,12 +225,21 @@ def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:
     kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}.get(dtype.kind, dtype.kind)
     if array.dtype.kind not in kinds:
         raise _wrong(path, f"{dtype}", array)
-    return array.astype(dtype)
+    cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise UserError(
+            _name(path), expected=f"values of {dtype}", got=f"{array.min()} to {array.max()}"
+        )
+    return cast
+
+
+def _name(path: str) -> str:
+    return "obs" if path == "." else f"obs/{path}"
 
 
 def _wrong(path: str, expected: str, array: np.ndarray) -> UserError:
     return UserError(
-        "obs" if path == "." else f"obs/{path}",
+        _name(path),
         expected=expected,
         got=f"{array.dtype} of shape {list(array.shape)}",
         remedy="The policy's obs_spec says what it was trained on.",

@@ -357,6 +357,11 @@ class Workflow(abc.ABC):
         """Writes pictures of a run that has ended into its folder; returns `{title: file}`."""
         return {}
 
+    @property
+    def screen_metrics(self) -> tuple[str, ...]:
+        """Columns that the line of progress shows beside return and length: the agent's own."""
+        return tuple(getattr(self.agent, "screen_metrics", ()))
+
     def describe(self) -> str:
         """Returns what it trains on what, in a few words."""
         env = self.env

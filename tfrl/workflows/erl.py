@@ -750,6 +750,11 @@ class ERLWorkflow(Workflow):
         """Tells of the first members that are lost."""
         return lost_warning(row)
 
+    @property
+    def screen_metrics(self) -> tuple[str, ...]:
+        """Columns that the line of progress shows beside the mean fitness."""
+        return ("fitness_best", "fitness_std")
+
     def describe(self) -> str:
         """Returns what learns what, in a few words."""
         env: Any = self.env

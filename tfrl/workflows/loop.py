@@ -103,6 +103,8 @@ class TrainingLoop:
         self._train_seconds = 0.0
         self._train_steps = 0
         self._calls = 0
+        self._phases = 0
+        self._evaluations = 0
         self._done = 0
         self._last_eval: float | None = None
         self._warned = False
@@ -270,7 +272,7 @@ class TrainingLoop:
         self._adapt(seconds / (self._done - before))
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
         rows[-1]["time/env_steps_per_second"] = (new_steps - env_steps) / seconds
-        self._show(rows[-1])
+        self._show(rows[-1], compiled=self._compiled(done.state))
         self._warn(rows)
         event = Event(
             env_steps=new_steps, metrics=rows[-1], state=done.state, workflow=self.workflow
@@ -291,14 +293,20 @@ class TrainingLoop:
             wanted = max(1, round(_CALL_SECONDS / max(seconds_per_iteration, 1e-9)))
             self._iterations = min(wanted, self._iterations * 8)
 
-    def _show(self, row: dict[str, Any]) -> None:
+    def _compiled(self, state: State) -> bool:
+        """Whether the call that led to a state was the first of its phase, which compiles."""
+        before, self._phases = self._phases, len(self.workflow.runner(state).phases)
+        return self._phases > before or self._calls == 1
+
+    def _show(self, row: dict[str, Any], compiled: bool = False) -> None:
         if self.progress is None:
             return
-        figures = {"return_": row.get("episode_return")}
-        if self._last_eval is not None:
-            figures["eval"] = self._last_eval
+        figures = {"return_": row.get("episode_return"), "length": row.get("episode_length")}
+        figures["eval"] = self._last_eval
+        for name in self.workflow.screen_metrics:
+            figures[name.rpartition("/")[2]] = row.get(name)
         known = {k: v for k, v in figures.items() if v is not None and math.isfinite(v)}
-        self.progress.update(int(row["env_steps"]), **known)
+        self.progress.update(int(row["env_steps"]), compiled=compiled, **known)
 
     def _evaluate_if_due(
         self, state: State, rows: list[dict[str, Any]], env_steps: int
@@ -311,7 +319,8 @@ class TrainingLoop:
         rows[-1].update(metrics)
         rows[-1]["time/evaluation"] = time.monotonic() - start
         self._last_eval = float(metrics[_EVAL_RETURN])
-        self._show(rows[-1])
+        self._evaluations += 1
+        self._show(rows[-1], compiled=self._evaluations == 1)
         event = Event(env_steps=env_steps, metrics=metrics, state=state, workflow=self.workflow)
         self._note(self.callbacks.on_evaluate(event), "callback")
         target = self.options.target_return

@@ -76,6 +76,7 @@ class Runner:
       modes: `{stage: compile mode}`, as far as they are settled.
       seconds: `{stage: {mode: seconds}}` that were timed.
       traces: What was traced for the logic of the run.
+      phases: Names of the phases that were run; the first call of one compiles.
     """
 
     def __init__(self, workflow: Iterating, traces: Traces, iterations: int = 0):
@@ -83,6 +84,7 @@ class Runner:
         self._workflow, self.traces, self.iterations = workflow, traces, iterations
         self.modes: dict[str, str] = {}
         self.seconds: dict[str, dict[str, float]] = {}
+        self.phases: set[str] = set()
         self._loops: dict[Hashable, Callable[..., Any]] = {}
         self._names: dict[str, list[str]] = {}
         self._slots = _SLOTS
@@ -94,6 +96,7 @@ class Runner:
             return self.bind(state, name, make, args)
 
         made = Stages(phase or self._workflow.phase_of(state), self.modes, self.seconds, bind)
+        self.phases.add(made.phase.name)
         if "loop" not in self.modes:
             with made.in_use():
                 self._workflow.settle_modes(state, made)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfrl.workflows.core import Workflow
     from tfrl.workflows.run_state import State
 
-TAG = "video"
+TAG = "eval/video"
 _NAME = re.compile(r"step_(\d+)\.mp4")
 
 

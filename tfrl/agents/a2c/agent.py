@@ -1,6 +1,6 @@
 """A2C: one gradient step on every rollout."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -25,6 +25,7 @@ class A2C(ActorCritic):
     https://openai.com/index/openai-baselines-acktr-a2c/.
     """
 
+    screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "explained_variance")
     epochs_and_minibatches = (1, 1)
 
     gae_lambda: float = 1.0

@@ -99,6 +99,7 @@ class ActorCritic(NormalizingAgent):
     network: networks.ActorCriticNetwork = struct.derived()
 
     in_state: ClassVar[tuple[str, ...]] = ("discount", "gae_lambda", "value_coef", "entropy_coef")
+    screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "approx_kl", "explained_variance")
 
     def __post_init__(self) -> None:
         """Checks numbers and fills in the default networks."""

@@ -1,6 +1,6 @@
 """DQN: the plan of its one update, and epsilon-greedy acting."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -95,6 +95,8 @@ class DQN(OffPolicy):
     target_every: int = 500
     network: networks.Network = struct.derived()
     num_actions: int = struct.derived()
+
+    screen_metrics: ClassVar[tuple[str, ...]] = ("q_mean", "epsilon")
 
     def __post_init__(self) -> None:
         """Checks the settings and fills in the default network."""

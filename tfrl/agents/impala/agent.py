@@ -1,6 +1,6 @@
 """IMPALA: a V-trace learner."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -29,6 +29,7 @@ class Impala(ActorCritic):
       clip_pg_rho: Largest importance weight of an advantage.
     """
 
+    screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "rho_mean", "explained_variance")
     epochs_and_minibatches = (1, 1)
     corrects_policy_lag = True
 

@@ -31,6 +31,7 @@ class Reinforce(A2C):
     """
 
     in_state: ClassVar[tuple[str, ...]] = ("discount", "value_coef", "entropy_coef")
+    screen_metrics: ClassVar[tuple[str, ...]] = ("entropy", "rows_used")
 
     def __post_init__(self) -> None:
         """Checks that the returns are those of full episodes."""

@@ -58,6 +58,7 @@ class SAC(OffPolicyActorCritic):
     target_every: int = 1
 
     in_state: ClassVar[tuple[str, ...]] = ("discount", "tau", "target_entropy")
+    screen_metrics: ClassVar[tuple[str, ...]] = ("critic/q_mean", "actor/entropy", "actor/alpha")
     critic_keys: ClassVar[tuple[str, ...]] = ("action", "subset", "layers")
     takes_discrete: ClassVar[bool] = True
 

@@ -39,6 +39,7 @@ class TD3(OffPolicyActorCritic):
     target_noise: float = 0.2
     target_noise_clip: float = 0.5
 
+    screen_metrics: ClassVar[tuple[str, ...]] = ("critic/q_mean", "actor/action_size")
     target_groups: ClassVar[tuple[str, ...]] = ("actor", "critic")
     critic_keys: ClassVar[tuple[str, ...]] = ("noise", "layers")
 

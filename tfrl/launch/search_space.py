@@ -1,0 +1,186 @@
+"""Search spaces of `tfrl-tune`: a gin file whose values are ranges, or Python."""
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.launch import gin_files
+
+_RANGE = {"low", "high", "log", "step"}
+_REMEDY = (
+    "Write {'low': 1e-5, 'high': 1e-2, 'log': True}, {'low': 1, 'high': 20}, or "
+    "{'choices': [0.9, 0.99]}."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """What a trial may choose.
+
+    Attributes:
+      name: As the flag gave it.
+      entries: `{binding: range or value}`; None for a function.
+      function: Takes an optuna trial and returns `{binding: value}`.
+    """
+
+    name: str
+    entries: Mapping[str, Any] | None = None
+    function: Callable[[Any], Mapping[str, Any]] | None = None
+
+    def choose(self, trial: Any) -> dict[str, Any]:
+        """Returns the bindings of an optuna trial, `{name: value}`.
+
+        Raises:
+          UserError: A function returned something else.
+        """
+        if self.entries is not None:
+            return {name: _suggest(trial, name, value) for name, value in self.entries.items()}
+        chosen = self.function(trial) if self.function is not None else None
+        if not isinstance(chosen, Mapping):
+            raise UserError(
+                f"the search space {self.name}",
+                expected="a function of an optuna trial that returns {binding: value}",
+                got=repr(chosen),
+                remedy="return {'ModuleConfig.lr': trial.suggest_float('lr', 1e-5, 1e-2, "
+                "log=True)}, for example.",
+            )
+        return dict(chosen)
+
+
+def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> Space:
+    """Reads a search space.
+
+    A range of a parameter that the configuration binds to `@LinearSchedule()` is that of the
+    schedule's start, so that it goes on falling.
+
+    Args:
+      name: A gin file, or `module:name` of a dict or of a function of an optuna trial.
+      files: The gin files of the trials.
+      bindings: Their bindings.
+
+    Raises:
+      UserError: There is no such space, or one of its ranges is none.
+    """
+    if name.endswith(".gin"):
+        found = gin_files.read([name])
+        entries = {b.key: _literal(b) for b in found}
+        where = {b.key: b.where for b in found}
+    else:
+        value = _imported(name)
+        if callable(value):
+            return Space(name, function=value)
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"--space={name}",
+                expected="a dict {binding: range}, or a function of an optuna trial",
+                got=type(value).__name__,
+                remedy=_REMEDY,
+            )
+        entries, where = dict(value), {}
+    for key, value in entries.items():
+        check_range(f"{key} ({where.get(key, name)})", value)
+    if not any(is_range(value) for value in entries.values()):
+        raise UserError(f"--space={name}", expected="a range", got="none", remedy=_REMEDY)
+    schedules = _schedules(files, bindings)
+    return Space(name, {schedules.get(key, key): value for key, value in entries.items()})
+
+
+def default(gin_file: str) -> str | None:
+    """Returns the shipped space of the algorithm of a shipped gin file, None where there is none.
+
+    `ppo/tf_cartpole.gin` has `tune/ppo.gin`.
+    """
+    name = f"tune/{gin_file.partition('/')[0]}.gin"
+    return name if (gin_files.package_gin_dir() / name).is_file() else None
+
+
+def is_range(value: Any) -> bool:
+    """Whether a value of a space is a range; a dict with other keys is a value."""
+    return isinstance(value, Mapping) and bool({"low", "high", "choices"} & set(value))
+
+
+def check_range(thing: str, value: Any) -> None:
+    """Checks a range, if the value is one.
+
+    Raises:
+      UserError: It is none that optuna knows.
+    """
+    if not is_range(value):
+        return
+    try:
+        if "choices" in value:
+            if set(value) != {"choices"} or not list(value["choices"]):
+                raise ValueError("choices stand alone, and are not empty")
+            return
+        if not {"low", "high"} <= set(value) <= _RANGE:
+            raise ValueError(f"keys {', '.join(map(repr, value))}")
+        distributions = extras.require("optuna.distributions", "tune")
+        kind = "IntDistribution" if _whole(value) else "FloatDistribution"
+        getattr(distributions, kind)(**value)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"the range of {thing}",
+            expected="low and high, with log or step if you like; or choices",
+            got=f"{dict(value)} ({str(error).rstrip('.')})",
+            remedy=_REMEDY,
+        ) from error
+
+
+def _whole(value: Mapping[str, Any]) -> bool:
+    bounds = [value[name] for name in ("low", "high", "step") if value.get(name) is not None]
+    return all(isinstance(x, int) and not isinstance(x, bool) for x in bounds)
+
+
+def _suggest(trial: Any, name: str, value: Any) -> Any:
+    if not is_range(value):
+        return value
+    if "choices" not in value:
+        suggest = trial.suggest_int if _whole(value) else trial.suggest_float
+        return suggest(name, **value)
+    choices = list(value["choices"])
+    # Optuna stores numbers and texts; others under what they are written as.
+    plain = (bool, int, float, str, type(None))
+    labels = [x if isinstance(x, plain) else repr(x) for x in choices]
+    return choices[labels.index(trial.suggest_categorical(name, labels))]
+
+
+def _literal(binding: gin_files.Binding) -> Any:
+    for leaf in gin_files.leaves(binding.value):
+        if isinstance(leaf, gin_files.Reference | gin_files.Macro):
+            raise UserError(
+                f"the search space's {binding.key} ({binding.where})",
+                expected="references as texts: '@MLP()' or '%total_steps'",
+                got="one without quotes",
+                remedy="Put it in quotes.",
+            )
+    return binding.value
+
+
+def _schedules(files: Sequence[str], bindings: Sequence[str]) -> dict[str, str]:
+    """`{parameter: start of the schedule that it is bound to}`."""
+    bound = {b.key: b.value for b in gin_files.read(files, bindings)}
+    return {
+        key: f"{value.scoped_name}.start"
+        for key, value in bound.items()
+        if isinstance(value, gin_files.Reference)
+        and value.scoped_name.rpartition("/")[2] == "LinearSchedule"
+    }
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in (module, None):
+            raise  # of something that the user's module imports
+        raise UserError(
+            f"--space={name}",
+            expected="a gin file, or module:name of a dict or function in a module that imports",
+            got=str(error) or "no name behind a colon",
+            remedy=f"Modules are looked up in {', '.join(p for p in sys.path[-1:] if p)} too.",
+        ) from error

@@ -1,0 +1,172 @@
+"""`bin/serve.py`: a policy as a server, in TensorFlow Serving's REST form and over gRPC."""
+
+import asyncio
+import contextlib
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.launch import app
+from tfrl.launch import flags as common_flags
+
+if TYPE_CHECKING:
+    from tfrl.serving.server import PolicyServer
+
+DOC = """Serves a policy over HTTP, as TensorFlow Serving does (pip install 'tfrl[serve]').
+
+  tfrl-serve --root_dir=runs/ppo_tf_cartpole
+  curl -d '{"instances": [[0.0, 0.1, 0.0, -0.1]]}' localhost:8501/v1/models/policy:predict
+
+--root_dir is a run folder, or the folder of a SavedModel that tfrl-export or a training wrote.
+It listens on this machine alone unless --host says otherwise, and ends on SIGTERM or Ctrl-C."""
+
+flags.DEFINE_list(
+    "checkpoints",
+    ["latest"],
+    "Of a run folder: latest, best, or numbers of env steps, with commas between; each is a "
+    "version of the model, whose number is its env steps.",
+)
+flags.DEFINE_string("model_name", "policy", "Name of the model in addresses.")
+flags.DEFINE_string(
+    "host",
+    "127.0.0.1",
+    "Address to listen at; 0.0.0.0 lets other machines call, without a password.",
+)
+flags.DEFINE_integer("http_port", 8501, "Port of HTTP; 0 for a free one.", lower_bound=0)
+flags.DEFINE_integer(
+    "grpc_port",
+    None,
+    "Port of TensorFlow Serving's gRPC; without it there is none. Needs the extra grpc.",
+    lower_bound=1,
+)
+flags.DEFINE_integer(
+    "max_batch_size", 64, "The most rows of a batch, a power of two.", lower_bound=1
+)
+flags.DEFINE_float(
+    "batch_timeout_ms",
+    0.0,
+    "Milliseconds that the first request of a batch waits for others; 0 takes what is there.",
+    lower_bound=0.0,
+)
+flags.DEFINE_integer(
+    "max_queue", 4096, "Rows that may wait; a further request is answered with 503.", lower_bound=1
+)
+flags.DEFINE_string(
+    "log_episodes", None, "Folder in which what is served is kept as episodes, by episode_id."
+)
+
+
+def main() -> int:
+    """Serves until a signal comes; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    values = common_flags.common()
+    if values.root_dir is None:
+        raise UserError(
+            "--root_dir",
+            expected="a run folder, or the folder of a SavedModel",
+            got="nothing",
+            remedy="Give --root_dir=runs/... of a training.",
+        )
+    for name in ("uvicorn", "starlette", "prometheus_client"):
+        extras.require(name, "serve")
+    if flags.FLAGS.grpc_port is not None:
+        extras.require("tensorflow_serving", "grpc")
+    listening = listen(flags.FLAGS.host, flags.FLAGS.http_port)
+    with contextlib.closing(listening):
+        common_flags.configure_tensorflow(values)
+        server = make_server(values)
+        server.warm_up()
+        asyncio.run(_serve(server, listening))
+    return 0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket.
+
+    Raises:
+      UserError: The address cannot be had.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(
+            f"--host={host} --http_port={port}",
+            expected="an address of this machine and a free port",
+            got=error.strerror or str(error),
+            remedy="Give another --http_port; 0 takes a free one.",
+        ) from error
+
+
+def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
+    """Loads the versions that the flags name."""
+    from tfrl.launch.loaded import load
+    from tfrl.serving.served_policy import ServedPolicy
+    from tfrl.serving.server import PolicyServer, ServingOptions
+
+    given = flags.FLAGS
+    folder = given.log_episodes
+    options = ServingOptions(
+        name=given.model_name,
+        max_batch_size=given.max_batch_size,
+        batch_timeout_ms=given.batch_timeout_ms,
+        max_queue=given.max_queue,
+        log_episodes=None if folder is None else pathlib.Path(folder).expanduser().absolute(),
+    )
+    policies: dict[int, ServedPolicy] = {}
+    labels: dict[str, int] = {}
+    for name in dict.fromkeys(given.checkpoints):
+        policy = load(
+            str(values.root_dir),
+            int(name) if name.isdigit() else name,
+            bindings=values.gin_bindings,
+            allow_code=values.allow_code,
+            seed=values.seed,
+        )
+        version = getattr(policy, "env_steps", 1)
+        policies.setdefault(version, ServedPolicy(policy, version))
+        if not name.isdigit():
+            labels[name] = version
+    return PolicyServer(list(policies.values()), options, labels)
+
+
+async def _serve(server: "PolicyServer", listening: socket.socket) -> None:
+    from tfrl.serving.rest import make_app
+
+    uvicorn = extras.require("uvicorn", "serve")
+    config = uvicorn.Config(make_app(server), log_level="warning", access_log=False)
+    host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    async with _grpc(server, host):
+        versions = ", ".join(map(str, sorted(server.policies)))
+        name = server.options.name
+        app.say(f"Serving {name}, version {versions}: http://{host}:{port}/v1/models/{name}")
+        await uvicorn.Server(config).serve(sockets=[listening])
+
+
+@contextlib.asynccontextmanager
+async def _grpc(server: "PolicyServer", host: str) -> AsyncIterator[Any]:
+    port = flags.FLAGS.grpc_port
+    if port is None:
+        yield None
+        return
+    from tfrl.serving import grpc_service
+
+    made = await grpc_service.start(server, f"{host}:{port}")
+    app.say(f"gRPC: {host}:{port}")
+    try:
+        yield made
+    finally:
+        await made.stop(grace=1.0)
+
+
+def run() -> None:
+    """Entry point of `tfrl-serve` and `bin/serve.py`."""
+    app.run(main, doc=DOC, argv=sys.argv)

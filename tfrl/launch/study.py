@@ -1,0 +1,157 @@
+"""The study of a search: where it is stored, its trials, and those whose process died."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from tfrl import extras
+
+LOG = "study.log"
+_RETRIES = 3  # of a trial whose process died
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyOptions:
+    """How a study is stored and searched.
+
+    Attributes:
+      root: The folder of the search.
+      storage: The address of a database that optuna knows; None for a journal in the folder.
+      sampler: "tpe" or "random".
+      pruner: "median", "hyperband" or "none".
+      startup: Trials that are drawn at random and never pruned, before sampler and pruner begin.
+      seed: Of the sampler.
+      trials: How many complete or pruned ones the study has in the end.
+      evaluations: Of one trial, or None where it has none.
+    """
+
+    root: pathlib.Path
+    storage: str | None
+    sampler: str
+    pruner: str
+    startup: int
+    seed: int
+    trials: int
+    evaluations: int | None
+
+    @property
+    def trials_dir(self) -> pathlib.Path:
+        """Folder of the trials' runs and logs."""
+        return self.root / "trials"
+
+    def open(self) -> Any:
+        """Returns the optuna study, made where it is not there.
+
+        Raises:
+          UserError: optuna is not installed.
+        """
+        optuna = extras.require("optuna", "tune")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if self.storage is None:
+            journal = optuna.storages.journal.JournalFileBackend(str(self.root / LOG))
+            storage, name = optuna.storages.JournalStorage(journal), "tfrl"
+        else:
+            storage, name = self.storage, self.root.name
+        return optuna.create_study(
+            study_name=name, storage=storage, direction="maximize", load_if_exists=True
+        )
+
+    def prepare(self, study: Any) -> None:
+        """Gives a study its sampler and pruner, whose draws depend on the trials so far."""
+        optuna = extras.require("optuna", "tune")
+        seed = self.seed + len(study.trials)
+        study.sampler = (
+            optuna.samplers.RandomSampler(seed)
+            if self.sampler == "random"
+            else optuna.samplers.TPESampler(
+                n_startup_trials=self.startup,
+                multivariate=True,
+                group=True,
+                constant_liar=True,  # other processes search too
+                seed=seed,
+            )
+        )
+        study.pruner = {
+            "none": optuna.pruners.NopPruner,
+            "median": lambda: optuna.pruners.MedianPruner(self.startup),
+            "hyperband": lambda: optuna.pruners.HyperbandPruner(1, self.evaluations or "auto"),
+        }[self.pruner]()
+
+
+@contextlib.contextmanager
+def locked(root: pathlib.Path) -> Iterator[None]:
+    """Holds a study while trials are given out: one process at a time."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def take_log(path: pathlib.Path) -> int:
+    """Opens the log of a trial and holds it until the process ends; returns the descriptor.
+
+    Raises:
+      BlockingIOError: Another process runs the trial.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def requeue_dead(study: Any, trials_dir: pathlib.Path) -> None:
+    """Marks running trials whose process died as failed, and puts them back into the queue.
+
+    A trial goes on from its last checkpoint: the new one has the folder of the old.
+    """
+    for trial in study.trials:
+        if trial.state.name != "RUNNING":
+            continue
+        log = trials_dir / f"{folder_of(trial)}.log"
+        try:
+            os.close(take_log(log))
+        except BlockingIOError:
+            continue
+        requeue(study, trial)
+
+
+def requeue(study: Any, trial: Any) -> None:
+    """Marks a running trial as failed; one like it waits, unless too many of them died."""
+    states = extras.require("optuna.trial", "tune").TrialState
+    study.tell(trial.number, state=states.FAIL)
+    tries = trial.user_attrs.get("tries", 1)
+    if trial.params and tries <= _RETRIES:
+        attrs = {"folder": folder_of(trial), "tries": tries + 1}
+        study.enqueue_trial(trial.params, user_attrs=attrs)
+
+
+def folder_of(trial: Any) -> str:
+    """Returns the name of a trial's run folder."""
+    return str(trial.user_attrs.get("folder", f"trial_{trial.number:04d}"))
+
+
+def counted(study: Any) -> list[Any]:
+    """Returns the trials that count: those that run, or came to an end."""
+    return [t for t in study.trials if t.state.name in ("RUNNING", "COMPLETE", "PRUNED")]
+
+
+def waiting(study: Any) -> list[Any]:
+    """Returns the trials that wait for a process."""
+    return [t for t in study.trials if t.state.name == "WAITING"]
+
+
+def best(study: Any) -> Any | None:
+    """Returns the completed trial of the greatest value, None before there is one."""
+    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    return max(done, key=lambda t: float(t.value)) if done else None

@@ -1,0 +1,170 @@
+"""Requests become batches: as many rows as wait, at most so many, after at most so long."""
+
+import asyncio
+import collections
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfrl.errors import UserError
+from tfrl.serving.served_policy import Rows
+
+Outputs = dict[str, np.ndarray]
+
+
+class Busy(UserError):
+    """More rows wait than the queue takes."""
+
+
+class Batcher:
+    """Batches of the requests for one function of rows.
+
+    Sizes are powers of two, filled up with copies of the first row: a policy is prepared for each
+    size of batch.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[Rows], Outputs],
+        executor: concurrent.futures.Executor,
+        *,
+        max_batch_size: int,
+        wait_seconds: float,
+        max_queue: int,
+        on_batch: Callable[[int], Any] = lambda rows: None,
+    ):
+        """Sets up an empty queue.
+
+        Args:
+          predict: Outputs `[B, ...]` of rows.
+          executor: Where it is called.
+          max_batch_size: The most rows of a batch, a power of two.
+          wait_seconds: How long the first request of a batch waits for others.
+          max_queue: The most rows that wait.
+          on_batch: Told the rows of each batch.
+        """
+        self._predict, self._executor = predict, executor
+        self._max, self._wait, self._max_queue = max_batch_size, wait_seconds, max_queue
+        self._on_batch = on_batch
+        self._queue: collections.deque[tuple[Rows, asyncio.Future[Outputs]]] = collections.deque()
+        self._task: asyncio.Task[None] | None = None
+        self._full = asyncio.Event()
+        self.waiting = 0  # rows
+
+    async def submit(self, rows: Rows) -> Outputs:
+        """Returns the outputs of some rows.
+
+        Raises:
+          Busy: Too many rows wait.
+        """
+        if self.waiting + rows.size > self._max_queue and self.waiting:
+            raise Busy(
+                "the server",
+                expected=f"at most {self._max_queue} rows that wait",
+                got=f"{self.waiting} of them, and {rows.size} more",
+                remedy="Try again later, or serve with a larger --max_queue.",
+            )
+        future: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
+        self._queue.append((rows, future))
+        self.waiting += rows.size
+        if self.waiting >= self._max:
+            self._full.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        """Runs batches until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            if self._wait and self.waiting < self._max:
+                self._full.clear()
+                try:
+                    await asyncio.wait_for(self._full.wait(), self._wait)
+                except asyncio.TimeoutError:
+                    pass
+            requests = self._take()
+            try:
+                outputs = await loop.run_in_executor(
+                    self._executor, self._run, [rows for rows, _ in requests]
+                )
+            except Exception as error:
+                for _, future in requests:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), found in zip(requests, outputs, strict=True):
+                if not future.done():  # the client may have gone
+                    future.set_result(found)
+
+    def _take(self) -> list[tuple[Rows, "asyncio.Future[Outputs]"]]:
+        """The requests of the next batch: one at least, however large."""
+        taken: list[tuple[Rows, asyncio.Future[Outputs]]] = []
+        size = 0
+        while self._queue and (not taken or size + self._queue[0][0].size <= self._max):
+            taken.append(self._queue.popleft())
+            size += taken[-1][0].size
+        self.waiting -= size
+        return taken
+
+    def _run(self, requests: list[Rows]) -> list[Outputs]:
+        sizes = [rows.size for rows in requests]
+        whole = _joined(requests)
+        parts = [
+            self._predict_padded(_part(whole, start, start + self._max))
+            for start in range(0, whole.size, self._max)
+        ]
+        outputs = parts[0]
+        if len(parts) > 1:
+            outputs = {name: np.concatenate([p[name] for p in parts]) for name in outputs}
+        if len(sizes) == 1:
+            return [outputs]
+        ends = np.cumsum(sizes)
+        return [
+            {name: x[end - size : end] for name, x in outputs.items()}
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
+    def _predict_padded(self, rows: Rows) -> Outputs:
+        self._on_batch(rows.size)
+        size = 1 << (rows.size - 1).bit_length()
+        if size == rows.size:
+            return self._predict(rows)
+        more = size - rows.size
+
+        def padded(x: np.ndarray) -> np.ndarray:
+            return np.concatenate([x, np.repeat(x[:1], more, axis=0)])
+
+        filled = Rows(
+            tuple(map(padded, rows.obs)), tuple(map(padded, rows.state)), padded(rows.starts), size
+        )
+        return {name: x[: rows.size] for name, x in self._predict(filled).items()}
+
+
+def _joined(requests: list[Rows]) -> Rows:
+    if len(requests) == 1:
+        return requests[0]
+
+    def join(columns: Any) -> tuple[np.ndarray, ...]:
+        return tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
+
+    return Rows(
+        join(r.obs for r in requests),
+        join(r.state for r in requests),
+        np.concatenate([r.starts for r in requests]),
+        sum(r.size for r in requests),
+    )
+
+
+def _part(rows: Rows, start: int, stop: int) -> Rows:
+    if not start and stop >= rows.size:
+        return rows
+    part = slice(start, stop)
+    return Rows(
+        tuple(x[part] for x in rows.obs),
+        tuple(x[part] for x in rows.state),
+        rows.starts[part],
+        len(rows.starts[part]),
+    )

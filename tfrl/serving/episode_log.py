@@ -1,0 +1,126 @@
+"""What was served, as episodes: `--log_episodes` of `tfrl-serve`."""
+
+import collections
+import itertools
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfrl.episodes import SingleAgentEpisode, write_episodes
+from tfrl.errors import UserError
+from tfrl.serving.served_policy import LOGGED, Rows, ServedPolicy
+
+_MOST_OPEN = 10_000  # episodes; beyond, the one that was idle longest is written as it is
+
+
+class EpisodeLog:
+    """Episodes by the `episode_id` of requests, each written when it ends.
+
+    A request with a new id is a reset. A later one is the step to its observation, with the action
+    that was served before, the request's `reward`, and `termination` or `truncation` where its
+    observation is the last.
+    """
+
+    def __init__(self, folder: pathlib.Path, on_episode: Callable[[], Any] = lambda: None):
+        """Makes the folder.
+
+        Args:
+          folder: Where files go.
+          on_episode: Told of each episode that was written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._on_episode = folder, on_episode
+        self._open: collections.OrderedDict[str, tuple[SingleAgentEpisode, Any]]
+        self._open = collections.OrderedDict()
+        self._numbers = itertools.count()
+        self._prefix = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}"
+        self._lock = threading.Lock()
+
+    def read(self, columns: dict[str, Any], size: int) -> dict[str, list[Any]]:
+        """Takes what is to be logged out of the columns of a request.
+
+        Args:
+          columns: By name; those that are logged are removed.
+          size: The number of rows.
+
+        Raises:
+          UserError: A column does not fit, or a step has no reward.
+        """
+        found = {name: columns.pop(name) for name in LOGGED if name in columns}
+        ids = found.get("episode_id")
+        if ids is None:
+            if found:
+                raise UserError(
+                    "the request",
+                    expected=f"an episode_id beside {', '.join(found)}",
+                    got="none",
+                    remedy="Steps of one episode share an episode_id of yours.",
+                )
+            return {}
+        for name, column in found.items():
+            if not isinstance(column, list) or len(column) != size:
+                raise UserError(
+                    name, expected=f"a list of {size}, one for each row", got=f"{column!r:.60}"
+                )
+        for row, name in enumerate(map(str, ids)):
+            reward = found.get("reward", [None] * size)[row]
+            if name in self._open and not isinstance(reward, int | float):
+                raise UserError(
+                    f"reward of episode {name}",
+                    expected="a number: what the action before was worth",
+                    got=repr(reward),
+                )
+        return found
+
+    def add(
+        self, policy: ServedPolicy, found: Mapping[str, list[Any]], rows: Rows, outputs: Any
+    ) -> None:
+        """Adds the steps of a request that was served; safe from any thread."""
+        actions = [outputs[name] for name in policy.outputs if name not in policy.state]
+        with self._lock:
+            for row, name in enumerate(map(str, found["episode_id"])):
+                obs = _packed(policy.policy.obs_spec, [x[row] for x in rows.obs])
+                action = _packed(policy.policy.action_spec, [np.asarray(x[row]) for x in actions])
+                ends = [bool(found.get(n, {}) and found[n][row]) for n in LOGGED[2:]]
+                reward = found.get("reward", [0.0] * rows.size)[row]
+                self._add(name, obs, action, reward, *ends)
+
+    def _add(
+        self, name: str, obs: Any, action: Any, reward: Any, terminated: bool, truncated: bool
+    ) -> None:
+        episode, before = self._open.pop(name, (None, None))
+        if episode is None:
+            episode = SingleAgentEpisode(name)
+            episode.add_env_reset(obs)
+            if terminated or truncated:
+                return
+        else:
+            episode.add_env_step(obs, before, reward, terminated=terminated, truncated=truncated)
+        if episode.is_done:
+            self._write(episode)
+            return
+        self._open[name] = (episode, action)
+        if len(self._open) > _MOST_OPEN:
+            self._write(self._open.popitem(last=False)[1][0])
+
+    def _write(self, episode: SingleAgentEpisode) -> None:
+        if not len(episode):
+            return
+        name = f"{self._prefix}-{next(self._numbers):06d}.episodes.npz"
+        write_episodes(self._folder / name, [episode.to_numpy()])
+        self._on_episode()
+
+    def close(self) -> None:
+        """Writes the episodes that have not ended, as chunks."""
+        with self._lock:
+            while self._open:
+                self._write(self._open.popitem(last=False)[1][0])
+
+
+def _packed(spec: Any, leaves: list[np.ndarray]) -> Any:
+    return tf.nest.pack_sequence_as(spec, leaves)

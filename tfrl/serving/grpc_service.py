@@ -1,0 +1,134 @@
+"""TensorFlow Serving's gRPC services, where `tensorflow-serving-api` is installed."""
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.serving.batcher import Busy
+from tfrl.serving.metadata import metadata
+from tfrl.serving.served_policy import ServedPolicy
+from tfrl.serving.server import NotFound, PolicyServer
+
+
+async def start(server: PolicyServer, address: str) -> Any:
+    """Starts the services PredictionService and ModelService.
+
+    Args:
+      server: Who answers.
+      address: "host:port".
+
+    Returns:
+      The `grpc.aio` server.
+
+    Raises:
+      UserError: The package is not installed, or the port is taken.
+    """
+    grpc = extras.require("grpc.aio", "grpc")
+    apis = "tensorflow_serving.apis"
+    prediction = extras.require(f"{apis}.prediction_service_pb2_grpc", "grpc")
+    model = extras.require(f"{apis}.model_service_pb2_grpc", "grpc")
+    services = _Services(server)
+    made = grpc.server()
+    prediction.add_PredictionServiceServicer_to_server(services, made)
+    model.add_ModelServiceServicer_to_server(services, made)
+    try:
+        port = made.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise UserError(
+            f"gRPC at {address}",
+            expected="a free port",
+            got="one that is taken or may not be used",
+            remedy="Give another --grpc_port.",
+        )
+    await made.start()
+    return made
+
+
+class _Services:
+    """The methods of both services; each is called by its name."""
+
+    def __init__(self, server: PolicyServer):
+        self._server = server
+        apis = "tensorflow_serving.apis"
+        self._predict = extras.require(f"{apis}.predict_pb2", "grpc")
+        self._metadata = extras.require(f"{apis}.get_model_metadata_pb2", "grpc")
+        self._status = extras.require(f"{apis}.get_model_status_pb2", "grpc")
+        self._codes = extras.require("grpc", "grpc").StatusCode
+
+    def __getattr__(self, name: str) -> Any:
+        """Answers the services' other methods: UNIMPLEMENTED."""
+        if not name[:1].isupper():
+            raise AttributeError(name)
+
+        async def unimplemented(request: Any, context: Any) -> None:
+            await context.abort(self._codes.UNIMPLEMENTED, f"{name}: this server has Predict.")
+
+        return unimplemented
+
+    async def Predict(self, request: Any, context: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            policy = self._policy(request.model_spec)
+            columns = {name: tf.make_ndarray(x) for name, x in request.inputs.items()}
+            size = max((len(x) for x in columns.values() if x.ndim), default=0)
+            columns = {n: x.tolist() if x.dtype.kind in "OS" else x for n, x in columns.items()}
+            signature = request.model_spec.signature_name or "serving_default"
+            outputs = await self._server.predict(policy, signature, columns, size)
+        except UserError as error:
+            self._server.metrics.answered(self._code(error).name, started)
+            await context.abort(self._code(error), str(error))
+        answer = self._predict.PredictResponse()
+        answer.model_spec.name = request.model_spec.name
+        answer.model_spec.version.value = policy.version
+        answer.model_spec.signature_name = signature
+        for name in list(request.output_filter) or list(outputs):
+            if name in outputs:
+                answer.outputs[name].CopyFrom(tf.make_tensor_proto(outputs[name]))
+        self._server.metrics.answered("OK", started)
+        return answer
+
+    async def GetModelMetadata(self, request: Any, context: Any) -> Any:
+        policy = await self._found(request.model_spec, context)
+        described = metadata(self._server.options.name, policy)
+        answer = self._metadata.GetModelMetadataResponse()
+        answer.model_spec.name = self._server.options.name
+        answer.model_spec.version.value = policy.version
+        signatures = self._metadata.SignatureDefMap()
+        parse = extras.require("google.protobuf.json_format", "grpc").ParseDict
+        parse(
+            {"signature_def": described["metadata"]["signature_def"]["signature_def"]}, signatures
+        )
+        answer.metadata["signature_def"].Pack(signatures)
+        return answer
+
+    async def GetModelStatus(self, request: Any, context: Any) -> Any:
+        policy = await self._found(request.model_spec, context)
+        given = request.model_spec.WhichOneof("version_choice")
+        versions = [policy.version] if given else sorted(self._server.policies, reverse=True)
+        answer = self._status.GetModelStatusResponse()
+        for version in versions:
+            state = self._status.ModelVersionStatus.AVAILABLE
+            answer.model_version_status.add(version=version, state=state)
+        return answer
+
+    async def _found(self, spec: Any, context: Any) -> ServedPolicy:
+        try:
+            return self._policy(spec)
+        except UserError as error:
+            await context.abort(self._code(error), str(error))
+            raise
+
+    def _policy(self, spec: Any) -> ServedPolicy:
+        given = spec.WhichOneof("version_choice")
+        version = spec.version.value if given == "version" else None
+        label = spec.version_label if given == "version_label" else None
+        return self._server.policy_of(spec.name, version, label)
+
+    def _code(self, error: UserError) -> Any:
+        kinds = {NotFound: self._codes.NOT_FOUND, Busy: self._codes.RESOURCE_EXHAUSTED}
+        return kinds.get(type(error), self._codes.INVALID_ARGUMENT)

@@ -1,0 +1,163 @@
+"""TensorFlow Serving's REST form: https://www.tensorflow.org/tfx/serving/api_rest."""
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfrl import extras
+from tfrl.errors import UserError
+from tfrl.serving.batcher import Busy
+from tfrl.serving.metadata import metadata
+from tfrl.serving.served_policy import ServedPolicy
+from tfrl.serving.server import NotFound, PolicyServer
+
+# Of a request: what is not there is 404, too many at a time 503, a mistake 400.
+_CODES: dict[type, int] = {NotFound: 404, Busy: 503}
+_FORM = 'Write {"instances": [observation, ...]} or {"inputs": {name: [value, ...]}}.'
+
+
+def make_app(server: PolicyServer) -> Any:
+    """Returns the ASGI application (Starlette) of a server."""
+    applications = extras.require("starlette.applications", "serve")
+    routing = extras.require("starlette.routing", "serve")
+    responses = extras.require("starlette.responses", "serve")
+
+    def answer(content: Any, code: int = 200) -> Any:
+        text = json.dumps(content, separators=(",", ":"))
+        return responses.Response(text, code, media_type="application/json")
+
+    def refused(error: UserError) -> Any:
+        return answer({"error": str(error)}, _CODES.get(type(error), 400))
+
+    def asked(request: Any) -> ServedPolicy:
+        given = request.path_params
+        return server.policy_of(given["name"], given.get("version"), given.get("label"))
+
+    async def predict(request: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            response = answer(await predicted(server, asked(request), await request.body()))
+        except UserError as error:
+            response = refused(error)
+        server.metrics.answered(response.status_code, started)
+        return response
+
+    async def status(request: Any) -> Any:
+        try:
+            policy = asked(request)
+        except UserError as error:
+            return refused(error)
+        chosen = "version" in request.path_params or "label" in request.path_params
+        versions = [policy.version] if chosen else sorted(server.policies, reverse=True)
+        ok = {"error_code": "OK", "error_message": ""}
+        states = [{"version": str(v), "state": "AVAILABLE", "status": ok} for v in versions]
+        return answer({"model_version_status": states})
+
+    async def described(request: Any) -> Any:
+        try:
+            return answer(metadata(server.options.name, asked(request)))
+        except UserError as error:
+            return refused(error)
+
+    async def health(_: Any) -> Any:
+        return answer({"status": "ok", "versions": sorted(server.policies)})
+
+    async def metrics(_: Any) -> Any:
+        content, kind = server.metrics.text()
+        return responses.Response(content, media_type=kind)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        server.close()
+
+    model = "/v1/models/{name:str}"
+    routes = []
+    for path in (model, model + "/versions/{version:int}", model + "/labels/{label:str}"):
+        routes += [
+            routing.Route(path + ":predict", predict, methods=["POST"]),
+            routing.Route(path + "/metadata", described),
+            routing.Route(path, status),
+        ]
+    routes += [
+        routing.Route("/healthz", health),
+        routing.Route("/metrics", metrics),
+        routing.Route("/monitoring/prometheus/metrics", metrics),  # TensorFlow Serving's path
+    ]
+    return applications.Starlette(routes=routes, lifespan=lifespan)
+
+
+async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> dict[str, Any]:
+    """Returns the answer to the body of a request.
+
+    Raises:
+      UserError: For anything that is wrong in it.
+    """
+    try:
+        given = json.loads(body)
+    except ValueError as error:
+        raise UserError("the request", expected="JSON", got=str(error), remedy=_FORM) from error
+    keys = set(given) if isinstance(given, Mapping) else set()
+    if len(keys & {"instances", "inputs"}) != 1 or keys - {"instances", "inputs", "signature_name"}:
+        raise UserError(
+            "the request",
+            expected="an object with instances or inputs, and signature_name if you like",
+            got=", ".join(sorted(keys)) or type(given).__name__,
+            remedy=_FORM,
+        )
+    signature = given.get("signature_name", "serving_default")
+    if "instances" in given:
+        columns, size = _columns(policy, given["instances"])
+        return {"predictions": _rows(await server.predict(policy, signature, columns, size))}
+    inputs = given["inputs"]
+    columns = dict(inputs) if isinstance(inputs, Mapping) else {_only_input(policy): inputs}
+    first: Any = next(iter(columns.values()), None)
+    size = len(first) if isinstance(first, list) else 0
+    outputs = await server.predict(policy, signature, columns, size)
+    named = {name: x.tolist() for name, x in outputs.items()}
+    return {"outputs": next(iter(named.values())) if len(named) == 1 else named}
+
+
+def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]:
+    """The columns of a list of instances, and its length."""
+    if not isinstance(instances, list) or not instances:
+        raise UserError(
+            "instances",
+            expected="a list of observations, at least one",
+            got="an empty one" if instances == [] else type(instances).__name__,
+            remedy=_FORM,
+        )
+    if not isinstance(instances[0], Mapping):
+        return {_only_input(policy): instances}, len(instances)
+    names = list(instances[0])
+    for number, instance in enumerate(instances):
+        if not isinstance(instance, Mapping) or instance.keys() != instances[0].keys():
+            got = list(instance) if isinstance(instance, Mapping) else type(instance).__name__
+            raise UserError(
+                f"instance {number}",
+                expected=f"the names of the first: {', '.join(names)}",
+                got=str(got),
+            )
+    return {name: [instance[name] for instance in instances] for name in names}, len(instances)
+
+
+def _only_input(policy: ServedPolicy) -> str:
+    if len(policy.inputs) > 1:
+        raise UserError(
+            "the inputs of the request",
+            expected=f"an object with {', '.join(policy.inputs)}",
+            got="values without names",
+        )
+    return next(iter(policy.inputs))
+
+
+def _rows(outputs: Mapping[str, np.ndarray]) -> list[Any]:
+    """Outputs as a list of rows: values where there is one output, else objects."""
+    columns = {name: x.tolist() for name, x in outputs.items()}
+    if len(columns) == 1:
+        return list(next(iter(columns.values())))
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

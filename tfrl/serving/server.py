@@ -1,0 +1,212 @@
+"""What REST and gRPC share: models by version, batches, metrics, the log of episodes."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfrl import checks, extras
+from tfrl.errors import UserError
+from tfrl.serving.batcher import Batcher
+from tfrl.serving.episode_log import EpisodeLog
+from tfrl.serving.served_policy import LOGGED, SIGNATURES, ServedPolicy
+
+
+class NotFound(UserError):
+    """A model, version or label that is not served."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingOptions:
+    """How requests are batched.
+
+    Attributes:
+      name: Of the model.
+      max_batch_size: The most rows of a batch, a power of two.
+      batch_timeout_ms: How long the first request of a batch waits for others.
+      max_queue: The most rows that wait; a further request is refused.
+      log_episodes: Folder of what is served as episodes, or None.
+    """
+
+    name: str = "policy"
+    max_batch_size: int = 64
+    batch_timeout_ms: float = 0.0
+    max_queue: int = 4096
+    log_episodes: pathlib.Path | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        checks.at_least("max_batch_size", self.max_batch_size, 1)
+        if self.max_batch_size & (self.max_batch_size - 1):
+            raise UserError(
+                "max_batch_size",
+                expected="a power of two",
+                got=str(self.max_batch_size),
+                remedy=f"Give {1 << self.max_batch_size.bit_length()}, for example.",
+            )
+
+
+class PolicyServer:
+    """Serves the versions of one model; its coroutines run in one event loop."""
+
+    def __init__(
+        self, policies: list[ServedPolicy], options: ServingOptions, labels: Mapping[str, int]
+    ):
+        """Prepares the policies for every size of batch.
+
+        Args:
+          policies: At least one, of different versions.
+          options: How to batch.
+          labels: `{label: version}`.
+        """
+        self.options, self.labels = options, dict(labels)
+        self.policies = {policy.version: policy for policy in policies}
+        self.newest = max(self.policies)
+        self.metrics = Metrics()
+        self.log = None
+        if options.log_episodes is not None:
+            self.log = EpisodeLog(options.log_episodes, self.metrics.episodes.inc)
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, "tfrl-predict")
+        self._batchers: dict[tuple[int, bool], Batcher] = {}
+        for policy in policies:
+            for deterministic in (True, *([False] if policy.explores else [])):
+                self._batchers[policy.version, deterministic] = self._batcher(policy, deterministic)
+            self.metrics.version.labels(str(policy.version)).set(1)
+
+    def _batcher(self, policy: ServedPolicy, deterministic: bool) -> Batcher:
+        return Batcher(
+            lambda rows: policy.predict(rows, deterministic),
+            self._executor,
+            max_batch_size=self.options.max_batch_size,
+            wait_seconds=self.options.batch_timeout_ms / 1e3,
+            max_queue=self.options.max_queue,
+            on_batch=self.metrics.batch_rows.observe,
+        )
+
+    def warm_up(self) -> None:
+        """Prepares every policy for every size of batch: the first prediction of one is slow."""
+        for policy in self.policies.values():
+            size = 1
+            while size <= self.options.max_batch_size:
+                columns = {
+                    n: np.zeros([size, *s.shape], s.dtype.as_numpy_dtype)
+                    for n, s in policy.inputs.items()
+                }
+                rows = policy.read(columns)
+                for version, deterministic in self._batchers:
+                    if version == policy.version:
+                        policy.predict(rows, deterministic)
+                size *= 2
+
+    def policy_of(
+        self, name: str, version: int | None = None, label: str | None = None
+    ) -> ServedPolicy:
+        """Returns the policy that a request names, of the newest version if it names none.
+
+        Raises:
+          NotFound: It is not served.
+        """
+        if name != self.options.name:
+            raise NotFound(f"model {name}", expected=self.options.name, got=name)
+        if label is not None:
+            if label not in self.labels:
+                raise NotFound(
+                    f"label {label}", expected=", ".join(self.labels) or "none", got=label
+                )
+            version = self.labels[label]
+        version = self.newest if version is None else version
+        if version not in self.policies:
+            known = ", ".join(map(str, sorted(self.policies)))
+            raise NotFound(f"version {version} of {name}", expected=known, got=str(version))
+        return self.policies[version]
+
+    async def predict(
+        self, policy: ServedPolicy, signature: str, columns: dict[str, Any], size: int
+    ) -> dict[str, np.ndarray]:
+        """Returns the outputs of a request.
+
+        Args:
+          policy: Who acts.
+          signature: "action" or "serving_default" for greedy actions, "explore" for drawn ones.
+          columns: The request's inputs by name, leaves `[B, ...]`.
+          size: B, as far as it is known.
+
+        Raises:
+          UserError: For anything that is wrong in the request.
+        """
+        deterministic = SIGNATURES.get(signature)
+        if deterministic is None or (policy.version, deterministic) not in self._batchers:
+            raise UserError(
+                "signature_name",
+                expected=" or ".join(n for n, d in SIGNATURES.items() if d or policy.explores),
+                got=repr(signature),
+            )
+        logged = self.log.read(columns, size) if self.log is not None else {}
+        if self.log is None and any(name in columns for name in LOGGED):
+            raise UserError(
+                "the inputs of the request",
+                expected=f"no {' or '.join(n for n in LOGGED if n in columns)}",
+                got="a server that logs no episodes",
+                remedy="Start it with --log_episodes=FOLDER.",
+            )
+        rows = policy.read(columns)
+        outputs = await self._batchers[policy.version, deterministic].submit(rows)
+        if self.log is not None and logged:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self.log.add, policy, logged, rows, outputs)
+        return outputs
+
+    def close(self) -> None:
+        """Writes what the log holds."""
+        self._executor.shutdown()
+        if self.log is not None:
+            self.log.close()
+
+
+class Metrics:
+    """Prometheus' counters and histograms, in a registry of their own."""
+
+    def __init__(self) -> None:
+        """Makes them."""
+        self._library = prometheus = extras.require("prometheus_client", "serve")
+        self.registry = prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter(
+            "tfrl_requests", "Requests for actions.", ["code"], registry=self.registry
+        )
+        self.seconds = prometheus.Histogram(
+            "tfrl_request_seconds",
+            "Seconds from a request's arrival to its answer.",
+            buckets=[1e-4 * 2**i for i in range(16)],
+            registry=self.registry,
+        )
+        self.batch_rows = prometheus.Histogram(
+            "tfrl_batch_rows",
+            "Rows of a batch.",
+            buckets=[2**i for i in range(11)],
+            registry=self.registry,
+        )
+        self.episodes = prometheus.Counter(
+            "tfrl_logged_episodes", "Episodes that were written.", registry=self.registry
+        )
+        self.version = prometheus.Gauge(
+            "tfrl_model_version", "Versions that are served.", ["version"], registry=self.registry
+        )
+
+    def text(self) -> tuple[bytes, str]:
+        """Returns what Prometheus reads, and its content type."""
+        return self._library.generate_latest(self.registry), self._library.CONTENT_TYPE_LATEST
+
+    def answered(self, code: int | str, started: float) -> None:
+        """Counts an answer.
+
+        Args:
+          code: Of HTTP or gRPC.
+          started: `time.perf_counter()` when the request came.
+        """
+        self.requests.labels(str(code)).inc()
+        self.seconds.observe(time.perf_counter() - started)
