@@ -128,11 +128,11 @@ def _draw_evaluations(axes: Any, run: RunRecord) -> None:
         axes.fill_between(at, low, high, alpha=0.25, color=axes.lines[-1].get_color())
 
 
-def save(figure: Any, path: pathlib.Path) -> None:
-    """Writes a picture, whole or not at all."""
+def save(figure: Any, path: pathlib.Path, **options: Any) -> None:
+    """Writes a picture, whole or not at all; options are those of `Figure.savefig`."""
     temporary = files.temporary_name(path.parent)
     try:
-        figure.savefig(temporary, dpi=110, format="png", metadata={"Software": None})
+        figure.savefig(temporary, dpi=110, format="png", metadata={"Software": None}, **options)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

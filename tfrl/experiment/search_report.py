@@ -93,9 +93,10 @@ def draw(study: Any, target: pathlib.Path) -> list[pathlib.Path]:
         return []
     made = {
         "history": lambda: plots.plot_optimization_history(study),
-        "evaluations": lambda: plots.plot_intermediate_values(study),
         "parameters": lambda: plots.plot_slice(study),
     }
+    if any(t.intermediate_values for t in study.trials):
+        made["evaluations"] = lambda: plots.plot_intermediate_values(study)
     if len(done) > 1 and len({t.value for t in done}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator()
         made["importances"] = lambda: plots.plot_param_importances(study, evaluator)
@@ -107,8 +108,7 @@ def draw(study: Any, target: pathlib.Path) -> list[pathlib.Path]:
             axes = make()
             figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure
             path = target / f"{NAME}_{name}.png"
-            figure.set_layout_engine("constrained")
-            report.save(figure, path)
+            report.save(figure, path, bbox_inches="tight")
             pyplot.close(figure)
             pictures.append(path)
     return pictures

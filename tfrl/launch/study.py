@@ -79,7 +79,10 @@ class StudyOptions:
         )
         study.pruner = {
             "none": optuna.pruners.NopPruner,
-            "median": lambda: optuna.pruners.MedianPruner(self.startup),
+            # The first third of the evaluations decides nothing.
+            "median": lambda: optuna.pruners.MedianPruner(
+                self.startup, n_warmup_steps=(self.evaluations or 0) // 3 + 1
+            ),
             "hyperband": lambda: optuna.pruners.HyperbandPruner(1, self.evaluations or "auto"),
         }[self.pruner]()
 
@@ -95,15 +98,19 @@ def locked(root: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def take_log(path: pathlib.Path) -> int:
+def take_log(path: pathlib.Path, *, wait: bool = False) -> int:
     """Opens the log of a trial and holds it until the process ends; returns the descriptor.
+
+    Args:
+      path: The log.
+      wait: Whether to wait for a process that is about to end.
 
     Raises:
       BlockingIOError: Another process runs the trial.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BaseException:
         os.close(descriptor)
         raise

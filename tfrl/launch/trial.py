@@ -54,13 +54,10 @@ def run(options: studies.StudyOptions, space: Space, values: common_flags.Common
         options.prepare(study)
         trial = study.ask()
         folder = options.trials_dir / studies.folder_of(trial)
-        log = studies.take_log(folder.with_name(f"{folder.name}.log"))
+        log = studies.take_log(folder.with_name(f"{folder.name}.log"), wait=True)
         trial.set_user_attr("folder", folder.name)
         chosen = _choose(study, trial, space)
-    screen = os.dup(1)
-    sys.stdout.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    screen = _redirect(log)
     lines = settings_lib.binding_lines(chosen)
     print(f"Trial {trial.number}: {'; '.join(lines)}", flush=True)
     bindings = (*values.gin_bindings, *lines)
@@ -102,6 +99,15 @@ def run(options: studies.StudyOptions, space: Space, values: common_flags.Common
     print(text, flush=True)
     os.write(screen, f"{text}\n".encode())
     return code
+
+
+def _redirect(log: int) -> int:
+    """Sends what is printed into a log; returns a descriptor of where it went before."""
+    screen = os.dup(1)
+    sys.stdout.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return screen
 
 
 def _check_names(space: Space) -> None:
@@ -190,7 +196,7 @@ class _Outcome:
         states = extras.require("optuna.trial", "tune").TrialState
         self._trial.set_user_attr("ended", how)
         self._study.tell(self._trial, state=states[state])
-        return f"Trial {self._trial.number}: {how}. {self._folder}"
+        return f"Trial {self._trial.number}: {how.rstrip('.')}. {self._folder}"
 
     def interrupted(self) -> str:
         trial = next(t for t in self._study.trials if t.number == self._trial.number)
