@@ -38,7 +38,7 @@ $(INSTALLED): setup.py constraints.txt
 	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
 	  then "$$python" -m venv --clear .venv; fi
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c constraints.txt -e '.[dev,export,plots,video,multiagent,mujoco,atari,envpool]'
+	  -c constraints.txt -e '.[dev,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc,tune]'
 # Without their dependencies: mpe2 would bring pygame-ce, which installs over tf-agents' pygame; the
 # tests play MinAtar's games, which need NumPy alone, and none of its training scripts.
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps \

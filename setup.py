@@ -58,6 +58,8 @@ EXTRAS = {
         "uvicorn>=0.30",
         "uvloop>=0.19",
     ],
+    # gRPC of tfrl-serve, by the protocol buffers of TensorFlow Serving.
+    "grpc": ["tensorflow-serving-api~=2.15.0"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.

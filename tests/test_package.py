@@ -156,7 +156,7 @@ def test_every_extra_is_in_all(wheel):
     extras = set(metadata.metadata.get_all("Provides-Extra"))
     assert extras == {
         *("all", "atari", "dev", "envpool", "evolution-references", "export"),
-        *("jax", "mujoco", "multiagent", "plots", "ray", "report"),
+        *("grpc", "jax", "mujoco", "multiagent", "plots", "ray", "report", "serve", "tune"),
         *("video", "video-writers", "wandb"),
     }
     split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import pathlib
+import shlex
+import subprocess
 import sys
 import types
 
@@ -11,7 +13,7 @@ import optuna
 import pytest
 from absl import flags
 
-from tests import forked
+from tests import docs_helpers, forked
 from tests.launch.launch_runs import arguments, command, in_process
 from tfrl.errors import UserError
 from tfrl.experiment import search_report
@@ -19,6 +21,9 @@ from tfrl.experiment.callbacks import Event
 from tfrl.launch import api, best_gin, search_space, settings, study, termination, trial, tune
 
 CATCH = "ppo/tf_catch.gin"
+TUNE_FLAGS = [
+    "space", "trials", "sampler", "pruner", "startup_trials", "storage", "one_trial",
+]  # fmt: skip
 RANGES = """
 PPO.clip = {'low': 0.1, 'high': 0.4}
 OnPolicyWorkflow.num_epochs = {'low': 1, 'high': 9, 'log': True}
@@ -298,3 +303,63 @@ def test_a_trial_trains(tmp_path):
     (found,) = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/s.db").trials
     assert made.workflow.agent.clip == found.params["PPO.clip"]
     assert list(found.intermediate_values) == [1, 2]
+
+
+PAGE = docs_helpers.ROOT / "docs" / "searching.md"
+
+
+def commands_of(page):
+    lines = [
+        x for kind, code in docs_helpers.blocks(page) if kind == "bash" for x in code.splitlines()
+    ]
+    return [shlex.split(line) for line in lines]
+
+
+def test_the_page_names_what_there_is(tmp_path, monkeypatch, capsys):
+    """Commands of searches go as far as their processes, those of sweeps to their grid."""
+    page = PAGE.read_text()
+    written = docs_helpers.write_files(docs_helpers.blocks(page), tmp_path)
+    assert written == ["my_space.gin", "my_spaces.py"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    started = []
+    monkeypatch.setattr(tune.processes, "run_parallel", lambda jobs, n: started.append(len(jobs)))
+    for words in commands_of(page):
+        if words[0] == "tfrl-tune":
+            code, _, err = in_process(tune.main, capsys, *words[1:])
+            assert code == 2 and "expected trials, got none" in err, err  # none was started
+    assert started == [2, 1, 1]
+    names = {row.split("`")[1] for row in page.splitlines() if row.startswith("| `--")}
+    assert names == {f"--{n}" for n in (*TUNE_FLAGS, "parallel")}
+    chosen, _ = ask(search_space.read("my_space.gin", [CATCH]))
+    assert chosen["OnPolicyWorkflow.num_epochs"] in range(2, 11) and "PPO.gae_lambda" in chosen
+    settings.assemble([CATCH], settings.binding_lines(chosen))
+    for seed in range(2):
+        chosen, _ = ask(search_space.read("my_spaces:ppo", [CATCH]), seed)
+        settings.assemble([CATCH], settings.binding_lines(chosen))
+
+
+@pytest.mark.slow
+def test_the_page_searches(tmp_path):
+    """The page's first commands, with less to do."""
+    tiny = [x for x in arguments("", 64)[1:] if "total_env_steps" not in x]
+    tune_words, train_words, _ = commands_of(PAGE.read_text())[1:4]
+    space = file_of(tmp_path, "PPO.clip = {'low': 0.1, 'high': 0.4}")
+    for old, new in (("100_000", "64"), ("=10_000", "=32"), ("--trials=40", "--trials=3")):
+        tune_words = [word.replace(old, new) for word in tune_words]
+    words = tune_words[1:]
+    done = subprocess.run(
+        [sys.executable, docs_helpers.ROOT / "bin" / "tune.py", *words, f"--space={space}", *tiny],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(docs_helpers.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith("best.gin")
+    assert (tmp_path / "runs" / "search" / "search.html").is_file()
+    train = [*train_words[1:], "--strategy=one_device"]
+    finished = forked.run(command("train", *train), cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "runs/best/summary.json").read_text())["env_steps"] == 64
