@@ -49,6 +49,13 @@ async def start(server: PolicyServer, address: str) -> Any:
     return made
 
 
+def _array(name: str, tensor: Any) -> Any:
+    try:
+        return tf.make_ndarray(tensor)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"input {name}", expected="a tensor", got=str(error)) from error
+
+
 class _Services:
     """The methods of both services; each is called by its name."""
 
@@ -74,7 +81,7 @@ class _Services:
         started = time.perf_counter()
         try:
             policy = self._policy(request.model_spec)
-            columns = {name: tf.make_ndarray(x) for name, x in request.inputs.items()}
+            columns = {name: _array(name, x) for name, x in request.inputs.items()}
             size = max((len(x) for x in columns.values() if x.ndim), default=0)
             columns = {n: x.tolist() if x.dtype.kind in "OS" else x for n, x in columns.items()}
             signature = request.model_spec.signature_name or "serving_default"

@@ -88,7 +88,14 @@ def make_app(server: PolicyServer) -> Any:
         routing.Route("/metrics", metrics),
         routing.Route("/monitoring/prometheus/metrics", metrics),  # TensorFlow Serving's path
     ]
-    return applications.Starlette(routes=routes, lifespan=lifespan)
+
+    async def unknown(request: Any, error: Any) -> Any:
+        return answer(
+            {"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code
+        )
+
+    handlers = {404: unknown, 405: unknown}
+    return applications.Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
 async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> dict[str, Any]:

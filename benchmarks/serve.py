@@ -1,0 +1,139 @@
+"""Load on `tfrl-serve`: requests per second and latencies, beside the SavedModel in a loop.
+
+  python -m benchmarks.serve --clients=1,8,32 --seconds=5
+
+Trains PPO on CartPole for one iteration, serves its checkpoint, and lets clients of another process
+ask for one action after the other over connections that stay open. Ends with a JSON line for the
+SavedModel's signature in a loop, and one for each number of clients.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks import measure
+
+OBS = [0.01, 0.02, -0.03, 0.04]
+
+
+def figures(seconds: Sequence[float], elapsed: float) -> dict[str, float]:
+    """Returns requests per second, p50 and p99 in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "requests_per_second": round(len(ordered) / elapsed, 1),
+        "p50_ms": round(1e3 * ordered[len(ordered) // 2], 3),
+        "p99_ms": round(1e3 * ordered[int(0.99 * len(ordered))], 3),
+    }
+
+
+def in_a_loop(call: Callable[[], object], seconds: float) -> dict[str, float]:
+    """Calls a function for some seconds, after a hundred calls that warm it up."""
+    for _ in range(100):
+        call()
+    taken, start = [], time.perf_counter()
+    while (now := time.perf_counter()) - start < seconds:
+        call()
+        taken.append(time.perf_counter() - now)
+    return figures(taken, time.perf_counter() - start)
+
+
+async def _client(port: int, body: bytes, until: float, taken: list[float]) -> None:
+    """One connection of HTTP/1.1 that asks again and again."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = ("POST /v1/models/policy:predict HTTP/1.1", "Host: x", f"Content-Length: {len(body)}")
+    request = "\r\n".join([*head, "", ""]).encode() + body
+    while (start := time.perf_counter()) < until:
+        writer.write(request)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(answer.decode())
+        length = answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
+        await reader.readexactly(int(length))
+        taken.append(time.perf_counter() - start)
+    writer.close()
+
+
+def ask(port: int, clients: int, rows: int, seconds: float) -> dict[str, float]:
+    """Lets clients ask for some seconds; returns the figures."""
+
+    async def run(duration: float) -> list[float]:
+        taken: list[float] = []
+        body = json.dumps({"instances": [OBS] * rows}).encode()
+        until = time.perf_counter() + duration
+        await asyncio.gather(*(_client(port, body, until, taken) for _ in range(clients)))
+        return taken
+
+    asyncio.run(run(0.5))
+    start = time.perf_counter()
+    taken = asyncio.run(run(seconds))
+    return figures(taken, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def served(folder: pathlib.Path, flags: Sequence[str]) -> Iterator[int]:
+    """Serves a run folder in a process of its own; yields the port."""
+    command = [sys.executable, "-m", "tfrl", "serve", f"--root_dir={folder}", "--http_port=0"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                if line.startswith("Serving"):
+                    yield int(line.rpartition(":")[2].partition("/")[0])
+                    return
+            raise SystemExit("tfrl-serve ended")
+        finally:
+            process.terminate()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--clients", default="1,8,32", help="numbers of them, with commas between")
+    parser.add_argument("--rows", type=int, default=1, help="of each request")
+    parser.add_argument("--batch_timeout_ms", type=float, default=0.0, help="flag of tfrl-serve")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch) / "run"
+        _train(folder)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # without a server beside it
+            found = pool.apply(saved_model_in_a_loop, (folder / "policy", args.rows, args.seconds))
+        measure.emit(benchmark="serve", what="SavedModel in a loop", rows=args.rows, **found)
+        with served(folder, [f"--batch_timeout_ms={args.batch_timeout_ms}"]) as port:
+            for clients in map(int, args.clients.split(",")):
+                measure.emit(
+                    benchmark="serve",
+                    what="tfrl-serve",
+                    clients=clients,
+                    rows=args.rows,
+                    batch_timeout_ms=args.batch_timeout_ms,
+                    **ask(port, clients, args.rows, args.seconds),
+                )
+
+
+def _train(folder: pathlib.Path) -> None:
+    small = ("train.total_env_steps=1_024", "train.video=False", "train.report=False")
+    bindings = [f"--gin_bindings={text}" for text in small]
+    command = [sys.executable, "-m", "tfrl", "train", f"--root_dir={folder}", *bindings]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def saved_model_in_a_loop(folder: pathlib.Path, rows: int, seconds: float) -> dict[str, float]:
+    """Calls the signature `action` of a SavedModel for some seconds."""
+    import tensorflow as tf
+
+    tf.get_logger().setLevel("ERROR")
+    policy = tf.saved_model.load(str(folder))
+    act = policy.signatures["action"]
+    return in_a_loop(lambda: act(observation=tf.constant([OBS] * rows))["action"].numpy(), seconds)
+
+
+if __name__ == "__main__":
+    main()
