@@ -86,6 +86,14 @@ def wait_for_steps(process, root, steps):
     raise AssertionError(f"no checkpoint of {steps} env steps in time")
 
 
+def wait_until(condition):
+    """Waits until something holds."""
+    deadline = time.monotonic() + IN_TIME
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def in_process(main, capsys, *args):
     """Runs a binary's main behind its real frame; returns (exit code, stdout, stderr)."""
     code = start_here(main, *args)
