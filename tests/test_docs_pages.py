@@ -279,6 +279,10 @@ def test_the_table_of_metrics_is_that_of_a_run(ran):
         }
         found = {c for name in runs.get(page, [page]) for c in columns[name]}
         assert unlike([*shared, *own], found) == ([], []), page
+    for cls in (*registered.ON_POLICY, *registered.OFF_POLICY):
+        name = {"td3": cls.__name__.lower()}.get(registered.folder(cls), registered.folder(cls))
+        assert 2 <= len(cls.screen_metrics) <= 3
+        assert set(cls.screen_metrics) <= set(columns[name]), name
     assert "kl_coef" in columns["penalty"] and "kl_coef" not in columns["ppo"]
 
 

@@ -67,7 +67,7 @@ class TestPlain:
         stream, clock = io.StringIO(), Clock()
         progress = Progress(10, stream=stream, clock=clock)
         progress.update(0)
-        assert stream.getvalue() == "env steps   0% 0/10  0/s  eta ?\n"
+        assert stream.getvalue() == "env steps   0% 0/10  ?/s  eta ?\n"
 
     def test_log(self):
         stream = io.StringIO()
@@ -116,3 +116,24 @@ class TestTerminal:
         with Progress(10, console=console) as progress:
             progress.update(5, kind="[red]")
         assert "kind=[red]" in without_codes(stream.getvalue())
+
+
+class TestCompilation:
+    def test_it_is_left_out_of_the_rate_and_of_the_time_left(self):
+        stream, clock = io.StringIO(), Clock()
+        progress = Progress(1000, stream=stream, every_seconds=0, clock=clock)
+        clock.now = 60.0
+        progress.update(100, compiled=True)  # a minute, mostly of compilation
+        clock.now = 61.0
+        progress.update(200)
+        clock.now = 91.0
+        progress.update(200, compiled=True)  # the first evaluation
+        clock.now = 92.0
+        progress.update(300)
+        lines = stream.getvalue().splitlines()
+        assert [line.partition("%")[2].strip() for line in lines] == [
+            "100/1,000  ?/s  eta ?",
+            "200/1,000  100/s  eta 0:00:08",
+            "200/1,000  100/s  eta 0:00:08",
+            "300/1,000  100/s  eta 0:00:07",
+        ]

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 import types
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import docs_helpers
 from tfrl.errors import UserError
 from tfrl.experiment import recorders
 
@@ -527,3 +529,13 @@ class TestFilesOfRows:
         again.truncate(2)
         again.write(3, {"a": 0})
         assert again.num_rows == 3
+
+
+def test_columns_stand_in_groups():
+    page = docs_helpers.ROOT / "docs" / "algorithms" / "README.md"
+    rows = re.findall(r"^\| `([\w/]+)`[^|]*\| `(\w+/[\w/]+)` \|", page.read_text(), re.MULTILINE)
+    assert len(rows) > 12
+    assert {name: recorders.tensorboard_tag(name) for name, _ in rows} == dict(rows)
+    assert recorders.tensorboard_tag("policy_0/loss") == "train/policy_0/loss"
+    assert recorders.tensorboard_tag("eval/video") == "eval/video"
+    assert recorders.tensorboard_tag("time") == "train/time"

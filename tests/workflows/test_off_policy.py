@@ -217,3 +217,30 @@ class ErrorTest(parameterized.TestCase):
         fits = made.replace(n_step=3)
         flow = workflow(replay=fits, agent=functools.partial(DQN, hidden=(8,), n_step=3))
         self.assertIs(flow.replay, fits)
+
+
+def test_progress_shows_what_the_agent_names_and_when_a_phase_compiled(monkeypatch):
+    told = []
+
+    class Told:
+        def __init__(self, total, done):
+            pass
+
+        def update(self, done, *, compiled=False, **figures):
+            told.append((done, compiled, set(figures)))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("tfrl.workflows.loop.Progress", Told)
+    flow = workflow(random_steps=8, batch_size=4, iterations_per_row=1, iterations_per_call=2)
+    state = flow.learn(flow.setup(0), total_env_steps=20)
+    per_call = 2 * flow.steps_of_iteration
+    assert [done for done, *_ in told] == list(range(per_call, 21, per_call))
+    # Random play fills, then the policy acts and learns: each compiles in its first call.
+    assert [compiled for _, compiled, _ in told] == [done <= 8 + per_call and (
+        done == per_call or done - per_call == 8) for done, *_ in told]  # fmt: skip
+    assert {"q_mean", "epsilon"} <= told[-1][2] and "q_mean" not in told[0][2]
+    told.clear()
+    flow.learn(state, total_env_steps=28)  # compiled already, in this process
+    assert [compiled for _, compiled, _ in told][1:] == [False] * (len(told) - 1)
