@@ -1,67 +1,123 @@
-"""Learning curves of evolution, ERL and population-based training, out of the records of runs."""
+"""Pictures of the results: a panel a task, a line an algorithm, by the code of `tfrl-report`."""
 
+import csv
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from benchmarks.claims import Claim
+from tfrl.experiment import comparison
+from tfrl.experiment.report import RunRecord
 
-# TD3 alone stands beside ERL and CEM-RL.
-FOLDERS = ("evolution", "erl", "pbt", "td3")
-_TASK = re.compile(r"(\w*?)_?(?:tf|gymnasium)_(\w+)\.gin")
-_COLUMNS = 3
+Records = Mapping[Claim, Mapping[int, Mapping[str, Any]]]
+_FILE = re.compile(r"(\w*?)_?(?:tf|gymnasium|envpool)_\w+\.gin")
+_COLUMNS = 4
+# What differs between a light page and a dark one.
+_INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
 
-def mean_curve(curves: list[list[list[float]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns env steps [K], mean return [K] and the range [2, K] over runs, by evaluation.
+def task_of(claim: Claim) -> str:
+    """Returns the id of a claim's environment, as its gin file binds it."""
+    from tfrl.launch import gin_files
+
+    found = {b.key: b.value for b in gin_files.read([claim.gin_file], claim.bindings)}
+    value = found.get("make_env.env_id", "one task")
+    if isinstance(value, gin_files.Macro):
+        value = found[value.name]
+    return str(value)
+
+
+def algorithm_of(claim: Claim) -> str:
+    """Returns the name of a claim's line: folder, what stands before the task, variant."""
+    folder, _, file = claim.gin_file.rpartition("/")
+    match = _FILE.fullmatch(file)
+    own = match[1] if match else file.removesuffix(".gin")
+    short = pathlib.PurePath(folder).name
+    name = own if short in ("evolution", "erl") and own else f"{short}: {own}" if own else short
+    return f"{name}, {claim.variant}" if claim.variant else name
+
+
+def runs_of(
+    claim: Claim, records: Mapping[int, Mapping[str, Any]], root: pathlib.Path
+) -> list[RunRecord]:
+    """Returns the records of a claim as runs; one without a curve has its final return alone.
 
     Args:
-      curves: (env steps, return) of each run; the longer ones are cut.
+      claim: The claim.
+      records: By seed.
+      root: The folder of the records, where `curve.csv` may stand for the curve of one run.
     """
-    least = min(map(len, curves))
-    steps, returns = np.moveaxis(np.array([curve[:least] for curve in curves]), -1, 0)
-    return steps.mean(0), returns.mean(0), np.stack([returns.min(0), returns.max(0)])
+    found = []
+    for record in records.values():
+        curve = record.get("curve") or _table(root / claim.folder / "curve.csv")
+        rows = [{"env_steps": x, "eval_return_mean": y} for x, y in curve]
+        found.append(RunRecord(root / claim.folder, rows, {}, record))
+    return found
 
 
-def by_task(
-    records: Mapping[Claim, Mapping[int, Mapping[str, Any]]],
-) -> dict[str, dict[str, list[list[list[float]]]]]:
-    """Sorts the curves that are there: `{task: {algorithm: curves}}`; TD3 only beside others."""
-    found: dict[str, dict[str, list[Any]]] = {}
+def _table(path: pathlib.Path) -> list[tuple[float, float]]:
+    """Env steps and returns, the first and the last column of a table; none where it is not."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [(float(row[0]), float(row[-1])) for row in list(csv.reader(file))[1:]]
+
+
+def by_task(records: Records, root: pathlib.Path) -> dict[str, dict[str, list[RunRecord]]]:
+    """Sorts the records that are there: `{task: {algorithm: runs}}`."""
+    found: dict[str, dict[str, list[RunRecord]]] = {}
     for claim, runs in records.items():
-        folder, _, file = claim.gin_file.partition("/")
-        curves = [run["curve"] for run in runs.values() if run.get("curve")]
-        if folder in FOLDERS and curves:
-            name, task = _TASK.fullmatch(file).groups()  # type: ignore[union-attr]
-            name = f"pbt: {name}" if folder == "pbt" else name or folder
-            found.setdefault(task, {})[name] = curves
-    return {task: lines for task, lines in found.items() if set(lines) - {"td3"}}
+        if runs:
+            found.setdefault(task_of(claim), {})[algorithm_of(claim)] = runs_of(claim, runs, root)
+    return found
 
 
-def draw(records: Mapping[Claim, Mapping[int, Mapping[str, Any]]], path: pathlib.Path) -> None:
-    """Draws a panel a task: means of the runs, and their range."""
+def without_curves(records: Records, root: pathlib.Path) -> list[str]:
+    """Returns names of the claims of which final returns alone are kept."""
+    return [
+        claim.name
+        for claim, runs in records.items()
+        if runs and not any(run.rows for run in runs_of(claim, runs, root))
+    ]
+
+
+def draw(records: Records, root: pathlib.Path) -> list[pathlib.Path]:
+    """Draws `curves_light.svg` and `curves_dark.svg` into the folder of the records.
+
+    Args:
+      records: By claim and seed.
+      root: The folder of the records.
+
+    Returns:
+      The pictures; none without records.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    tasks = by_task(records)
+    tasks = by_task(records, root)
     if not tasks:
-        return
+        return []
     rows = -(-len(tasks) // _COLUMNS)
-    figure = Figure(figsize=(4 * _COLUMNS, 3 * rows), layout="constrained")
-    for place, (task, lines) in enumerate(tasks.items(), 1):
-        axes = figure.add_subplot(rows, _COLUMNS, place)
-        for name, curves in lines.items():
-            steps, mean, (low, high) = mean_curve(curves)
-            (line,) = axes.plot(steps, mean, label=name, linewidth=1.2)
-            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        axes.set_title(task)
-        axes.set_xlabel("env steps")
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter("")
-        axes.legend(fontsize="x-small")
-    small = {"svg.fonttype": "none", "svg.hashsalt": "curves"}  # and the same for the same records
-    with matplotlib.rc_context(small):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    paths = []
+    for theme, ink in _INK.items():
+        colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+        style = {
+            **dict.fromkeys(colors, ink),
+            **{"axes.facecolor": "none", "legend.facecolor": "none", "legend.framealpha": 0.0},
+            **{"svg.fonttype": "none", "svg.hashsalt": "curves"},  # the same for the same records
+        }
+        with matplotlib.rc_context(style):
+            figure = Figure(figsize=(4 * _COLUMNS, 3.2 * rows), layout="constrained")
+            for place, (task, by_group) in enumerate(tasks.items(), 1):
+                axes = figure.add_subplot(rows, _COLUMNS, place)
+                comparison.draw_returns(axes, by_group)
+                axes.set_title(task)
+                axes.set_xlabel("env steps")
+                axes.set_xscale("log")
+                axes.xaxis.set_minor_formatter("")
+                axes.grid(alpha=0.2)
+                axes.legend(fontsize="x-small")
+            paths.append(root / f"curves_{theme}.svg")
+            figure.savefig(paths[-1], transparent=True, metadata={"Date": None})
+    return paths

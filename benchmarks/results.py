@@ -2,13 +2,15 @@
 
   python -m benchmarks.results --seeds=5 --only=ppo/tf_acrobot.gin,a2c/tf_cartpole.gin
   python -m benchmarks.results --seeds=0 --write_docs
+  python -m benchmarks.results --gin_files=mine.gin --bindings='PPO.clip = 0.3' --seeds=3
 
 Runs `bin/train.py` for each claim of `benchmarks.claims` and each seed, one after the other. A run
 that is done is not repeated, an interrupted one goes on where it stopped: start the same command
 again. Every finished run leaves one JSON record, `<records>/<claim>/seed_<seed>.json`, and the
 table and the curves are made of these records only; those of the page are kept beside it, in
 `docs/results`. A record of another configuration than the gin file's present one does not count.
-Ends with one JSON line a claim.
+--gin_files runs others than the claims' files, with their records, `results.md` and pictures in
+--root_dir. Ends with one JSON line a claim.
 """
 
 import argparse
@@ -215,6 +217,47 @@ def choose(only: str) -> tuple[Claim, ...]:
     return tuple(c for c in CLAIMS if not names or c.gin_file in names)
 
 
+def of_files(
+    gin_files: Sequence[str], bindings: Sequence[str] = (), variant: str = "", seeds: int = 5
+) -> tuple[Claim, ...]:
+    """Returns claims without a target of any gin files.
+
+    Args:
+      gin_files: As `bin/train.py` takes them.
+      bindings: Gin bindings of all of them.
+      variant: Names the bindings; by default they name themselves.
+      seeds: How many the figure should have.
+    """
+    name = variant or ", ".join(bindings)
+    return tuple(
+        Claim(file, None, variant=name, bindings=tuple(bindings), seeds=seeds) for file in gin_files
+    )
+
+
+def write_report(root: pathlib.Path, claims: Sequence[Claim]) -> pathlib.Path:
+    """Writes `results.md` with table and pictures of some claims beside their records."""
+    page = root / "results.md"
+    page.write_text(f"# Results\n\n{shown(root, claims)}\n\n{table(root, claims)}\n")
+    return page
+
+
+def shown(root: pathlib.Path, claims: Sequence[Claim], folder: str = "") -> str:
+    """Draws the pictures and returns the Markdown that shows them, light or dark as the page is."""
+    records = {claim: read_records(root, claim) for claim in claims}
+    if not curves.draw(records, root):
+        return "No runs yet."
+    dark, light = (f"{folder}curves_{theme}.svg" for theme in ("dark", "light"))
+    lines = [
+        "<picture>",
+        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">',
+        f'<img alt="Returns by env steps, a panel a task" src="{light}">',
+        "</picture>",
+    ]
+    if bare := curves.without_curves(records, root):
+        lines += ["", f"Of these only final returns were kept: {', '.join(bare)}."]
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs and renders as the command line says."""
     parser = argparse.ArgumentParser(
@@ -223,8 +266,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seeds", type=int, help="runs seeds 0 to this, less one; default what a claim asks for"
     )
+    parser.add_argument(
+        "--gin_files", default="", help="others than the claims' files, with commas between"
+    )
+    parser.add_argument(
+        "--bindings",
+        action="append",
+        default=[],
+        help="of --gin_files, in gin; may be repeated",
+    )
+    parser.add_argument("--variant", default="", help="names the bindings in table and pictures")
     parser.add_argument("--only", default="", help="gin files, with commas between; default all")
-    parser.add_argument("--records", default=str(RECORDS), help="of the records")
+    parser.add_argument("--records", help="of the records; default docs/results, or --root_dir")
     parser.add_argument("--root_dir", default="runs/results", help="of the runs")
     parser.add_argument(
         "--write_docs", action="store_true", help="renders docs/results.md and its curves"
@@ -232,8 +285,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     signal.signal(signal.SIGTERM, lambda *_: _stopped.set())
-    root = pathlib.Path(args.records)
+    own = [name for name in args.gin_files.split(",") if name]
+    root = pathlib.Path(args.records or (args.root_dir if own else RECORDS))
+    if (args.bindings or args.variant) and not own:
+        raise SystemExit("--bindings and --variant: expected --gin_files beside them, got none")
     claims = choose(args.only)
+    if own:
+        claims = of_files(own, args.bindings, args.variant, args.seeds or 5)
     for claim in claims:
         for seed in range(claim.seeds if args.seeds is None else args.seeds):
             run(root, claim, seed, pathlib.Path(args.root_dir))
@@ -241,8 +299,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if records := read_records(root, claim):
             measure.emit(benchmark="results", **figures(claim, records))
     if args.write_docs:
-        write_page(PAGE, table(root))
-        curves.draw({claim: read_records(root, claim) for claim in CLAIMS}, root / "curves.svg")
+        write_page(PAGE, f"{shown(root, CLAIMS, 'results/')}\n\n{table(root)}")
+    if own:
+        print(write_report(root, claims), file=sys.stderr)
 
 
 if __name__ == "__main__":

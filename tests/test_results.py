@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import claims, curves, results
 from benchmarks.claims import Claim
+from tfrl.experiment import comparison
 from tfrl.launch import gin_files
 
 CLAIM = Claim("ppo/tf_cartpole.gin", 475, note="a note")
@@ -162,19 +163,54 @@ def test_a_claim_without_a_target(root):
     assert results.figures(beside, results.read_records(root, beside))["holds"] is None
 
 
-def test_curves_are_means_over_seeds_by_task(tmp_path):
+def test_curves_by_task_in_light_and_dark(tmp_path):
     pytest.importorskip("matplotlib")
-    files = ("evolution/ars_tf_cartpole.gin", "td3/tf_pendulum.gin", "erl/ga_td3_tf_pendulum.gin")
-    ars, td3, erl = (Claim(file, 0) for file in files)
-    runs = {0: {"curve": [[100, 1.0], [200, 3.0]]}, 1: {"curve": [[102, 5.0]]}, 2: {}}
-    found = curves.by_task({ars: runs, td3: runs, erl: {}})
-    assert list(found) == ["cartpole"]  # TD3 alone is no comparison
-    steps, mean, spread = curves.mean_curve(found["cartpole"]["ars"])
-    assert (steps, mean, spread.ravel().tolist()) == ([101], [3.0], [1.0, 5.0])
-    assert set(curves.by_task({td3: runs, erl: runs})["pendulum"]) == {"td3", "ga_td3"}
-    for name in "ab":
-        curves.draw({ars: runs, td3: runs, erl: runs}, tmp_path / f"{name}.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    files = ("evolution/ars_tf_cartpole.gin", "ppo/tf_cartpole.gin", "ppo/envpool_pong.gin")
+    ars, ppo, pong = (Claim(file, 0) for file in files)
+    given = [[[100, 1.0], [200, 3.0]], [[100, 5.0], [200, 5.0], [300, 9.0]]]
+    records = {
+        ars: {s: {"curve": c, "eval_return_mean": 9.0} for s, c in enumerate(given)},
+        ppo: {0: {"eval_return_mean": 400.0, "env_steps": 512}},
+        pong: {0: {"eval_return_mean": 19.0, "env_steps": 99}},
+    }
+    (tmp_path / pong.folder).mkdir()
+    (tmp_path / pong.folder / "curve.csv").write_text("env_steps,episodes,return\n9,1,-20\n99,2,1")
+    found = curves.by_task(records, tmp_path)
+    assert {task: list(lines) for task, lines in found.items()} == {
+        "tf:CartPole-v1": ["ars", "ppo"], "envpool:Pong-v5": ["ppo"],
+    }  # fmt: skip
+    axis, mean, low, high = comparison.mean_curve(found["tf:CartPole-v1"]["ars"])
+    assert (axis[0], axis[-1], mean[0], mean[-1]) == (100, 200, 3.0, 4.0)
+    assert (low[0], high[0]) == (1.0, 5.0)
+    assert found["envpool:Pong-v5"]["ppo"][0].column("eval_return_mean")[1].tolist() == [-20, 1]
+    assert curves.without_curves(records, tmp_path) == ["ppo/tf_cartpole"]
+    light, dark = curves.draw(records, tmp_path)
+    before = light.read_bytes()
+    assert b"ppo (1)" in before and before != dark.read_bytes()
+    assert curves.draw(records, tmp_path)[0].read_bytes() == before
+
+
+def test_the_records_of_the_page_are_all_drawn():
+    for claim in claims.CLAIMS:
+        assert curves.task_of(claim).count(":") == 1, claim
+    names = [(curves.task_of(c), curves.algorithm_of(c)) for c in claims.CLAIMS]
+    assert len(set(names)) == len(names)
+
+
+def test_any_gin_file_has_results(root, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text("include 'ppo/tf_cartpole.gin'\n")
+    monkeypatch.setattr(results.signal, "signal", lambda *_: None)
+    args = ["--gin_files=mine.gin", "--bindings=PPO.clip = 0.3", "--seeds=2"]
+    results.main([*args, "--root_dir=out"])
+    out, _ = capsys.readouterr()
+    assert json.loads(out)["by_seed"] == [400.0, 500.0]
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "| `mine.gin`, PPO.clip = 0.3 | 512 |  | 450.0 |" in page
+    assert 'srcset="curves_dark.svg"' in page and (tmp_path / "out" / "curves_dark.svg").is_file()
+    with pytest.raises(SystemExit, match="expected --gin_files beside them"):
+        results.main(["--bindings=PPO.clip = 0.3"])
 
 
 def test_five_seeds_are_enough(root):

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfrl import extras
 from tfrl.errors import UserError
+from tfrl.evaluation import bootstrap_interval
 from tfrl.experiment import report
 from tfrl.experiment.report import RunRecord
 from tfrl.storage import files
@@ -175,10 +176,7 @@ def draw(groups: Groups, path: pathlib.Path, against: str, with_rliable: bool) -
     figure = figures.Figure(figsize=(5 * columns, 3.4 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), columns, squeeze=False)
     for row, (task, by_group) in zip(panels, groups.items(), strict=True):
-        for group, runs in by_group.items():
-            axis, mean, low, high = mean_curve(runs, against)
-            (line,) = row[0].plot(axis, mean, label=f"{group} ({len(runs)})")
-            row[0].fill_between(axis, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        draw_returns(row[0], by_group, against)
         row[0].set_title(f"{task}: return, 95% bootstrap")
         row[0].set_xlabel("env steps" if against == "env_steps" else "seconds of training")
         row[0].grid(alpha=0.3)
@@ -186,6 +184,32 @@ def draw(groups: Groups, path: pathlib.Path, against: str, with_rliable: bool) -
         if with_rliable:
             _draw_profile(row[1], by_group)
     report.save(figure, path)
+
+
+def draw_returns(
+    axes: Any, by_group: Mapping[str, Sequence[RunRecord]], against: str = "env_steps"
+) -> None:
+    """Draws the mean curve of every group with its 95% bootstrap band.
+
+    Of a group without curves the mean of the final returns is a point, with its interval.
+
+    Args:
+      axes: Of matplotlib.
+      by_group: The runs of one task.
+      against: The axis of the curves, "env_steps" or "seconds".
+    """
+    for group, runs in by_group.items():
+        label = f"{group} ({len(runs)})"
+        axis, mean, low, high = mean_curve(runs, against)
+        if len(axis):
+            (line,) = axes.plot(axis, mean, label=label)
+            axes.fill_between(axis, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            continue
+        finals = np.array([final_return(run) for run in runs])
+        low, high = bootstrap_interval(finals)
+        spread = [[finals.mean() - low], [high - finals.mean()]]
+        at = max(run.summary.get("env_steps", 0) for run in runs)
+        axes.errorbar([at], [finals.mean()], yerr=spread, fmt="o", capsize=3, label=label)
 
 
 def _draw_profile(axes: Any, by_group: Mapping[str, Sequence[RunRecord]]) -> None:
