@@ -92,6 +92,28 @@ def test_mistakes_in_spaces(tmp_path, line, got):
     assert got in str(error.value)
 
 
+@pytest.mark.parametrize("pruner", ["median", "hyperband", "none"])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_samplers_and_pruners(tmp_path, sampler, pruner):
+    """A bad trial behind eight good ones ends early; draws differ from process to process."""
+    options = Options(tmp_path, sampler=sampler, pruner=pruner, evaluations=9)
+    drawn, ends = [], []
+    for number in range(9):
+        made = options.open()  # as a process of its own does
+        options.prepare(made)
+        asked = made.ask()
+        drawn.append(CLIP.choose(asked)["PPO.clip"])
+        for step in range(1, 10):
+            asked.report(-1.0 if number == 8 else 1.0, step)
+            if asked.should_prune():
+                break
+        ends.append(step)
+        made.tell(asked, 0.0)
+    assert len(set(drawn)) == 9
+    assert ends[-1] == {"median": 4, "none": 9}.get(pruner, ends[-1])
+    assert ends[0] == 9 or pruner == "hyperband"
+
+
 @pytest.mark.parametrize("name", ["ppo", "sac", "td3", "dqn"])
 def test_shipped_spaces_fit_shipped_files(name):
     task = "pendulum" if name in ("sac", "td3") else "cartpole"

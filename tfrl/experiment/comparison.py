@@ -206,8 +206,8 @@ def draw_returns(
             axes.fill_between(axis, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
             continue
         finals = np.array([final_return(run) for run in runs])
-        low, high = bootstrap_interval(finals)
-        spread = [[finals.mean() - low], [high - finals.mean()]]
+        below, above = bootstrap_interval(finals)
+        spread = [[finals.mean() - below], [above - finals.mean()]]
         at = max(run.summary.get("env_steps", 0) for run in runs)
         axes.errorbar([at], [finals.mean()], yerr=spread, fmt="o", capsize=3, label=label)
 

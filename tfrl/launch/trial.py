@@ -7,6 +7,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from absl import flags
+
 from tfrl import extras
 from tfrl.distribute.choice import choose
 from tfrl.errors import UserError
@@ -97,7 +99,8 @@ def run(options: studies.StudyOptions, space: Space, values: common_flags.Common
             traceback.print_exc()
         text = outcome.ended("FAIL", f"failed: {error}")
     print(text, flush=True)
-    os.write(screen, f"{text}\n".encode())
+    if not flags.FLAGS["quiet"].value:
+        os.write(screen, f"{text}\n".encode())
     return code
 
 
