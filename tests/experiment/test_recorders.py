@@ -299,6 +299,24 @@ class TestTensorBoard:
         assert [e.step for e in events(old).Scalars("train/loss")] == [1, 2]
         assert sorted("tfevents" in name for name in os.listdir(tmp_path)) == [True, True]
 
+    def test_tags_without_groups_of_an_earlier_version_get_theirs(self, tmp_path, monkeypatch):
+        with monkeypatch.context() as earlier:
+            earlier.setattr(recorders, "tensorboard_tag", lambda name: name)
+            first = recorders.TensorBoardRecorder(tmp_path)
+            first.write(1, {"loss": 1.0, "time/call": 2.0, "eval_return_mean": 3.0})
+            first.video("video", np.zeros([2, 4, 4, 3], np.uint8), 1)
+            first.write(5, {"loss": 5.0})
+            first.close()
+        second = recorders.TensorBoardRecorder(tmp_path)
+        second.truncate(1)
+        second.write(2, {"loss": 2.0})
+        second.close()
+        found = events(tmp_path)
+        assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(1, 1.0), (2, 2.0)]
+        tags = found.Tags()
+        assert set(tags["scalars"]) == {"train/loss", "time/call", "eval/return_mean"}
+        assert tags["images"] == ["eval/video"]
+
     def test_a_tensorboard_that_has_read_later_points_is_told(self, tmp_path):
         first = recorders.TensorBoardRecorder(tmp_path)
         for step in (1, 2, 3, 4):

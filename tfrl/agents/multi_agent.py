@@ -201,6 +201,12 @@ class MultiAgent(Agent):
         return asked.pop() if len(asked) == 1 else Agent.epochs_and_minibatches
 
     @property
+    def screen_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the first module."""
+        module_id, module = next(iter(self.modules.items()))
+        return tuple(f"{module_id}/{name}" for name in module.screen_metrics)
+
+    @property
     def agent_ids(self) -> tuple[str, ...]:
         """The agents, in the order of `obs_spec`."""
         return tuple(self.obs_spec)

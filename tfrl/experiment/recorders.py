@@ -414,12 +414,21 @@ class TensorBoardRecorder(Recorder):
 
 
 def _truncate_events(path: pathlib.Path, step: int) -> None:
-    """Rewrites an event file without later events, and without a record that a kill cut short."""
-    records = list(event_file_loader.RawEventFileLoader(str(path)).Load())
-    kept = [record for record in records if event_pb2.Event.FromString(record).step <= step]
+    """Rewrites an event file without later events, and without a record that a kill cut short.
+
+    Tags of an earlier version, which had no groups, get theirs: a run that goes on has one curve.
+    """
     content = io.BytesIO()
     writer = RecordWriter(content)
-    for record in kept:
+    for record in event_file_loader.RawEventFileLoader(str(path)).Load():
+        event = event_pb2.Event.FromString(record)
+        if event.step > step:
+            continue
+        tags = [tensorboard_tag(value.tag) for value in event.summary.value]
+        if tags != [value.tag for value in event.summary.value]:
+            for value, tag in zip(event.summary.value, tags, strict=True):
+                value.tag = "eval/video" if value.tag == "video" else tag
+            record = event.SerializeToString()
         writer.write(record)
     if len(content.getvalue()) != path.stat().st_size:
         files.write_bytes(path, content.getvalue())
