@@ -142,8 +142,9 @@ def test_users_see_our_lines_only(first):
     assert progress
     for line in progress:
         assert re.fullmatch(
-            r"env steps +\d+% [\d,]+/512  [\d,]+/s  eta (\?|[\d:]+)"
-            r"(  return=[\d.]+)?( eval=[\d.]+)?",
+            r"env steps +\d+% [\d,]+/512  (\?|[\d,]+)/s  eta (\?|[\d:]+) "
+            r"( return=[\d.]+ length=[\d.]+)?( eval=[\d.]+)?"
+            r" entropy=[\d.]+ approx_kl=\S+ explained_variance=\S+",
             line,
         ), line
     assert progress[-1].startswith("env steps 100% 512/512")

@@ -70,7 +70,8 @@ class Progress:
         # rich redirects sys.stdout and sys.stderr while the bar lives, so prints go above it.
         return rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(bar_width=24),
+            # A narrow terminal has its room for the figures.
+            rich.progress.BarColumn(bar_width=max(6, min(24, self._console.width - 130))),
             rich.progress.TaskProgressColumn(),
             rich.progress.TextColumn("{task.fields[text]}", markup=False),
             console=self._console,
