@@ -51,10 +51,20 @@ def axes_of(figure, ink, count):
     return found
 
 
+def smoothed(steps, values, window=10):
+    """Returns steps and means over the last rows, fewer at the start."""
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return steps, (sums[ends] - sums[starts]) / (ends - starts)
+
+
 def first_page(root):
     """Draws the return of each algorithm, once for light and once for dark pages."""
+    import matplotlib
     from matplotlib import figure as figures
 
+    matplotlib.rcParams["svg.fonttype"] = "none"  # the page's own font
     runs = {
         label: [
             train(file, root / f"{label}_{seed}", seed=seed, **{"train.video": False})
@@ -66,16 +76,16 @@ def first_page(root):
         figure = figures.Figure(figsize=(7.2, 2.9), layout="tight")
         (axes,) = axes_of(figure, ink, 1)
         for colour, (label, own) in zip(COLOURS, runs.items(), strict=True):
-            curves = [run.column("eval_return_mean") for run in own]
+            curves = [smoothed(*run.column("episode_return")) for run in own]
             end = min(steps[-1] for steps, _ in curves)
             start = max(steps[0] for steps, _ in curves)
-            at = np.geomspace(start, end, 60)
+            at = np.geomspace(max(start, 1_000), end, 60)
             values = np.stack([np.interp(at, *curve) for curve in curves])
             axes.plot(at, values.mean(0), color=colour, label=label)
             axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
         axes.set_xscale("log")
         axes.set_xlabel("env steps")
-        axes.set_ylabel("return, CartPole")
+        axes.set_ylabel("return of CartPole")
         axes.legend(fontsize=8, labelcolor=ink, frameon=False, loc="lower right")
         figure.savefig(
             IMAGES / f"first_page.{theme}.svg", transparent=True, metadata={"Date": None}
