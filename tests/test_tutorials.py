@@ -57,6 +57,24 @@ tfrl.train = functools.partial(tfrl.train, **{
 """
 
 
+# Pages that share a process, and with it what is traced for equal workflows.
+TOGETHER = (
+    ("first_run", "taking_it_elsewhere", "reading_the_curves"),
+    ("my_environment", "my_network", "my_algorithm", "my_workflow"),
+    ("several_devices",),  # splits the CPU
+)
+RUN = """
+import os, sys
+pages = sys.argv[1:]
+while pages:
+    folder, *pages = pages
+    os.chdir(folder)
+    print("# " + os.path.basename(folder))
+    with open("page.txt") as file:
+        exec(compile(file.read(), "page", "exec"), {"__name__": "page"})
+"""
+
+
 def code_of(name, page_blocks):
     """Returns the program of a page, with smaller numbers."""
     if name in notebooks.NAMES:
@@ -71,17 +89,22 @@ def code_of(name, page_blocks):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """`{page: lines that its code printed}`, two pages at a time."""
-    jobs = {}
+    """`{page: (folder, lines that its code printed)}`."""
+    root = tmp_path_factory.mktemp("tutorials")
+    for name, text in PAGES.items():
+        page_blocks = blocks(text)
+        (root / name).mkdir()
+        if name not in notebooks.NAMES:
+            write_files(page_blocks, root / name)
+        (root / name / "page.txt").write_text(code_of(name, page_blocks))
     with futures.ThreadPoolExecutor(2) as pool:
-        for name, text in PAGES.items():
-            folder = tmp_path_factory.mktemp(name)
-            page_blocks = blocks(text)
-            if name not in notebooks.NAMES:
-                write_files(page_blocks, folder)
-            code = code_of(name, page_blocks)
-            jobs[name] = folder, pool.submit(run, [sys.executable, "-c", code], folder)
-    return {name: (folder, job.result().splitlines()) for name, (folder, job) in jobs.items()}
+        jobs = [
+            pool.submit(run, [sys.executable, "-c", RUN, *(root / n for n in names)], root)
+            for names in TOGETHER
+        ]
+    parts = "".join(job.result() for job in jobs).split("# ")[1:]
+    found = {name: lines for name, *lines in (part.splitlines() for part in parts)}
+    return {name: (root / name, found[name]) for name in PAGES}
 
 
 def number(line):
