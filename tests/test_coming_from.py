@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 from concurrent import futures
 
@@ -64,6 +65,18 @@ def test_their_program_is_beside_it(name):
     theirs = [c for kind, c in blocks(PAGES[name]) if kind == "python" and THEIRS.match(c)]
     assert len(theirs) == 1
     ast.parse(theirs[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sb3", "cleanrl"])
+def test_their_program_runs(tmp_path, name):
+    python = ROOT / ".venv-peers" / "bin" / "python"  # make bench-peers
+    if not python.exists():
+        pytest.skip("no .venv-peers")
+    (theirs,) = [c for kind, c in blocks(PAGES[name]) if kind == "python" and THEIRS.match(c)]
+    code = theirs.replace("100_000", "2_048").replace("n_eval_episodes=20", "n_eval_episodes=2")
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def rows(page):

@@ -1,6 +1,8 @@
 """Links of all pages, the navigation of the site, and what it loads."""
 
+import html
 import importlib
+import json
 import pathlib
 import re
 import subprocess
@@ -10,7 +12,7 @@ import sysconfig
 import pytest
 import yaml
 
-from tests import api_pages
+from tests import api_pages, test_docs_questions
 from tests.docs_helpers import ROOT
 from tests.docs_links import anchors, links, section, slug
 
@@ -121,5 +123,8 @@ def test_the_site_is_built_and_asks_no_host(tmp_path):
     for style in tmp_path.rglob("*.css"):
         found = re.findall(r"url\(\s*['\"]?(?:https?:)?//[^)]*", style.read_text())
         assert not found, (style, found)
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())
+    titles = {html.unescape(entry["title"]) for entry in index["docs"]}
+    assert {question for question, *_ in test_docs_questions.QUESTIONS} <= titles
     agents = (tmp_path / "api" / "agents.html").read_text()
     assert 'id="tfrl.agents.ppo.agent.PPO"' in agents and "gae_lambda" in agents
