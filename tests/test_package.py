@@ -352,12 +352,12 @@ def test_the_users_log_level_stays(tmp_path, level):
 @pytest.mark.parametrize("python", ["3.10", "3.11"])
 def test_a_fresh_environment_trains(wheel, tmp_path, python):
     """`pip install` of the wheel with its dependencies from the index, then a training."""
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None:
-        found = sorted(pathlib.Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
-        interpreter = found[-1] if found else None
-    if interpreter is None:
+    pyenv = sorted(pathlib.Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
+    candidates = [*pyenv, shutil.which(f"python{python}")]
+    works = [x for x in candidates if x and _run([x, "-c", ""], tmp_path).returncode == 0]
+    if not works:
         pytest.skip(f"no Python {python}")
+    interpreter = works[-1]
     home = tmp_path / "env"
     assert _run([interpreter, "-m", "venv", home], tmp_path).returncode == 0
     install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
