@@ -82,8 +82,13 @@ EXTRAS = {
     # TensorFlow's CUDA libraries; the driver must be there. 2.15.0 asks for a TensorRT that PyPI
     # does not have.
     "cuda": ["tensorflow[and-cuda]>=2.15.1,<2.16"],
-    # The documentation site.
-    "docs": ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26,<2"],
+    # The documentation site. From 12 on pymdown-extensions breaks the newest mkdocstrings that runs
+    # on Python 3.10.
+    "docs": [
+        "mkdocs-material>=9.5,<10",
+        "mkdocstrings[python]>=0.26,<2",
+        "pymdown-extensions<12",
+    ],
     "dev": [
         "bandit>=1.7.10",
         "build>=1.0",
