@@ -132,7 +132,7 @@ def test_the_index_lists_the_pages_in_order():
 def test_first_run(printed):
     folder, lines = printed["first_run"]
     left = {path.name for path in (folder / "runs" / "first").iterdir()}
-    table = PAGES["first_run"].split("## What the run has left")[1]
+    table = PAGES["first_run"].split("## The run folder")[1]
     for name in re.findall(r"`([\w.]+)/?`", table.split("## ")[0]):
         assert name in left | {"videos"} or name.startswith("tfrl"), name
     assert [x for x in lines if x.startswith("return ")] and "512" in lines
