@@ -1,4 +1,7 @@
-"""Constructors of `tfrl.struct` dataclasses for the API reference, with the fields of all bases."""
+"""Constructors and attributes of `tfrl.struct` dataclasses for the API reference, bases included."""
+
+import inspect
+import re
 
 import griffe
 
@@ -26,6 +29,17 @@ def _fields(cls):
         )
 
 
+def _attributes(cls):
+    """Returns `{name: lines}` of the section of attributes of a docstring."""
+    text = inspect.cleandoc(cls.docstring.value) if cls.docstring else ""
+    section = re.search(r"^Attributes:\n((?:  .*\n?)+)", text, flags=re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^  (\w+):.*\n?(?:   +.*\n?)*", section[1], flags=re.MULTILINE)
+    bodies = re.split(r"^(?=  \w+:)", section[1], flags=re.MULTILINE)[1:]
+    return dict(zip(entries, (body.rstrip("\n") for body in bodies), strict=True))
+
+
 class StructDataclasses(griffe.Extension):
     """Adds `__init__` to the classes that `tfrl.struct` decorates."""
 
@@ -51,3 +65,19 @@ class StructDataclasses(griffe.Extension):
         parameters = griffe.Parameters(own, *found.values())
         init = griffe.Function("__init__", lineno=0, endlineno=0, parameters=parameters)
         cls.set_member("__init__", init)
+        self._add_attributes(cls, bases, found)
+
+    def _add_attributes(self, cls, bases, fields):
+        """Lists the attributes of bases behind those of the class."""
+        own = _attributes(cls)
+        others = {}
+        for base in reversed(bases):
+            for name, entry in _attributes(base).items():
+                if name in fields and name not in own:
+                    others.setdefault(name, entry)
+        if not others or cls.docstring is None:
+            return
+        text = inspect.cleandoc(cls.docstring.value).rstrip("\n")
+        heading = "" if own else "\n\nAttributes:"
+        # The section is the last one in these docstrings.
+        cls.docstring.value = "\n".join([text + heading, *others.values()])

@@ -128,4 +128,5 @@ def test_the_site_is_built_and_asks_no_host(tmp_path):
     assert {question for question, *_ in test_docs_questions.QUESTIONS} <= titles
     agents = (tmp_path / "api" / "agents.html").read_text()
     _, heading, ppo = agents.partition('id="tfrl.agents.ppo.agent.PPO"')
-    assert heading and "gae_lambda" in ppo.partition("Bases:")[0]  # a field of its base
+    signature, _, rest = ppo.partition("Bases:")  # with a field of its base
+    assert heading and "gae_lambda" in signature and "gae_lambda" in rest.partition("</table>")[0]
