@@ -1,4 +1,4 @@
-"""Constructors and attributes of `tfrl.struct` dataclasses for the API reference, bases included."""
+"""Constructors and attributes of `tfrl.struct` dataclasses, bases included, for the reference."""
 
 import inspect
 import re
