@@ -16,14 +16,15 @@ SEARCHES := tests/evolution
 APART := $(RUNS) $(SEARCHES)
 PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 
-.PHONY: help venv train test test-slow test-jax lint bench bench-peers
+.PHONY: help venv train test test-slow test-jax lint docs bench bench-peers
 
 help:
 	@echo "make train      train PPO on CartPole, show the result and where the video is"
 	@echo "make test       the fast tests"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments"
-	@echo "make lint       ruff, mypy, import-linter, bandit"
+	@echo "make lint       ruff, mypy, import-linter, bandit, and the documentation site"
+	@echo "make docs       builds the documentation site into build/site"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
 	@echo "make bench-peers  PPO, DQN, SAC and TD3 beside Stable-Baselines3, SBX and TF-Agents' DQN,"
 	@echo "                in an environment of its own (TF-Agents' in .venv)"
@@ -38,7 +39,7 @@ $(INSTALLED): setup.py constraints.txt
 	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
 	  then "$$python" -m venv --clear .venv; fi
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c constraints.txt -e '.[dev,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc,tune]'
+	  -c constraints.txt -e '.[dev,docs,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc,tune]'
 # Without their dependencies: mpe2 would bring pygame-ce, which installs over tf-agents' pygame; the
 # tests play MinAtar's games, which need NumPy alone, and none of its training scripts.
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
@@ -63,12 +64,17 @@ test-jax: $(INSTALLED)
 	MUJOCO_GL=$${MUJOCO_GL:-egl} $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
 	  tests/envs/adapters/jax $(ARGS)
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy tfrl
 	.venv/bin/lint-imports
 	.venv/bin/bandit --quiet --recursive --configfile pyproject.toml tfrl bin benchmarks
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 bench: $(INSTALLED)
 	for num_envs in 4 64 1024; do \

@@ -1,13 +1,17 @@
-"""Metadata, dependencies and the build hook that puts gin files and binaries into the wheel."""
+"""Metadata, dependencies and the build hooks: gin files, binaries and the version of the tag."""
 
 import pathlib
 import re
 import shutil
+import subprocess
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 ROOT = pathlib.Path(__file__).resolve().parent
+REPOSITORY = "https://github.com/tfrl/tfrl"
+VERSION_FILE = pathlib.Path("tfrl", "_version.py")
 
 # Two pins rule the rest:
 #  * dm-reverb is bound to one TensorFlow minor version by its C++ ABI, is Linux-only and has no
@@ -87,6 +91,16 @@ EXTRAS = {
         "pymoo>=0.6.1,<0.7; python_version >= '3.11'",
         "ribs>=0.8,<0.9; python_version >= '3.11'",
     ],
+    # TensorFlow's CUDA libraries; the driver must be there. 2.15.0 asks for a TensorRT that PyPI
+    # does not have.
+    "cuda": ["tensorflow[and-cuda]>=2.15.1,<2.16"],
+    # The documentation site. From 12 on pymdown-extensions breaks the newest mkdocstrings that runs
+    # on Python 3.10.
+    "docs": [
+        "mkdocs-material>=9.5,<10",
+        "mkdocstrings[python]>=0.26,<2",
+        "pymdown-extensions<12",
+    ],
     "dev": [
         "bandit>=1.7.10",
         "build>=1.0",
@@ -106,7 +120,11 @@ EXTRAS = {
         "wheel>=0.40",
     ],
 }
-EXTRAS["all"] = sorted({line for lines in EXTRAS.values() for line in lines})
+# Some gigabytes that need a GPU, and tools of development.
+NOT_IN_ALL = ("cuda", "dev", "docs", "evolution-references")
+EXTRAS["all"] = sorted(
+    {line for name, lines in EXTRAS.items() if name not in NOT_IN_ALL for line in lines}
+)
 
 # Folders of the checkout that the wheel carries inside the package.
 SHIPPED = {"gin_configs": "*.gin", "bin": "*.py"}
@@ -130,6 +148,7 @@ class BuildWithShippedFiles(build_py):
         for source, target in self._shipped():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+        write_version(pathlib.Path(self.build_lib, VERSION_FILE))
 
     def get_outputs(self, include_bytecode=1):
         """Returns what the build writes, the copies included."""
@@ -139,10 +158,50 @@ class BuildWithShippedFiles(build_py):
         return outputs
 
 
+class SourceWithVersion(sdist):
+    """Writes the version into the source distribution, which has no tags."""
+
+    def make_release_tree(self, base_dir, files):
+        """Makes the folder that becomes the archive."""
+        super().make_release_tree(base_dir, files)
+        write_version(pathlib.Path(base_dir, VERSION_FILE))
+
+
+def git(*arguments):
+    """Returns what a git command prints; nothing where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def read_version():
-    """Returns the version without importing the package."""
-    text = (ROOT / "tfrl" / "_version.py").read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
+    """Returns the version: of the newest git tag `v<version>`, else the one in `_version.py`.
+
+    Commits after a tag make a development version of the next patch release.
+    """
+    text = (ROOT / VERSION_FILE).read_text(encoding="utf-8")
+    written = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
+    # A source distribution may be unpacked inside of another repository.
+    if git("rev-parse", "--show-toplevel") != str(ROOT):
+        return written
+    described = git("describe", "--tags", "--long", "--match", "v[0-9]*")
+    found = re.fullmatch(r"v(\d+\.\d+\.)(\d+)-(\d+)-g(\w+)", described)
+    if found is None:
+        return written
+    minor, patch, commits, commit = found.groups()
+    if commits == "0":
+        return f"{minor}{patch}"
+    return f"{minor}{int(patch) + 1}.dev{commits}+g{commit}"
+
+
+def write_version(path):
+    """Writes the version into a copy of `_version.py`, which may be a link to the source."""
+    text = (ROOT / VERSION_FILE).read_text(encoding="utf-8")
+    path.unlink(missing_ok=True)
+    line = f'__version__ = "{read_version()}"'
+    path.write_text(re.sub(r"^__version__ = .*$", line, text, flags=re.MULTILINE), encoding="utf-8")
 
 
 def read_readme():
@@ -160,13 +219,28 @@ setup(
     author="The tfrl authors",
     license="Apache-2.0",
     license_files=["LICENSE"],
+    url=REPOSITORY,
+    project_urls={
+        "Documentation": f"{REPOSITORY}/blob/main/docs/index.md",
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+    },
+    keywords="reinforcement-learning tensorflow ppo sac dqn evolution-strategies gymnasium",
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Education",
         "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Libraries :: Python Modules",
         "Typing :: Typed",
     ],
     python_requires=">=3.10,<3.12",
@@ -189,6 +263,6 @@ setup(
             "tfrl-reverb-server = tfrl.launch.reverb_server:run",
         ]
     },
-    cmdclass={"build_py": BuildWithShippedFiles},
+    cmdclass={"build_py": BuildWithShippedFiles, "sdist": SourceWithVersion},
     zip_safe=False,
 )

@@ -3,12 +3,16 @@
   python -m benchmarks.distributed --what=parameters
   python -m benchmarks.distributed --what=collector --rounds=5
   python -m benchmarks.distributed --what=job --collectors=0,1,2,4 --seconds=20
+  python -m benchmarks.distributed --what=capacity --collectors=10,50,200 --seconds=20
 
 A JSON line for each. `parameters`: milliseconds to publish and to read 1M float32 of ten layers
 through a server in another process. `collector`: env steps/s of a collector that writes into a
 server whose table has no limiter, beside the same one that does not write, in turn. `job`: env
 steps/s, updates/s, and CPU seconds by role for a thousand env steps of whole jobs, between two rows
-of the learner's metrics; 0 collectors are the same gin file in one process.
+of the learner's metrics; 0 collectors are the same gin file in one process. `capacity`: what a
+server carries of collectors of an on-policy gin file whose environments take `--step_seconds` for a
+step, simulated by threads that sleep, write rollouts, read parameters and report as a collector
+does; `predicted_cpus` are the cores on the line through the first two numbers of collectors.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +35,7 @@ from benchmarks import measure
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = 10
+_THREADS = 50  # simulated collectors of a process
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -235,22 +241,181 @@ def job_case(gin_file: str, collectors: int, warm_up: int, seconds: float) -> di
     }
 
 
+# Many collectors.
+
+
+def capacity_tables(gin_file: str, count: int) -> list[Any]:
+    """The tables of an on-policy training with so many collectors of its environments each."""
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.roles import tables
+
+    made = tables.make_tables(_workflow(gin_file), 1)
+    queue = next(t for t in made if t.info.name == tables.ROLLOUTS)
+    own = reverb().Table.queue(tables.ROLLOUTS, count, signature=queue.info.signature)
+    return [*(t for t in made if t is not queue), own]
+
+
+def _simulated(
+    address: str, gin_file: str, count: int, period: float, pull: float, end: Any, pipe: Any
+) -> None:
+    """Threads that do what so many collectors ask of a server, in a process."""
+    import numpy as np
+
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.roles import parameters, tables
+
+    signature = reverb().Client(address).server_info()[tables.ROLLOUTS].signature
+    row = {n: np.zeros(s.shape, s.dtype.as_numpy_dtype) for n, s in signature.items()}
+    beat = {"env_steps": np.int64(0), "learner_steps": np.int64(0), "task_id": np.int32(0)}
+    counts = np.zeros([count, 2], np.int64)  # rollouts, readings
+    latencies: list[float] = []
+
+    def regularly(seconds: float, offset: float, call: Callable[[], None]) -> None:
+        due = time.monotonic() + offset
+        while not end.is_set():
+            time.sleep(max(due - time.monotonic(), 0.0))
+            call()
+            due = max(due + seconds, time.monotonic())
+
+    def put(writer: Any, table: str, values: dict[str, Any]) -> None:
+        writer.append(values)
+        writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in values})
+        with contextlib.suppress(reverb().errors.DeadlineExceededError):  # the queue is full
+            writer.flush(timeout_ms=1_000)
+
+    def collector(i: int) -> list[threading.Thread]:
+        client = reverb().Client(address)
+        writers = [client.trajectory_writer(num_keep_alive_refs=1) for _ in range(2)]
+
+        def write() -> None:
+            put(writers[0], tables.ROLLOUTS, row)
+            counts[i, 0] += 1
+
+        def read() -> None:
+            begin = time.monotonic()
+            next(iter(client.sample(parameters.TABLE, 1)))
+            latencies.append(time.monotonic() - begin)
+            put(writers[1], tables.HEARTBEATS, beat)
+            counts[i, 1] += 1
+
+        offset = i / count
+        calls = ((period, period * offset, write), (pull, pull * offset, read))
+        return [threading.Thread(target=regularly, args=call, daemon=True) for call in calls]
+
+    threads = [thread for i in range(count) for thread in collector(i)]
+    for thread in threads:
+        thread.start()
+    pipe.send("ready")
+    while pipe.recv() == "count":
+        pipe.send((counts.sum(0), list(latencies)))
+    end.set()
+
+
+def capacity_case(
+    gin_file: str, count: int, step_seconds: float, pull: float, seconds: float
+) -> dict[str, Any]:
+    """Returns what a server did for so many simulated collectors, and at what cost."""
+    import numpy as np
+
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.roles import parameters, tables
+
+    workflow = _workflow(gin_file)
+    period = workflow.rollout_length * step_seconds
+    context = multiprocessing.get_context("spawn")
+    with server("capacity_tables", gin_file, count) as address:
+        (process,) = multiprocessing.active_children()
+        client = reverb().Client(address)
+        published = parameters.Published(tables.agent_form(workflow), 1, 0, False)
+        parameters.publish(client, published)
+        end = context.Event()
+
+        def drain() -> None:
+            while not end.is_set():
+                with contextlib.suppress(reverb().errors.DeadlineExceededError):
+                    for table in (tables.ROLLOUTS, tables.HEARTBEATS):
+                        waiting = client.server_info()[table].current_size
+                        if waiting:
+                            list(client.sample(table, waiting, emit_timesteps=False))
+                time.sleep(0.005)
+
+        drains = threading.Thread(target=drain)
+        drains.start()
+        pipes = []
+        for start in range(0, count, _THREADS):
+            mine, theirs = context.Pipe()
+            part = min(_THREADS, count - start)
+            given = (address, gin_file, part, period, pull, end, theirs)
+            context.Process(target=_simulated, args=given, daemon=True).start()
+            pipes.append(mine)
+        for pipe in pipes:
+            pipe.recv()
+
+        def look() -> tuple[float, float, Any, list[float]]:
+            for pipe in pipes:
+                pipe.send("count")
+            found = [pipe.recv() for pipe in pipes]
+            total = np.sum([counts for counts, _ in found], axis=0)
+            all_latencies = [x for _, own in found for x in own]
+            return time.monotonic(), _cpu_seconds(process.pid or 0), total, all_latencies
+
+        time.sleep(min(period, seconds) + 1.0)
+        begin, cpu, before, known = look()
+        time.sleep(seconds)
+        last, more, after, latencies = look()
+        end.set()
+        drains.join()
+        for pipe in pipes:
+            pipe.send("end")
+    passed, done = last - begin, after - before
+    own = sorted(latencies)[len(known) // 2 :] or [0.0]
+    return {
+        "collectors": count,
+        "asked_rollouts_per_second": round(count / period, 2),
+        "rollouts_per_second": round(done[0] / passed, 2),
+        "parameter_reads_per_second": round(done[1] / passed, 1),
+        "read_ms_p50": round(1e3 * statistics.median(own), 1),
+        "server_cpus": round((more - cpu) / passed, 3),
+    }
+
+
+def _predicted(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The cores of the server of the last row, on the line through the first two."""
+    if len(rows) < 3:
+        return {}
+    (k0, y0), (k1, y1), (k2, _) = (
+        (row["collectors"], row["server_cpus"]) for row in (rows[0], rows[1], rows[-1])
+    )
+    return {"predicted_cpus": round(y0 + (y1 - y0) * (k2 - k0) / (k1 - k0), 3)}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--what", choices=("parameters", "collector", "job"), required=True)
+    parser.add_argument(
+        "--what", choices=("parameters", "collector", "job", "capacity"), required=True
+    )
     parser.add_argument("--gin_file", default="dqn/gymnasium_cartpole.gin")
     parser.add_argument("--collectors", default="0,1,2,4")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm_up", type=int, default=4_000)
+    parser.add_argument("--step_seconds", type=float, default=0.02)
+    parser.add_argument("--pull_seconds", type=float, default=0.2)
     options = parser.parse_args(argv)
     if options.what == "parameters":
         parameters_case(20 * options.rounds)
     elif options.what == "collector":
         collector_case(options.gin_file, options.rounds, options.seconds)
+    elif options.what == "capacity":
+        rows: list[dict[str, Any]] = []
+        for count in map(int, options.collectors.split(",")):
+            step, pull = options.step_seconds, options.pull_seconds
+            row = capacity_case(options.gin_file, count, step, pull, options.seconds)
+            rows.append(row)
+            measure.emit(case="capacity", gin_file=options.gin_file, **row, **_predicted(rows))
     else:
         for count in map(int, options.collectors.split(",")):
             found = job_case(options.gin_file, count, options.warm_up, options.seconds)

@@ -35,6 +35,16 @@ def medians(rates: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
+def device() -> str:
+    """Returns the device that TensorFlow computes on: the name of the first GPU, or the CPU."""
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "CPU"
+    return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
+
+
 def emit(**figures: Any) -> None:
     """Prints one JSON line, floats to five significant digits."""
     short = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in figures.items()}

@@ -110,6 +110,7 @@ def main() -> None:
         figures["ratio_to_sb3"] = rates["tfrl"] / sb3["env_steps_per_second"]
     measure.emit(
         benchmark="ppo",
+        device=measure.device(),
         env=args.env,
         num_envs=args.num_envs,
         rollout_length=HORIZON,

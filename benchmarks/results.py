@@ -246,12 +246,10 @@ def shown(root: pathlib.Path, claims: Sequence[Claim], folder: str = "") -> str:
     records = {claim: read_records(root, claim) for claim in claims}
     if not curves.draw(records, root):
         return "No runs yet."
-    dark, light = (f"{folder}curves_{theme}.svg" for theme in ("dark", "light"))
+    alt = "Returns by env steps, a panel a task"
+    # The ending tells GitHub and the site which of the two to show.
     lines = [
-        "<picture>",
-        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">',
-        f'<img alt="Returns by env steps, a panel a task" src="{light}">',
-        "</picture>",
+        f"![{alt}]({folder}curves_{theme}.svg#gh-{theme}-mode-only)" for theme in ("light", "dark")
     ]
     if bare := curves.without_curves(records, root):
         lines += ["", f"Of these only final returns were kept: {', '.join(bare)}."]

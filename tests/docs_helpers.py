@@ -14,6 +14,8 @@ for template in (workflows.OnPolicyWorkflow, workflows.OffPolicyWorkflow):
 """
 # A block that begins with a comment of a file name is that file of the user's folder.
 FILE_NAME = re.compile(r"# (\S+\.(?:py|gin))\n")
+# One that begins with the name of another library is a program of theirs, and is not run.
+THEIRS = re.compile(r"# (?:Stable-Baselines3|CleanRL|RLlib|EvoRL|ml)\b.*\n")
 
 
 def search_pages():
@@ -29,8 +31,9 @@ def blocks(page):
 
 
 def session(page_blocks):
-    """Returns the Python blocks that are no files."""
-    return [c for kind, c in page_blocks if kind == "python" and not FILE_NAME.match(c)]
+    """Returns the Python blocks that are no files, and no other library's."""
+    code = [c for kind, c in page_blocks if kind == "python"]
+    return [c for c in code if not FILE_NAME.match(c) and not THEIRS.match(c)]
 
 
 def write_files(page_blocks, folder):

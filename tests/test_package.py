@@ -2,9 +2,11 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 import venv
 import zipfile
@@ -51,11 +53,12 @@ def fixture_wheel(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     for name in ("tfrl", "bin", "gin_configs"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"):
-        (source / name).write_bytes((ROOT / name).read_bytes())
-    result = _run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source], out
-    )
+    for path in [p for p in ROOT.iterdir() if p.suffix in (".md", ".cff", ".py", ".toml", ".txt")]:
+        shutil.copy(path, source)
+    for name in ("MANIFEST.in", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    # The source distribution, and the wheel out of it.
+    result = _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source], out)
     assert result.returncode == 0, result.stdout + result.stderr
     (path,) = out.glob("*.whl")
     return path
@@ -148,6 +151,64 @@ def test_wheel_content(wheel):
     assert top == {"tfrl", f"tfrl-{tfrl.__version__}.dist-info"}
 
 
+def test_the_source_distribution_has_what_builds_it(wheel):
+    (path,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for file in ("gin_configs/ppo/tf_cartpole.gin", "bin/train.py", "tfrl/py.typed", "setup.py"):
+        assert file in names, file
+    assert {"CITATION.cff", "CHANGELOG.md", "LICENSE", "constraints.txt"} <= names
+
+
+@pytest.mark.parametrize(
+    ("tags", "commits", "version"),
+    [
+        ((), 0, tfrl.__version__),
+        (("v1.2.3",), 0, "1.2.3"),
+        (("v1.2.3", "not_a_version"), 2, "1.2.4.dev2+g"),
+    ],
+)
+def test_the_version_is_that_of_the_tag(tmp_path, tags, commits, version):
+    (tmp_path / "tfrl").mkdir()
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    shutil.copy(ROOT / "tfrl" / "_version.py", tmp_path / "tfrl")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+
+    def git(*words):
+        assert _run(["git", *identity, *words], tmp_path).returncode == 0, words
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    for tag in tags:
+        git("tag", tag)
+    for _ in range(commits):
+        git("commit", "-q", "--allow-empty", "-m", "later")
+
+    def told(folder):
+        done = _run([sys.executable, "setup.py", "--version"], folder)
+        return done.stdout.splitlines()[-1]
+
+    assert told(tmp_path).startswith(version) and len(told(tmp_path)) < len(version) + 12
+    # An unpacked source distribution in the repository of somebody else is none of its commits.
+    inner = tmp_path / "inner"
+    (inner / "tfrl").mkdir(parents=True)
+    shutil.copy(ROOT / "setup.py", inner)
+    (inner / "tfrl" / "_version.py").write_text('__version__ = "9.8.7"\n')
+    assert told(inner) == "9.8.7"
+
+
+def test_metadata_leads_to_the_project(wheel):
+    (metadata,) = importlib.metadata.distributions(path=[str(wheel)])
+    urls = dict(line.split(", ") for line in metadata.metadata.get_all("Project-URL"))
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    assert all(url.startswith("https://") for url in urls.values())
+    assert not re.search(r"\]\((?!https://)", metadata.metadata.get_payload())
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {tfrl.__version__}\n" in citation and urls["Source"] in citation
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## [{tfrl.__version__}] - " in changes
+
+
 def test_every_extra_is_in_all(wheel):
     (metadata,) = importlib.metadata.distributions(path=[str(wheel)])
     assert metadata.metadata["License"] == "Apache-2.0" or (
@@ -155,14 +216,19 @@ def test_every_extra_is_in_all(wheel):
     )
     extras = set(metadata.metadata.get_all("Provides-Extra"))
     assert extras == {
-        *("all", "atari", "dev", "envpool", "evolution-references", "export"),
+        *("all", "atari", "cuda", "dev", "docs", "envpool", "evolution-references", "export"),
         *("grpc", "jax", "mujoco", "multiagent", "plots", "ray", "report", "serve", "tune"),
         *("video", "video-writers", "wandb"),
     }
     split = [line.replace("'", '"').split('extra == "') for line in metadata.requires]
     lines = {(parts[0], parts[1].split('"')[0]) for parts in split if len(parts) == 2}
-    assert {req for req, extra in lines if extra != "all"} == {
+    left_out = ("all", "cuda", "dev", "docs", "evolution-references")  # tools, and GPU libraries
+    assert {req for req, extra in lines if extra not in left_out} == {
         req for req, extra in lines if extra == "all"
+    }
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert extras == set(re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)) | {
+        "evolution-references"
     }
     scripts = {e.name: e.value for e in metadata.entry_points if e.group == "console_scripts"}
     assert scripts == {_command(name): f"tfrl.launch.{name}:run" for name in BINARIES}
@@ -280,3 +346,63 @@ def test_the_users_log_level_stays(tmp_path, level):
         SDL_AUDIODRIVER="alsa",
     )
     assert result.stdout.split() == [level, "alsa", str(level != "0")], result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.10", "3.11"])
+def test_a_fresh_environment_trains(wheel, tmp_path, python):
+    """`pip install` of the wheel with its dependencies from the index, then a training."""
+    pyenv = sorted(pathlib.Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
+    candidates = [*pyenv, shutil.which(f"python{python}")]
+    works = [x for x in candidates if x and _run([x, "-c", ""], tmp_path).returncode == 0]
+    if not works:
+        pytest.skip(f"no Python {python}")
+    interpreter = works[-1]
+    home = tmp_path / "env"
+    assert _run([interpreter, "-m", "venv", home], tmp_path).returncode == 0
+    install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    done = _run(install, tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = _run(
+        [
+            home / "bin" / "tfrl-train",
+            "--gin_file=ppo/tf_cartpole.gin",
+            "--root_dir=run",
+            "--total_env_steps=2_048",
+            "--gin_bindings=train.video=False",
+        ],
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 2_048
+
+
+@pytest.mark.slow
+def test_the_types_reach_a_users_program(installed, tmp_path):
+    """mypy of a user's file finds types in the installed package, since it has py.typed."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import tfrl
+            from tfrl.learners import ModuleConfig
+            from tfrl.workflows import OnPolicyWorkflow
+
+            summary = tfrl.train("ppo/tf_cartpole.gin", total_env_steps=1)
+            reveal_type(summary)
+            reveal_type(tfrl.load("runs/first").predict)
+            workflow = OnPolicyWorkflow(env=tfrl.make_env("tf:CartPole-v1"), agent=tfrl.RandomAgent)
+            reveal_type(workflow.setup(0).metrics.env_steps)
+            OnPolicyWorkflow(env=tfrl.make_env("tf:CartPole-v1"), agent=tfrl.RandomAgent, epochs=1)
+            """
+        )
+    )
+    done = _run(
+        [sys.executable, "-m", "mypy", "--python-executable", installed, "--cache-dir", tmp_path]
+        + ["--ignore-missing-imports", "program.py"],
+        tmp_path,
+    )
+    assert "py.typed" not in done.stdout and "import-untyped" not in done.stdout, done.stdout
+    assert 'Revealed type is "builtins.dict[builtins.str, Any]"' in done.stdout
+    assert "deterministic" in done.stdout  # of predict
+    assert 'Unexpected keyword argument "epochs"' in done.stdout

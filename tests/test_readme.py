@@ -117,5 +117,8 @@ def test_its_make_targets_and_files_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\S+)", "".join(blocks("bash")), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
-    for path in re.findall(r"\]\(([^)h][^)]*)\)", README):
-        assert (ROOT / path).exists(), path
+    targets = re.findall(r"\]\(([^)]*)\)", README)
+    assert len(targets) > 40
+    for target in targets:  # absolute, so that they work on the index of packages too
+        assert target.startswith("https://github.com/tfrl/tfrl/blob/main/"), target
+        assert (ROOT / target.partition("/blob/main/")[2]).exists(), target

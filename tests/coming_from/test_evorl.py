@@ -2,13 +2,13 @@
 
 import functools
 import inspect
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfrl
+from tests import docs_helpers
 from tests.coming_from import evorl_items, pages
 from tfrl import Evaluator, RandomAgent, ops, struct, traces
 from tfrl import seeding as keys
@@ -635,7 +635,7 @@ def test_workflows_of_evolution():
 @rows("`close()`")
 def test_the_page_runs():
     text = (pages.ROOT / "docs/coming_from_evorl.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (block,) = docs_helpers.session(docs_helpers.blocks(text))
     names = {}
     exec(block, names)  # noqa: S102  our own page
     assert names["metrics"]["eval_episodes"] > 0

@@ -1,13 +1,13 @@
 """What readers of ml's task know works here under the names of `ml_items`."""
 
 import inspect
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfrl
+from tests import docs_helpers
 from tests.coming_from import ml_items, pages
 from tests.tasks.scripted import SEED, Gate, Scripted, check_total, choose
 from tests.tasks.small_tasks import Drawn, Weight
@@ -438,7 +438,7 @@ def test_the_page_has_the_table():
 
 def test_the_page_runs():
     text = (pages.ROOT / "docs/coming_from_ml.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (block,) = docs_helpers.session(docs_helpers.blocks(text))
     names = {"__name__": "page"}
     exec(block, names)  # noqa: S102  our own page
     assert names["metrics"]["updates"] == 5 and len(names["samples"]) == 20

@@ -6,6 +6,7 @@ It prints a line of JSON for each run.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -59,7 +60,18 @@ def children(pid, binary=None):
     return found
 
 
-def run(kind, seconds, root, *, gin_file=IMPALA, bindings=(), collectors=2, seed=0, bound=900.0):
+def run(
+    kind,
+    seconds,
+    root,
+    *,
+    gin_file=IMPALA,
+    bindings=(),
+    collectors=2,
+    learners=1,
+    seed=0,
+    bound=900.0,
+):
     """Launches a run, hurts it, and waits for its end.
 
     Args:
@@ -70,6 +82,7 @@ def run(kind, seconds, root, *, gin_file=IMPALA, bindings=(), collectors=2, seed
       gin_file: The training.
       bindings: Gin bindings.
       collectors: How many play.
+      learners: Workers of the learner, of which the last is hurt.
       seed: Of the run.
       bound: Seconds for all of it.
     """
@@ -79,6 +92,7 @@ def run(kind, seconds, root, *, gin_file=IMPALA, bindings=(), collectors=2, seed
         str(ROOT / "bin" / "launch.py"),
         f"--gin_file={gin_file}",
         f"--collectors={collectors}",
+        f"--learners={learners}",
         f"--seed={seed}",
         f"--root_dir={root}",
         "--evaluators=1",
@@ -100,13 +114,14 @@ def run(kind, seconds, root, *, gin_file=IMPALA, bindings=(), collectors=2, seed
             assert first in (0, 143), log.read_text()
             launcher = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         else:
-            victims = list(children(launcher.pid, binary))
+            victims = sorted(children(launcher.pid, binary))
             if victims and verb == "stop":
-                os.kill(victims[0], signal.SIGSTOP)
+                os.kill(victims[-1], signal.SIGSTOP)
                 time.sleep(STOPPED_SECONDS)
-                os.kill(victims[0], signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # the launcher may have replaced it
+                    os.kill(victims[-1], signal.SIGCONT)
             elif victims:
-                os.kill(victims[0], signal.SIGKILL)
+                os.kill(victims[-1], signal.SIGKILL)
         code = launcher.wait(timeout=max(deadline - time.monotonic(), 1.0))
     left = [line for pid, line in started.items() if pathlib.Path(f"/proc/{pid}").exists()]
     summary = pathlib.Path(root, "summary.json")
@@ -119,6 +134,7 @@ def main():
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--gin_file", default=IMPALA)
+    parser.add_argument("--learners", type=int, default=1)
     parser.add_argument("--most_seconds", type=float, default=12.0)
     parser.add_argument("--gin_bindings", action="append", default=[])
     options = parser.parse_args()
@@ -132,6 +148,7 @@ def main():
                     rng.uniform(0.0, options.most_seconds),
                     str(pathlib.Path(folder, "run")),
                     gin_file=options.gin_file,
+                    learners=options.learners,
                     bindings=options.gin_bindings,
                     seed=i,
                 )

@@ -1,6 +1,8 @@
 """`bin/launch.py`: what it would start, and how the local engine runs processes."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -220,3 +222,85 @@ def test_a_file_that_is_missing_is_told_at_once(capsys, tmp_path):
 def test_jobs_need_a_file(capsys, tmp_path):
     code, out, err = call(capsys, f"--root_dir={tmp_path}")
     assert code == 2 and err.startswith("Error: --gin_file: expected the gin file of a training")
+
+
+def test_workers_of_a_learner_are_started_together(tmp_path):
+    marks = tmp_path / "starts"
+    marks.mkdir()
+    survivor = f"""
+import os, pathlib, sys, time
+marks = pathlib.Path({str(marks)!r})
+(marks / f"0-{{os.getpid()}}").touch()
+while True:
+    if len(list(marks.glob("1-*"))) == 2:
+        sys.exit(0)
+    if list(marks.glob("lost")):
+        (marks / "lost").unlink()
+        sys.exit(2)  # as a worker that has lost another one
+    time.sleep(0.01)
+"""
+    victim = f"""
+import os, pathlib, signal
+marks = pathlib.Path({str(marks)!r})
+(marks / f"1-{{os.getpid()}}").touch()
+if len(list(marks.glob("1-*"))) < 2:
+    (marks / "lost").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    made, said = engine(tmp_path, {"learner-0": survivor, "learner-1": victim})
+    assert made.run(termination.Termination()) == 0
+    assert [p.restarts for p in made.processes] == [1, 1]
+    assert len(list(marks.glob("0-*"))) == 2
+    told = [line for line in said if "started again" in line]
+    assert len(told) == 1
+    assert told[0].endswith("(1 of 3), with all 2 workers of the learner.")
+
+
+def test_a_mistake_that_all_workers_make_is_not_repeated(tmp_path):
+    mistake = "import sys; print('no such file'); sys.exit(2)"
+    made, said = engine(tmp_path, dict.fromkeys(("learner-0", "learner-1"), mistake))
+    assert made.run(termination.Termination()) == 2
+    assert [p.restarts for p in made.processes] == [0, 0]
+    assert "learner-0, learner-1 has failed with exit code 2: no such file" in said[-1]
+
+
+def test_several_learners_know_each_other(capsys, tmp_path):
+    args = (f"--root_dir={tmp_path}/r", "--gin_file=impala/gymnasium_cartpole.gin", "--dry_run")
+    code, out, _ = call(capsys, *args, "--learners=2", "--collectors=2")
+    assert code == 0
+    learners = [line for line in out.splitlines() if line.startswith("learner-")]
+    clusters = []
+    for index, line in enumerate(learners):
+        name, setting, command, *_ = shlex.split(line)
+        assert (name, command) == (f"learner-{index}", "tfrl-learn")
+        config = json.loads(setting.removeprefix("TF_CONFIG="))
+        assert config["task"] == {"type": "worker", "index": index}
+        clusters.append(config["cluster"]["worker"])
+    assert clusters[0] == clusters[1]
+    assert len(set(clusters[0])) == 2
+
+
+def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
+    file = tmp_path / "sharded.gin"
+    file.write_text(
+        "include 'dqn/gymnasium_cartpole.gin'\n"
+        "OffPolicyWorkflow.replay = @ReverbReplay\n"
+        "ReverbReplay.capacity = 10_000\n"
+        "ReverbReplay.num_servers = 2\n"
+    )
+    args = (f"--root_dir={tmp_path}/r", f"--gin_file={file}", "--dry_run")
+    code, out, err = call(capsys, *args)
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()][:3] == [
+        "server-0",
+        "server-1",
+        "learner-0",
+    ]
+    assert "up to 5,000 items" in out
+    code, out, _ = call(capsys, *args, "--replay_servers=1")
+    assert code == 0
+    assert "server-1" not in out
+    code, _, err = call(capsys, *args, "--gin_bindings=ReverbReplay.num_servers='two'")
+    assert code == 2
+    assert "ReverbReplay.num_servers (--gin_bindings)" in err
+    assert "got 'two'" in err

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfrl.errors import UserError
 from tfrl.launch import settings
@@ -102,6 +103,30 @@ def test_on_policy(synchronous):
     job.server.stop()
 
 
+@pytest.mark.slow
+def test_a_learner_on_several_replicas():
+    """Their rows together are those of one device, and so is what is learnt of them."""
+    found = {}
+    for devices in (["CPU:0"], ["CPU:0", "CPU:1"]):
+        job, learner = Job(PPO, 2), workflow(PPO)
+        collectors = RolloutCollectors(learner, job.server.address, wait_seconds=30.0)
+        learner.use_strategy(tf.distribute.MirroredStrategy(devices))
+        state = learner.setup(0)
+        job.begin()
+        state, rows = advance(learner, state, 96)
+        collectors.finish(state)
+        job.join()
+        assert [row["env_steps"] for row in rows] == [32, 64, 96]
+        assert rows[-1]["policy_lag"] == 0.0
+        found[len(devices)] = rows
+        learner.close()
+        job.server.stop()
+    # The same rollouts, though the collectors' order in a batch is that of who was first.
+    for one, two in zip(found[1], found[2], strict=True):
+        for name in ("episodes", "episode_return", "loss", "entropy"):
+            np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     job, learner = Job(DQN, 2), workflow(DQN)
     collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
@@ -116,7 +141,10 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     before, steps = learner.env_steps(state), state.metrics.learner["learner_steps"].numpy()
     assert before == rows[-1]["env_steps"] and steps == rows[-1]["learner_steps"]
     state, rows = advance(learner, state, 600)
-    assert np.isfinite(rows[-1]["loss"]) and rows[-1]["policy_lag"] > 0.0
+    assert np.isfinite(rows[-1]["loss"])
+    # Of the buffer's items, some of which are as old as the run; and of who plays now.
+    assert 0.0 < rows[-1]["sample_age"] < rows[-1]["learner_steps"]
+    assert 0.0 <= rows[-1]["policy_lag"] < rows[-1]["learner_steps"]
     assert rows[-1]["collectors"] == 2.0 and rows[-1]["heartbeat_age"] < 10.0
     seen = float(state.agent_state.normalizer.count)
     collectors.finish(state)

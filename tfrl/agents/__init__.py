@@ -28,8 +28,8 @@ __all__ = [
     "RandomAgent",
     "Update",
     "algorithm",
-    *ALGORITHMS,
 ]
+__all__.extend(ALGORITHMS)
 
 
 def __getattr__(name: str) -> Any:

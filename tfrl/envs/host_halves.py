@@ -1,7 +1,7 @@
 """Two halves of a batch of host environments: one steps while the other's actions are computed."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,11 @@ class Halves(HostEnv):
       parts: The halves.
     """
 
-    def __init__(self, first: HostEnv, second: HostEnv):
-        """Joins two batches of the same task.
-
-        Args:
-          first: The first rows.
-          second: As many further rows.
-        """
-        self.parts = (first, second)
-        self.backend = first.backend
-        self._mode = first.autoreset
+    def __init__(self, *parts: HostEnv):
+        """Joins two batches of the same task, the first rows and as many further ones."""
+        self.parts = parts
+        self.backend = parts[0].backend
+        self._mode = parts[0].autoreset
         self.policies: dict[Any, Any] = {}
         self._finalizer = weakref.finalize(self, _close, self.parts)
 
@@ -58,10 +53,10 @@ class Halves(HostEnv):
         if size % 2 or render:
             return self.parts[0].copy(size, render, autoreset)
         halves = (part.copy(size // 2, render, autoreset) for part in self.parts)
-        return Halves(*halves)
+        return self._of(list(halves))
 
     def wrapped(self, wrappers: Iterable[Wrapping]) -> HostEnv:
-        """Wraps both halves; see `HostEnv.wrapped`."""
+        """Wraps all parts; see `HostEnv.wrapped`."""
         wrappers = list(wrappers)
         for part in self.parts:
             part.wrapped(wrappers)
@@ -70,19 +65,22 @@ class Halves(HostEnv):
     def with_task_rewards(self) -> HostEnv:
         """Returns these environments, or copies that pay the rewards of the task."""
         plain = [part.with_task_rewards() for part in self.parts]
-        return (
-            self if all(p is q for p, q in zip(plain, self.parts, strict=True)) else Halves(*plain)
-        )
+        same = all(p is q for p, q in zip(plain, self.parts, strict=True))
+        return self if same else self._of(plain)
+
+    def _of(self, parts: Sequence[HostEnv]) -> HostEnv:
+        """Other parts, used as these are."""
+        return Halves(*parts)
 
     def reset(self, key: Any) -> EnvState:
         """Starts an episode in every environment, with the seeds that one batch would have."""
-        seeds = np.split(row_seeds(key, self.num_envs), 2)
+        seeds = np.split(row_seeds(key, self.num_envs), len(self.parts))
         return join([part.begin(own) for part, own in zip(self.parts, seeds, strict=True)])
 
     def send(self, state: EnvState, action: Nest) -> None:
-        """Starts a step in both halves."""
-        actions = split(action)
-        for part, own, given in zip(self.parts, self.states_of(state), actions, strict=True):
+        """Starts a step in all parts."""
+        actions = split(action, len(self.parts))
+        for part, own, given in zip(self.parts, self.rows_of(state), actions, strict=True):
             part.send(own, given)
 
     def receive(self) -> EnvState:
@@ -90,13 +88,17 @@ class Halves(HostEnv):
         return join([part.receive() for part in self.parts])
 
     def states_of(self, state: EnvState) -> list[EnvState]:
-        """Parts a state into those of the halves."""
+        """Splits a state into those of the halves."""
+        return self.rows_of(state)
+
+    def rows_of(self, state: EnvState) -> list[EnvState]:
+        """Splits a state into those of the parts."""
         tokens = state.env_state["token"]
-        rows = split(state.replace(env_state=None))
+        rows = split(state.replace(env_state=None), len(self.parts))
         return [own.replace(env_state={"token": t}) for own, t in zip(rows, tokens, strict=True)]
 
     def close(self) -> None:
-        """Frees both halves; a second call does nothing."""
+        """Frees all parts; a second call does nothing."""
         self.policies.clear()
         self._finalizer()
 
@@ -140,10 +142,10 @@ def _close(parts: tuple[HostEnv, ...]) -> None:
         part.close()
 
 
-def split(nest: Nest) -> list[Nest]:
-    """Parts every leaf `[B, ...]` into its halves."""
-    leaves = [np.split(np.asarray(x), 2) for x in tf.nest.flatten(nest)]
-    return [tf.nest.pack_sequence_as(nest, [x[i] for x in leaves]) for i in range(2)]
+def split(nest: Nest, count: int = 2) -> list[Nest]:
+    """Splits every leaf `[B, ...]` into equal parts."""
+    leaves = [np.split(np.asarray(x), count) for x in tf.nest.flatten(nest)]
+    return [tf.nest.pack_sequence_as(nest, [x[i] for x in leaves]) for i in range(count)]
 
 
 def join(states: list[EnvState]) -> EnvState:

@@ -16,7 +16,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.envs.wrappers.episode import Episode
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview, check_path, write_video
-from tfrl.rollout.host import HostPlayer
+from tfrl.rollout.host_player import HostPlayer
 from tfrl.rollout.step import SAME_STEP_MODES, ActionFn, Loop, Stepper, autoreset_mode
 from tfrl.types import EnvState
 

@@ -10,7 +10,7 @@ from tfrl import seeding
 from tfrl.envs.host_env import HostEnv
 from tfrl.evolution.population import Played, PopulationActing
 from tfrl.rollout.episode import EpisodeTotals, episode_limit
-from tfrl.rollout.host import HostPlayer
+from tfrl.rollout.host_player import HostPlayer
 from tfrl.types import Nest
 
 

@@ -1,6 +1,8 @@
 """The processes of a distributed run: what each is called with, whatever starts it."""
 
 import dataclasses
+import json
+import shlex
 from collections.abc import Sequence
 
 SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
@@ -17,12 +19,14 @@ class Role:
       index: Its number among those of its kind, from 0.
       binary: The module of `tfrl.launch` that it runs.
       flags: Its command line, behind the binary.
+      environment: Names and values of environment variables.
     """
 
     kind: str
     index: int
     binary: str
     flags: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -33,6 +37,12 @@ class Role:
     def command(self) -> tuple[str, ...]:
         """The command that a user would type."""
         return (f"tfrl-{self.binary.replace('_', '-')}", *self.flags)
+
+    @property
+    def typed(self) -> str:
+        """The command with its environment variables, as a shell takes it."""
+        given = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
+        return " ".join([*given, shlex.join(self.command)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +74,21 @@ class JobOptions:
     learners: int = 1
 
 
-def roles(options: JobOptions, addresses: Sequence[str], *, bind: str = "") -> list[Role]:
+def roles(
+    options: JobOptions,
+    addresses: Sequence[str],
+    *,
+    bind: str = "",
+    learner_addresses: Sequence[str] = (),
+) -> list[Role]:
     """Returns the processes of a job, servers first.
 
     Args:
       options: What it is made of.
       addresses: "host:port" of each server, as the others reach it.
       bind: Who may reach it, as `bin/reverb_server.py --bind`; "" for this machine alone.
+      learner_addresses: "host:port" of each worker of the learner, where there are several; empty
+        where the engine gives them TF_CONFIG.
     """
     experiment = [
         *(f"--gin_file={file}" for file in options.gin_files),
@@ -100,7 +118,14 @@ def roles(options: JobOptions, addresses: Sequence[str], *, bind: str = "") -> l
             serving.append(f"--bind={bind}")
         result.append(made(SERVER, i, "reverb_server", [*experiment, *serving]))
     learning = [f"--root_dir={root}", *options.learner_flags]
-    result.append(made(LEARNER, 0, "learn", [*meeting, *learning]))
+    for i in range(max(len(learner_addresses), 1)):
+        environment: tuple[tuple[str, str], ...] = ()
+        if learner_addresses:
+            task = {"type": "worker", "index": i}
+            cluster = {"cluster": {"worker": list(learner_addresses)}, "task": task}
+            environment = (("TF_CONFIG", json.dumps(cluster)),)
+        learner = made(LEARNER, i, "learn", [*meeting, *learning])
+        result.append(dataclasses.replace(learner, environment=environment))
     for i in range(count):
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
         result.append(made(COLLECTOR, i, "collect", flags))

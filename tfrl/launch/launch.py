@@ -1,7 +1,6 @@
 """`bin/launch.py`: one command for all processes of a distributed run."""
 
 import pathlib
-import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -42,7 +41,12 @@ flags.DEFINE_integer(
     "learners", 1, "Workers of the learner, which share each update.", lower_bound=1
 )
 flags.DEFINE_integer("collectors", 2, "Processes that play.", lower_bound=1)
-flags.DEFINE_integer("replay_servers", 1, "Servers that share the replay buffer.", lower_bound=1)
+flags.DEFINE_integer(
+    "replay_servers",
+    None,
+    "Servers that share the replay buffer; by default ReverbReplay.num_servers of the gin file.",
+    lower_bound=1,
+)
 flags.DEFINE_integer(
     "evaluators", 0, "Processes that evaluate each checkpoint.", lower_bound=0, upper_bound=1
 )
@@ -66,14 +70,14 @@ def main() -> int:
             got="nothing",
             remedy="Give the one that bin/train.py would be given.",
         )
-    gin_files.read(values.gin_file, values.gin_bindings)
-    if asked.learners > 1 and asked.engine != "kubernetes":
+    bindings = gin_files.read(values.gin_file, values.gin_bindings)
+    if asked.learners > 1 and asked.engine not in ("local", "kubernetes"):
         raise UserError(
             f"--learners={asked.learners}",
             expected=f"1 with --engine={asked.engine}",
             got=str(asked.learners),
-            remedy="On one machine --strategy=mirrored takes all GPUs; --engine=kubernetes starts "
-            "several workers.",
+            remedy="--strategy=mirrored takes all GPUs of a machine, --strategy=tpu a whole slice; "
+            "--engine=local and kubernetes start several workers.",
         )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     options = JobOptions(
@@ -82,14 +86,17 @@ def main() -> int:
         root_dir=root,
         seed=values.seed,
         collectors=asked.collectors,
-        replay_servers=asked.replay_servers,
+        replay_servers=asked.replay_servers or _num_servers(bindings),
         evaluators=asked.evaluators,
         wait_seconds=asked.wait_seconds,
         learner_flags=_learner_flags(values),
         learners=asked.learners,
     )
     where = placement.parsed(asked.resources)
-    addresses, bind = [f"localhost:{port}" for port in free_ports(options.replay_servers)], ""
+    local = asked.engine == "local"
+    workers = options.learners if local and options.learners > 1 else 0
+    free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
+    addresses, bind = free[: options.replay_servers], ""
     if asked.engine == "kubernetes":
         text = kubernetes.rendered(options, asked.max_restarts, where)
         addresses, bind = kubernetes.addresses(options, asked.job_name), "0.0.0.0"  # nosec B104
@@ -98,7 +105,8 @@ def main() -> int:
     elif asked.engine == "ray" and asked.ray_address:
         addresses = [f"NODE-OF-SERVER-{i}:PORT" for i in range(options.replay_servers)]
         bind = "0.0.0.0"  # nosec B104
-    job = roles(options, addresses, bind=bind)
+    learner_addresses = free[options.replay_servers :]
+    job = roles(options, addresses, bind=bind, learner_addresses=learner_addresses)
     if asked.dry_run:
         from tfrl.launch import sizes
 
@@ -117,10 +125,23 @@ def main() -> int:
             max_restarts=asked.max_restarts,
             wait_seconds=options.wait_seconds,
         )
-    if asked.engine != "local":
+    if not local:
         app.say(text)
         return 0
     return LocalEngine(job, log_dir, max_restarts=asked.max_restarts).run(termination)
+
+
+def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
+    """The servers that a gin file asks for."""
+    asked = [b for b in bindings if b.parameter == "num_servers"]
+    value = asked[-1].value if asked else 1
+    if not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"{asked[-1].key} ({asked[-1].where})",
+            expected="a whole number of at least 1",
+            got=repr(value),
+        )
+    return value
 
 
 def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
@@ -136,7 +157,7 @@ def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
 
 def described(job: Sequence[Role]) -> str:
     """Returns the commands of a job, as a user would type them."""
-    return "\n".join(f"{role.name:<12} {shlex.join(role.command)}" for role in job)
+    return "\n".join(f"{role.name:<12} {role.typed}" for role in job)
 
 
 def free_ports(count: int) -> list[int]:

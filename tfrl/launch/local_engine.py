@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +31,8 @@ _SEE_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
 # What libraries say of themselves is for the log alone.
 _NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
+# How long workers may take to see that one of them is lost; see docs/replicas.md.
+_FALL_SECONDS = 15.0
 # A user's mistake: a second start would make it again.
 _MISTAKE = 2
 
@@ -97,6 +99,10 @@ class LocalEngine:
         self._command = command or _own_command
         self._max_restarts = max_restarts
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
+        # The workers of a learner fall together, and are started together.
+        learners = list(self._of(LEARNER))
+        others = [[p] for p in self.processes if p.role.kind != LEARNER]
+        self._units = [learners, *others] if learners else others
         self._lock = threading.Lock()
         log_dir.mkdir(parents=True, exist_ok=True)
 
@@ -141,7 +147,7 @@ class LocalEngine:
 
     def _spawn(self, role: Role) -> Any:
         """Starts a process; returns what acts as a `Popen`."""
-        return spawn(self._command(role), role.name)
+        return spawn(self._command(role), role.name, dict(role.environment))
 
     def _kill(self, popen: Any) -> None:
         """Ends a process, and what it has started."""
@@ -175,31 +181,49 @@ class LocalEngine:
 
     def _look(self) -> int:
         """Starts again what broke down; returns the exit code of what has failed for good, or 0."""
-        for process in self.processes:
-            if process.starts_at is not None and time.monotonic() >= process.starts_at:
-                self._start(process)
-            code = process.code
-            if code is None or (code == 0 and process.role.kind != SERVER):
-                continue
+        for unit in self._units:
+            for process in unit:
+                if process.starts_at is not None and time.monotonic() >= process.starts_at:
+                    self._start(process)
+            failed = next((p for p in unit if _has_failed(p)), None)
+            if failed is not None and (code := self._restart(unit, failed)):
+                return code
+        return 0
+
+    def _restart(self, unit: Sequence[Process], failed: Process) -> int:
+        """Lets a process start again, and those that fall with it; or returns its exit code."""
+        code = failed.code or 0
+        self._let_fall(unit)
+        mistake = all(p.code == _MISTAKE for p in unit)
+        for process in unit:
             process.seconds += time.monotonic() - process.started
+            process.started = time.monotonic()
             self._kill(process.popen)  # what it has left behind, which may hold its output open
+            process.popen.wait()
             process.reader.join(timeout=5.0)  # its last words first
-            name = process.role.name
-            if code == _MISTAKE or process.restarts >= self._max_restarts:
-                times = f" after {process.restarts} restarts" if process.restarts else ""
-                self._tell(
-                    f"{name} has failed with exit code {code}{times}: {process.last_line} "
-                    f"Its log: {process.log}"
-                )
-                return code or 1
-            seconds = min(_BACK_OFF_SECONDS * 2**process.restarts, _MOST_BACK_OFF_SECONDS)
+        name = ", ".join(p.role.name for p in unit) if mistake else failed.role.name
+        if mistake or failed.restarts >= self._max_restarts:
+            times = f" after {failed.restarts} restarts" if failed.restarts else ""
+            self._tell(
+                f"{name} has failed with exit code {code}{times}: {failed.last_line} "
+                f"Its log: {failed.log}"
+            )
+            return code or 1
+        seconds = min(_BACK_OFF_SECONDS * 2**failed.restarts, _MOST_BACK_OFF_SECONDS)
+        for process in unit:
             process.restarts += 1
             process.starts_at = time.monotonic() + seconds
-            self._tell(
-                f"{name} has ended with exit code {code}; started again in {seconds:g} s "
-                f"({process.restarts} of {self._max_restarts})."
-            )
+        self._tell(
+            f"{name} has ended with exit code {code}; started again in {seconds:g} s "
+            f"({failed.restarts} of {self._max_restarts}){_with(unit)}."
+        )
         return 0
+
+    def _let_fall(self, unit: Sequence[Process]) -> None:
+        """Waits until workers see that one of them is lost; a user's mistake ends all of them."""
+        deadline = time.monotonic() + _FALL_SECONDS
+        while any(p.running for p in unit) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
     def _await_end(self) -> None:
         """Lets those who look see that the run has ended."""
@@ -242,12 +266,25 @@ class LocalEngine:
             self._console.print(table)
 
 
-def spawn(command: list[str], name: str) -> subprocess.Popen[str]:
+def _has_failed(process: Process) -> bool:
+    """Whether a process has ended that should not; a server must not end at all."""
+    code = process.code
+    return code is not None and (code != 0 or process.role.kind == SERVER)
+
+
+def _with(unit: Sequence[Process]) -> str:
+    return f", with all {len(unit)} workers of the learner" if len(unit) > 1 else ""
+
+
+def spawn(
+    command: list[str], name: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Starts a child that leads a group and ends with this process.
 
     Args:
       command: Its command line.
       name: Of its role.
+      environment: More variables.
     """
     return subprocess.Popen(
         command,
@@ -256,7 +293,7 @@ def spawn(command: list[str], name: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name, **(environment or {})},
         preexec_fn=_child_of(os.getpid()),
     )
 

@@ -184,8 +184,12 @@ class Collector:
             self.env_steps += int(np.count_nonzero(valid))
             self.episodes += int(np.count_nonzero(ended))
             if time.monotonic() - self._told >= self._report_seconds:
-                steps, task_id = np.int64(self.env_steps), np.int32(self.task_id)
-                self.report(HEARTBEATS, {"env_steps": steps, "task_id": task_id})
+                heartbeat = {
+                    "env_steps": np.int64(self.env_steps),
+                    "learner_steps": np.int64(now.learner_steps),
+                    "task_id": np.int32(self.task_id),
+                }
+                self.report(HEARTBEATS, heartbeat)
                 self.report_more()
                 self._send_reports()
                 self._told = time.monotonic()

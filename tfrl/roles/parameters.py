@@ -23,6 +23,7 @@ from tfrl.types import Nest
 
 # TF-Agents' names: `reverb_variable_container.DEFAULT_TABLE`, `POLICY_KEY`, `TRAIN_STEP_KEY`.
 TABLE = "variables"
+_CLOSE_SECONDS = 5.0
 _POLICY, _TRAIN_STEP = "policy_variables", "train_step"
 _ENV_STEPS, _FINISHED, _REQUEST = "env_steps", "finished", "request"
 # While the learner has published nothing: between two looks, and before a line says so.
@@ -153,7 +154,8 @@ class Subscriber:
         self._error: BaseException | None = None
         self._await_first(wait_seconds, log)
         self._newest, self._count = self._pull(), 0
-        threading.Thread(target=self._run, name="parameters", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="parameters", daemon=True)
+        self._thread.start()
 
     def newest(self) -> Published:
         """Returns what was read last.
@@ -174,8 +176,9 @@ class Subscriber:
         return self._pull()
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Ends the reading: one that the interpreter ends would abort the process."""
         self._ending.set()
+        self._thread.join(timeout=_CLOSE_SECONDS)
 
     def _await_first(self, seconds: float, log: Callable[[str], None]) -> None:
         deadline = time.monotonic() + seconds

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
+from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.ops import statistics
@@ -44,7 +45,10 @@ _SILENT_SECONDS = 10.0
 
 
 class RemoteCollectors(Collectors):
-    """Hands the agent's state to collectors, and counts what they have written."""
+    """Hands the agent's state to collectors, and counts what they have written.
+
+    Of several workers of a learner the chief does so, and tells the others.
+    """
 
     def __init__(
         self,
@@ -64,16 +68,31 @@ class RemoteCollectors(Collectors):
           wait_seconds: How long to wait for experience.
           log: Takes lines for the user.
         """
-        self._variables = connection
+        self._workflow, self._variables = workflow, connection
         self._publish_seconds, self._wait_seconds, self._log = publish_seconds, wait_seconds, log
         self._env_steps = 0
         self._published = -np.inf
         self._request = 0
         self._heard: dict[int, float] = {}  # when each collector was heard of last
+        self._lags: dict[int, int] = {}  # of each collector, when it was heard of last
         self._steps: Any = None  # the variable of the learner steps
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
         self._ending = threading.Event()
-        threading.Thread(target=self._watch, name="progress", daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._watching.start()
+
+    @property
+    def _group(self) -> WorkerGroup | None:
+        return self._workflow.worker_group
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this process publishes, and reads reports."""
+        return self._group is None or self._group.is_chief
+
+    @property
+    def _learner_steps(self) -> int:
+        return int(tf.convert_to_tensor(self._steps))
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and goes on at the env steps of a run."""
@@ -90,6 +109,7 @@ class RemoteCollectors(Collectors):
     def close(self) -> None:
         """Ends the connections."""
         self._ending.set()
+        self._watching.join(timeout=_ANSWER_SECONDS)
         self._variables.close()
 
     # Parameters.
@@ -98,8 +118,10 @@ class RemoteCollectors(Collectors):
         return time.monotonic() - self._published >= self._publish_seconds
 
     def _publish(self, agent_state: Any, finished: bool = False) -> None:
+        if not self._leads:
+            return
         now = parameters.Published(
-            agent_state, int(self._steps), self._env_steps, finished, self._request
+            agent_state, self._learner_steps, self._env_steps, finished, self._request
         )
         self._variables.guard(
             lambda: parameters.publish(self._variables.client, now), "publishing parameters"
@@ -120,13 +142,21 @@ class RemoteCollectors(Collectors):
         return self._variables.guard(read, f"reading {table}")
 
     def _heartbeats(self) -> dict[str, np.float32]:
-        """How many collectors play, and how long ago the most silent of them was heard of."""
-        for _, task_id in self._reports(HEARTBEATS):
+        """How many collectors play, by how old parameters, and how silent they are at most.
+
+        Zeros where another worker is the chief, whose records count.
+        """
+        if not self._leads:
+            names = ("collectors", "heartbeat_age", "policy_lag")
+            return dict.fromkeys(names, np.float32(0))
+        for _, learner_steps, task_id in self._reports(HEARTBEATS):
             self._heard[int(task_id)] = time.monotonic()
+            self._lags[int(task_id)] = max(self._learner_steps - int(learner_steps), 0)
         ages = [time.monotonic() - heard for heard in self._heard.values()]
         return {
             "collectors": np.float32(sum(age < _SILENT_SECONDS for age in ages)),
             "heartbeat_age": np.float32(max(ages, default=0.0)),
+            "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
         }
 
     # Who is waited for.
@@ -135,9 +165,9 @@ class RemoteCollectors(Collectors):
         """Says so where neither env steps nor learner steps go on."""
         before, since, told = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
-            if self._steps is None:
+            if self._steps is None or not self._leads:
                 continue
-            now = (self._env_steps, int(self._steps))
+            now = (self._env_steps, self._learner_steps)
             if now != before:
                 before, since, told = now, time.monotonic(), False
             elif not told and time.monotonic() - since > _PATIENCE_SECONDS:
@@ -243,14 +273,22 @@ class ReplayCollectors(RemoteCollectors):
         """Returns what was played since the last call; see `Collectors.play`."""
         if self._is_due():
             self._publish(agent_state)
-        deadline = time.monotonic() + self._wait_seconds
-        while not (steps := self._new_steps()) and waits:
+        played = self._played(waits)
+        if self._group is not None:
+            told = self._group.broadcast_arrays(tf.nest.flatten(played))
+            played = tf.nest.pack_sequence_as(played, told)
+        self._env_steps += int(played.env_steps)
+        return played, env_state, carry
+
+    def _played(self, waits: bool) -> Collected:
+        """What was played since the last call; nothing where another worker is the chief."""
+        deadline, steps = time.monotonic() + self._wait_seconds, 0
+        while self._leads and not (steps := self._new_steps()) and waits:
             if time.monotonic() > deadline:
                 self._refuse_wait("none")
             time.sleep(_WAIT_SECONDS)
-        self._env_steps += steps
         ended = self._reports(EPISODES) if steps else []
-        played = Collected(
+        return Collected(
             env_steps=np.asarray(steps, np.int64),
             episodes=np.asarray(len(ended), np.int64),
             episode_return=_mean([float(total) for _, total, _ in ended]),
@@ -258,7 +296,6 @@ class ReplayCollectors(RemoteCollectors):
             metrics=self._heartbeats(),
             seen=None if self._none is None else self._seen(steps),
         )
-        return played, env_state, carry
 
     def close(self) -> None:
         """Ends the connections."""
@@ -348,23 +385,48 @@ class RolloutCollectors(RemoteCollectors):
             wait_seconds=wait_seconds,
             log=log,
         )
-        if synchronous:
-            self._request = time.time_ns()  # so that it is none of an earlier learner's
+
+    def begin(self, state: State) -> None:
+        """As of `RemoteCollectors`; a synchronous run's requests are none of an earlier run's."""
+        if self._synchronous and not self._request:
+            now = time.time_ns()
+            self._request = now if self._group is None else int(self._group.broadcast(now))
+        super().begin(state)
+
+    @property
+    def _share(self) -> int:
+        """Rollouts of a batch in this process.
+
+        Raises:
+          UserError: The workers do not divide the collectors.
+        """
+        workers = 1 if self._group is None else self._group.num_workers
+        if self._num_collectors % workers:
+            raise UserError(
+                f"{self._num_collectors} collectors",
+                expected=f"a multiple of the {workers} workers of the learner, which share them",
+                got=str(self._num_collectors),
+                remedy="Start other numbers of them.",
+            )
+        return self._num_collectors // workers
 
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[CollectedRollouts, Nest, Nest]:
-        """Returns one rollout of each collector side by side, `[T, B, ...]`."""
+        """Returns one rollout of each collector side by side, `[T, B, ...]`.
+
+        Of several workers each has its share of them.
+        """
         del key, waits
         if self._synchronous:
             self._request += 1
         if self._synchronous or self._is_due():
             self._publish(agent_state)
-        steps, tasks = int(self._steps), set()
+        steps, tasks = self._learner_steps, set()
         rollouts: list[list[np.ndarray]] = []
         lags: list[int] = []
         deadline = time.monotonic() + self._wait_seconds
-        while len(rollouts) < self._num_collectors:
+        while len(rollouts) < self._share:
             item = self._next(deadline)
             task_id = int(item.pop(TASK_ID))
             self._heard[task_id] = time.monotonic()
@@ -379,11 +441,11 @@ class RolloutCollectors(RemoteCollectors):
             lags.append(lag)
         joined = [np.concatenate(leaves, axis=1) for leaves in zip(*rollouts, strict=True)]
         played = tf.nest.pack_sequence_as(self._form, joined)
-        self._env_steps += int(np.count_nonzero(played.valid))
+        self._env_steps += sum(self._of_all(int(np.count_nonzero(played.valid))))
         metrics = {
             **self._heartbeats(),
-            "dropped_rollouts": np.float32(self._dropped),
-            "policy_lag": np.float32(np.mean(lags)),
+            "dropped_rollouts": np.float32(sum(self._of_all(self._dropped))),
+            "policy_lag": np.float32(np.mean(self._of_all(float(np.mean(lags))))),
         }
         self._dropped = 0
         return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
@@ -391,8 +453,12 @@ class RolloutCollectors(RemoteCollectors):
     def blank(self) -> Trajectory:
         """Returns a batch of zeros like those of `play`."""
         return tf.nest.map_structure(  # type: ignore[no-any-return]
-            lambda x: tf.concat([x] * self._num_collectors, axis=1), self._form
+            lambda x: tf.concat([x] * self._share, axis=1), self._form
         )
+
+    def _of_all(self, value: Any) -> list[Any]:
+        """The values of all workers of the learner."""
+        return [value] if self._group is None else self._group.all_gather(value)
 
     def _next(self, deadline: float) -> dict[str, np.ndarray]:
         """The oldest rollout that was not learnt yet."""

@@ -64,6 +64,7 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
 
 _HEARTBEAT = {
     "env_steps": tf.TensorSpec([], tf.int64),
+    "learner_steps": tf.TensorSpec([], tf.int64),  # behind the parameters that it acts by
     "task_id": tf.TensorSpec([], tf.int32),
 }
 _EPISODE = {

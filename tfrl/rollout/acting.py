@@ -132,14 +132,16 @@ class HostPolicy:
         else:
             found = self._call(mode, self._keys[t], *inputs)
             action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), found)
-        return action, (None if carry is None else after), (None if extras == () else extras)
+        none = isinstance(extras, tuple) and not extras
+        return action, (None if carry is None else after), (None if none else extras)
 
     def _answer(self, state: Any, key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:
         """The agent's answer, with () for what it leaves out."""
         state = None if isinstance(state, tuple) and not state else state
-        output = self._action_fn(state, obs, key, None if carry == () else carry)
-        absent = [() if x is None else x for x in (output.carry, output.extras)]
-        return (output.action, *absent)
+        absent = isinstance(carry, tuple) and not carry  # a tensor has an equality of its own
+        output = self._action_fn(state, obs, key, None if absent else carry)
+        more = [() if x is None else x for x in (output.carry, output.extras)]
+        return (output.action, *more)
 
     def _call(self, mode: str, *args: Any) -> Nest:
         def call(key: tf.Tensor, obs: Nest, carry: Nest) -> Nest:

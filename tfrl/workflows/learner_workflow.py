@@ -228,15 +228,18 @@ class LearnerWorkflow(Workflow):
         if parts > 1:
             self.rescale_config(parts)
         for env in (self.env, self.eval_env):
-            if isinstance(env, HostEnv):
+            if isinstance(env, HostEnv) and self.collectors is None:
                 check_place(env.backend.name, parts)
-        check_divided(
-            parts,
-            {"num_envs": self.env.num_envs, "num_envs of eval_env": self.eval_env.num_envs},
-            self.divided_sizes,
-        )
+        # A learner that steps no environment plays those of its evaluations by itself.
+        eval_parts = 1 if isinstance(self.eval_env, HostEnv) else parts
+        sizes = {"num_envs": self.env.num_envs}
+        if eval_parts > 1:
+            sizes["num_envs of eval_env"] = self.eval_env.num_envs
+        check_divided(parts, sizes, self.divided_sizes)
         self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
-        self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
+        self.replica_eval_env = self.eval_env
+        if eval_parts > 1:
+            self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
         self._evaluators = {}
 
     # The parts of an iteration; traced.
@@ -813,11 +816,31 @@ class LearnerWorkflow(Workflow):
         """All that follows a rollout on the host, see `host_runner.HostIterating`."""
 
     def rollout_result(self, state: State, played: Nest) -> RolloutResult:
-        """Returns what is made of a rollout on the host."""
+        """Returns what is made of a rollout on the host.
+
+        Args:
+          state: Before the iteration.
+          played: What `host_rollout` gave: of several replicas, the rows of this process' one
+            behind the other.
+        """
         if isinstance(played, CollectedRollouts):
             result = self.rollout_result(state, played.trajectory)
             return result.replace(metrics={**result.metrics, **played.metrics})  # type: ignore[no-any-return]
-        return self.compiled_process_rollout(struct.values(state.agent_state), played)  # type: ignore[no-any-return]
+        replicas, agent_state = self.replicas, state.agent_state
+        if not replicas.several:
+            return self.compiled_process_rollout(struct.values(agent_state), played)  # type: ignore[no-any-return]
+        share = self.replica_env.num_envs
+
+        def own(played: Trajectory) -> RolloutResult:
+            start = replicas.local_index() * share
+            rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
+            values = struct.values(agent_state)
+            out = self.compiled_process_rollout(values, rows)
+            return self.merged(out, self.normalizer(values), None)
+
+        out = replicas.run(own, played)
+        common = replicas.any_replica(out.replace(batch=None))
+        return common.replace(batch=out.batch)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -850,10 +873,12 @@ class LearnerWorkflow(Workflow):
             state = self.ready(state)  # one that was consumed is an error
         n, replicas = num_episodes or self.eval_episodes, self.replicas
         known, mode = self._evaluators, self.evaluation_mode
+        alone = not replicas.several or isinstance(self.eval_env, HostEnv)
         if (n, mode) not in known:
-            known[n, mode] = self.make_evaluator(-(-n // replicas.num_replicas), mode)
+            share = n if alone else -(-n // replicas.num_replicas)
+            known[n, mode] = self.make_evaluator(share, mode)
         evaluator, values = known[n, mode], self.agent_state(state)
-        if not replicas.several:
+        if alone:
             return evaluator.evaluate(values, key)
         return evaluate_on_replicas(evaluator, replicas, values, key, n)
 

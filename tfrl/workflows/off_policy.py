@@ -649,20 +649,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Of several replicas: what all of them played, though each process has its own part."""
         if isinstance(played, Collected):
             return played.as_result(struct.values(self.normalizer(state.agent_state)))
-        replicas, agent_state = self.replicas, state.agent_state
-        if not replicas.several:
-            return super().rollout_result(state, played)
-        share = self.replica_env.num_envs
-
-        def own(played: Trajectory) -> RolloutResult:
-            start = replicas.local_index() * share
-            rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
-            values = struct.values(agent_state)
-            out = self.compiled_process_rollout(values, rows)
-            return self.merged(out, self.normalizer(values), None)
-
-        out = replicas.run(own, played)
-        return replicas.any_replica(out.replace(batch=None))  # type: ignore[no-any-return]
+        result = super().rollout_result(state, played)
+        # The experience went to the server.
+        return result.replace(batch=None) if self.replicas.several else result  # type: ignore[no-any-return]
 
     # Learner steps.
 
@@ -756,9 +745,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
             number: tf.Tensor, state: State = state
         ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
             batch, update_key = self._sample_number(state, number, key, env_steps, batches)
-            lag = {} if self.collectors is None else self._lag_of(state, batch)
+            age = {} if self.collectors is None else self._age_of(state, batch)
             row, state, outputs = self._update_on(state, batch, update_key, env_steps)
-            return {**row, **lag}, state, outputs
+            return {**row, **age}, state, outputs
 
         if isinstance(due, int) and due == 1:
             row, state, outputs = once(tf.constant(0))
@@ -780,16 +769,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
         state = self.with_learner_state(state, learner_state)
         return row, state, [array.stack() for array in kept]
 
-    def _lag_of(self, state: State, batch: Nest) -> dict[str, tf.Tensor]:
-        """How many learner steps were taken since the policies of a batch of collectors."""
+    def _age_of(self, state: State, batch: Nest) -> dict[str, tf.Tensor]:
+        """How many learner steps were taken since the policies that played a batch.
+
+        The age of a transition in https://arxiv.org/abs/2007.06700.
+        """
         now = tf.convert_to_tensor(state.metrics.learner["learner_steps"])
 
         def own(batch: Nest) -> tf.Tensor:
             versions = batch.extras["policy_extras"][POLICY_VERSION]
             return tf.reduce_mean(tf.cast(now - versions, tf.float32))
 
-        lag = self.replicas.run(own, batch)
-        return {"policy_lag": tf.reduce_mean(tf.stack(self.replicas.per_replica(lag)))}
+        age = self.replicas.run(own, batch)
+        return {"sample_age": tf.reduce_mean(tf.stack(self.replicas.per_replica(age)))}
 
     # How it is compiled.
 

@@ -85,13 +85,13 @@ class ArgumentsTest(parameterized.TestCase):
         (
             dict(end=1),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or (double_buffer, info_fields, render_mode, timeout, vectorization), "
+            "or (double_buffer, info_fields, max_wait_time, render_mode, timeout, vectorization), "
             "got end. Did you mean ends?",
         ),
         (
             dict(vectorisation="sync"),
             "make_env('gymnasium:tfrl_fakes/Scripted-v0'): expected arguments of the task (ends) "
-            "or (double_buffer, info_fields, render_mode, timeout, vectorization), "
+            "or (double_buffer, info_fields, max_wait_time, render_mode, timeout, vectorization), "
             "got vectorisation. Did you mean vectorization?",
         ),
         (

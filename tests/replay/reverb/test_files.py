@@ -175,3 +175,29 @@ class ServerElsewhereTest(parameterized.TestCase):
         self.addCleanup(again[0].stop)
         assert int(buffer.size()) == buffer.items_created == 70
         assert 0 <= buffer.possible_duplicates <= MOST_PENDING
+
+
+def test_a_full_disk_is_told_and_the_server_goes_on(tmp_path, monkeypatch):
+    maker = helpers.maker()
+    folder = tmp_path / "c"
+    server = ReverbServer(maker.make_tables(), checkpoint_dir=folder, checkpoint_interval=None)
+    buffer = maker.replace(address=server.address).init()
+
+    def full():
+        raise IndexError("/c/items.tfrecord; No space left on device.\nat line 1")
+
+    wanted = (
+        rf"a checkpoint of the Reverb server at {server.address}: expected to be written, got "
+        r"/c/items.tfrecord; No space left on device. Make room on the server's disk."
+    )
+    for owner in (server._client, buffer.connection.client):
+        monkeypatch.setattr(owner, "checkpoint", full)
+    with pytest.raises(UserError, match=wanted):
+        server.checkpoint()
+    with pytest.raises(UserError, match=wanted):
+        buffer.save(str(tmp_path / "buffer"))
+    monkeypatch.undo()
+    server.checkpoint()
+    buffer.close()
+    server.stop()
+    assert len(list(folder.glob("ckpt-*"))) == 2

@@ -21,6 +21,7 @@ from tfrl.envs.adapters.gymnasium_env import (
 )
 from tfrl.envs.adapters.gymnasium_vector import VECTORIZATIONS, VectorSource, image, make_vector
 from tfrl.envs.backend import Backend, Step
+from tfrl.envs.central_inference import CentralInference
 from tfrl.envs.core import Autoreset
 from tfrl.envs.env_calls import env_error
 from tfrl.envs.gymnasium_values import STEP, check_layout
@@ -259,6 +260,16 @@ class GymnasiumBackend(Backend):
 
     # The rest.
 
+    @property
+    def pipe(self) -> Any:
+        """What becomes readable when the first process has answered; of `async` alone."""
+        return self._vector.parent_pipes[0]  # type: ignore[attr-defined]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that processes may take."""
+        return self._source.timeout
+
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
     ) -> "GymnasiumBackend":
@@ -308,6 +319,7 @@ def make_gymnasium(
     atari: bool = True,
     timeout: float = 60.0,
     double_buffer: bool = False,
+    max_wait_time: float | None = None,
     **kwargs: Any,
 ) -> HostEnv:
     """Makes `gymnasium:<id>`, for example `gymnasium:HalfCheetah-v5`.
@@ -333,6 +345,9 @@ def make_gymnasium(
       timeout: Seconds that the processes of `async` may take for the start, a reset or a step.
       double_buffer: Whether two halves of the batch are stepped in turn: with `async` one half
         steps while the policy acts for the other.
+      max_wait_time: Seconds. With `async`, a rollout calls the policy for the environments that
+        have answered, and waits no longer than this for the others, see `CentralInference`. None to
+        step all of them together.
       **kwargs: Arguments of the task.
 
     Raises:
@@ -363,9 +378,21 @@ def make_gymnasium(
         atari=options,
         timeout=timeout,
     )
-    return buffered(
-        name, lambda n: HostEnv(GymnasiumBackend(source, n), autoreset), num_envs, double_buffer
-    ).wrapped(rewards)
+
+    def make(count: int) -> HostEnv:
+        return HostEnv(GymnasiumBackend(source, count), autoreset)
+
+    if max_wait_time is None:
+        return buffered(name, make, num_envs, double_buffer).wrapped(rewards)
+    if vectorization != "async" or double_buffer or source.outer_wrappers:
+        raise UserError(
+            f"max_wait_time of {name}",
+            expected="vectorization='async', without double_buffer and wrappers of VectorEnv",
+            got=f"vectorization={vectorization!r}, double_buffer={double_buffer}, "
+            f"{len(source.outer_wrappers)} of these wrappers",
+            remedy="Each environment must be a process of its own.",
+        )
+    return CentralInference([make(1) for _ in range(num_envs)], max_wait_time).wrapped(rewards)
 
 
 def _general(options: AtariOptions | None) -> list[str]:

@@ -25,7 +25,14 @@ from tfrl.errors import UserError, did_you_mean, nearest
 
 _ALE = "ale_py"
 # The suite's own arguments.
-GENERAL = ("vectorization", "render_mode", "info_fields", "timeout", "double_buffer")
+GENERAL = (
+    "vectorization",
+    "render_mode",
+    "info_fields",
+    "timeout",
+    "double_buffer",
+    "max_wait_time",
+)
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 

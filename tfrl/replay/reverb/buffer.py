@@ -478,7 +478,10 @@ class ReverbBuffer(ReplayBuffer):
             self._connection.checkpoint(folder)
         elif elsewhere:
             write = self._connection.client.checkpoint
-            self._connection.guard(write, "writing a checkpoint", CHECKPOINT_SECONDS)
+            try:
+                self._connection.guard(write, "writing a checkpoint", CHECKPOINT_SECONDS)
+            except IndexError as error:  # its disk is full
+                raise checkpoints.unwritten(self._connection.address, error) from error
 
     def restore(self, folder: str) -> None:
         """Reads what `save` wrote, and goes on with new episodes.

@@ -286,5 +286,26 @@ def first_usable(
     return None
 
 
+def unwritten(address: str, error: Exception) -> UserError:
+    """Returns what to raise where Reverb could not write a checkpoint.
+
+    Args:
+      address: Of its server.
+      error: What Reverb raised.
+    """
+    return UserError(
+        f"a checkpoint of the Reverb server at {address}",
+        expected="to be written",
+        got=first_line(error),
+        remedy="Make room on the server's disk. The checkpoint before it is whole.",
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error of C++."""
+    lines = str(getattr(error, "message", None) or error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
 class DamagedError(Exception):
     """The content of a checkpoint is damaged; the text says how."""

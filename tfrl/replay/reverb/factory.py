@@ -209,7 +209,8 @@ class ReverbReplay(struct.Struct):
         sequences.
       address: "host:port" of a server, or of each of `num_servers` with commas between them; None
         for one in this process.
-      num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`.
+      num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`;
+        `bin/launch.py` starts as many. In this process there is one.
       bind: Who reaches a server in this process: "127.0.0.1" for this machine alone, "0.0.0.0" for
         whoever reaches its port.
     """
@@ -356,13 +357,14 @@ class ReverbReplay(struct.Struct):
                 str(self.num_servers),
                 "Separate addresses by commas.",
             )
-        if self.num_servers > 1:
+        if self.num_servers > 1 and self.address is not None:
             from tfrl.replay.reverb.sharded import ShardedBuffer
 
             return ShardedBuffer(self)
         from tfrl.replay.reverb.buffer import ReverbBuffer
 
-        return ReverbBuffer(self)
+        # In this process one server has all.
+        return ReverbBuffer(self.replace(num_servers=1))
 
 
 def _shares(limits: Any, count: int) -> dict[str, Any]:

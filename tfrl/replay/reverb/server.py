@@ -310,12 +310,14 @@ class ReverbServer:
         try:
             check_limits(folder, read_tables(folder), tables)
         except (tf.errors.OpError, OSError) as error:
-            raise checkpoints.DamagedError(f"its tables cannot be read: {_first(error)}") from error
+            raise checkpoints.DamagedError(
+                f"its tables cannot be read: {checkpoints.first_line(error)}"
+            ) from error
         try:
             # Copies, since a failed restoration leaves tables half filled.
             self._serve([table.replace() for table in tables], port, folder)
         except RuntimeError as error:
-            raise checkpoints.DamagedError(_first(error)) from error
+            raise checkpoints.DamagedError(checkpoints.first_line(error)) from error
 
     def _serve(self, tables: list[Any], port: int | None, folder: pathlib.Path | None) -> None:
         own = reverb.checkpointers.DefaultCheckpointer(
@@ -351,13 +353,8 @@ class ReverbServer:
                         lambda: within(CHECKPOINT_SECONDS, write, where, "writing a checkpoint")
                     )
                 )
-        except RuntimeError as error:
-            raise UserError(
-                f"a checkpoint of the Reverb server at {self.address}",
-                expected="to be written",
-                got=_first(error),
-                remedy=f"See to the disk of {self._writing}.",
-            ) from error
+        except (RuntimeError, IndexError) as error:  # IndexError: the disk is full
+            raise checkpoints.unwritten(self.address, error) from error
 
     def _save_regularly(self, seconds: float) -> None:
         while not self._ending.wait(seconds):
@@ -408,12 +405,6 @@ def _repeated(call: Callable[[], Any]) -> Any:
             if not is_broken_connection(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
-
-
-def _first(error: BaseException) -> str:
-    """The first line of an error of C++."""
-    lines = str(getattr(error, "message", None) or error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _check_numbers(folder: object, interval: float | None, max_to_keep: int) -> None:

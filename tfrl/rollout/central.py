@@ -1,0 +1,77 @@
+"""Collects experience where one policy acts for those environments that have answered."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfrl import seeding
+from tfrl.envs.central_inference import CentralInference
+from tfrl.envs.host_halves import join, split
+from tfrl.rollout.acting import policy_for
+from tfrl.rollout.host_player import HostPlayer, StepRecord, beside
+from tfrl.types import EnvState, Nest, Trajectory
+
+
+def central_rollout(
+    env: CentralInference,
+    agent: Any,
+    env_state: EnvState,
+    agent_state: Any,
+    key: tf.Tensor,
+    length: int,
+    fields: Sequence[str],
+    action_fn: Callable[..., Any],
+    carry: Nest,
+) -> tuple[Trajectory, EnvState, Nest]:
+    """Steps every environment `length` times; the policy acts for those that have answered.
+
+    Each call of the policy has a row for every environment, of which some count. So the rollout
+    depends on who was first, and does not repeat to the bit.
+    """
+    policy = policy_for(env, agent, action_fn)
+    if carry is None:
+        carry = policy.fresh_carry()
+    size = env.num_envs
+    carries = [None] * size if carry is None else split(carry, size)
+    given = zip(env.parts, env.rows_of(env_state), carries, strict=True)
+    records = [
+        StepRecord(
+            HostPlayer(part, agent, own, None, key, length, action_fn, before, acts=False),
+            length,
+            fields,
+        )
+        for part, own, before in given
+    ]
+    players = [record.player for record in records]
+    taken = [0] * size  # steps of each environment
+    acting, calls = list(range(size)), 0
+    pending: set[int] = set()
+    while acting or pending:
+        if acting:
+            obs = beside([player.seen for player in players], axis=0)
+            before = None if carry is None else beside([p.carry for p in players], axis=0)
+            if calls % length == 0:  # it has draws for so many calls
+                own_key = key if calls == 0 else seeding.fold_in(key, calls)
+                policy.begin(agent_state, own_key, length, obs, before)
+            answer = policy.act(obs, calls % length, before)
+            action, after, extras = (_rows(x, size) for x in answer)
+            calls += 1
+            for i in acting:
+                players[i].dispatch(action[i], after[i])
+                records[i].put(taken[i], action[i], extras[i])
+            pending.update(acting)
+        acting = []
+        for i in env.ready(sorted(pending)):
+            records[i].receive(taken[i])
+            pending.remove(i)
+            taken[i] += 1
+            if taken[i] < length:
+                acting.append(i)
+    trajectory = beside([record.trajectory() for record in records], axis=1)
+    carry = None if carry is None else beside([p.carry for p in players], axis=0)
+    return trajectory, join([player.state for player in players]), carry
+
+
+def _rows(nest: Nest, count: int) -> list[Nest]:
+    return [None] * count if nest is None else split(nest, count)
