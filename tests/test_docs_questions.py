@@ -62,7 +62,7 @@ QUESTIONS = [
     ("How do I go on with a run?", "playing.md", "go-on-with-a-run", "--total_env_steps"),
     ("How do I record videos?", "own_tasks.md", "7-the-results", "--video_interval"),
     ("How do I compare runs?", "playing.md", "look-at-a-run-and-compare-several", "tfrl-report"),
-    ("How do I try several learning rates?", "playing.md", "sweep", "--grid="),
+    ("How do I try several learning rates?", "searching.md", "a-grid", "--grid="),
     (
         "How do I run my own code during a training?",
         *("own_tasks.md", "5-callbacks-and-going-on", "on_step"),

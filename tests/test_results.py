@@ -208,7 +208,8 @@ def test_any_gin_file_has_results(root, tmp_path, monkeypatch, capsys):
     assert json.loads(out)["by_seed"] == [400.0, 500.0]
     page = (tmp_path / "out" / "results.md").read_text()
     assert "| `mine.gin`, PPO.clip = 0.3 | 512 |  | 450.0 |" in page
-    assert "](curves_dark.svg#gh-dark-mode-only)" in page and (tmp_path / "out" / "curves_dark.svg").is_file()
+    assert "](curves_dark.svg#gh-dark-mode-only)" in page
+    assert (tmp_path / "out" / "curves_dark.svg").is_file()
     with pytest.raises(SystemExit, match="expected --gin_files beside them"):
         results.main(["--bindings=PPO.clip = 0.3"])
 
