@@ -21,7 +21,8 @@ PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_l
 DQN = ("dqn/tf_cartpole.gin", "make_env.num_envs=2", "OffPolicyWorkflow.rollout_length=4",
        "OffPolicyWorkflow.random_steps=64", "OffPolicyWorkflow.batch_size=8",
        "OffPolicyWorkflow.compile='graph'", "InGraphReplay.capacity=1000",
-       "DQN.normalize_obs=True", "DQN.hidden=(4,)",
+       "DQN.normalize_obs=True", "DQN.hidden=(4,)", "InGraphReplay.kind='prioritized'",
+       "InGraphReplay.alpha=1.0",
        "OffPolicyWorkflow.iterations_per_row=1")  # fmt: skip
 
 
@@ -138,6 +139,7 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     learner = workflow(DQN)
     collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
     state = learner.load_values(learner.setup(0), values)
+    learner.replay_buffer(state).new_priority = 70.0  # as if a learner step had set it
     before, steps = learner.env_steps(state), state.metrics.learner["learner_steps"].numpy()
     assert before == rows[-1]["env_steps"] and steps == rows[-1]["learner_steps"]
     state, rows = advance(learner, state, 600)
@@ -147,6 +149,7 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
     assert 0.0 <= rows[-1]["policy_lag"] < rows[-1]["learner_steps"]
     assert rows[-1]["collectors"] == 2.0 and rows[-1]["heartbeat_age"] < 10.0
     seen = float(state.agent_state.normalizer.count)
+    assert [c._buffer.new_priority for c in job.collectors] == [70.0, 70.0]
     collectors.finish(state)
     job.join()
     assert 300.0 < seen <= sum(c.env_steps for c in job.collectors)

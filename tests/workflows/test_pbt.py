@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfrl
 from tfrl import make_env, seeding, struct, traces
-from tfrl.agents import PPO, SAC
+from tfrl.agents import DQN, PPO, SAC, TD3
 from tfrl.errors import UserError
 from tfrl.evolution import OpenES
 from tfrl.evolution.pbt import Hyperparameter, Perturb
@@ -189,7 +189,7 @@ def test_who_takes_over_whom_where_fitness_is_not_known():
 PRIORITIZED = functools.partial(InGraphReplay, capacity=64, kind="prioritized")
 
 
-def off_policy(**options):
+def off_policy(env_id="tf:Pendulum-v1", **options):
     settings = {"hidden": (4,), "normalize_obs": True, "hyperparameters": SAC.in_state}
     options = {
         "agent": functools.partial(SAC, **settings),
@@ -197,7 +197,7 @@ def off_policy(**options):
         **{"batch_size": 8, "random_steps": 16, "eval_episodes": 2, "compile": "graph"},
         **options,
     }
-    return OffPolicyWorkflow(make_env("tf:Pendulum-v1", num_envs=1), **options)
+    return OffPolicyWorkflow(make_env(env_id, num_envs=1), **options)
 
 
 def test_members_may_learn_from_replay(tmp_path):
@@ -232,6 +232,24 @@ def test_members_may_learn_from_each_step():
     after = workflow.advance(state, 1).state.opt_state.members
     alone = workflow.workflow.advance(struct.take(before, 0), 20).state
     assert_same(struct.take(after, 0).agent_state, alone.agent_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent, env_id", [(DQN, "tf:CartPole-v1"), (TD3, "tf:Pendulum-v1")])
+def test_members_of_other_algorithms(agent, env_id):
+    """Target networks, exploration by schedule and delayed actors are those of a run alone."""
+    make = functools.partial(agent, hidden=(4,), hyperparameters=agent.in_state)
+    single = off_policy(env_id=env_id, agent=make)
+    workflow = pbt((LR, DISCOUNT), 2, workflow=single, iterations_per_round=20, exploit=stays)
+    state = workflow.setup(1)
+    before = state.opt_state.members
+    after = workflow.advance(state, 2).state.opt_state.members
+    for i in range(2):
+        alone = single.advance(struct.take(before, i), 40).state
+        assert alone.metrics.learner["learner_steps"] > 10
+        assert_same(struct.take(after, i).agent_state, alone.agent_state)
+        assert_same(struct.take(after, i).opt_state, alone.opt_state)
+    workflow.take_over(after, tf.zeros([3, 2]), tf.constant([1, 1]), seeding.key(0))
 
 
 def test_members_are_compiled_as_one_program_that_several_cores_run():

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfrl.envs import testing
-    from tfrl.envs.as_gymnasium import as_gymnasium
     from tfrl.envs.checker import check_env
     from tfrl.envs.core import Autoreset, Env, Wrapper
     from tfrl.envs.multi_agent import MultiAgentEnv
     from tfrl.envs.registry import env_ids, make_env, register, register_suite
+    from tfrl.envs.to_gymnasium import as_gymnasium
     from tfrl.envs.vectorize import vectorize
 
 # Where the public names live.
@@ -22,7 +22,7 @@ _NAMES = {
     "Autoreset": "core",
     "Env": "core",
     "MultiAgentEnv": "multi_agent",
-    "as_gymnasium": "as_gymnasium",
+    "as_gymnasium": "to_gymnasium",
     "Wrapper": "core",
     "check_env": "checker",
     "env_ids": "registry",

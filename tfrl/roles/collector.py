@@ -265,6 +265,7 @@ class ReplayCollector(Collector):
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
         """Writes the items of a rollout, and reports the episodes that ended in it."""
+        self._buffer.new_priority = acted_by.new_priority
         valid = np.asarray(played.valid)
         version = np.full(valid.shape, acted_by.learner_steps, np.int64)
         extras = {**(played.policy_extras or {}), POLICY_VERSION: version}

@@ -25,7 +25,7 @@ from tfrl.types import Nest
 TABLE = "variables"
 _CLOSE_SECONDS = 5.0
 _POLICY, _TRAIN_STEP = "policy_variables", "train_step"
-_ENV_STEPS, _FINISHED, _REQUEST = "env_steps", "finished", "request"
+_ENV_STEPS, _FINISHED, _PRIORITY, _REQUEST = "env_steps", "finished", "new_priority", "request"
 # While the learner has published nothing: between two looks, and before a line says so.
 _LOOK_SECONDS = 0.2
 _TELL_SECONDS = 3.0
@@ -41,6 +41,7 @@ class Published:
       env_steps: Of all collectors together, as the learner knew them.
       finished: Whether the run has ended.
       request: Each collector plays one rollout for each new number; 0 to play on and on.
+      new_priority: Of new items of a prioritised replay: the greatest that the learner has set.
     """
 
     agent_state: Nest
@@ -48,6 +49,7 @@ class Published:
     env_steps: int
     finished: bool
     request: int = 0
+    new_priority: float = 1.0
 
 
 def signature(agent_state: Nest) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def signature(agent_state: Nest) -> dict[str, Any]:
     return {
         _ENV_STEPS: count,
         _FINISHED: tf.TensorSpec([], tf.bool),
+        _PRIORITY: tf.TensorSpec([], tf.float64),
         _POLICY: specs,
         _REQUEST: count,
         _TRAIN_STEP: count,
@@ -92,6 +95,7 @@ def publish(client: Any, published: Published) -> None:
         _ENV_STEPS: np.int64(published.env_steps),
         _FINISHED: np.bool_(published.finished),
         _POLICY: {p: x.numpy() for p, x in struct.paths(published.agent_state).items()},
+        _PRIORITY: np.float64(published.new_priority),
         _REQUEST: np.int64(published.request),
         _TRAIN_STEP: np.int64(published.learner_steps),
     }
@@ -212,7 +216,7 @@ class Subscriber:
         def read() -> Any:
             return next(iter(client.sample(TABLE, 1)))[0].data
 
-        env_steps, finished, *values, request, learner_steps = self._connection.guard(
+        env_steps, finished, new_priority, *values, request, learner_steps = self._connection.guard(
             read, "reading parameters"
         )
         by_path = dict(zip(sorted(self._leaves), values, strict=True))
@@ -223,6 +227,7 @@ class Subscriber:
             env_steps=int(env_steps),
             finished=bool(finished),
             request=int(request),
+            new_priority=float(new_priority),
         )
 
 

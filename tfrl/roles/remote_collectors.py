@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import tensorflow as tf
@@ -121,12 +121,21 @@ class RemoteCollectors(Collectors):
         if not self._leads:
             return
         now = parameters.Published(
-            agent_state, self._learner_steps, self._env_steps, finished, self._request
+            agent_state,
+            self._learner_steps,
+            self._env_steps,
+            finished,
+            self._request,
+            self._new_priority(),
         )
         self._variables.guard(
             lambda: parameters.publish(self._variables.client, now), "publishing parameters"
         )
         self._published = time.monotonic()
+
+    def _new_priority(self) -> float:
+        """Of new items of a prioritised replay."""
+        return 1.0
 
     # Reports.
 
@@ -248,6 +257,7 @@ class ReplayCollectors(RemoteCollectors):
         ]
         self._table = replay.table().name
         self._normalizes = normalizes(workflow)
+        self._buffer: Any = None
         self._none: Nest = None  # the statistics of no observation
         self._inserted = self._before = 0  # `_before`: env steps that no insert stands for
         self._looked = -np.inf
@@ -262,6 +272,7 @@ class ReplayCollectors(RemoteCollectors):
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and goes on at the env steps of a run."""
+        self._buffer = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
         super().begin(state)
         if self._normalizes and self._none is None:
             normalizer = struct.values(state.agent_state.normalizer)
@@ -279,6 +290,9 @@ class ReplayCollectors(RemoteCollectors):
             played = tf.nest.pack_sequence_as(played, told)
         self._env_steps += int(played.env_steps)
         return played, env_state, carry
+
+    def _new_priority(self) -> float:
+        return 1.0 if self._buffer is None else float(self._buffer.new_priority)
 
     def _played(self, waits: bool) -> Collected:
         """What was played since the last call; nothing where another worker is the chief."""

@@ -432,6 +432,15 @@ class ReverbBuffer(ReplayBuffer):
         return result
 
     @property
+    def new_priority(self) -> float:
+        """The priority of new items of the first table: 1, or the greatest that was set so far."""
+        return self._highest[self.replay.table().name]
+
+    @new_priority.setter
+    def new_priority(self, value: float) -> None:
+        self._highest[self.replay.table().name] = value
+
+    @property
     def items_created(self) -> int:
         """Items that were made so far, in all tables together."""
         return self._created + (self._writer.created if self._writer else 0)

@@ -145,6 +145,16 @@ class ShardedBuffer(ReplayBuffer):
             shard.load_values({p[len(own) :]: x for p, x in values.items() if p.startswith(own)})
 
     @property
+    def new_priority(self) -> float:
+        """As of `ReverbBuffer`, of all servers."""
+        return max(shard.new_priority for shard in self.shards)
+
+    @new_priority.setter
+    def new_priority(self, value: float) -> None:
+        for shard in self.shards:
+            shard.new_priority = value
+
+    @property
     def items_created(self) -> int:
         """Items that were made so far, on all servers together."""
         return sum(shard.items_created for shard in self.shards)
