@@ -84,14 +84,19 @@ EXTRAS = {
     # jax 0.4.23 a scipy before 1.13.
     "jax": [
         *STACK_2_15,
-        "jax==0.4.23",
-        "jaxlib==0.4.23",
-        "brax==0.10.3",
-        "mujoco==3.1.3",
-        "mujoco-mjx==3.1.3",
-        "scipy==1.11.4",
-        "gymnax==0.0.9",
-        "jumanji==1.1.0",
+        *(
+            f"{line}; {_BELOW}"
+            for line in (
+                "jax==0.4.23",
+                "jaxlib==0.4.23",
+                "brax==0.10.3",
+                "mujoco==3.1.3",
+                "mujoco-mjx==3.1.3",
+                "scipy==1.11.4",
+                "gymnax==0.0.9",
+                "jumanji==1.1.0",
+            )
+        ),
     ],
     # What tests of searches are held against beside those of dev; too large for every checkout.
     "evolution-references": [

@@ -2,11 +2,15 @@
 
 It is not imported here: where a program has an object of it, it is there. `stateless_call` gives a
 model values in the place of its variables (`keras.StatelessScope`, as `Model.stateless_call` does);
-random layers keep the seeds of their draws in variables too, and so draw from a key.
+random layers keep the seeds of their draws in variables too, and so draw from a key. Meanwhile
+Keras' random functions are replaced by ones whose bits are the same in a graph and in XLA.
 """
 
+import contextlib
+import importlib
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +19,7 @@ from tfrl import seeding
 from tfrl.errors import UserError
 
 Nest = Any
+_LOCK = threading.RLock()
 
 
 def module() -> Any:
@@ -98,7 +103,7 @@ def stateless_call(
     mapping = list(zip([*trainable, *state], values, strict=True))
     if key is not None:
         mapping += [(v, _seed(seeding.fold_in(key, i + 1), v)) for i, v in enumerate(seeds)]
-    with module().StatelessScope(state_mapping=mapping) as scope:
+    with module().StatelessScope(state_mapping=mapping) as scope, _own_draws():
         output = model(x, training=training)
         after = [scope.get_current_value(v) for v in state]
         drawn = [v for v in seeds if scope.get_current_value(v) is not None]
@@ -120,6 +125,60 @@ def stateless_call(
             "draws seed=self.seed.",
         )
     return output, after
+
+
+def _uniform(key: tf.Tensor, shape: Any, minval: Any, maxval: Any, dtype: Any) -> tf.Tensor:
+    return tf.cast(seeding.uniform(key, shape, minval, maxval), dtype)
+
+
+def _normal(key: tf.Tensor, shape: Any, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
+    return tf.cast(mean + stddev * seeding.normal(key, shape), dtype)
+
+
+@contextlib.contextmanager
+def _own_draws() -> Iterator[None]:
+    """Makes Keras' random functions of this thread draw as `seeding` does.
+
+    Those that are left draw by TensorFlow's own operations, whose bits XLA changes.
+    """
+    random = importlib.import_module("keras.src.backend.tensorflow.random")
+    floatx, me = module().config.floatx, threading.get_ident()
+
+    def key(seed: Any) -> tf.Tensor:
+        return random._cast_seed(random.draw_seed(seed))
+
+    def uniform(
+        shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+    ) -> tf.Tensor:
+        return _uniform(key(seed), shape, minval, maxval, dtype or floatx())
+
+    def normal(
+        shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+    ) -> tf.Tensor:
+        return _normal(key(seed), shape, mean, stddev, dtype or floatx())
+
+    def dropout(inputs: tf.Tensor, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        shape = random._get_concrete_noise_shape(inputs, noise_shape)
+        keep = seeding.uniform(key(seed), shape) >= tf.cast(rate, tf.float32)
+        scale = tf.cast(1.0 / (1.0 - tf.cast(rate, tf.float32)), inputs.dtype)
+        return inputs * tf.where(keep, scale, tf.zeros([], inputs.dtype))
+
+    def of_this_thread(mine: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            return (mine if threading.get_ident() == me else usual)(*args, **kwargs)
+
+        return draw
+
+    replaced = {"uniform": uniform, "normal": normal, "dropout": dropout}
+    with _LOCK:
+        usual = {name: getattr(random, name) for name in replaced}
+        try:
+            for name, mine in replaced.items():
+                setattr(random, name, of_this_thread(mine, usual[name]))
+            yield
+        finally:
+            for name, function in usual.items():
+                setattr(random, name, function)
 
 
 def _seed(key: tf.Tensor, variable: Any) -> tf.Tensor:

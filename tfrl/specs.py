@@ -296,7 +296,7 @@ def _sample_integer(
     # The modulo of 64 random bits is uniform to within range / 2^64.
     bits = seeding.uniform_bits(key, shape, tf.uint64)
     count = high.astype(object) - low.astype(object) + 1
-    count = np.array([c % 2**64 for c in np.ravel(count)], np.uint64).reshape(low.shape)
+    count = np.array([int(c) % 2**64 for c in np.ravel(count)], np.uint64).reshape(low.shape)
     offset = tf.where(
         tf.constant(count == 0),
         bits,

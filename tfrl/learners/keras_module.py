@@ -298,7 +298,9 @@ def _input_spec(model: Any) -> Nest:
             got="None",
             remedy="Give spec=tf.TensorSpec([4]), or begin the model with a tf.keras.Input.",
         )
-    return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), model.input)
+    # A Sequential of Keras 3 has no `input`.
+    nest = getattr(model, "input", inputs[0])
+    return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), nest)
 
 
 def _keras_rows(

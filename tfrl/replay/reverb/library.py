@@ -1,7 +1,6 @@
 """Reverb itself, imported when it is needed and not before."""
 
 import contextlib
-import importlib
 import os
 import re
 import sys
@@ -10,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tfrl.errors import UserError
+from tfrl import extras
 
 # "[reverb/cc/platform/default/server.cc:71] Started replay server on port 8000"
 _LINE = re.compile(
@@ -53,15 +52,4 @@ def reverb() -> Any:
     Raises:
       UserError: Where it is not installed.
     """
-    try:
-        return importlib.import_module("reverb")
-    except ModuleNotFoundError as error:
-        if error.name != "reverb":
-            raise
-        raise UserError(
-            "Replay on Reverb",
-            expected="dm-reverb to be installed",
-            got="no module named reverb",
-            remedy="Install it with: pip install 'dm-reverb~=0.14.0' (Linux, Python 3.10 or 3.11), "
-            "or use tfrl.replay.InGraphReplay.",
-        ) from error
+    return extras.require_reverb()
