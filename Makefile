@@ -23,7 +23,7 @@ PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 CURRENT ?= tests/test_tf_private.py tests/test_keras.py
 PIP := -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: help venv venv-current train train-current test test-current test-slow test-jax lint bench \
+.PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax lint bench \
   bench-peers bench-stacks
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make train-current, make test-current"
 	@echo "                the same with the current TensorFlow, in .venv-current (Python 3.12 or 3.13);"
 	@echo "                the tests are those of what depends on its version"
+	@echo "make test-newest  these with the newest TensorFlow, allowed or not; says what broke"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments"
 	@echo "make lint       ruff, mypy, import-linter, bandit"
@@ -84,6 +85,12 @@ test: $(INSTALLED)
 test-current: $(INSTALLED_CURRENT)
 	$(PY_CURRENT) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 \
 	  $(CURRENT) $(ARGS)
+
+tests-current:
+	@echo $(CURRENT)
+
+test-newest:
+	.ci/newest $(ARGS)
 
 test-slow: $(INSTALLED)
 	.ci/slow $(ARGS)
