@@ -113,6 +113,11 @@ bench: $(INSTALLED)
 	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs; \
 	done
 
+bench-stacks: $(INSTALLED) $(INSTALLED_CURRENT)
+	$(PY) -m benchmarks.stacks
+	$(PY) -m benchmarks.platform_facts
+	$(PY_CURRENT) -m benchmarks.platform_facts
+
 # The peers' pins and TensorFlow's do not resolve together: they have an environment of their own.
 .venv-peers/.installed: benchmarks/peers.txt
 	@python="$$(PYTHON='$(PYTHON)' .ci/python)"; "$$python" -m venv --clear .venv-peers

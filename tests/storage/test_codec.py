@@ -245,7 +245,7 @@ class TestRefused:
         for obj, got in [
             (local, "TestRefused.test_what_has_no_words.<locals>.local, which was made inside"),
             (Local, "<locals>.Local, which was made inside a function"),
-            (make_model(), "a keras.src.engine.sequential.Sequential"),
+            (make_model(), "keras.src.engine.sequential.Sequential"),
             (tf.constant(1.0), "EagerTensor"),
             (tf.Variable(1.0), "ResourceVariable"),
             (Plain(1).__post_init__, "a builtins.method"),
