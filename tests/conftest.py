@@ -44,7 +44,7 @@ _NEEDS = {
         "roles",
         "workflows/test_off_policy_reverb.py",
     ),
-    "tf_agents": ("tf-agents", "compat", "envs/adapters/test_tf_agents"),
+    "tf_agents": ("tf-agents", "compat"),
 }
 
 

@@ -40,7 +40,9 @@ def lazy(module: str, maker: str) -> SuiteMaker:
 
 def _make_tf_agents(task: str, **kwargs: Any) -> Any:
     extras.require_tf_agents(f"environment tf_agents:{task}")
-    return lazy("tf_agents", "make_tf_agents")(task, **kwargs)
+    # By name, since compat/ stands above: only what is there imports TF-Agents.
+    suite = importlib.import_module("tfrl.compat.tf_agents_suite")
+    return suite.make_tf_agents(task, **kwargs)
 
 
 register("tf:Acrobot-v1", acrobot.Acrobot, max_episode_steps=acrobot.MAX_EPISODE_STEPS)
