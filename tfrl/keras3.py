@@ -169,7 +169,11 @@ def _own_draws() -> Iterator[None]:
 
         return draw
 
-    replaced = {"uniform": uniform, "normal": normal, "dropout": dropout}
+    replaced: dict[str, Callable[..., Any]] = {
+        "uniform": uniform,
+        "normal": normal,
+        "dropout": dropout,
+    }
     with _LOCK:
         usual = {name: getattr(random, name) for name in replaced}
         try:
