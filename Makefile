@@ -22,12 +22,12 @@ PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 # Of the fast tests, those of what depends on TensorFlow's version, in a third of their time.
 CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py test_seeding.py \
   test_specs.py test_struct.py test_extras.py stacks distributions networks storage learning rollout \
-  ops/test_modes.py agents/test_modes.py envs/test_modes.py envs/adapters \
-  $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py \
-  checkpointing.py) replay/test_in_graph.py evaluation/test_video_summary.py \
+  ops/test_modes.py agents/test_modes.py envs/test_modes.py replay/test_in_graph.py \
+  $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
+  $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py) \
   $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py) \
-  $(addprefix workflows/test_,on_policy.py off_policy_runs.py strategies.py stages.py traces.py) \
-  launch/test_train.py)
+  $(addprefix workflows/test_,on_policy.py off_policy_runs.py stages.py) \
+  evaluation/test_video_summary.py launch/test_train.py)
 PIP := -m pip install --quiet --disable-pip-version-check --no-input
 
 .PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax lint bench \
