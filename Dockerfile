@@ -11,7 +11,8 @@ WORKDIR /src
 COPY . .
 # Another build of TensorFlow 2.15 may be asked for.
 RUN sed -i "/^tensorflow==/d" constraints.txt && \
-    pip install --no-cache-dir -c constraints.txt ".${EXTRAS:+[$EXTRAS]}" "$TENSORFLOW"
+    pip install --no-cache-dir -c constraints.txt ".[reverb,tf-agents${EXTRAS:+,$EXTRAS}]" \
+      "$TENSORFLOW"
 RUN [ -z "$LIBTPU" ] || python -c "from urllib.request import urlretrieve as get; \
     get('$LIBTPU', '/lib/libtpu.so')"
 # gin files and modules of an experiment: FROM this image, COPY them here.

@@ -1,10 +1,13 @@
-# Every target makes .venv when it is missing or older than what it is made from.
+# Every target makes its environment when it is missing or older than what it is made from: .venv
+# with TensorFlow 2.15, TF-Agents and Reverb; .venv-current with the current TensorFlow.
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+PY_CURRENT := .venv-current/bin/python
+INSTALLED_CURRENT := .venv-current/.installed
 # Two processes: each holds a TensorFlow. tests/conftest.py shares the cores between them.
 TEST_WORKERS ?= 2
 # More arguments for pytest, for example: make test ARGS='-k gae'
@@ -16,11 +19,29 @@ SEARCHES := tests/evolution
 APART := $(RUNS) $(SEARCHES)
 PARTS := "$(RUNS)" "$(SEARCHES)" "tests $(APART:%=--ignore=%)"
 
-.PHONY: help venv train test test-slow test-jax lint docs bench bench-peers
+# Of the fast tests, those of what depends on TensorFlow's version, in a third of their time.
+CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py test_seeding.py \
+  test_specs.py test_struct.py test_extras.py stacks distributions networks storage learning rollout \
+  ops/test_modes.py agents/test_modes.py envs/test_modes.py replay/test_in_graph.py \
+  $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
+  $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py) \
+  $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py) \
+  $(addprefix workflows/test_,on_policy.py off_policy_runs.py stages.py) \
+  evaluation/test_video_summary.py launch/test_train.py)
+# Extras that the tests of both need.
+EXTRAS := dev,export,plots,video,multiagent,mujoco,atari,envpool
+PIP := -m pip install --quiet --disable-pip-version-check --no-input
+
+.PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax lint docs bench \
+  bench-peers bench-stacks
 
 help:
 	@echo "make train      train PPO on CartPole, show the result and where the video is"
 	@echo "make test       the fast tests"
+	@echo "make train-current, make test-current"
+	@echo "                the same with the current TensorFlow, in .venv-current (Python 3.12 or 3.13);"
+	@echo "                the tests are those of what depends on its version"
+	@echo "make test-newest  these with the newest TensorFlow, allowed or not; says what broke"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
 	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments"
 	@echo "make lint       ruff, mypy, import-linter, bandit, and the documentation site"
@@ -28,7 +49,8 @@ help:
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
 	@echo "make bench-peers  PPO, DQN, SAC and TD3 beside Stable-Baselines3, SBX and TF-Agents' DQN,"
 	@echo "                in an environment of its own (TF-Agents' in .venv)"
-	@echo "make venv       only make .venv"
+	@echo "make bench-stacks  PPO, SAC, DQN, host rollout and start-up on both TensorFlows"
+	@echo "make venv       only make .venv; make venv-current"
 
 venv: $(INSTALLED)
 
@@ -38,16 +60,29 @@ $(INSTALLED): setup.py constraints.txt
 	if ! PYTHON= .venv/bin/python -c \
 	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
 	  then "$$python" -m venv --clear .venv; fi
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c constraints.txt -e '.[dev,docs,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc,tune]'
+	@$(PY) $(PIP) -c constraints.txt -e '.[reverb,tf-agents,docs,serve,grpc,tune,$(EXTRAS)]'
 # Without their dependencies: mpe2 would bring pygame-ce, which installs over tf-agents' pygame; the
 # tests play MinAtar's games, which need NumPy alone, and none of its training scripts.
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	  mpe2==1.1.1 MinAtar==1.0.15
+	@$(PY) $(PIP) --no-deps mpe2==1.1.1 MinAtar==1.0.15
+	@touch $@
+
+venv-current: $(INSTALLED_CURRENT)
+
+$(INSTALLED_CURRENT): setup.py constraints-current.txt
+	@python="$$(PYTHON='$(PYTHON_CURRENT)' .ci/python current)"; \
+	echo "Installing tfrl and the current TensorFlow into .venv-current with $$python."; \
+	if ! PYTHON= $(PY_CURRENT) -c \
+	    'import sys, pip; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
+	  then "$$python" -m venv --clear .venv-current; fi
+	@$(PY_CURRENT) $(PIP) -c constraints-current.txt -e '.[$(EXTRAS)]'
+	@$(PY_CURRENT) $(PIP) --no-deps mpe2==1.1.1 MinAtar==1.0.15
 	@touch $@
 
 train: $(INSTALLED)
 	$(PY) bin/train.py --root_dir=runs/ppo_tf_cartpole
+
+train-current: $(INSTALLED_CURRENT)
+	$(PY_CURRENT) bin/train.py --root_dir=runs/current/ppo_tf_cartpole
 
 test: $(INSTALLED)
 	@failed=0; for part in $(PARTS); do \
@@ -55,12 +90,22 @@ test: $(INSTALLED)
 	    $$part $(ARGS) || { code=$$?; [[ $$code == 5 ]] || failed=$$code; }; \
 	done; exit $$failed  # 5: no test of this part is chosen
 
+test-current: $(INSTALLED_CURRENT)
+	$(PY_CURRENT) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 \
+	  $(CURRENT) $(ARGS)
+
+tests-current:
+	@echo $(CURRENT)
+
+test-newest:
+	.ci/newest $(ARGS)
+
 test-slow: $(INSTALLED)
 	.ci/slow $(ARGS)
 
 # JAX and what is built on it are about 450 MB that the other tests do without.
 test-jax: $(INSTALLED)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[jax]'
+	@$(PY) $(PIP) -c constraints.txt -e '.[reverb,tf-agents,jax]'
 	MUJOCO_GL=$${MUJOCO_GL:-egl} $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
 	  tests/envs/adapters/jax $(ARGS)
 
@@ -81,11 +126,15 @@ bench: $(INSTALLED)
 	  $(PY) -m benchmarks.ppo --env=tf:CartPole-v1 --num_envs=$$num_envs; \
 	done
 
+bench-stacks: $(INSTALLED) $(INSTALLED_CURRENT)
+	$(PY) -m benchmarks.stacks
+	$(PY) -m benchmarks.platform_facts
+	$(PY_CURRENT) -m benchmarks.platform_facts
+
 # The peers' pins and TensorFlow's do not resolve together: they have an environment of their own.
 .venv-peers/.installed: benchmarks/peers.txt
 	@python="$$(PYTHON='$(PYTHON)' .ci/python)"; "$$python" -m venv --clear .venv-peers
-	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	  -r benchmarks/peers.txt
+	@.venv-peers/bin/python $(PIP) -r benchmarks/peers.txt
 	@touch $@
 
 bench-peers: $(INSTALLED) .venv-peers/.installed

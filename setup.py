@@ -13,37 +13,59 @@ ROOT = pathlib.Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/tfrl/tfrl"
 VERSION_FILE = pathlib.Path("tfrl", "_version.py")
 
-# Two pins rule the rest:
-#  * dm-reverb is bound to one TensorFlow minor version by its C++ ABI, is Linux-only and has no
-#    wheels above Python 3.11. It is required and no extra, since off-policy training uses it with
-#    nothing more than a line of gin; it is imported when a table is made, and everything but the
-#    Reverb parts works without it.
-#  * tf-agents 0.19 requires typing-extensions==4.5.0, pygame==2.1.3 and gym<=0.23.0, so every
-#    tool and extra below is held to a version that still accepts typing-extensions 4.5.
+# One library, two stacks:
+#  * the core runs on TensorFlow 2.15 and on the current one. pip takes the newest that fits.
+#    TensorFlow's private parts are used (tfrl/tf_private.py), so that it is bounded above;
+#    `.ci/newest` tries a newer one. 2.16 and 2.17 are left out: TensorFlow Probability 0.25 is for
+#    2.18 and later. tf-keras, Keras 2, is released with each TensorFlow, and holds pip to its own.
+#  * the extras `reverb` and `tf-agents` hold TensorFlow at 2.15. dm-reverb is bound to it by its
+#    C++ ABI, is Linux-only and has no wheels above Python 3.11; tf-agents 0.19 is the last release.
+# tf-agents requires typing-extensions==4.5.0, pygame==2.1.3 and gym<=0.23.0, so every tool and
+# extra below accepts a version that goes with typing-extensions 4.5.
 # Do not depend on gymnasium[classic-control]: it brings pygame-ce, which installs over
-# tf-agents' pygame in the same folder. pygame 2.1.3 renders the same tasks.
+# tf-agents' pygame in the same folder. pygame renders the same tasks.
 INSTALL_REQUIRES = [
     "absl-py>=2.0",
     "cloudpickle>=1.2",
-    "dm-reverb~=0.14.0; sys_platform == 'linux'",
     "gin-config~=0.5.0",
-    "gymnasium>=1.1,<1.4",
-    "numpy>=1.24,<2",
+    "gymnasium>=1.1,<1.5",
+    "numpy>=1.24,<3",
+    "pygame>=2.1.3,<3",
     "rich>=13",
-    # pygame 2.1.3 and tensorboard 2.15 import pkg_resources: from 80.9 on it warns at every start,
-    # from 81 on it is gone.
-    "setuptools>=64,<80.9",
-    # The runtime of Cloud TPU VMs has 2.15.0 of its own; no wheel of PyPI has TPU kernels.
-    "tensorflow~=2.15.0",
-    "tensorflow-probability~=0.23.0",
-    "tf-agents~=0.19.0",
+    # TensorFlow Probability imports distutils, which is setuptools' own from Python 3.12 on.
+    "setuptools>=64",
+    # Event files are written and read by it; TensorFlow itself depends on it no more.
+    "tensorboard>=2.15,<2.22",
+    # The runtime of Cloud TPU VMs has 2.15.0 of its own.
+    "tensorflow>=2.15,!=2.16.*,!=2.17.*,<2.22",
+    "tensorflow-probability>=0.23,!=0.24.*,<0.26",
+    "tf-keras>=2.15,<2.22",
+]
+
+# What goes with TensorFlow 2.15.
+_BELOW = "python_version < '3.12'"
+STACK_2_15 = [
+    f"{line}; {_BELOW}"
+    for line in (
+        "tensorflow~=2.15.0",
+        "tensorflow-probability~=0.23.0",
+        "numpy<2",
+        # pygame 2.1.3 and tensorboard 2.15 import pkg_resources: from 80.9 on it warns at every
+        # start, from 81 on it is gone.
+        "setuptools<80.9",
+    )
 ]
 
 EXTRAS = {
+    # Replay in a server of its own, and what is built on it: bin/reverb_server.py, bin/collect.py.
+    "reverb": [*STACK_2_15, f"dm-reverb~=0.14.0; sys_platform == 'linux' and {_BELOW}"],
+    # tfrl.compat.tf_agents and the environments of TF-Agents.
+    # Spelt with a hyphen: pip before 23.3 takes no underscore.
+    "tf-agents": [*STACK_2_15, f"tf-agents~=0.19.0; {_BELOW}"],
     "mujoco": ["mujoco>=3.1.3,<4", "imageio>=2.14.1"],
     "atari": ["ale-py>=0.10,<0.13", "opencv-python-headless>=4.8,<5"],
-    # optree from 0.11 on needs typing-extensions 4.6; envpool has wheels for 3.11 only.
-    "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree<0.11"],
+    # envpool has wheels from 3.11 on. optree from 0.11 on needs typing-extensions 4.6.
+    "envpool": ["envpool~=1.2.5; python_version >= '3.11'", "optree>=0.10"],
     "video": ["imageio-ffmpeg>=0.5", "pillow>=10"],
     # For sample_clip(writer="matplotlib") and "opencv".
     "video-writers": ["matplotlib>=3.7,<4", "opencv-python-headless>=4.8,<5"],
@@ -63,7 +85,7 @@ EXTRAS = {
         "uvloop>=0.19",
     ],
     # gRPC of tfrl-serve, by the protocol buffers of TensorFlow Serving.
-    "grpc": ["tensorflow-serving-api~=2.15.0"],
+    "grpc": ["tensorflow-serving-api>=2.15,<3"],
     # Later wandb needs a typing-extensions above the pin.
     "wandb": ["wandb~=0.19.0"],
     # tf2onnx brings onnx, held at 1.17 by protobuf and typing-extensions.
@@ -73,27 +95,33 @@ EXTRAS = {
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
-    # JAX environments. jaxlib 0.4.23 is the last that shares ml-dtypes with TensorFlow 2.15, and
-    # what is built on it is held to what runs on it; mujoco-mjx needs its own mujoco, and
+    # JAX environments, with TensorFlow 2.15. jaxlib 0.4.23 is the last that shares ml-dtypes with
+    # it, and what is built on it is held to what runs on it; mujoco-mjx needs its own mujoco, and
     # jax 0.4.23 a scipy before 1.13.
     "jax": [
-        "jax==0.4.23",
-        "jaxlib==0.4.23",
-        "brax==0.10.3",
-        "mujoco==3.1.3",
-        "mujoco-mjx==3.1.3",
-        "scipy==1.11.4",
-        "gymnax==0.0.9",
-        "jumanji==1.1.0",
+        *STACK_2_15,
+        *(
+            f"{line}; {_BELOW}"
+            for line in (
+                "jax==0.4.23",
+                "jaxlib==0.4.23",
+                "brax==0.10.3",
+                "mujoco==3.1.3",
+                "mujoco-mjx==3.1.3",
+                "scipy==1.11.4",
+                "gymnax==0.0.9",
+                "jumanji==1.1.0",
+            )
+        ),
     ],
     # What tests of searches are held against beside those of dev; too large for every checkout.
     "evolution-references": [
         "pymoo>=0.6.1,<0.7; python_version >= '3.11'",
         "ribs>=0.8,<0.9; python_version >= '3.11'",
     ],
-    # TensorFlow's CUDA libraries; the driver must be there. 2.15.0 asks for a TensorRT that PyPI
-    # does not have.
-    "cuda": ["tensorflow[and-cuda]>=2.15.1,<2.16"],
+    # The CUDA libraries of the stack that it is installed with; the driver must be there. 2.15.0
+    # asks for a TensorRT that PyPI does not have.
+    "cuda": ["tensorflow[and-cuda]>=2.15.1; sys_platform == 'linux'"],
     # The documentation site. From 12 on pymdown-extensions breaks the newest mkdocstrings that runs
     # on Python 3.10.
     "docs": [
@@ -239,11 +267,13 @@ setup(
         "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Software Development :: Libraries :: Python Modules",
         "Typing :: Typed",
     ],
-    python_requires=">=3.10,<3.12",
+    python_requires=">=3.10,<3.14",
     packages=find_packages(include=["tfrl", "tfrl.*"]),
     package_data={"tfrl": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,

@@ -4,11 +4,13 @@
     python -m benchmarks.digests --compare=before.json
 
 Each run is `bin/train.py` in a process of its own, with few env steps; its digest is that of the
-final parameters in `summary.json`. Digests depend on the processor and on the number of threads: so
-both files are made on one machine, the first by a checkout of the version before
-(`--checkout=FOLDER`).
+final parameters in `summary.json`. Digests depend on the processor, the number of threads and the
+stack (TensorFlow, NumPy): so both files are made on one machine and one stack, the first by a
+checkout of the version before (`--checkout=FOLDER`).
 """
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -79,6 +81,17 @@ RUNS: dict[str, tuple[str, int, dict[str, str], tuple[str, ...]]] = {
 }
 
 
+def stack() -> str:
+    """Returns what the bits depend on beside the machine."""
+    names = ("tensorflow", "numpy")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def can_run(name: str) -> bool:
+    """Whether this stack has what a run needs."""
+    return not name.startswith("tf_agents") or importlib.util.find_spec("tf_agents") is not None
+
+
 def digest(name: str, checkout: pathlib.Path) -> dict[str, Any]:
     """Runs one of `RUNS` and returns its digest and what else tells runs apart."""
     gin_file, env_steps, bindings, more = RUNS[name]
@@ -105,14 +118,17 @@ def digest(name: str, checkout: pathlib.Path) -> dict[str, Any]:
             raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2_000:]}")
         summary = json.loads(pathlib.Path(folder, "run", "summary.json").read_text())
     figures = {key: summary[key] for key in ("params_digest", "env_steps", "eval_return_mean")}
-    return {**figures, "seconds": time.monotonic() - started}
+    return {**figures, "stack": stack(), "seconds": time.monotonic() - started}
 
 
 def main(_: list[str]) -> None:
     """Prints one JSON line a run; ends with 1 if one differs from the file to compare with."""
     before = json.loads(pathlib.Path(_COMPARE.value).read_text()) if _COMPARE.value else {}
     found, differ = {}, []
-    for name in _ONLY.value or RUNS:
+    others = {run["stack"] for run in before.values() if "stack" in run} - {stack()}
+    if others:
+        sys.exit(f"{_COMPARE.value} is of {', '.join(sorted(others))}; this is {stack()}.")
+    for name in _ONLY.value or filter(can_run, RUNS):
         found[name] = digest(name, pathlib.Path(_CHECKOUT.value).resolve())
         same = None
         if name in before:

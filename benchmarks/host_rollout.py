@@ -23,6 +23,7 @@ from typing import Any
 
 import tfrl
 from benchmarks import measure, ppo
+from tfrl.keras import api as keras
 
 CARTPOLE = "gymnasium:CartPole-v1"
 CHEETAH = "envpool:HalfCheetah-v4"
@@ -92,7 +93,6 @@ def how_it_acts(env: Any) -> str:
 
 def driver(num_envs: int, seconds: float) -> Callable[[], float]:
     """Returns a function that measures TF-Agents' DynamicStepDriver with a 2x64 PPO policy."""
-    import tensorflow as tf
     from tf_agents.agents.ppo import ppo_clip_agent
     from tf_agents.drivers import dynamic_step_driver
     from tf_agents.environments import batched_py_environment, suite_gym, tf_py_environment
@@ -106,7 +106,7 @@ def driver(num_envs: int, seconds: float) -> Callable[[], float]:
     agent = ppo_clip_agent.PPOClipAgent(
         env.time_step_spec(),
         env.action_spec(),
-        optimizer=tf.keras.optimizers.legacy.Adam(3e-4),
+        optimizer=keras.optimizers.legacy.Adam(3e-4),
         actor_net=actor_distribution_network.ActorDistributionNetwork(
             *specs, fc_layer_params=(64, 64)
         ),

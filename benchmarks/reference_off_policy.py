@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfrl.keras import api as keras
+
 GAMMA = 0.99
 MAX_CALL = 100_000  # iterations of one call, at most
 Params = Sequence[Any]
@@ -76,7 +78,7 @@ class Adam:
         """Makes the slots."""
         self.vars, self.rate, self.keras = list(variables), rate, None
         if kind == "keras":
-            self.keras = tf.keras.optimizers.Adam(rate, epsilon=1e-8)
+            self.keras = keras.optimizers.Adam(rate, epsilon=1e-8)
             self.keras.build(self.vars)
             return
         self.m = [tf.Variable(tf.zeros_like(v)) for v in self.vars]

@@ -3,6 +3,7 @@
 import collections
 import ctypes
 import gc
+import importlib.util
 import os
 import pathlib
 import re
@@ -32,6 +33,54 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # XLA's own optimizations stay; LLVM's take longer than the small programs of tests run.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+# Tests of what the current TensorFlow has not: the extra that brings it, and folders and files.
+_NEEDS = {
+    "reverb": (
+        "reverb",
+        "launch/test_reverb_server.py",
+        "replay/reverb",
+        "roles",
+        "workflows/test_off_policy_reverb.py",
+    ),
+    "tf_agents": ("tf-agents", "compat"),
+}
+
+
+def _missing(module):
+    """Says how to install a package, where it is missing."""
+    if importlib.util.find_spec(module) is not None:
+        return None
+    return f"needs {module}: pip install 'tfrl[{_NEEDS[module][0]}]' on Python 3.10 or 3.11"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path, parent):
+    """Skips the files of what is not installed, by name, before they are imported."""
+    path = str(module_path.relative_to(ROOT / "tests"))
+    for module, (_, *paths) in _NEEDS.items():
+        if path.startswith(tuple(paths)) and (reason := _missing(module)):
+            made = _SkippedModule.from_parent(parent, path=module_path)
+            made.reason = reason
+            return made
+    return None
+
+
+class _SkippedModule(pytest.Module):
+    """A file of tests that is not imported."""
+
+    def collect(self):
+        """Skips."""
+        pytest.skip(self.reason, allow_module_level=True)
+
+
+def pytest_runtest_setup(item):
+    """Skips single tests, `@pytest.mark.needs("reverb")`."""
+    for mark in item.iter_markers("needs"):
+        for module in mark.args:
+            if reason := _missing(module):
+                pytest.skip(reason)
 
 
 def pytest_configure(config):

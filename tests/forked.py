@@ -20,6 +20,8 @@ import tempfile
 import threading
 import time
 
+from tfrl.keras import api as keras
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _lock = threading.Lock()
 
@@ -108,13 +110,12 @@ def _server():
 
 def serve():
     """Forks for each request on standard input; returns, in the fork, what it shall execute."""
-    import tensorflow as tf
 
     import tfrl.launch.training
     import tfrl.workflows
 
     assert tfrl.launch.training and tfrl.workflows
-    assert tf.keras.layers  # it is loaded when it is used
+    assert keras.layers  # it is loaded when it is used
     gc.collect()
     gc.freeze()  # a fork that ends would look through all that is imported: a second
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of the other threads"

@@ -5,13 +5,22 @@ import types
 
 from tfrl.errors import UserError
 
+# Extras that TensorFlow 2.15 comes with: what else is to be said of them.
+_OF_2_15 = "on Linux with Python 3.10 or 3.11, where it brings TensorFlow 2.15"
+_AGENTS = "tf-agents"
 
-def require(module_name: str, extra: str) -> types.ModuleType:
+
+def require(
+    module_name: str, extra: str, thing: str = "", note: str = "", instead: str = ""
+) -> types.ModuleType:
     """Imports an optional dependency.
 
     Args:
       module_name: The module to import, for example `"wandb"` or `"PIL.Image"`.
       extra: The extra of the package that installs it.
+      thing: What asks for it, for the message; the module's name by default.
+      note: What the message says of the installation.
+      instead: What serves as well, for the message.
 
     Returns:
       The module.
@@ -25,9 +34,35 @@ def require(module_name: str, extra: str) -> types.ModuleType:
         top = module_name.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != top:
             raise
+        remedy = f"Install it with: pip install 'tfrl[{extra}]'"
+        remedy += f" {note}" if note else ""
+        remedy += f"; or use {instead}." if instead else ""
         raise UserError(
-            f"Optional dependency {module_name}",
+            thing or f"Optional dependency {module_name}",
             expected=f"the extra '{extra}' to be installed",
             got=f"no module named {error.name}",
-            remedy=f"Install it with: pip install 'tfrl[{extra}]'",
+            remedy=remedy,
         ) from error
+
+
+def require_reverb() -> types.ModuleType:
+    """Imports Reverb.
+
+    Raises:
+      UserError: It is not installed.
+    """
+    instead = "tfrl.replay.InGraphReplay, which needs no server"
+    return require("reverb", "reverb", "Replay on Reverb", _OF_2_15, instead)
+
+
+def require_tf_agents(thing: str) -> types.ModuleType:
+    """Imports TF-Agents.
+
+    Args:
+      thing: What asks for it, for the message.
+
+    Raises:
+      UserError: It is not installed.
+    """
+    instead = "tfrl's own agents, networks and environments, which need none of it"
+    return require("tf_agents", _AGENTS, thing, _OF_2_15, instead)

@@ -1,15 +1,15 @@
 """All that the library knows of Keras: the only module that imports it.
 
-`api` is Keras' own package, `tf.keras`. The functions below hide what depends on the Keras in use:
-types, losses, seeds and the variables of optimizers. `StatelessModel` is a model as a pure function
-of its variables' values.
+`api` is Keras 2: `tf.keras` of TensorFlow 2.15, and the package `tf_keras` from 2.16 on, where
+`tf.keras` is Keras 3. The functions below hide what depends on the Keras in use: types, losses,
+seeds and the variables of optimizers. Models, losses and optimizers of a program's own may be of
+Keras 3 too (`keras3.py`). `StatelessModel` is a model as a pure function of its variables' values.
 
-Inside a graph every read of a `tf.Variable` goes through methods of the variable object, and so
-does every assignment. `StatelessModel.call` replaces these methods, on the variables of a model
-that nothing else uses, by ones that return tensors and record assignments: the traced operations
-depend on the tensors alone. Gradients, XLA and distribution then need nothing special, since no
-variable is left in the graph. Eager calls go through a `tf.function`, because eager kernels read
-the memory of a variable without its object.
+`StatelessModel.call` replaces the methods by which the variables of a model that nothing else uses
+are read and assigned (`tf_private.TracedValue`): the traced operations depend on tensors alone.
+Gradients, XLA and distribution then need nothing special, since no variable is left in the graph.
+Eager calls go through a `tf.function`, because eager kernels read the memory of a variable without
+its object.
 """
 
 import contextlib
@@ -22,16 +22,25 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow import keras as api
 
-from tfrl import seeding, specs
+from tfrl import keras3, seeding, specs
 from tfrl.errors import UserError
+from tfrl.tf_private import TracedValue
+
+if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16):
+    from tensorflow import keras as api
+else:
+    # Imported by itself: TF_USE_LEGACY_KERAS=1, which makes it tf.keras, is for the program to set.
+    import tf_keras as api
+
+_PACKAGE = api.__name__.partition(".")[0]
 
 __all__ = [
     "StatelessModel",
     "allow_raise",
     "api",
     "apply_gradients",
+    "converted",
     "build",
     "build_slots",
     "counts_in_python",
@@ -55,6 +64,7 @@ __all__ = [
     "seeded",
     "sums_rows",
     "tf_variable",
+    "weights",
 ]
 
 Nest = Any
@@ -65,17 +75,17 @@ Nest = Any
 
 def is_model(value: Any) -> bool:
     """Whether a value is a Keras model."""
-    return isinstance(value, api.Model)
+    return isinstance(value, api.Model) or keras3.is_a(value, "Model")
 
 
 def is_layer(value: Any) -> bool:
     """Whether a value is a Keras layer, such as a model."""
-    return isinstance(value, api.layers.Layer)
+    return isinstance(value, api.layers.Layer) or keras3.is_a(value, "Layer")
 
 
 def folder() -> str:
     """Returns the folder of Keras' sources."""
-    package = importlib.import_module(api.__name__.partition(".")[0])
+    package = importlib.import_module(_PACKAGE)
     return str(pathlib.Path(package.__file__ or "").parent)
 
 
@@ -86,8 +96,17 @@ def allow_raise(error: Exception) -> Exception:
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """Returns the variable inside a mixed-precision wrapper."""
+    """Returns the variable inside a mixed-precision wrapper, or inside a variable of Keras 3."""
+    if keras3.is_a(variable, "Variable"):
+        return variable.value
     return getattr(variable, "_variable", variable)
+
+
+def weights(model: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the trainable variables of a model and the others, as Keras has them."""
+    if keras3.is_a(model, "Model"):
+        return keras3.weights(model)
+    return list(model.trainable_variables), list(model.non_trainable_variables)
 
 
 def named_variables(variables: Sequence[Any]) -> dict[str, tf.Variable]:
@@ -101,13 +120,14 @@ def named_variables(variables: Sequence[Any]) -> dict[str, tf.Variable]:
 def seed_all(seed: int) -> None:
     """Sets the global seeds of Python, NumPy, TensorFlow and Keras."""
     api.utils.set_random_seed(seed)
+    if found := keras3.module():
+        found.utils.set_random_seed(seed)
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Makes Keras' initialisers draw from a seed, and restores the global states that they use."""
-    from keras.src import backend
-
+    backend = importlib.import_module(f"{_PACKAGE}.src.backend")
     python, numpy = random.getstate(), np.random.get_state()
     generator = getattr(backend._SEED_GENERATOR, "generator", None)
     random.seed(seed)
@@ -127,12 +147,13 @@ def seeded(seed: int) -> Iterator[None]:
 def is_loss(loss_fn: Any) -> bool:
     """Whether a function or object is one of Keras' losses, or a subclass' object."""
     module = str(getattr(loss_fn, "__module__", ""))
-    return isinstance(loss_fn, api.losses.Loss) or module.startswith("keras.")
+    return _is_loss_object(loss_fn) or module.startswith(("keras.", "tf_keras."))
 
 
 def is_loss_class(value: Any) -> bool:
     """Whether a value is a class of losses in place of an object."""
-    return isinstance(value, type) and issubclass(value, api.losses.Loss)
+    is_2 = isinstance(value, type) and issubclass(value, api.losses.Loss)
+    return is_2 or keras3.is_class(value, "losses.Loss")
 
 
 def named_loss(name: str) -> Any:
@@ -151,20 +172,45 @@ def loss_names() -> list[str]:
 
 def sums_rows(loss: Any) -> bool:
     """Whether a loss object sums over rows, where the others take a mean."""
-    return isinstance(loss, api.losses.Loss) and loss.reduction == api.losses.Reduction.SUM
+    return _is_loss_object(loss) and loss.reduction == api.losses.Reduction.SUM
 
 
 def loss_of_rows(loss: Any) -> Callable[[Any, Any], Any]:
     """Returns `(y_true, y_pred) -> loss of each row` of a loss object or function."""
-    return loss.call if isinstance(loss, api.losses.Loss) else loss  # type: ignore[no-any-return]
+    return loss.call if _is_loss_object(loss) else loss  # type: ignore[no-any-return]
+
+
+def _is_loss_object(value: Any) -> bool:
+    return isinstance(value, api.losses.Loss) or keras3.is_a(value, "losses.Loss")
 
 
 # Optimizers, new and legacy.
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether a value is a Keras optimizer, new or legacy."""
-    return isinstance(value, api.optimizers.legacy.Optimizer | api.optimizers.Optimizer)
+    """Whether a value is a Keras optimizer, new, legacy or of Keras 3."""
+    kinds = (api.optimizers.legacy.Optimizer, api.optimizers.Optimizer)
+    return isinstance(value, kinds) or keras3.is_a(value, "optimizers.Optimizer")
+
+
+def converted(optimizer: Any) -> Any:
+    """Returns an optimizer of Keras 3 as one of Keras 2 with the same settings; others as they are.
+
+    Raises:
+      UserError: For settings or a class that Keras 2 has not.
+    """
+    if not keras3.is_a(optimizer, "optimizers.Optimizer"):
+        return optimizer
+    name = type(optimizer).__name__
+    kind = getattr(api.optimizers, name, None)
+    if kind is None or type(optimizer) is not getattr(keras3.module().optimizers, name, None):
+        raise UserError(
+            f"{name} of Keras 3",
+            expected="an optimizer that Keras 2 has too",
+            got=f"a {type(optimizer).__module__}.{name}",
+            remedy=f"Use one of tfrl.learning.optimizers or of {_PACKAGE}.optimizers.",
+        )
+    return kind.from_config(keras3.optimizer_config(optimizer))
 
 
 def legacy_adam(learning_rate: float, epsilon: float) -> Any:
@@ -174,6 +220,8 @@ def legacy_adam(learning_rate: float, epsilon: float) -> Any:
 
 def fresh(optimizer: Any) -> Any:
     """Returns an optimizer of the same settings that has not been used."""
+    if keras3.is_a(optimizer, "optimizers.Optimizer"):
+        return converted(optimizer)
     return type(optimizer).from_config(optimizer.get_config())
 
 
@@ -192,12 +240,12 @@ def is_used(optimizer: Any) -> bool:
     """Whether an optimizer has been built for variables."""
     if _is_legacy(optimizer):
         return bool(optimizer.variables())
-    return bool(getattr(optimizer, "_built", False))
+    return bool(getattr(optimizer, "_built", False) or getattr(optimizer, "built", False))
 
 
 def counts_in_python(optimizer: Any) -> bool:
     """Whether an optimizer keeps a step's value in Python, so that a trace freezes it."""
-    return isinstance(optimizer, api.optimizers.Nadam)
+    return isinstance(optimizer, api.optimizers.Nadam) or keras3.is_a(optimizer, "optimizers.Nadam")
 
 
 def initial_rate(optimizer: Any) -> Any:
@@ -261,29 +309,6 @@ def _recorded(optimizer: Any) -> Iterator[list[tuple[str, tf.Variable, tf.Variab
 
 
 # Models as pure functions.
-
-
-class _Value:
-    """The value of one variable during a call; its methods replace the variable's."""
-
-    def __init__(self, variable: tf.Variable, value: tf.Tensor):
-        self.variable = variable
-        self.value = value
-        self.methods: dict[str, Callable[..., Any]] = {
-            "_read_variable_op": lambda no_copy=False: self.value,
-            "sparse_read": lambda indices, name=None: tf.gather(self.value, indices),
-            "gather_nd": lambda indices, name=None: tf.gather_nd(self.value, indices),
-            "assign": lambda value, *args, **kwargs: self._set(value),
-            "assign_add": lambda delta, *args, **kwargs: self._set(self.value + self._like(delta)),
-            "assign_sub": lambda delta, *args, **kwargs: self._set(self.value - self._like(delta)),
-        }
-
-    def _like(self, value: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(value, self.variable.dtype)
-
-    def _set(self, value: Any) -> tf.Tensor:
-        self.value = self._like(value)
-        return self.value
 
 
 class _Draws:
@@ -371,7 +396,7 @@ def read_as(
     Yields:
       A function that returns the values as they are then.
     """
-    current = [_Value(v, value) for v, value in zip(variables, values, strict=True)]
+    current = [TracedValue(v, value) for v, value in zip(variables, values, strict=True)]
     with _methods([(c.variable, c.methods) for c in current]):
         yield lambda: [c.value for c in current]
 
@@ -391,6 +416,8 @@ def build(model_fn: Callable[[], api.Model], spec: Nest) -> tuple[api.Model, Nes
         )
     with tf.init_scope():
         model = model_fn()
+        if keras3.is_a(model, "Model"):
+            keras3.check_backend()
         if not is_model(model):
             raise UserError(
                 "model_fn",
@@ -403,7 +430,8 @@ def build(model_fn: Callable[[], api.Model], spec: Nest) -> tuple[api.Model, Nes
         for size in (1, 2):
             zeros = specs.zeros(spec, (size,))
             output = model(zeros, training=False)
-    compiled = [m for m in model.submodules if _is_function(getattr(m, "call", None))]
+    inner = keras3.layers_of(model) if keras3.is_a(model, "Model") else model.submodules
+    compiled = [m for m in inner if _is_function(getattr(m, "call", None))]
     if compiled or _is_function(model.call):
         raise UserError(
             "Keras model",
@@ -428,11 +456,12 @@ class StatelessModel:
     def __init__(self, model: api.Model, output: Nest):
         self.output = output
         self.model = model
-        self.trainable = [tf_variable(v) for v in model.trainable_variables]
-        self.state = [tf_variable(v) for v in model.non_trainable_variables]
-        self._generators = [
-            m._random_generator for m in model.submodules if hasattr(m, "_random_generator")
-        ]
+        trainable, state = weights(model)
+        self.trainable = [tf_variable(v) for v in trainable]
+        self.state = [tf_variable(v) for v in state]
+        self._is_3 = keras3.is_a(model, "Model")
+        inner = () if self._is_3 else model.submodules
+        self._generators = [m._random_generator for m in inner if hasattr(m, "_random_generator")]
         self._lock = threading.RLock()
         self._eager = tf.function(self._traced)
 
@@ -453,8 +482,11 @@ class StatelessModel:
     def _traced(
         self, values: list[tf.Tensor], x: Nest, training: bool, key: tf.Tensor | None
     ) -> tuple[Nest, list[tf.Tensor]]:
+        if self._is_3:
+            with self._lock:
+                return keras3.stateless_call(self.model, values, x, training, key)
         variables = [*self.trainable, *self.state]
-        current = [_Value(v, value) for v, value in zip(variables, values, strict=True)]
+        current = [TracedValue(v, value) for v, value in zip(variables, values, strict=True)]
         draws = _Draws(key).methods
         owners = [(c.variable, c.methods) for c in current]
         owners += [(generator, draws) for generator in self._generators]

@@ -204,12 +204,13 @@ def _key_and_counter(key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """
     mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[2],
-        key=tf.constant([_SCRAMBLE], tf.uint64),
+        key=tf.constant(np.array([_SCRAMBLE], np.uint64)),
         counter=tf.cast(key, tf.uint64),
         alg=_PHILOX,
         dtype=tf.uint64,
     )
-    low_is_zero = tf.constant([0, 2**64 - 1], tf.uint64)
+    # An array: of these two numbers in a list TensorFlow makes floats first, with NumPy 2.
+    low_is_zero = tf.constant(np.array([0, 2**64 - 1], np.uint64))
     return mixed[:1], tf.bitwise.bitwise_and(mixed, low_is_zero)
 
 

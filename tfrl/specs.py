@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import tensor_spec as tf_tensor_spec
 
-from tfrl import seeding, struct
+from tfrl import seeding, struct, tf_private
 from tfrl.errors import UserError
 
 Nest = Any
 TensorSpec = tf.TensorSpec
 
 
-class BoundedTensorSpec(tf_tensor_spec.BoundedTensorSpec):
+class BoundedTensorSpec(tf_private.BoundedTensorSpec):
     """TensorFlow's BoundedTensorSpec, with an equality that is exact and knows the kind of space.
 
     Bounds are inclusive, of the spec's dtype, and broadcast to its shape; for floats they may be
@@ -32,7 +31,7 @@ class BoundedTensorSpec(tf_tensor_spec.BoundedTensorSpec):
         """Equal kind, shape, dtype, name and, exactly, bounds."""
         if self is other:
             return True
-        if not isinstance(other, tf_tensor_spec.BoundedTensorSpec) or _kind(self) != _kind(other):
+        if not isinstance(other, tf_private.BoundedTensorSpec) or _kind(self) != _kind(other):
             return False
         return (
             (self.shape, self.dtype, self.name) == (other.shape, other.dtype, other.name)
@@ -191,7 +190,7 @@ def is_spec(value: Any) -> bool:
 def is_discrete(spec: Any) -> bool:
     """Tells whether a leaf takes finitely many values: an integer (or bool) spec with bounds."""
     finite = spec.dtype.is_integer or spec.dtype.is_bool
-    return finite and isinstance(spec, tf_tensor_spec.BoundedTensorSpec)
+    return finite and isinstance(spec, tf_private.BoundedTensorSpec)
 
 
 def num_actions(spec: Any) -> int:
@@ -213,7 +212,7 @@ def num_actions(spec: Any) -> int:
 def bounds(spec: tf.TensorSpec) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounds of a leaf as arrays of its shape; infinite where there are none."""
     shape = spec.shape.as_list()
-    if isinstance(spec, tf_tensor_spec.BoundedTensorSpec):
+    if isinstance(spec, tf_private.BoundedTensorSpec):
         low, high = spec.minimum, spec.maximum
     elif spec.dtype.is_floating:
         low, high = -np.inf, np.inf
@@ -244,7 +243,7 @@ def add_batch(spec: Nest, n: int | None) -> Nest:
 
     def batch(s: tf.TensorSpec) -> tf.TensorSpec:
         shape = [n, *s.shape.as_list()]
-        if isinstance(s, tf_tensor_spec.BoundedTensorSpec):
+        if isinstance(s, tf_private.BoundedTensorSpec):
             return BoundedTensorSpec(shape, s.dtype, s.minimum, s.maximum, s.name)
         return tf.TensorSpec(shape, s.dtype, s.name)
 
@@ -297,7 +296,7 @@ def _sample_integer(
     # The modulo of 64 random bits is uniform to within range / 2^64.
     bits = seeding.uniform_bits(key, shape, tf.uint64)
     count = high.astype(object) - low.astype(object) + 1
-    count = np.array([c % 2**64 for c in np.ravel(count)], np.uint64).reshape(low.shape)
+    count = np.array([int(c) % 2**64 for c in np.ravel(count)], np.uint64).reshape(low.shape)
     offset = tf.where(
         tf.constant(count == 0),
         bits,

@@ -4,8 +4,6 @@ A function is traced where it is first called, with the variables of that state 
 For another state the same trace is called with the handles of that state's variables in their
 place: TensorFlow looks at nothing but the handles, which costs less than to look at variables given
 as arguments, and what captures variables of its own (a Keras optimizer) needs no other form.
-
-Source of the call: `ConcreteFunction._call_flat(arguments, captured_inputs)` of TensorFlow 2.15.
 """
 
 import collections
@@ -20,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfrl import tf_private
 
 Variables = Mapping[str, tf.Variable]
 
@@ -124,8 +124,11 @@ class BoundFunction:
 
     def flat(self, leaves: Sequence[tf.Tensor]) -> Any:
         """Calls it with the tensors of the arguments."""
-        # TensorFlow has no public way around the look-up of the trace.
-        return self._made._call_flat(list(leaves), self._captured)
+        return tf_private.call_flat(self._made, leaves, self._captured)
+
+    def direct(self) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+        """Returns `flat` of a function of lists, without TensorFlow's checks of each tensor."""
+        return tf_private.direct_call(self._made, self._captured)
 
 
 def specs_of(args: Any) -> Hashable:

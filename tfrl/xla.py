@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
+
+from tfrl import tf_private
 
 _NEVER = "_tfrl_never_in_xla"
 
@@ -18,7 +19,7 @@ _NEVER = "_tfrl_never_in_xla"
 def in_xla() -> bool:
     """Whether this is called while a function is traced that XLA compiles."""
     graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+    return not tf.executing_eagerly() and tf_private.in_xla(graph)
 
 
 def never_in_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +51,7 @@ def may_be_xla() -> bool:
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):  # a branch, a body
+    while tf_private.is_control_flow(graph):  # a branch, a body
         graph = graph.outer_graph
     return in_xla() or not getattr(graph, _NEVER, False)
 

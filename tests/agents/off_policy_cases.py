@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests.learners import train_steps
 from tfrl import networks, seeding, specs, struct
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.types import Transition
 
@@ -38,7 +39,7 @@ def prepared(agent, state, batch):
 def learner(agent, lr=0.1, sgd=False, **options):
     """A built learner; with plain SGD what it does can be computed by hand."""
     if sgd:
-        options["optimizer_fn"] = lambda config: tf.keras.optimizers.legacy.SGD(0.0)
+        options["optimizer_fn"] = lambda config: keras.optimizers.legacy.SGD(0.0)
     made = Learner(agent, config=ModuleConfig(lr=lr), **options)
     made.build(KEY)
     return made

@@ -11,6 +11,7 @@ from tfrl.agents import PPO, ActorCritic
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.distributions import make_distribution
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 
 KEY = seeding.key(21)
 OBS = tf.TensorSpec([3])
@@ -170,7 +171,7 @@ class MessagesTest(parameterized.TestCase):
             "example torso=",
         ),
         (
-            {"torso": tf.keras.Sequential()},
+            {"torso": keras.Sequential()},
             "PPO.torso: expected a tfrl.networks torso, or None, got Seq",
         ),
         ({"value_obs_key": "stat", "obs_spec": BOTH}, "obs_key: expected the name of an item"),

@@ -10,6 +10,7 @@ from tfrl import networks, seeding, specs, struct
 from tfrl.agents import DQN
 from tfrl.agents.dqn.losses import dqn_loss
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.types import Transition
 
 KEY = cases.KEY
@@ -226,7 +227,7 @@ class LearnerTest(parameterized.TestCase):
 
     def test_layers_that_differ_in_training(self):
         def model():
-            return tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
+            return keras.Sequential([keras.layers.BatchNormalization()])
 
         agent = made(
             torso=networks.KerasNetwork(model_fn=model, spec=cases.OBS), hidden=None, target_every=4

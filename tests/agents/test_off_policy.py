@@ -12,6 +12,7 @@ from tfrl import networks, seeding, specs, struct
 from tfrl.agents.off_policy import UnitActions
 from tfrl.agents.off_policy.agent import COLUMNS, copy_params, polyak_update
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner
 from tfrl.ops import statistics
 from tfrl.rollout import rollout
@@ -281,11 +282,11 @@ class ReplicasTest(parameterized.TestCase):
 class CustomTorsoTest(parameterized.TestCase):
     def test_batch_normalisation_of_critics_and_actor(self):
         def model():
-            x = tf.keras.layers.Input([5])
-            return tf.keras.Model(x, tf.keras.layers.BatchNormalization()(x))
+            x = keras.layers.Input([5])
+            return keras.Model(x, keras.layers.BatchNormalization()(x))
 
         def small():
-            return tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
+            return keras.Sequential([keras.layers.BatchNormalization()])
 
         body = networks.KerasNetwork(model_fn=model, spec=tf.TensorSpec([5]))
         critic = networks.StateActionTorso(

@@ -11,6 +11,7 @@ from tfrl.agents import PPO, RandomAgent
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo.losses import ppo_loss
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.rollout import rollout
 from tfrl.types import Trajectory
@@ -267,7 +268,7 @@ class AgentTest(parameterized.TestCase):
 
     @parameterized.parameters("policy", "value")
     def test_a_keras_model_or_a_bare_torso_is_told_how_to_become_a_network(self, name):
-        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        model = keras.Sequential([keras.layers.Dense(2)])
         for wrong in (model, networks.MLP()):
             with pytest.raises(UserError) as error:
                 made(**{name: wrong})

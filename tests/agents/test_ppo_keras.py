@@ -8,12 +8,13 @@ from absl.testing import parameterized
 import tfrl
 from tfrl import distributions, networks, seeding, struct
 from tfrl.agents import PPO
+from tfrl.keras import api as K
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.rollout import rollout
 
 KEY = seeding.key(3)
 pytestmark = pytest.mark.usefixtures("_eager_updates")
-K = tf.keras
+
 MEAN = "modules/default_policy/params/{}/torso/state/000_moving_mean"
 
 

@@ -22,6 +22,7 @@ from tfrl.envs.workers import (
 )
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import write_video
+from tfrl.keras import api as keras
 from tfrl.tasks import (
     DatasetConfig,
     EnvironmentConfig,
@@ -399,7 +400,7 @@ class TestTraining:
                 return super().epoch_is_over(num_updates, metrics)
 
             def get_optimizer(self):
-                return tf.keras.optimizers.SGD(0.25)
+                return keras.optimizers.SGD(0.25)
 
             def get_actions(self, model, states, optimal):
                 with tf.GradientTape() as tape:

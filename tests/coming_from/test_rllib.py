@@ -18,6 +18,7 @@ from tests.learners.learner_fakes import PLAIN, Dot, built, column, sgd
 from tfrl import learners, ops, struct
 from tfrl.episodes import SingleAgentEpisode
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import (
     ALL_MODULES,
     DEFAULT_MODULE_ID,
@@ -188,7 +189,7 @@ def test_optimizers():
             super().configure_optimizers()
             params = (p for m in ("x", "y") for p in self.get_parameters(m))  # any iterable
             rate = [[0, 1.0], [100, 0.0]]
-            optimizer = tf.keras.optimizers.legacy.SGD()
+            optimizer = keras.optimizers.legacy.SGD()
             self.register_optimizer(ALL_MODULES, "joint", optimizer, params, rate)
 
         def configure_optimizers_for_module(self, module_id):

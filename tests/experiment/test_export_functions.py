@@ -224,6 +224,10 @@ def test_specs_for_readers():
     ]  # fmt: skip
     (action,) = told["action"]
     assert (action["name"], action["minimum"].tolist()) == ("action", [-2.0, 0.0])
+
+
+@pytest.mark.needs("tf_agents")
+def test_an_export_for_tf_agents_says_its_version():
     assert "tf_agents" in export_functions.export_versions("tf_agents")
 
 

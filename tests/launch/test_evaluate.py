@@ -146,8 +146,10 @@ def _foreign(trained, tmp_path, *lines):
 @pytest.mark.parametrize(
     ("env_id", "named"),
     [
-        ("tf_agents:os:popen", "os"),
-        ("tf_agents:suite_gym/os:CartPole-v0", "os"),
+        pytest.param("tf_agents:os:popen", "os", marks=pytest.mark.needs("tf_agents")),
+        pytest.param(
+            "tf_agents:suite_gym/os:CartPole-v0", "os", marks=pytest.mark.needs("tf_agents")
+        ),
         ("gymnasium:antigravity:CartPole-v1", "antigravity"),
         ("pettingzoo:antigravity", "antigravity"),
     ],
@@ -184,6 +186,7 @@ def test_imports_of_a_run_folder_need_the_callers_word(call, trained, tmp_path, 
         assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.needs("tf_agents")
 def test_a_resumed_training_runs_no_code_of_its_folder(capsys, trained, tmp_path):
     root = _foreign(trained, tmp_path, "env_id = 'tf_agents:os:popen'")
     text = _paragraph(in_process(train.main, capsys, f"--root_dir={root}"))

@@ -185,6 +185,7 @@ def call(capsys, *args):
     return in_process(launch.main, capsys, *args)
 
 
+@pytest.mark.needs("reverb")
 def test_dry_run_shows_the_commands(capsys, tmp_path):
     root = tmp_path / "r"
     args = (f"--root_dir={root}", "--gin_file=dqn/gymnasium_cartpole.gin", "--collectors=2")

@@ -71,6 +71,8 @@ def test_shipped_files_name_what_exists(name):
 def test_shipped_files_build_and_their_operative_configuration_builds_the_same(name, tmp_path):
     if _needs_jax(name):
         pytest.importorskip("jax", reason="the extra 'jax' is not installed")
+    if name.startswith("tf_agents/"):
+        pytest.importorskip("tf_agents", reason="the extra 'tf-agents' is not installed")
     made = settings.assemble([name])
     if name.split("/")[0] in REPLAYED:
         assert isinstance(made.workflow, OffPolicyWorkflow)
@@ -137,6 +139,7 @@ def test_shipped_files_cite_their_source_and_name_units(name):
             assert "# agent steps" in line
 
 
+@pytest.mark.needs("tf_agents")
 def test_a_name_of_ours_is_ours_though_tf_agents_has_it_too():
     from tf_agents.environments import wrappers as theirs
 

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent, Update
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, Module, ModuleConfig
 from tfrl.loading import loadable
 from tfrl.types import ActionOutput, AgentState
@@ -92,7 +93,7 @@ PLAIN = ModuleConfig(lr=0.125, grad_clip=None)
 
 def sgd(config):
     """Plain SGD; the rate is set by the learner from the module's settings."""
-    return tf.keras.optimizers.legacy.SGD(0.0)
+    return keras.optimizers.legacy.SGD(0.0)
 
 
 def built(modules, learner_class=Learner, **kwargs):

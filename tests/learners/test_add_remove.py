@@ -28,6 +28,8 @@ from learner_fakes import (
     values,
 )
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 ROWS = column([1.0, 2.0], [0.5, -1.0])
@@ -40,11 +42,11 @@ def message(fn, *args, **kwargs):
 
 
 def adam(config):
-    return tf.keras.optimizers.legacy.Adam()
+    return keras.optimizers.legacy.Adam()
 
 
 def new_adam(config):
-    return tf.keras.optimizers.Adam(jit_compile=False)
+    return keras.optimizers.Adam(jit_compile=False)
 
 
 def trained(*module_ids, optimizer_fn=adam, compile="eager", **kwargs):
@@ -437,7 +439,7 @@ class CopyTest(parameterized.TestCase):
             """The copy gets another kind of optimizer, whose slots cannot be copied."""
 
             def configure_optimizers_for_module(self, module_id):
-                make = tf.keras.optimizers.legacy
+                make = keras.optimizers.legacy
                 optimizer = make.Adam() if module_id == "a" else make.Adagrad()
                 params = self.get_parameters(module_id)
                 self.register_optimizer(module_id, "main", optimizer, params, 0.125)

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 
 from tfrl import make_env, networks, ops, seeding, struct
 from tfrl.agents.core import Agent
+from tfrl.keras import api as keras
 from tfrl.learners import KerasModule, Learner, Module, ModuleConfig
 from tfrl.rollout import fast_eval_rollout_episode, rollout
 from tfrl.types import ActionOutput, AgentState
@@ -106,11 +107,11 @@ class BehaviourCloningTest(parameterized.TestCase):
             logits = lambda params, obs: network.apply(params["policy"], obs)  # noqa: E731
         else:
             module = KerasModule(
-                model_fn=lambda: tf.keras.Sequential(
+                model_fn=lambda: keras.Sequential(
                     [
-                        tf.keras.Input([4]),
-                        tf.keras.layers.Dense(32, "tanh"),
-                        tf.keras.layers.Dense(2),
+                        keras.Input([4]),
+                        keras.layers.Dense(32, "tanh"),
+                        keras.layers.Dense(2),
                     ]
                 ),
                 loss_fn=lambda batch, outputs: cross_entropy(batch["y"], outputs),

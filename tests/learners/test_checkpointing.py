@@ -14,6 +14,7 @@ from tfrl import networks, specs
 from tfrl.agents.actor_critic import PolicyBatch
 from tfrl.agents.ppo.agent import PPO
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, ModuleConfig, checkpointing
 from tfrl.loading import loadable
 from tfrl.metrics import MetricsLogger
@@ -433,7 +434,7 @@ class TestDamage:
 
 @loadable
 def make_model():
-    return tf.keras.Sequential([tf.keras.layers.Dense(4, activation="tanh")])
+    return keras.Sequential([keras.layers.Dense(4, activation="tanh")])
 
 
 def ppo(**changes):

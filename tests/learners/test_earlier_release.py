@@ -12,13 +12,14 @@ import pathlib
 import sys
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.experiment.metadata import params_digest
 from tfrl.learners import Learner, ModuleConfig
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from learner_fakes import Dot, Held, column
+
+from tfrl.keras import api as keras
 
 FIXTURE = pathlib.Path(__file__).parent / "data" / "learner_v1"
 DIGEST = "faee979d07d290739746e57073ff69fe5d95e43bae26fa90e8ec2b9604a207f4"
@@ -27,7 +28,7 @@ ROWS = column([1.0, 2.0], [3.0, 4.0])
 
 
 def momentum(config):
-    return tf.keras.optimizers.legacy.SGD(0.0, momentum=0.5)
+    return keras.optimizers.legacy.SGD(0.0, momentum=0.5)
 
 
 def saved_learner():

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfrl import networks, seeding, specs, struct
 from tfrl.agents import DQN, PPO, SAC, TD3
 from tfrl.errors import UserError
+from tfrl.keras import api as tf_keras
 from tfrl.learners import Learner, ModuleConfig
 from tfrl.types import Transition
 
@@ -198,6 +199,6 @@ def test_what_changes_variables_is_refused():
     call = {"batch": _rows(agent), "key": KEY, "timesteps": tf.constant(0, tf.int64)}
     with pytest.raises(UserError, match="apply_gradients, which changes variables"):
         learner.fit(start, **call)
-    keras = _learner(agent, ModuleConfig(optimizer=tf.keras.optimizers.Adamax()))
+    keras = _learner(agent, ModuleConfig(optimizer=tf_keras.optimizers.Adamax()))
     with pytest.raises(UserError, match="got Adamax"):
         keras.fit(struct.values(keras.learner_state), **call)

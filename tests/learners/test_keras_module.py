@@ -8,10 +8,10 @@ from absl.testing import parameterized
 from tfrl import seeding, struct
 from tfrl.agents.core import PARAM_UPDATES
 from tfrl.errors import UserError
+from tfrl.keras import api as K
 from tfrl.learners import Learner, ModuleConfig, train_step
 from tfrl.learners.keras_module import KerasModule
 
-K = tf.keras
 KEY = seeding.key(0)
 
 

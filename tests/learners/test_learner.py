@@ -15,12 +15,14 @@ from tfrl.learners import Learner, ModuleConfig
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import RegressionAgent, SumAgent
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 
 
 def sgd(config):
-    return tf.keras.optimizers.legacy.SGD(0.1)
+    return keras.optimizers.legacy.SGD(0.1)
 
 
 def built(agent, **kwargs):
@@ -167,9 +169,9 @@ class LearnerTest(parameterized.TestCase):
             np.testing.assert_array_equal(value, values(other)[path], err_msg=path)
 
     @parameterized.parameters(
-        lambda: tf.keras.optimizers.Adam(0.1, jit_compile=False),
-        lambda: tf.keras.optimizers.legacy.Adam(0.1),
-        lambda: tf.keras.optimizers.RMSprop(0.1, jit_compile=False),
+        lambda: keras.optimizers.Adam(0.1, jit_compile=False),
+        lambda: keras.optimizers.legacy.Adam(0.1),
+        lambda: keras.optimizers.RMSprop(0.1, jit_compile=False),
     )
     def test_any_keras_optimizer_trains_saves_and_goes_on(self, make):
         learner = built(SumAgent(), optimizer_fn=lambda config: make())

@@ -36,6 +36,8 @@ from learner_fakes import (
     values,
 )
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 SHARED = {"a/encoder": ["b/encoder"]}
@@ -58,7 +60,7 @@ def moved(learner, module_id, path="w", start=1.0):
 
 
 def adam(config):
-    return tf.keras.optimizers.legacy.Adam()
+    return keras.optimizers.legacy.Adam()
 
 
 class SizesTest(parameterized.TestCase):
@@ -345,7 +347,7 @@ class JointTest(parameterized.TestCase):
                 params = [p for m in self.modules for p in self.get_parameters(m)]
                 points = [[0, 1.0], [10, 0.0]]
                 self.register_optimizer(
-                    ALL_MODULES, "joint", tf.keras.optimizers.legacy.SGD(), params, points
+                    ALL_MODULES, "joint", keras.optimizers.legacy.SGD(), params, points
                 )
 
         learner = built({"a": Dot(), "b": Dot()}, Scheduled)

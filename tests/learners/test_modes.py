@@ -13,11 +13,13 @@ from tfrl.learners import ALL_MODULES, KerasModule, Learner
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import PLAIN, Dot, EncoderHead, RegressionAgent, SumAgent, built, column, values
 
+from tfrl.keras import api as tf_keras
+
 KEY = seeding.key(0)
 
 
 def adam(config):
-    return tf.keras.optimizers.legacy.Adam()
+    return tf_keras.optimizers.legacy.Adam()
 
 
 @struct.logic_dataclass
@@ -65,10 +67,10 @@ class Joint(Learner):
 
 
 def normalised():
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
+    layers = tf_keras.layers
+    return tf_keras.Sequential(
         [
-            tf.keras.Input([2]),
+            tf_keras.Input([2]),
             layers.Dense(3, activation="tanh"),
             layers.BatchNormalization(momentum=0.5),
             layers.Dropout(0.2),

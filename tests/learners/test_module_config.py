@@ -6,10 +6,10 @@ import math
 import gin
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.learners.learner_fakes import SumAgent
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner
 from tfrl.learners.module_config import ModuleConfig
 from tfrl.learning import optimizers
@@ -137,7 +137,7 @@ class TestOptimizer:
         assert made == [optimizers.Lion(), optimizers.RMSprop(), optimizers.Adam(epsilon=1e-5)]
 
     def test_keras_optimizers_are_copied(self):
-        given = tf.keras.optimizers.Adam(0.25, beta_1=0.5)
+        given = keras.optimizers.Adam(0.25, beta_1=0.5)
         config = ModuleConfig(optimizer=given)
         one, other = config.make_optimizer("a"), config.make_optimizer("b")
         assert one is not other and one is not given and one.beta_1 == 0.5

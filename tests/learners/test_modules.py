@@ -10,6 +10,7 @@ from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.agents.ppo import PPO
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import modules
 from tfrl.learners.optimizers import ALL_MODULES, DEFAULT_OPTIMIZER
 from tfrl.types import AgentState
@@ -226,7 +227,7 @@ class AsModuleTest(parameterized.TestCase):
         (object(), "got object without init and forward. Give it these methods, or make it a sub"),
         (Duck, "got the class Duck. Give an instance of it."),
         (
-            tf.keras.Sequential(name="mine"),
+            keras.Sequential(name="mine"),
             "got the Keras model 'mine' by itself. Wrap it with its loss: tfrl.learners.KerasM",
         ),
     )

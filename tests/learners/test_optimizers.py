@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners.optimizers import ALL_MODULES, OptimizerEntry, OptimizerRegistry, adam
 from tfrl.learning import optimizers as native
 from tfrl.ops import schedules
 
-K = tf.keras.optimizers
+K = keras.optimizers
 ADAM_PATHS = ["iterations", "learning_rate", "m/w", "v/w"]
 
 

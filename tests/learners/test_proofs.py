@@ -28,6 +28,8 @@ from learner_fakes import (
     values,
 )
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(0)
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 ID = "default_policy"
@@ -524,7 +526,7 @@ class StateTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.learner = built(
-            {"a": TWO, "b": Dot()}, optimizer_fn=lambda c: tf.keras.optimizers.legacy.Adam()
+            {"a": TWO, "b": Dot()}, optimizer_fn=lambda c: keras.optimizers.legacy.Adam()
         )
         self.learner.update_from_batch({"a": two_groups(), "b": column([1, 1])}, timesteps=7)
 
@@ -562,9 +564,7 @@ class StateTest(parameterized.TestCase):
         self.assertIn("got 'rl_module/c', 'optimiser'", text)
 
     def test_a_part_loads_alone(self):
-        other = built(
-            {"a": TWO, "b": Dot()}, optimizer_fn=lambda c: tf.keras.optimizers.legacy.Adam()
-        )
+        other = built({"a": TWO, "b": Dot()}, optimizer_fn=lambda c: keras.optimizers.legacy.Adam())
         before = values(other)
         other.set_state(self.learner.get_state(["rl_module/a"]))
         moved = changed(before, values(other))
@@ -668,16 +668,16 @@ def line(n=64):
 class KerasTest(parameterized.TestCase):
     def test_a_model_trains_and_its_moving_statistics_with_it(self):
         def make():
-            layers = tf.keras.layers
-            return tf.keras.Sequential(
-                [tf.keras.Input([2]), layers.BatchNormalization(momentum=0.5), layers.Dense(1)]
+            layers = keras.layers
+            return keras.Sequential(
+                [keras.Input([2]), layers.BatchNormalization(momentum=0.5), layers.Dense(1)]
             )
 
         module = KerasModule(model_fn=make, loss_fn="mse")
         learner = built(
             module,
             config=ModuleConfig(lr=0.1),
-            optimizer_fn=lambda c: tf.keras.optimizers.legacy.Adam(),
+            optimizer_fn=lambda c: keras.optimizers.legacy.Adam(),
         )
         first = learner.update_from_batch(line(), num_epochs=1)[ID]["loss"]
         row = learner.update_from_batch(line(), num_epochs=60, minibatch_size=32, compile="graph")[

@@ -19,6 +19,8 @@ from tfrl.rollout import rollout
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import Dot, RegressionAgent, SumAgent, column
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(0)
 
 
@@ -110,7 +112,7 @@ class MirroredTest(parameterized.TestCase):
         learner = Learner(
             RegressionAgent(),
             config=ModuleConfig(lr=1.0, grad_clip=0.5),
-            optimizer_fn=lambda c: tf.keras.optimizers.legacy.SGD(),
+            optimizer_fn=lambda c: keras.optimizers.legacy.SGD(),
             strategy=mirrored(2),
         )
         learner.build(KEY)
@@ -178,7 +180,7 @@ class MirroredTest(parameterized.TestCase):
 
     def test_any_keras_optimizer(self):
         batch = {"x": np.ones([4, 2], np.float32), "y": np.ones([4], np.float32)}
-        for make in (tf.keras.optimizers.AdamW, tf.keras.optimizers.legacy.RMSprop):
+        for make in (keras.optimizers.AdamW, keras.optimizers.legacy.RMSprop):
             learners = [
                 Learner(RegressionAgent(), optimizer_fn=lambda c, m=make: m(), strategy=s)
                 for s in (None, mirrored(2))
@@ -202,7 +204,7 @@ class MirroredTest(parameterized.TestCase):
             {"a": Pair(sign=-1.0), "b": Pair(sign=1.0)},
             shared={"a/w": ["b/w"]},
             config=ModuleConfig(lr=0.1, grad_clip=None),
-            optimizer_fn=lambda c: tf.keras.optimizers.legacy.SGD(),
+            optimizer_fn=lambda c: keras.optimizers.legacy.SGD(),
             strategy=mirrored(2),
         )
         learner.build(KEY)

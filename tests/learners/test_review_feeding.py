@@ -20,6 +20,8 @@ from tfrl.learners.minibatches import plan_minibatches
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_fakes import PLAIN, Held, built, param
 
+from tfrl.keras import api as keras
+
 pytestmark = pytest.mark.usefixtures("_eager_updates")
 
 
@@ -116,7 +118,7 @@ class MaskTest(parameterized.TestCase):
         )
 
     def test_a_keras_module_regards_the_loss_mask(self):
-        model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
         module = KerasModule(model=model, loss_fn="mse")
         good = rows(4)
         bad = {"x": np.concatenate([good["x"], good["x"]]), "y": np.append(good["y"], [1e3] * 4)}

@@ -17,6 +17,7 @@ from tests.learners.learner_fakes import (
 )
 from tfrl import seeding
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import ALL_MODULES, KerasModule, Learner, ModuleConfig
 
 BATCH = {m: column([1.0, 2.0], [3.0, 4.0]) for m in "abc"}
@@ -33,7 +34,7 @@ class Joint(Learner):
 
     def configure_optimizers(self):
         params = (p for m in self.modules for p in self.get_parameters(m))
-        adam = tf.keras.optimizers.legacy.Adam()
+        adam = keras.optimizers.legacy.Adam()
         self.register_optimizer(ALL_MODULES, "joint", adam, params, 0.125)
 
 
@@ -132,8 +133,8 @@ def test_an_optimizer_that_would_never_take_a_step():
 
 
 def test_an_optimizer_of_moving_statistics_alone():
-    layers = [tf.keras.Input([2]), tf.keras.layers.BatchNormalization()]
-    module = KerasModule(model=tf.keras.Sequential(layers), loss_fn="mse")
+    layers = [keras.Input([2]), keras.layers.BatchNormalization()]
+    module = KerasModule(model=keras.Sequential(layers), loss_fn="mse")
     learner = built(module)
     moving = tf.nest.flatten(learner.state.params["model"]["state"])
     said = message(learner.register_optimizer, "default_policy", "o", sgd(None), moving)

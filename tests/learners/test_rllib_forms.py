@@ -10,6 +10,7 @@ from tests.learners.learner_fakes import Dot, RegressionAgent, built, column, pa
 from tfrl import ops
 from tfrl.episodes import MultiAgentEpisode, SingleAgentEpisode
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import (
     ALL_MODULES,
     DEFAULT_OPTIMIZER,
@@ -42,7 +43,7 @@ def test_those_registered_under_all_modules():
     class Joint(Learner):
         def configure_optimizers(self):
             params = [p for m in self.modules for p in self.get_parameters(m)]
-            self.register_optimizer(ALL_MODULES, "joint", tf.keras.optimizers.SGD(), params)
+            self.register_optimizer(ALL_MODULES, "joint", keras.optimizers.SGD(), params)
 
     learner = built({"a": Dot(), "b": Dot()}, Joint)
     ((name, found),) = learner.get_optimizers_for_module()

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl.keras import api as keras
 from tfrl.learning.optimizers import SGD, Adam, AdamW, Lion, RMSprop
 
 RATE = 0.03
-KERAS = tf.keras.optimizers
+KERAS = keras.optimizers
 CASES = {
     "adam": (Adam(epsilon=1e-7), lambda: KERAS.legacy.Adam(RATE, epsilon=1e-7)),
     "adamw": (

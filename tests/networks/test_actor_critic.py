@@ -5,6 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfrl import distributions, networks, seeding, specs, struct
+from tfrl.keras import api as keras
 
 KEY = seeding.key(4)
 OBS = tf.TensorSpec([3])
@@ -175,7 +176,7 @@ class ActorCriticTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(True, False)
     def test_what_no_gradient_trains_comes_back_by_group(self, shared):
         body = networks.KerasNetwork(
-            model_fn=lambda: tf.keras.Sequential([tf.keras.layers.BatchNormalization()]), spec=OBS
+            model_fn=lambda: keras.Sequential([keras.layers.BatchNormalization()]), spec=OBS
         )
         if shared:
             net = network(trunk="plain").replace(trunk=body)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfrl import networks, seeding, specs, struct
+from tfrl.keras import api as keras
 
 KEY = seeding.key(3)
 OBS, ACTION = tf.TensorSpec([3]), tf.TensorSpec([2])
@@ -47,7 +48,7 @@ class DiscreteCriticsTest(parameterized.TestCase):
 
 def normalising(spec):
     return networks.KerasNetwork(
-        model_fn=lambda: tf.keras.Sequential([tf.keras.layers.BatchNormalization()]), spec=spec
+        model_fn=lambda: keras.Sequential([keras.layers.BatchNormalization()]), spec=spec
     )
 
 

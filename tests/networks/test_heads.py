@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from tfrl import distributions, networks, seeding, specs, struct
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 
 KEY = seeding.key(3)
 OBS = tf.TensorSpec([3])
@@ -242,7 +243,7 @@ class TrainingTest(parameterized.TestCase):
     )
     def test_the_torso_trains_inside_every_head(self, make):
         torso = networks.KerasNetwork(
-            model_fn=lambda: tf.keras.Sequential([tf.keras.layers.BatchNormalization()]), spec=OBS
+            model_fn=lambda: keras.Sequential([keras.layers.BatchNormalization()]), spec=OBS
         )
         network = make(torso)
         params = network.init(KEY, OBS)

@@ -10,10 +10,10 @@ from absl.testing import parameterized
 
 from tfrl import distributions, networks, seeding, specs, struct
 from tfrl.errors import UserError
+from tfrl.keras import api as K
 
 KEY = seeding.key(5)
 SPEC = tf.TensorSpec([4])
-K = tf.keras
 
 
 def sequential():

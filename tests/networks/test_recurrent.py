@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from tfrl import networks, seeding, struct
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 
 KEY = seeding.key(5)
 OBS = tf.TensorSpec([3])
@@ -244,7 +245,7 @@ class UnrollTest(parameterized.TestCase, tf.test.TestCase):
 
     def test_the_body_is_in_training_mode_with_a_key_only(self):
         body = networks.KerasNetwork(
-            model_fn=lambda: tf.keras.Sequential([tf.keras.layers.BatchNormalization()]), spec=OBS
+            model_fn=lambda: keras.Sequential([keras.layers.BatchNormalization()]), spec=OBS
         )
         torso, params = made("gru", body=body)
         x, carry, starts = self.inputs(torso)

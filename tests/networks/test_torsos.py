@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from tfrl import networks, seeding, specs, struct
 from tfrl.errors import UserError
+from tfrl.keras import api as tf_keras
 from tfrl.networks import layers
 
 KEY = seeding.key(7)
@@ -274,13 +275,13 @@ class ConvolutionTest(parameterized.TestCase, tf.test.TestCase):
         params = NATURE.init(KEY, IMAGE)
         params = tf.nest.map_structure(lambda p: p + 0.01, params)
         x = specs.sample(IMAGE, KEY, (3,))
-        keras = tf.keras.Sequential(
-            [tf.keras.layers.Rescaling(1 / 255)]
+        keras = tf_keras.Sequential(
+            [tf_keras.layers.Rescaling(1 / 255)]
             + [
-                tf.keras.layers.Conv2D(c, k, s, padding="valid", activation="relu")
+                tf_keras.layers.Conv2D(c, k, s, padding="valid", activation="relu")
                 for c, k, s in NATURE.filters
             ]
-            + [tf.keras.layers.Flatten(), tf.keras.layers.Dense(6, activation="relu")]
+            + [tf_keras.layers.Flatten(), tf_keras.layers.Dense(6, activation="relu")]
         )
         keras(x)
         names = ("conv_0", "conv_1", "conv_2", "dense")
@@ -292,14 +293,14 @@ class ConvolutionTest(parameterized.TestCase, tf.test.TestCase):
         x = specs.sample(SMALL, KEY, (3,))
 
         def conv(p, y):
-            layer = tf.keras.layers.Conv2D(p["bias"].shape[0], 3, padding="same")
+            layer = tf_keras.layers.Conv2D(p["bias"].shape[0], 3, padding="same")
             layer.build(y.shape)
             layer.set_weights([p["kernel"].numpy(), p["bias"].numpy()])
             return layer(y)
 
         y = tf.cast(x, tf.float32) / 255
         for name in ("section_0", "section_1"):
-            y = tf.keras.layers.MaxPool2D(3, 2, "same")(conv(params[name]["conv"], y))
+            y = tf_keras.layers.MaxPool2D(3, 2, "same")(conv(params[name]["conv"], y))
             block = params[name]["block_0"]
             y += conv(block["conv_1"], tf.nn.relu(conv(block["conv_0"], tf.nn.relu(y))))
         y = tf.reshape(tf.nn.relu(y), [3, -1])

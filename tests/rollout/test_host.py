@@ -10,6 +10,7 @@ from tfrl.agents import PPO
 from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.evaluation import EpisodeCollector, Evaluator
+from tfrl.keras import api as keras
 from tfrl.rollout import eval_rollout_episode, fast_eval_rollout_episode, rollout
 from tfrl.rollout.acting import policy_for
 from tfrl.types import ActionOutput
@@ -260,12 +261,11 @@ class ActingTest(parameterized.TestCase):
 
 
 def _conv():
-    import tensorflow as tf
 
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.layers.Reshape([3, 1, 1], input_shape=(3,)),
-            tf.keras.layers.Conv2D(2, 1),
-            tf.keras.layers.Flatten(),
+            keras.layers.Reshape([3, 1, 1], input_shape=(3,)),
+            keras.layers.Conv2D(2, 1),
+            keras.layers.Flatten(),
         ]
     )

@@ -16,6 +16,7 @@ from tensorflow.python.framework import tensor_spec
 from tfrl import distributions, networks, specs, struct
 from tfrl.agents.ppo.agent import PPO
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.loading import UnknownNameError, loadable, resolve
 from tfrl.ops import schedules
 from tfrl.storage import codec
@@ -64,7 +65,7 @@ Pair = collections.namedtuple("Pair", "a b")
 
 @loadable
 def make_model():
-    return tf.keras.Sequential([tf.keras.layers.Dense(5)])
+    return keras.Sequential([keras.layers.Dense(5)])
 
 
 def through_json(obj):
@@ -244,7 +245,7 @@ class TestRefused:
         for obj, got in [
             (local, "TestRefused.test_what_has_no_words.<locals>.local, which was made inside"),
             (Local, "<locals>.Local, which was made inside a function"),
-            (make_model(), "a keras.src.engine.sequential.Sequential"),
+            (make_model(), "keras.src.engine.sequential.Sequential"),
             (tf.constant(1.0), "EagerTensor"),
             (tf.Variable(1.0), "ResourceVariable"),
             (Plain(1).__post_init__, "a builtins.method"),

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.tasks.scripted import SEED, Scripted, choose
+from tfrl.keras import api as keras
 from tfrl.tasks import RLTask, RLTaskConfig
 
 
@@ -72,7 +73,7 @@ class ScriptedTask(RLTask):
         return Weight()
 
     def get_optimizer(self):
-        return tf.keras.optimizers.SGD(0.25)
+        return keras.optimizers.SGD(0.25)
 
     def get_actions(self, model, states, optimal):
         self.optimal.add(optimal)
@@ -94,10 +95,10 @@ class KerasTask(RLTask):
         return gymnasium.make("CartPole-v1", render_mode="rgb_array")
 
     def get_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(8, "tanh", input_shape=[4]), _head()])
+        return keras.Sequential([keras.layers.Dense(8, "tanh", input_shape=[4]), _head()])
 
     def get_optimizer(self):
-        return tf.keras.optimizers.Adam(1e-2)
+        return keras.optimizers.Adam(1e-2)
 
     def get_actions(self, model, states, optimal):
         logits = model(tf.convert_to_tensor(states))
@@ -108,4 +109,4 @@ class KerasTask(RLTask):
 
 
 def _head():
-    return tf.keras.layers.Dense(2)
+    return keras.layers.Dense(2)

@@ -9,6 +9,7 @@ from tests.tasks.scripted import check_total, tag
 from tests.tasks.small_tasks import Drawn, KerasTask, ScriptedTask, Weight, config
 from tfrl.errors import UserError
 from tfrl.evaluation.video_file import Preview
+from tfrl.keras import api as keras
 from tfrl.launch import api
 from tfrl.tasks import TaskWorkflow
 from tfrl.workflows import RunOptions
@@ -168,11 +169,11 @@ def test_a_schedule_of_the_learning_rate():
 def test_regularisers_of_layers_belong_to_the_loss():
     class Regularised(KerasTask):
         def get_model(self):
-            ones = tf.keras.initializers.Ones()
-            layer = tf.keras.layers.Dense(
+            ones = keras.initializers.Ones()
+            layer = keras.layers.Dense(
                 2, kernel_initializer=ones, kernel_regularizer="l2", input_shape=[4]
             )
-            return tf.keras.Sequential([layer])
+            return keras.Sequential([layer])
 
         def compute_loss(self, model, batch, state, output):
             return 0.0 * tf.reduce_mean(output)
@@ -364,7 +365,7 @@ def task_with(**methods):
 
 
 def unbuilt(self):
-    return tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    return keras.Sequential([keras.layers.Dense(2)])
 
 
 LOSS = "compute_loss of Wrong: expected "

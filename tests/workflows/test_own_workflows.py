@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfrl
 from tfrl import RandomAgent, Workflow, seeding
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import ModuleConfig
 from tfrl.replay import InGraphReplay
 from tfrl.rollout import rollout
@@ -95,7 +96,7 @@ def test_a_class_attribute_is_part_of_the_logic(env, monkeypatch):
 
 
 def test_equal_keras_optimizers_are_equal_logic():
-    make = functools.partial(tf.keras.optimizers.Adam, 1e-3)
+    make = functools.partial(keras.optimizers.Adam, 1e-3)
     one, two = (logic_key(ModuleConfig(optimizer=make())) for _ in range(2))
     assert one == two != logic_key(ModuleConfig(optimizer=make(beta_1=0.5)))
     one, two = (logic_key(ModuleConfig(optimizer={"ppo": make()})) for _ in range(2))

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, cast
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfrl import tf_private
 from tfrl.distribute.workers import Workers, workers_of
 from tfrl.errors import UserError
 
@@ -280,8 +280,7 @@ def multi_worker_strategy(
     Raises:
       UserError: Workers that did not come, a port in use, or a TensorFlow that computed before.
     """
-    # There is no public way to ask whether TensorFlow's devices have started.
-    if context.context()._context_handle is not None:
+    if tf_private.has_started():
         raise UserError(
             "--strategy=multi_worker",
             expected="to be made before TensorFlow computes anything",

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfrl import keras
+from tfrl import keras, tf_private
 from tfrl.errors import UserError
 
 _HOST = re.compile(
@@ -151,8 +151,7 @@ def _called(op: Any) -> Iterator[tuple[str, Any]]:
         for function in value if isinstance(value, list) else [value]:
             name = function.name if hasattr(function, "name") else str(function)
             name = name.decode() if isinstance(name, bytes) else name
-            result = op.graph._get_function(name)
-            body = getattr(result, "graph", None)
+            body = tf_private.function_graph(op.graph, name)
             if body is not None:
                 yield name, body
 

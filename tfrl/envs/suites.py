@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from tfrl import extras
 from tfrl.envs import testing
 from tfrl.envs.adapters.pettingzoo import make_pettingzoo
 from tfrl.envs.registry import SuiteMaker, register, register_suite
@@ -37,6 +38,13 @@ def lazy(module: str, maker: str) -> SuiteMaker:
     return make
 
 
+def _make_tf_agents(task: str, **kwargs: Any) -> Any:
+    extras.require_tf_agents(f"environment tf_agents:{task}")
+    # By name, since compat/ stands above: only what is there imports TF-Agents.
+    suite = importlib.import_module("tfrl.compat.tf_agents_suite")
+    return suite.make_tf_agents(task, **kwargs)
+
+
 register("tf:Acrobot-v1", acrobot.Acrobot, max_episode_steps=acrobot.MAX_EPISODE_STEPS)
 register("tf:CartPole-v1", cartpole.CartPole, max_episode_steps=cartpole.MAX_EPISODE_STEPS)
 register("tf:Catch", catch.Catch, max_episode_steps=catch.MAX_EPISODE_STEPS)
@@ -69,6 +77,6 @@ register("testing:Scripted", testing.ScriptedEnv)
 register_suite("pettingzoo", make_pettingzoo)
 register_suite("gymnasium", lazy("gymnasium", "make_gymnasium"))
 register_suite("envpool", lazy("envpool", "make_envpool"))
-register_suite("tf_agents", lazy("tf_agents", "make_tf_agents"))
+register_suite("tf_agents", _make_tf_agents)
 for _library in ("brax", "gymnax", "jumanji"):
     register_suite(f"jax/{_library}", lazy("jax.suites", f"make_{_library}"))

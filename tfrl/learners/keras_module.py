@@ -262,7 +262,7 @@ class KerasModule(Module):
         Raises:
           UserError: When the shapes of its weights are others.
         """
-        weights = [*model.trainable_variables, *model.non_trainable_variables]
+        weights = [v for part in keras.weights(model) for v in part]
         parts = params[_GROUP]
         values = [parts[part][name] for part in ("params", "state") for name in sorted(parts[part])]
         have = [tuple(w.shape) for w in weights]
@@ -290,14 +290,17 @@ def _input_spec(model: Any) -> Nest:
             got=repr(model),
             remedy="Give model=model or model_fn=make_model.",
         )
-    if not model.inputs or any(None in i.shape[1:] for i in model.inputs):
+    inputs = getattr(model, "inputs", None)
+    if not inputs or any(None in i.shape[1:] for i in inputs):
         raise UserError(
             "KerasModule.spec",
             expected="the spec of one input, since the model does not know its shape",
             got="None",
             remedy="Give spec=tf.TensorSpec([4]), or begin the model with a tf.keras.Input.",
         )
-    return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), model.input)
+    # A Sequential of Keras 3 has no `input`.
+    nest = getattr(model, "input", inputs[0])
+    return tf.nest.map_structure(lambda i: tf.TensorSpec(i.shape[1:], i.dtype), nest)
 
 
 def _keras_rows(

@@ -1,4 +1,4 @@
-"""Keras optimizers, new and legacy, with the interface of `BoundOptimizer`."""
+"""Keras optimizers, new, legacy and of Keras 3, with the interface of `BoundOptimizer`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class KerasOptimizer:
 
     def __init__(self, optimizer: Any, params: Sequence[tf.Variable]):
         """Makes the slots, before anything is traced; under a strategy, in its scope."""
-        self.optimizer = optimizer
+        self.optimizer = optimizer = keras.converted(optimizer)
         self.slots = [Slot(*slot) for slot in keras.build_slots(optimizer, params)]
         # Keras' slots are of no use without the object that holds them: a state of variables leads
         # back to it, see `over`.

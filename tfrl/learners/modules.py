@@ -198,6 +198,14 @@ class DuckModule(Module):
 
     module: Any
 
+    def __post_init__(self) -> None:
+        """Shows the object's methods: from Python 3.12 on `isinstance` of an API looks for them."""
+        for name in dir(self.module):
+            if not name.startswith("_") and not hasattr(type(self), name):
+                method = getattr(self.module, name, None)
+                if callable(method):
+                    self.__dict__[name] = method
+
     def __getattr__(self, name: str) -> Any:
         """Returns an attribute of the object."""
         if name.startswith("_") or "module" not in self.__dict__:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
-from tfrl import networks, struct
+from tfrl import networks, struct, tf_private
 from tfrl.learners.learner_state import LearnerState
 from tfrl.learners.parameters import ParamDict
 from tfrl.learning import leaves
@@ -162,7 +161,7 @@ def assign(variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:
       old: Its value, which nothing changes between its reading and this.
       new: Of the same shape and dtype.
     """
-    known = isinstance(variable, resource_variable_ops.ResourceVariable) and not may_be_xla()
+    known = tf_private.is_resource_variable(variable) and not may_be_xla()
     parts = _share_and_change(old, new) if known else None
     if parts is None:
         variable.assign(new)

@@ -79,9 +79,10 @@ class KerasNetwork(Torso):
         low, high = (int(w) % 2**32 for w in words)
         with keras.seeded(low + (high << 32)):
             model, _ = keras.build(self.model_fn, self.spec)
+        trainable, state = keras.weights(model)
         return {
-            "params": _named([keras.tf_variable(v) for v in model.trainable_variables]),
-            "state": _named([keras.tf_variable(v) for v in model.non_trainable_variables]),
+            "params": _named([keras.tf_variable(v) for v in trainable]),
+            "state": _named([keras.tf_variable(v) for v in state]),
         }
 
     def apply(

@@ -14,13 +14,15 @@ TensorFlow.
 
 import copy
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from numpy.linalg import _umath_linalg  # type: ignore[attr-defined]
 
-from tfrl import seeding
+from tfrl import seeding, tf_private
 from tfrl.nest_packing import builder, leaves_of
 from tfrl.rollout.numpy_ops import IN_TUPLES, OPS
 from tfrl.types import Nest
@@ -159,7 +161,7 @@ class NumpyProgram:
         for op in self._graph.get_operations():
             # What waits for inputs of a step (TF-Agents' random policy does) could not be parted.
             if op.outputs and all(self._levels[y.ref()] == _KEY for y in op.outputs):
-                op._remove_all_control_inputs()
+                tf_private.remove_control_inputs(op)
         one = wrapped.prune([self._key_in], drawn)
 
         def all_keys(key: tf.Tensor, length: int) -> list[tf.Tensor]:
@@ -259,11 +261,12 @@ class _Blas:
     def __init__(self) -> None:
         self.threads: Callable[[], int] = lambda: 1
         self.set_threads: Callable[[int], Any] = lambda number: None
-        library = ctypes.CDLL(np.core._multiarray_umath.__file__)  # type: ignore[attr-defined]
-        for suffix in ("64_", ""):
-            if hasattr(library, f"openblas_set_num_threads{suffix}"):
-                self.threads = getattr(library, f"openblas_get_num_threads{suffix}")
-                self.set_threads = getattr(library, f"openblas_set_num_threads{suffix}")
+        library = ctypes.CDLL(_umath_linalg.__file__)
+        # With NumPy 2 the names have a prefix.
+        for prefix, suffix in itertools.product(("scipy_", ""), ("64_", "")):
+            if hasattr(library, f"{prefix}openblas_set_num_threads{suffix}"):
+                self.threads = getattr(library, f"{prefix}openblas_get_num_threads{suffix}")
+                self.set_threads = getattr(library, f"{prefix}openblas_set_num_threads{suffix}")
                 break
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import tensor_spec
 
-from tfrl import specs
+from tfrl import specs, tf_private
 from tfrl.errors import UserError
 from tfrl.loading import UnknownNameError, is_named, name_of, resolve, resolve_enum
 
@@ -27,7 +26,7 @@ Description = Any
 
 _SPECS: dict[str, type] = {
     "tf.TensorSpec": tf.TensorSpec,
-    "tf.BoundedTensorSpec": tensor_spec.BoundedTensorSpec,
+    "tf.BoundedTensorSpec": tf_private.BoundedTensorSpec,
     "BoundedTensorSpec": specs.BoundedTensorSpec,
     "DiscreteSpec": specs.DiscreteSpec,
     "MultiDiscreteSpec": specs.MultiDiscreteSpec,

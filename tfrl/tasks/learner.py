@@ -57,12 +57,12 @@ class TaskModule(Module):
         """
         return {
             f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": v
-            for i, v in enumerate(self.model.variables)
+            for i, v in enumerate(map(keras.tf_variable, self.model.variables))
         }
 
     def init_params(self, key: tf.Tensor) -> dict[str, Any]:
         """Returns the model's variables; a gradient trains those under "params"."""
-        trained = {v.ref() for v in self.model.trainable_variables}
+        trained = {keras.tf_variable(v).ref() for v in self.model.trainable_variables}
         parts: dict[str, dict[str, Any]] = {"params": {}, "state": {}}
         for name, v in self.variables().items():
             parts["params" if v.ref() in trained else "state"][name] = v
@@ -242,7 +242,7 @@ def _converted(function: Callable[..., Any]) -> Any:
 def _checked_model(task: RLTask) -> Any:
     model = task.get_model()
     thing = f"get_model of {type(task).__name__}"
-    if not isinstance(model, tf.Module):
+    if not (isinstance(model, tf.Module) or keras.is_model(model)):
         raise UserError(
             thing,
             expected="a tf.keras.Model, or another tf.Module",

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context, execute, executor
-from tensorflow.python.eager.polymorphic_function import atomic_function
 
+from tfrl import tf_private
 from tfrl.distribute.tracing import counted_apart
 from tfrl.xla import never_in_xla
 
@@ -24,7 +23,7 @@ class FastCall:
     def __init__(
         self,
         fn: Callable[..., list[tf.Tensor]],
-        bind: Callable[..., Callable[..., Any]],
+        bind: Callable[..., Any],
         *,
         jit: bool = False,
     ):
@@ -50,30 +49,8 @@ class FastCall:
         """Calls it; the tensors must be shaped as those of the first call."""
         if self._call is None:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            self._call = _direct(self._bind(self._make, specs))
+            self._call = self._bind(self._make, specs).direct()
         return self._call(leaves)
-
-
-def _direct(bound: Any) -> Callable[..., list[tf.Tensor]]:
-    """Returns a call of a bound function of lists without TensorFlow's checks of each tensor.
-
-    Source: `AtomicFunction.call_flat` and `Context.call_function` of TensorFlow 2.15; what they do
-    besides concerns gradients, handles among the outputs, and calls inside a graph.
-    """
-    atomic = bound._made._inference_function
-    captured, count = list(bound._captured), len(atomic.function_type.flat_outputs)
-    name = atomic.name.decode()
-
-    def call(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        ctx = context.context()
-        options = ctx.function_call_options.as_attrs()
-        attributes = tuple(part for option in options.items() for part in option)
-        with atomic_function.InterpolateRuntimeError(atomic):
-            return execute.quick_execute(  # type: ignore[no-any-return]
-                name, count, [*leaves, *captured], attributes, ctx
-            )
-
-    return call
 
 
 def _forgotten(*args: Any) -> Any:
@@ -94,7 +71,7 @@ def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     given = made.inputs[: len(made.inputs) - len(made.captured_inputs)]
     if [x.dtype for x in tensors] != [x.dtype for x in given]:
         return lambda: fn(*args)  # some are Python's, or variables
-    return lambda: made._call_flat(tensors, made.captured_inputs)
+    return lambda: tf_private.call_flat(made, tensors, made.captured_inputs)
 
 
 class AsyncExecutor:
@@ -106,18 +83,11 @@ class AsyncExecutor:
 
     def __init__(self) -> None:
         """Starts the thread in which TensorFlow runs the calls."""
-        self._executor = executor.new_executor(enable_async=True)
+        self._executor = tf_private.async_executor()
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls `fn(*args)` without waiting for what TensorFlow computes in it."""
-        # What `context.executor_scope` does, without the generator of a context manager.
-        ctx = context.context()
-        before = ctx.executor
-        ctx.executor = self._executor
-        try:
-            return fn(*args)
-        finally:
-            ctx.executor = before
+        return tf_private.call_within(self._executor, fn, *args)
 
     def wait(self) -> None:
         """Waits for all calls."""
@@ -137,13 +107,7 @@ class FastReading:
 
     def __init__(self, iterator: Any):
         """Takes an iterator of a dataset of tensors, whose shapes are known."""
-        self._iterator = iterator
-        types, shapes = iterator._flat_output_types, iterator._flat_output_shapes
-        self._attributes = (
-            *("output_types", [dtype.as_datatype_enum for dtype in types]),
-            *("output_shapes", [execute.make_shape(shape, "shape") for shape in shapes]),
-        )
-        self._count = len(types)
+        self._read = tf_private.element_reader(iterator)
 
     def __call__(self) -> list[tf.Tensor]:
         """Returns the next element's leaves.
@@ -151,13 +115,7 @@ class FastReading:
         Raises:
           tf.errors.OutOfRangeError: There is none; in an asynchronous executor later.
         """
-        return execute.quick_execute(  # type: ignore[no-any-return]
-            "IteratorGetNext",
-            self._count,
-            [self._iterator._iterator_resource],
-            self._attributes,
-            context.context(),
-        )
+        return self._read()
 
 
 class JoinedOutputs:

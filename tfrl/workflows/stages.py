@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config as framework_config
 
+from tfrl import tf_private
 from tfrl.distribute.tracing import counted_apart
 from tfrl.errors import UserError
 from tfrl.types import Nest
@@ -318,7 +318,7 @@ def check_compile(
 def may_have_clocks(loop_mode: str) -> bool:
     """Whether clocks can stand between stages: not in XLA, nor in deterministic graphs."""
     # The public tf.config can only switch op determinism on.
-    return loop_mode != "xla" and not framework_config.is_op_determinism_enabled()
+    return loop_mode != "xla" and not tf_private.is_op_determinism_enabled()
 
 
 def auto_needs_timing() -> bool:

@@ -24,6 +24,7 @@ from tfrl import seeding, specs, struct
 from tfrl.compat.tf_agents import from_tf_agent
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.rollout.numpy_program import NumpyProgram
 
 OBS = seeding.normal(seeding.key(11), [64, 4])
@@ -224,14 +225,14 @@ class ErrorsTest(parameterized.TestCase):
 
         def make(time_step_spec, action_spec):
             seen.append(time_step_spec.observation)
-            layers = {k: tf.keras.layers.Flatten() for k in ("a", "b")}
+            layers = {k: keras.layers.Flatten() for k in ("a", "b")}
             from tf_agents.networks.q_network import QNetwork
 
             network = QNetwork(
                 time_step_spec.observation,
                 action_spec,
                 preprocessing_layers=layers,
-                preprocessing_combiner=tf.keras.layers.Concatenate(),
+                preprocessing_combiner=keras.layers.Concatenate(),
                 fc_layer_params=(4,),
             )
             return DqnAgent(

@@ -32,6 +32,7 @@ from tfrl.compat.tf_agents.from_tf_agent_calls import experience_of
 from tfrl.compat.tf_agents.from_tf_agent_logic import undecorated
 from tfrl.compat.tf_agents.from_tf_agent_variables import drawn_from
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 from tfrl.learners import Learner, Module
 from tfrl.types import AgentState, Sequences, Trajectory
 
@@ -132,9 +133,9 @@ class SameTest(parameterized.TestCase):
 
     @parameterized.parameters(
         tf.compat.v1.train.AdamOptimizer,
-        tf.keras.optimizers.legacy.Adam,
-        tf.keras.optimizers.Adam,
-        tf.keras.optimizers.SGD,
+        keras.optimizers.legacy.Adam,
+        keras.optimizers.Adam,
+        keras.optimizers.SGD,
     )
     @pytest.mark.variants(2)
     def test_every_kind_of_optimizer_is_in_the_state(self, optimizer):

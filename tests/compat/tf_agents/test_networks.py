@@ -33,6 +33,7 @@ from tfrl.compat.tf_agents.networks import (
     TFAgentsValue,
 )
 from tfrl.errors import UserError
+from tfrl.keras import api as keras
 
 KEY = seeding.key(5)
 OBS = tf.TensorSpec([4])
@@ -64,7 +65,7 @@ PolicyRnn = partial(
 
 
 def layers(obs, action):
-    dense = [tf.keras.layers.Dense(8, activation="relu"), tf.keras.layers.Dense(3)]
+    dense = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)]
     return sequential.Sequential(dense)
 
 
@@ -174,14 +175,14 @@ class PlainTest(parameterized.TestCase, tf.test.TestCase):
 
         def make(obs, action):
             assert set(obs) == {"image", "state"} and obs["state"].dtype == tf.float32
-            flat = tf.keras.layers.Lambda(
+            flat = keras.layers.Lambda(
                 lambda x: tf.cast(tf.reshape(x, [-1, 9]), tf.float32) / 255.0
             )
             return q_network.QNetwork(
                 obs,
                 action,
-                preprocessing_layers={"image": flat, "state": tf.keras.layers.Dense(2)},
-                preprocessing_combiner=tf.keras.layers.Concatenate(),
+                preprocessing_layers={"image": flat, "state": keras.layers.Dense(2)},
+                preprocessing_combiner=keras.layers.Concatenate(),
                 fc_layer_params=(4,),
             )
 
@@ -198,7 +199,7 @@ class PlainTest(parameterized.TestCase, tf.test.TestCase):
         encoder = partial(
             encoding_network.EncodingNetwork,
             fc_layer_params=(8,),
-            preprocessing_combiner=tf.keras.layers.Concatenate(),
+            preprocessing_combiner=keras.layers.Concatenate(),
         )
         torso = from_tf_agents_network(encoder, (obs, unit))
         assert type(torso) is TFAgentsTorso
@@ -337,7 +338,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
         make = partial(
             q_rnn_network.QRnnNetwork,
             lstm_size=None,
-            rnn_construction_fn=tf.keras.layers.LSTM,
+            rnn_construction_fn=keras.layers.LSTM,
             rnn_construction_kwargs={"units": 4, "return_sequences": True, "return_state": True},
         )
         with pytest.raises(UserError, match="whose state goes on"):
@@ -346,7 +347,7 @@ class MemoryTest(parameterized.TestCase, tf.test.TestCase):
 
 class RefusalTest(parameterized.TestCase):
     @parameterized.parameters(
-        (lambda o, a: tf.keras.Sequential([]), CHOICE, "returns a Network of TF-Agents"),
+        (lambda o, a: keras.Sequential([]), CHOICE, "returns a Network of TF-Agents"),
         (lambda o, a: q_network.QNetwork(o, tensor_spec(CHOICE, "a")), BOX, "not one Discrete"),
         (
             partial(categorical_q_network.CategoricalQNetwork, num_atoms=5),

@@ -32,6 +32,8 @@ from tfrl.workflows import OffPolicyWorkflow
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "agents"))
 import off_policy_cases as cases
 
+from tfrl.keras import api as keras
+
 KEY = seeding.key(3)
 partial = functools.partial
 
@@ -157,7 +159,7 @@ class TestWholeNetworks:
             SAC(**given, actor_network=normal)
         joined = partial(
             encoding_network.EncodingNetwork,
-            preprocessing_combiner=tf.keras.layers.Concatenate(),
+            preprocessing_combiner=keras.layers.Concatenate(),
             fc_layer_params=(4,),
         )
         with pytest.raises(UserError, match="TD3.critic_network: expected a network that gives "):
@@ -197,7 +199,7 @@ class TestLoss:
         env = tfrl.make_env("tf:Pendulum-v1", 1)
         unit = specs.BoundedTensorSpec([1], tf.float32, -1.0, 1.0)
         encoder = partial(encoding_network.EncodingNetwork, fc_layer_params=(16,))
-        joined = partial(encoder, preprocessing_combiner=tf.keras.layers.Concatenate())
+        joined = partial(encoder, preprocessing_combiner=keras.layers.Concatenate())
         agent = SAC(
             obs_spec=env.obs_spec,
             action_spec=env.action_spec,

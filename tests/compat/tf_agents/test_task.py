@@ -18,6 +18,7 @@ from tfrl.compat import tf_agents_factories as factories
 from tfrl.compat.tf_agents import TFAgentTask, from_tf_agent
 from tfrl.errors import UserError
 from tfrl.experiment.export_verify import draw_observations
+from tfrl.keras import api as keras
 from tfrl.tasks import RLTaskConfig, Samples, TaskWorkflow
 from tfrl.tasks.learner import TaskLearner
 from tfrl.tasks.policy_export import task_functions
@@ -160,7 +161,7 @@ def test_mistakes(numbers, factory, env, message):
 
 
 def test_a_compiled_keras_model_keeps_variables_to_itself():
-    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     model.compile("adam", "mse")
 
     class Compiled(Task):

@@ -263,7 +263,7 @@ class ConfigTest(parameterized.TestCase):
             return real(name, *args)
 
         with mock.patch.object(importlib, "import_module", without):
-            with pytest.raises(UserError, match=re.escape("pip install 'dm-reverb~=0.14.0'")):
+            with pytest.raises(UserError, match=re.escape("pip install 'tfrl[reverb]'")):
                 helpers.maker().make_tables()
-            with pytest.raises(UserError, match="expected dm-reverb to be installed"):
+            with pytest.raises(UserError, match="expected the extra 'reverb' to be installed"):
                 helpers.maker().init()

@@ -4,6 +4,11 @@ The other direction of environments is the suite `tf_agents` of `tfrl.make_env`.
 when something is written or read, and not before.
 """
 
+# ruff: noqa: E402  (what follows imports TF-Agents)
+from tfrl import extras
+
+extras.require_tf_agents("tfrl.compat.tf_agents")
+
 from tfrl.compat.tf_agents.as_tf_agent import as_tf_agent
 from tfrl.compat.tf_agents.as_tf_policy import as_tf_policy
 from tfrl.compat.tf_agents.environments import as_py_environment, as_tf_environment

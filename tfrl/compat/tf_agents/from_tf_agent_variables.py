@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import gen_random_ops
 
-from tfrl import keras, seeding, struct
+from tfrl import keras, seeding, struct, tf_private
 from tfrl.errors import UserError
 from tfrl.types import AgentState
 
@@ -111,11 +110,11 @@ class AgentVariables:
             before = [v.handle for v in self._leaves]
             try:
                 for mine, variable in zip(self._leaves, theirs, strict=True):
-                    mine._handle = variable.handle
+                    tf_private.set_handle(mine, variable.handle)
                 yield
             finally:
                 for mine, handle in zip(self._leaves, before, strict=True):
-                    mine._handle = handle
+                    tf_private.set_handle(mine, handle)
 
     def _check_alike(self, theirs: list[Any]) -> None:
         def kinds(variables: list[Any]) -> list[str]:
@@ -265,7 +264,7 @@ def _as_state(names: dict[str, tf.Variable]) -> AgentState:
 
 
 class _Draws:
-    """The functions of `gen_random_ops`, with the same arguments; seeds are not read."""
+    """The functions of `tf_private.random_ops`, with the same arguments; seeds are not read."""
 
     def __init__(self, key: tf.Tensor):
         self._key = key
@@ -366,7 +365,7 @@ def drawn_from(key: tf.Tensor) -> Iterator[None]:
 
         return call
 
-    with _replaced(gen_random_ops, _NAMES, here):
+    with _replaced(tf_private.random_ops, _NAMES, here):
         yield
 
 

@@ -4,6 +4,7 @@ No TensorFlow here: the processes import this module.
 """
 
 import contextlib
+import inspect
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -322,8 +323,11 @@ def work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
     reports: Any = _Reports(error_queue, getattr(factory.fn, "name", "the environments"))
+    common = (index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
+    # Since Gymnasium 1.4 there may be a limit of steps at a time, which is not asked for.
+    unlimited = [None] * (len(inspect.signature(_async_worker).parameters) - len(common))
     try:
-        _async_worker(index, factory, pipe, parent_pipe, shared_memory, reports, autoreset_mode)
+        _async_worker(*common, *unlimited)
     except (EOFError, ConnectionError):
         return  # the parent is gone
     except Exception as error:

@@ -442,7 +442,8 @@ class Member(gymnasium.Wrapper):
             told += f", then the same actions; this was step {self._step} of episode "
             told += f"{self._episode} from that seed"
         if action is not None:
-            text = " ".join(repr(action).split())
+            shown = action.item() if isinstance(action, np.generic) else action
+            text = " ".join(repr(shown).split())
             told += f", its action {text if len(text) <= 80 else text[:77] + '...'}"
         return env_error(error, f"{call} of {self._name}, {self._place()}", f"{told}.")
 

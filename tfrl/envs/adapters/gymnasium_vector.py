@@ -393,8 +393,10 @@ def _wrapped(source: VectorSource, wrapper: OuterWrapper, made: Made) -> VectorE
         wrapped = wrapper(made.vector)
     except BaseException as error:
         made.vector.close()
-        # Gymnasium's own assert the mode, without a word.
-        if not isinstance(error, AssertionError) or made.mode is not AutoresetMode.SAME_STEP:
+        # Gymnasium's own refuse the mode, before 1.4 without a word.
+        named = isinstance(error, ValueError) and "autoreset_mode" in str(error)
+        refused = isinstance(error, AssertionError) or named
+        if not refused or made.mode is not AutoresetMode.SAME_STEP:
             raise
         raise UserError(
             f"outer_wrappers of {source.name}",

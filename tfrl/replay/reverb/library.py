@@ -1,50 +1,21 @@
 """Reverb itself, imported when it is needed and not before."""
 
-import contextlib
-import importlib
-import os
 import re
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from tfrl.errors import UserError
+from tfrl import extras
+from tfrl._log_filter import without_lines
 
 # "[reverb/cc/platform/default/server.cc:71] Started replay server on port 8000"
 _LINE = re.compile(
     rb"\[reverb/cc/((platform|reverb_service_impl)[^\]]*\]|client\.cc:\d+\] Sampler and server are)"
 )
-_lock = threading.RLock()
 
 
-@contextlib.contextmanager
-def without_progress_lines() -> Iterator[None]:
-    """Holds standard error back while Reverb starts, saves or stops; all other lines come after.
-
-    With `TF_CPP_MIN_LOG_LEVEL=0` nothing is held back.
-
-    Yields:
-      Nothing.
-    """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
-        yield
-        return
-    with _lock, tempfile.TemporaryFile() as held:
-        sys.stderr.flush()
-        real = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(real, 2)
-            os.close(real)
-            held.seek(0)
-            for line in held.read().splitlines(keepends=True):
-                if not _LINE.match(line):
-                    os.write(2, line)
+def without_progress_lines() -> AbstractContextManager[None]:
+    """Holds standard error back while Reverb starts, saves or stops; all other lines come after."""
+    return without_lines(_LINE)
 
 
 def reverb() -> Any:
@@ -53,15 +24,4 @@ def reverb() -> Any:
     Raises:
       UserError: Where it is not installed.
     """
-    try:
-        return importlib.import_module("reverb")
-    except ModuleNotFoundError as error:
-        if error.name != "reverb":
-            raise
-        raise UserError(
-            "Replay on Reverb",
-            expected="dm-reverb to be installed",
-            got="no module named reverb",
-            remedy="Install it with: pip install 'dm-reverb~=0.14.0' (Linux, Python 3.10 or 3.11), "
-            "or use tfrl.replay.InGraphReplay.",
-        ) from error
+    return extras.require_reverb()

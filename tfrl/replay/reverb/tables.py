@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tree
-from tensorflow.python.saved_model import nested_structure_coder
 
+from tfrl import tf_private
 from tfrl.errors import UserError
 from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
@@ -178,7 +178,7 @@ def _differences(saved: Any, table: Any) -> Iterator[str]:
     """Yields `limit = saved value (asked: value)`."""
     signature = None
     if saved.HasField("signature"):
-        signature = nested_structure_coder.decode_proto(saved.signature)
+        signature = tf_private.decode_structure(saved.signature)
     old = _limits(saved) | _leaves(signature)
     new = _limits(table.info) | _leaves(table.info.signature)
     for name in sorted(old.keys() | new.keys()):

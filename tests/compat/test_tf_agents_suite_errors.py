@@ -6,12 +6,12 @@ from tf_agents.environments import suite_bsuite, suite_dm_control, suite_mujoco,
 from tf_agents.specs import array_spec
 
 import tfrl
-from tests.envs.adapters import tf_agents_fakes as fakes
+from tests.compat import tf_agents_fakes as fakes
 from tfrl.envs.wrappers import ActionRepeat
 from tfrl.errors import UserError
 
 GYM = "tf_agents:suite_gym/CartPole-v1"
-MODULE = "tests.envs.adapters.tf_agents_fakes"
+MODULE = "tests.compat.tf_agents_fakes"
 FORMS = (
     "expected suite_gym/CartPole-v1 (a suite of tf_agents.environments), module:function, or any "
     "name with env=function"

@@ -17,7 +17,7 @@ from tf_agents.environments import (
 from tf_agents.specs import array_spec
 
 import tfrl
-from tests.envs.adapters import tf_agents_fakes as fakes
+from tests.compat import tf_agents_fakes as fakes
 from tfrl import specs
 from tfrl.agents import PPO
 from tfrl.envs import check_env

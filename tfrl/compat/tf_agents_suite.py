@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfrl import checks
-from tfrl.envs.adapters.tf_agents_backend import TFAgentsBackend, TimeStepSource
+from tfrl.compat.tf_agents_backend import TFAgentsBackend, TimeStepSource
 from tfrl.envs.adapters.tf_agents_specs import Splitter
 from tfrl.envs.core import Autoreset
 from tfrl.envs.host import refuse_cached
