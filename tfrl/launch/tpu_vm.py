@@ -13,7 +13,9 @@ flags.DEFINE_string("zone", None, "Google Cloud zone of the TPU (tpu_vm).")
 flags.DEFINE_string("accelerator_type", "v4-8", "Cloud TPU, such as v5litepod-8 or v3-32 (tpu_vm).")
 flags.DEFINE_boolean("spot", False, "A TPU that Google may take back, for a lower price (tpu_vm).")
 flags.DEFINE_string(
-    "package", "tfrl", "What pip installs on the TPU VM: a name, a wheel or an address (tpu_vm)."
+    "package",
+    "tfrl[reverb]",
+    "What pip installs on the TPU VM: a name, wheel or address, with the extra reverb (tpu_vm).",
 )
 
 # Of a TPU of one host, and of a pod slice. Only the images' own TensorFlow has TPU kernels.
