@@ -29,11 +29,13 @@ from tfrl.tf_private import TracedValue
 
 if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16):
     from tensorflow import keras as api
+
+    _PACKAGE = "keras"
 else:
     # Imported by itself: TF_USE_LEGACY_KERAS=1, which makes it tf.keras, is for the program to set.
     import tf_keras as api
 
-_PACKAGE = api.__name__.partition(".")[0]
+    _PACKAGE = "tf_keras"
 
 __all__ = [
     "StatelessModel",
