@@ -46,12 +46,15 @@ def without_lines(pattern: re.Pattern[bytes]) -> Iterator[None]:
     Yields:
       Nothing.
     """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+    real = None
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0" and sys.stderr is not None:
+        with contextlib.suppress(OSError):  # a daemon may have closed it
+            real = os.dup(2)
+    if real is None:
         yield
         return
     with _lock, tempfile.TemporaryFile() as held:
         sys.stderr.flush()
-        real = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:
             yield

@@ -8,10 +8,11 @@ from typing import Any
 class UserError(ValueError):
     """A mistake of the user's, told as one paragraph: the thing, expected, got, remedy.
 
-    Binaries print the paragraph on standard error and exit with code 2; any other exception is a
-    bug and keeps its traceback.
+    Binaries print the paragraph on standard error and exit with `exit_code`; any other exception is
+    a bug and keeps its traceback.
     """
 
+    exit_code = 2
     # Autograph would otherwise replace an exception whose constructor it does not know.
     ag_pass_through = True
 

@@ -237,7 +237,7 @@ while True:
         sys.exit(0)
     if list(marks.glob("lost")):
         (marks / "lost").unlink()
-        sys.exit(2)  # as a worker that has lost another one
+        sys.exit(75)  # as a worker that has lost another one
     time.sleep(0.01)
 """
     victim = f"""
@@ -257,12 +257,29 @@ if len(list(marks.glob("1-*"))) < 2:
     assert told[0].endswith("(1 of 3), with all 2 workers of the learner.")
 
 
-def test_a_mistake_that_all_workers_make_is_not_repeated(tmp_path):
+def test_a_mistake_of_a_worker_is_not_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_engine, "_FALL_SECONDS", 0.2)
     mistake = "import sys; print('no such file'); sys.exit(2)"
-    made, said = engine(tmp_path, dict.fromkeys(("learner-0", "learner-1"), mistake))
+    programs = {"learner-0": "import time; time.sleep(60)", "learner-1": mistake}
+    made, said = engine(tmp_path, programs)
     assert made.run(termination.Termination()) == 2
     assert [p.restarts for p in made.processes] == [0, 0]
-    assert "learner-0, learner-1 has failed with exit code 2: no such file" in said[-1]
+    assert "learner-1 has failed with exit code 2: no such file" in said[-1]
+
+
+def test_workers_that_have_lost_each_other_are_started_again(tmp_path):
+    marks = tmp_path / "starts"
+    marks.mkdir()
+    lost = f"""
+import os, pathlib, sys
+marks = pathlib.Path({str(marks)!r})
+(marks / str(os.getpid())).touch()
+sys.exit(75 if len(list(marks.glob("*"))) <= 2 else 0)
+"""
+    made, said = engine(tmp_path, dict.fromkeys(("learner-0", "learner-1"), lost))
+    assert made.run(termination.Termination()) == 0
+    assert [p.restarts for p in made.processes] == [1, 1]
+    assert "with exit code 75; started again" in said[0]
 
 
 def test_several_learners_know_each_other(capsys, tmp_path):
@@ -279,6 +296,13 @@ def test_several_learners_know_each_other(capsys, tmp_path):
         clusters.append(config["cluster"]["worker"])
     assert clusters[0] == clusters[1]
     assert len(set(clusters[0])) == 2
+
+
+def test_workers_of_a_learner_have_no_strategy_of_one_process(capsys, tmp_path):
+    args = (f"--root_dir={tmp_path}/r", "--gin_file=impala/gymnasium_cartpole.gin", "--dry_run")
+    code, _, err = call(capsys, *args, "--learners=2", "--strategy=mirrored")
+    assert code == 2
+    assert "--strategy=mirrored: expected auto or multi_worker for the 2 workers" in err
 
 
 def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
@@ -301,6 +325,10 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out
+    macro = ("--gin_bindings=N = 3", "--gin_bindings=ReverbReplay.num_servers = %N")
+    code, out, err = call(capsys, *args, *macro)
+    assert code == 0, err
+    assert "server-2" in out and "server-3" not in out
     code, _, err = call(capsys, *args, "--gin_bindings=ReverbReplay.num_servers='two'")
     assert code == 2
     assert "ReverbReplay.num_servers (--gin_bindings)" in err

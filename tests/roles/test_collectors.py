@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import settings
 from tfrl.replay.reverb.library import reverb
@@ -13,7 +14,7 @@ from tfrl.replay.reverb.server import ReverbServer
 from tfrl.roles import tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
-from tfrl.workflows.collectors import Collected
+from tfrl.workflows.collectors import Collected, Collectors
 
 PPO = ("ppo/tf_cartpole.gin", "make_env.num_envs=4", "OnPolicyWorkflow.rollout_length=8",
        "OnPolicyWorkflow.num_epochs=1", "OnPolicyWorkflow.num_minibatches=1",
@@ -176,6 +177,21 @@ def test_an_agent_without_statistics():
 def test_what_does_not_divide_is_refused():
     with pytest.raises(UserError, match="a divisor of the 4 environments"):
         tables.make_tables(workflow(PPO), 3)
+
+
+class Silent(Collectors):
+    """Collectors that are not there."""
+
+
+def test_replicas_need_not_divide_the_environments_of_replay_collectors():
+    learner = workflow([b.replace("num_envs=2", "num_envs=1") for b in DQN])
+    learner.use_collectors(Silent(), RemoteEnv.of(learner.env, "here"))
+    learner.use_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    assert learner.replica_env.num_envs == 1
+    learner = workflow([b.replace("num_envs=4", "num_envs=1") for b in PPO])
+    learner.use_collectors(Silent(), RemoteEnv.of(learner.env, "here"))
+    with pytest.raises(UserError, match="num_envs: expected a multiple of the 2 replicas"):
+        learner.use_strategy(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
 
 
 def test_sequences_are_refused():

@@ -1,5 +1,6 @@
 """Rollouts where one policy acts for the environments that have answered."""
 
+import functools
 import time
 
 import numpy as np
@@ -8,10 +9,13 @@ import tensorflow as tf
 
 import tfrl
 from tests.rollout.staggered_env import PERIOD, SECONDS
+from tfrl.agents import PPO
 from tfrl.envs.central_inference import CentralInference
 from tfrl.errors import UserError
 from tfrl.rollout import rollout
+from tfrl.rollout.acting import policy_for
 from tfrl.types import ActionOutput
+from tfrl.workflows import OnPolicyWorkflow
 
 TASK = "gymnasium:tests.rollout.staggered_env:Staggered-v0"
 T = 12
@@ -77,6 +81,28 @@ def test_no_environment_waits_for_another(env):
     seconds = time.monotonic() - began
     # Stepped together, some environment would sleep in nearly every step.
     assert T / PERIOD * SECONDS <= seconds < 0.75 * T * SECONDS
+
+
+def test_a_policy_in_numpy_draws_anew_within_a_rollout(env):
+    """Environments answer apart, so a rollout needs more calls of the policy than it has steps."""
+    policy_calls = []
+    workflow = OnPolicyWorkflow(
+        env,
+        functools.partial(PPO, hidden=(4,)),
+        eval_env=tfrl.make_env(TASK, num_envs=1, max_episode_steps=9, slow=False),
+        rollout_length=4,
+        num_epochs=1,
+        num_minibatches=1,
+        compile={"rollout": "numpy", "update": "graph", "loop": "eager", "evaluation": "graph"},
+    )
+    state = workflow.setup(0)
+    policy = policy_for(env, workflow.agent, workflow.agent.compute_actions)
+    redraw = policy.redraw
+    policy.redraw = lambda *given: (policy_calls.append(given), redraw(*given))
+    done = workflow.advance(state, 3)
+    assert [row["env_steps"] for row in done.rows] == [16, 32, 48]
+    assert policy.mode == "numpy" and policy_calls
+    workflow.eval_env.close()
 
 
 def test_everything_else_steps_them_together(env):

@@ -183,8 +183,11 @@ _REMEDY = (
 class WorkerLostError(UserError):
     """Another process of the run is gone, so this one cannot go on either.
 
-    Binaries print it like any `UserError`: one paragraph, exit code 2.
+    Binaries print it like any `UserError`, as one paragraph. Their exit code is 75, "try again",
+    since nobody has made a mistake.
     """
+
+    exit_code = 75
 
 
 @contextlib.contextmanager

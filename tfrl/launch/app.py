@@ -85,7 +85,7 @@ def _show_warning(
 
 
 def fail(error: UserError) -> NoReturn:
-    """Prints a user's mistake as one paragraph on standard error and exits with code 2.
+    """Prints a user's mistake as one paragraph on standard error and exits with its code, 2 mostly.
 
     Args:
       error: The mistake.
@@ -102,8 +102,8 @@ def fail(error: UserError) -> NoReturn:
         print(there.rstrip(), file=sys.stderr)
     print(f"Error: {working_copy.named(paragraph)}", file=sys.stderr, flush=True)
     if getattr(error, "exit_at_once", False):
-        os._exit(2)  # threads that wait for a lost server would hold the interpreter
-    raise SystemExit(2)
+        os._exit(error.exit_code)  # threads that wait for a lost server would hold the interpreter
+    raise SystemExit(error.exit_code)
 
 
 def _user_traceback(error: BaseException | None) -> str:

@@ -79,6 +79,13 @@ def main() -> int:
             remedy="--strategy=mirrored takes all GPUs of a machine, --strategy=tpu a whole slice; "
             "--engine=local and kubernetes start several workers.",
         )
+    if asked.learners > 1 and values.strategy not in ("auto", "multi_worker"):
+        raise UserError(
+            f"--strategy={values.strategy}",
+            expected=f"auto or multi_worker for the {asked.learners} workers of --learners",
+            got=values.strategy,
+            remedy="Leave it out: the workers share each update.",
+        )
     root = values.root_dir or api.default_root_dir(list(values.gin_file))
     options = JobOptions(
         gin_files=values.gin_file,
@@ -135,7 +142,10 @@ def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
     """The servers that a gin file asks for."""
     asked = [b for b in bindings if b.parameter == "num_servers"]
     value = asked[-1].value if asked else 1
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, gin_files.Macro):
+        named = [b.value for b in bindings if not b.parameter and b.selector == value.name]
+        value = named[-1] if named else value
+    if type(value) is not int or value < 1:
         raise UserError(
             f"{asked[-1].key} ({asked[-1].where})",
             expected="a whole number of at least 1",

@@ -192,16 +192,16 @@ class LocalEngine:
 
     def _restart(self, unit: Sequence[Process], failed: Process) -> int:
         """Lets a process start again, and those that fall with it; or returns its exit code."""
-        code = failed.code or 0
         self._let_fall(unit)
-        mistake = all(p.code == _MISTAKE for p in unit)
+        mistake = next((p for p in unit if p.code == _MISTAKE), None)
+        failed = mistake or failed
+        code, name = failed.code or 0, failed.role.name
         for process in unit:
             process.seconds += time.monotonic() - process.started
             process.started = time.monotonic()
             self._kill(process.popen)  # what it has left behind, which may hold its output open
             process.popen.wait()
             process.reader.join(timeout=5.0)  # its last words first
-        name = ", ".join(p.role.name for p in unit) if mistake else failed.role.name
         if mistake or failed.restarts >= self._max_restarts:
             times = f" after {failed.restarts} restarts" if failed.restarts else ""
             self._tell(
@@ -220,7 +220,7 @@ class LocalEngine:
         return 0
 
     def _let_fall(self, unit: Sequence[Process]) -> None:
-        """Waits until workers see that one of them is lost; a user's mistake ends all of them."""
+        """Waits until workers have seen that one of them is lost."""
         deadline = time.monotonic() + _FALL_SECONDS
         while any(p.running for p in unit) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)

@@ -69,7 +69,7 @@ class RemoteCollectors(Collectors):
           log: Takes lines for the user.
         """
         self._workflow, self._variables = workflow, connection
-        self._publish_seconds, self._wait_seconds, self._log = publish_seconds, wait_seconds, log
+        self._publish_seconds, self.wait_seconds, self._log = publish_seconds, wait_seconds, log
         self._env_steps = 0
         self._published = -np.inf
         self._request = 0
@@ -213,7 +213,7 @@ class RemoteCollectors(Collectors):
         connection, name = self._source
         raise UserError(
             f"The table {name!r} at {connection.address}",
-            expected=f"new experience within {self._wait_seconds:g} s",
+            expected=f"new experience within {self.wait_seconds:g} s",
             got=missing,
             remedy="Start bin/collect.py with the same gin file and servers.",
         )
@@ -272,7 +272,10 @@ class ReplayCollectors(RemoteCollectors):
 
     def begin(self, state: State) -> None:
         """Publishes the agent's state, and goes on at the env steps of a run."""
-        self._buffer = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
+        buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
+        if self._group is not None:  # each worker sets the priorities of its own items
+            buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
+        self._buffer = buffer
         super().begin(state)
         if self._normalizes and self._none is None:
             normalizer = struct.values(state.agent_state.normalizer)
@@ -296,7 +299,7 @@ class ReplayCollectors(RemoteCollectors):
 
     def _played(self, waits: bool) -> Collected:
         """What was played since the last call; nothing where another worker is the chief."""
-        deadline, steps = time.monotonic() + self._wait_seconds, 0
+        deadline, steps = time.monotonic() + self.wait_seconds, 0
         while self._leads and not (steps := self._new_steps()) and waits:
             if time.monotonic() > deadline:
                 self._refuse_wait("none")
@@ -439,7 +442,7 @@ class RolloutCollectors(RemoteCollectors):
         steps, tasks = self._learner_steps, set()
         rollouts: list[list[np.ndarray]] = []
         lags: list[int] = []
-        deadline = time.monotonic() + self._wait_seconds
+        deadline = time.monotonic() + self.wait_seconds
         while len(rollouts) < self._share:
             item = self._next(deadline)
             task_id = int(item.pop(TASK_ID))

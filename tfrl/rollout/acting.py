@@ -119,6 +119,13 @@ class HostPolicy:
         else:
             tf.nest.map_structure(lambda v, x: v.assign(x), self._published, values)
 
+    def redraw(self, key: tf.Tensor, length: int) -> None:
+        """Draws for further steps by the state that `begin` took; arguments as there."""
+        if self.mode == "numpy" and self._program is not None:
+            self._program.redraw(key, length)
+        else:
+            self._keys = _split(key, length).numpy()
+
     def act(self, obs: Nest, t: int, carry: Nest) -> tuple[Nest, Nest, Nest]:
         """Returns action, next carry and extras for observations `[B, ...]`, in NumPy."""
         return self._act(str(self.mode), obs, t, carry)

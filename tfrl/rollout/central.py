@@ -51,9 +51,10 @@ def central_rollout(
         if acting:
             obs = beside([player.seen for player in players], axis=0)
             before = None if carry is None else beside([p.carry for p in players], axis=0)
-            if calls % length == 0:  # it has draws for so many calls
-                own_key = key if calls == 0 else seeding.fold_in(key, calls)
-                policy.begin(agent_state, own_key, length, obs, before)
+            if calls == 0:
+                policy.begin(agent_state, key, length, obs, before)
+            elif calls % length == 0:  # it has draws for so many calls
+                policy.redraw(seeding.fold_in(key, calls), length)
             answer = policy.act(obs, calls % length, before)
             action, after, extras = (_rows(x, size) for x in answer)
             calls += 1

@@ -223,6 +223,10 @@ class NumpyProgram:
         self._kept_values = [values[slot] for slot in self._kept]
         self._draws = [_array(x) for x in draws]
 
+    def redraw(self, key: tf.Tensor, length: int) -> None:
+        """Draws for further steps by the state that it has."""
+        self._draws = [_array(x) for x in self.draw(key, length)]
+
     def run(self, t: int, inputs: Sequence[Nest]) -> Nest:
         """Returns `fn(state, keys[t], *inputs)`, in NumPy."""
         given = leaves_of(inputs)

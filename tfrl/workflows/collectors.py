@@ -72,7 +72,13 @@ class CollectedRollouts(struct.Struct):
 
 
 class Collectors(Protocol):
-    """What a workflow asks of the collectors of its run."""
+    """What a workflow asks of the collectors of its run.
+
+    Attributes:
+      wait_seconds: How long a call may wait for them.
+    """
+
+    wait_seconds: float = 0.0
 
     def begin(self, state: State) -> None:
         """Called with the state before each call of several iterations."""

@@ -74,6 +74,8 @@ from tfrl.workflows.run_values import (
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages, check_compile
 
+# How long workers wait for each other where none of them waits for collectors.
+_WORKER_SECONDS = 600.0
 STAGES = ("rollout", "update", "evaluation", "loop")
 
 # Whether a rollout would have made the statistics of observations non-finite.
@@ -218,12 +220,18 @@ class LearnerWorkflow(Workflow):
         """Rows that the replicas divide among them, by module."""
         return {}
 
+    @property
+    def divides_rollouts(self) -> bool:
+        """Whether each replica has its part of the environments, or of what they have played."""
+        return True
+
     def _divide(self) -> None:
         """Makes each replica's part of the environments."""
         several = self.replicas.num_workers > 1
         self._worker_group: WorkerGroup | None = None
         if several:
-            self._worker_group = WorkerGroup(self.replicas.strategy)
+            waits = 0.0 if self.collectors is None else self.collectors.wait_seconds
+            self._worker_group = WorkerGroup(self.replicas.strategy, _WORKER_SECONDS + waits)
         parts = self.replicas.num_replicas
         if parts > 1:
             self.rescale_config(parts)
@@ -232,12 +240,13 @@ class LearnerWorkflow(Workflow):
                 check_place(env.backend.name, parts)
         # A learner that steps no environment plays those of its evaluations by itself.
         eval_parts = 1 if isinstance(self.eval_env, HostEnv) else parts
-        sizes = {"num_envs": self.env.num_envs}
+        sizes = {"num_envs": self.env.num_envs} if self.divides_rollouts else {}
         if eval_parts > 1:
             sizes["num_envs of eval_env"] = self.eval_env.num_envs
         check_divided(parts, sizes, self.divided_sizes)
-        self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
-        self.replica_eval_env = self.eval_env
+        self.replica_env, self.replica_eval_env = self.env, self.eval_env
+        if self.divides_rollouts:
+            self.replica_env = self.env.with_num_envs(self.env.num_envs // parts)
         if eval_parts > 1:
             self.replica_eval_env = self.eval_env.with_num_envs(self.eval_env.num_envs // parts)
         self._evaluators = {}

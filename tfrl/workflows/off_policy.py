@@ -235,6 +235,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return sampled(self.replay).kind == "prioritized"
 
     @property
+    def divides_rollouts(self) -> bool:
+        """Not where collectors put what they have played into a replay server."""
+        return self.collectors is None
+
+    @property
     def loops_in_python(self) -> bool:  # type: ignore[override]
         """Whether Python runs the loop: experience goes to a Reverb server."""
         return isinstance(self.replay, ReverbReplay)
