@@ -321,6 +321,22 @@ def test_what_is_served_is_kept_as_episodes_that_train(tmp_path):
     assert results["default_policy"]["gradient_steps"] == 1
 
 
+def test_two_starts_of_one_episode_at_once(tmp_path):
+    """Both requests were read before either was added: the second is a step without a reward."""
+    _, policy = greedy()
+    served, log = ServedPolicy(policy, 1), EpisodeLog(tmp_path)
+    given = served.read({"observation": [[0.0, 1.0]]})
+    first, second = (log.read({"episode_id": ["x"]}, 1) for _ in range(2))
+    log.add(served, first, given, {"action": np.array([2])})
+    with pytest.raises(UserError, match="reward of episode x: expected a number"):
+        log.add(served, second, given, {"action": np.array([1])})
+    found = log.read({"episode_id": ["x"], "reward": [3]}, 1)
+    log.add(served, found, given, {"action": np.array([1])})
+    log.close()
+    (episode,) = read_episodes(tmp_path)
+    assert (episode.action.tolist(), episode.reward.tolist()) == ([2], [3.0])
+
+
 def test_episodes_of_nests_come_back(tmp_path):
     episode = SingleAgentEpisode("name", agent_id="me")
     obs = {"image": np.zeros([2, 2], np.uint8), "pair": (np.float32(1.0), np.arange(2))}
@@ -393,6 +409,15 @@ def test_mistakes_of_options(tmp_path):
         log.read({"reward": [1.0]}, 1)
     with pytest.raises(UserError, match="reward: expected a list of 2"):
         log.read({"reward": [1.0], "episode_id": ["a", "b"]}, 2)
+    two = {"episode_id": ["a", "b"], "reward": [1.0, 2.0]}
+    for change, error in (
+        ({"episode_id": ["a", "a"]}, "episode_id: expected one row of each episode, got 2 of 'a'"),
+        ({"episode_id": ["a", None]}, "episode_id: expected text or numbers, got None"),
+        ({"termination": [False, 1]}, "termination: expected true or false, got 1"),
+        ({"truncation": [None, True]}, "truncation: expected true or false, got None"),
+    ):
+        with pytest.raises(UserError, match=error):
+            log.read({**two, **change}, 2)
     with serve.listen("127.0.0.1", 0) as taken:
         with pytest.raises(UserError, match="expected an address of this machine and a free port"):
             serve.listen("127.0.0.1", taken.getsockname()[1])
