@@ -1,9 +1,8 @@
 """TensorFlow Serving's REST form: https://www.tensorflow.org/tfx/serving/api_rest."""
 
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -70,11 +69,6 @@ def make_app(server: PolicyServer) -> Any:
         content, kind = server.metrics.text()
         return responses.Response(content, media_type=kind)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
-        yield
-        server.close()
-
     model = "/v1/models/{name:str}"
     routes = []
     for path in (model, model + "/versions/{version:int}", model + "/labels/{label:str}"):
@@ -95,7 +89,7 @@ def make_app(server: PolicyServer) -> Any:
         )
 
     handlers = {404: unknown, 405: unknown}
-    return applications.Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    return applications.Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> dict[str, Any]:
