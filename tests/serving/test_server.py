@@ -77,8 +77,11 @@ class Running:
             await made.stop(None)
         server.close()
 
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self._port)
+
     def call(self, path, body=None):
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+        with contextlib.closing(self.connect()) as connection:
             text = None if body is None else body if isinstance(body, str) else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, text)
             response = connection.getresponse()
@@ -211,9 +214,63 @@ def test_wrong_requests(two_versions):
             {"instances": instances, "signature_name": "x"},
             "signature_name: expected serving_default",
         ),
+        ({"instances": instances, "signature_name": []}, "signature_name: expected serving"),
+        ("[" * 100_000, "the request: expected JSON, got maximum recursion depth"),
     ):
         code, answer = running.predict(body)
         assert code == 400 and error in answer["error"], answer
+
+
+@pytest.fixture(name="small")
+def fixture_small(monkeypatch):
+    """A server that takes one MB, and waits 0.2 s for requests when it ends."""
+    monkeypatch.setattr(serve, "_GRACE_SECONDS", 0.2)
+    _, policy = greedy()
+    server = PolicyServer([ServedPolicy(policy, 1)], ServingOptions(max_request_mb=1), {})
+    running = Running(server)
+    yield running
+    running.stop()
+
+
+def test_large_bodies(small):
+    body = json.dumps({"instances": [[0.0, 0.0]]})
+    for size, expected in ((2**20, 200), (2**20 + 1, 413)):
+        code, answer = small.predict(body.ljust(size), "policy")
+        assert code == expected, answer
+    assert "the request: expected at most 1 MB, got 1,048,577 bytes" in answer["error"]
+    with contextlib.closing(small.connect()) as connection:  # without a Content-Length
+        path = "/v1/models/policy:predict"
+        connection.request("POST", path, iter([b" " * 2**19] * 3), encode_chunked=True)
+        response = connection.getresponse()
+        assert response.status == 413 and "got more" in json.load(response)["error"]
+        connection.request("POST", path, body)  # the connection goes on
+        assert connection.getresponse().status == 200
+
+
+def half_sent(running):
+    connection = running.connect()
+    connection.putrequest("POST", "/v1/models/policy:predict")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b'{"instances"')
+    return connection
+
+
+def test_clients_that_leave_within_a_request(small, caplog, capfd):
+    half_sent(small).close()
+    start = time.monotonic()
+    while 'tfrl_requests_total{code="400"} 1.0' not in small.call("/metrics")[1]:
+        assert time.monotonic() - start < 10
+        time.sleep(0.01)
+    assert not caplog.records
+    # The end does not wait for the rest of a request.
+    with contextlib.closing(half_sent(small)) as connection:
+        time.sleep(0.1)
+        start = time.monotonic()
+        small.stop()
+        assert time.monotonic() - start < 5
+        response = connection.getresponse()
+        assert (response.status, json.load(response)) == (503, {"error": "the server ends"})
+    assert "Exception" not in caplog.text and "Exception" not in capfd.readouterr().err
 
 
 def test_many_clients_at_once(two_versions):

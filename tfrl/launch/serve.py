@@ -60,6 +60,13 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "max_queue", 4096, "Rows that may wait; a further request is answered with 503.", lower_bound=1
 )
+flags.DEFINE_integer(
+    "max_request_mb",
+    64,
+    "The largest request in MB; a larger one is answered with 413.",
+    lower_bound=1,
+    upper_bound=2047,  # gRPC counts bytes in 32 bits
+)
 flags.DEFINE_string(
     "log_episodes", None, "Folder in which what is served is kept as episodes, by episode_id."
 )
@@ -126,6 +133,7 @@ def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
         max_batch_size=given.max_batch_size,
         batch_timeout_ms=given.batch_timeout_ms,
         max_queue=given.max_queue,
+        max_request_mb=given.max_request_mb,
         log_episodes=None if folder is None else pathlib.Path(folder).expanduser().absolute(),
     )
     policies: dict[int, ServedPolicy] = {}

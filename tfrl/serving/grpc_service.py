@@ -1,6 +1,5 @@
 """TensorFlow Serving's gRPC services, where `tensorflow-serving-api` is installed."""
 
-import math
 import time
 from typing import Any
 
@@ -32,7 +31,9 @@ async def start(server: PolicyServer, address: str) -> Any:
     prediction = extras.require(f"{apis}.prediction_service_pb2_grpc", "grpc")
     model = extras.require(f"{apis}.model_service_pb2_grpc", "grpc")
     services = _Services(server)
-    made = grpc.server()
+    made = grpc.server(
+        options=[("grpc.max_receive_message_length", server.options.max_request_mb << 20)]
+    )
     prediction.add_PredictionServiceServicer_to_server(services, made)
     model.add_ModelServiceServicer_to_server(services, made)
     try:
@@ -74,7 +75,8 @@ def _array(name: str, tensor: Any, spec: Any, most: int) -> Any:
             raise TypeError(dtype.name)
         array = tf.make_ndarray(tensor)
     except (TypeError, ValueError) as error:
-        raise UserError(name, expected=f"a tensor like {spec.dtype.name}", got=str(error)) from error
+        wanted = f"a tensor like {spec.dtype.name}"
+        raise UserError(name, expected=wanted, got=str(error)) from error
     return _listed(array) if name in LOGGED else array
 
 
