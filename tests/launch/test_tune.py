@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import threading
 import types
 
 import optuna
@@ -238,6 +239,24 @@ def test_trials_that_fail_and_that_are_stopped(trained, tmp_path, capfd):
     assert trained.calls[1][1] == trained.calls[2][1] == str(tmp_path / "trials" / "trial_0001")
     assert trial.run(options, CLIP, VALUES) == trial.NOTHING_LEFT
     assert "Trial 0: failed: PPO.clip" in capfd.readouterr().out
+
+
+def test_a_trial_that_is_stopped_waits_for_who_gives_out_trials(tmp_path):
+    """Between its end and its place in the queue nobody may find that nothing is left."""
+    options = Options(tmp_path)
+    made = options.open()
+    asked = made.ask()
+    CLIP.choose(asked)
+    outcome = trial._Outcome(made, asked, tmp_path, options, VALUES)
+    thread = threading.Thread(target=outcome.interrupted)
+    with study.locked(tmp_path):
+        thread.start()
+        thread.join(0.2)
+        assert [t.state.name for t in options.open().trials] == ["RUNNING"]
+    thread.join(30)
+    for _ in range(2):
+        assert [t.state.name for t in options.open().trials] == ["FAIL", "WAITING"]
+        outcome.interrupted()  # of a second signal
 
 
 def test_trials_whose_process_died_are_tried_again(tmp_path):

@@ -12,7 +12,6 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-import uvicorn
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -32,7 +31,6 @@ from tfrl.rollout.policy import Policy
 from tfrl.serving import grpc_service
 from tfrl.serving.batcher import Batcher, Busy
 from tfrl.serving.episode_log import EpisodeLog
-from tfrl.serving.rest import make_app
 from tfrl.serving.served_policy import Rows, ServedPolicy
 from tfrl.serving.server import PolicyServer, ServingOptions
 
@@ -64,9 +62,7 @@ class Running:
     def __init__(self, server, grpc_port=None):
         self._listening = serve.listen("127.0.0.1", 0)
         self._port = self._listening.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(make_app(server), log_level="warning", access_log=False)
-        )
+        self._server = serve.uvicorn_server(server)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(server, grpc_port)))
         self._thread.start()
         while not self._server.started:
@@ -79,9 +75,13 @@ class Running:
         await self._server.serve(sockets=[self._listening])
         if made is not None:
             await made.stop(None)
+        server.close()
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self._port)
 
     def call(self, path, body=None):
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+        with contextlib.closing(self.connect()) as connection:
             text = None if body is None else body if isinstance(body, str) else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, text)
             response = connection.getresponse()
@@ -214,9 +214,63 @@ def test_wrong_requests(two_versions):
             {"instances": instances, "signature_name": "x"},
             "signature_name: expected serving_default",
         ),
+        ({"instances": instances, "signature_name": []}, "signature_name: expected serving"),
+        ("[" * 100_000, "the request: expected JSON, got maximum recursion depth"),
     ):
         code, answer = running.predict(body)
         assert code == 400 and error in answer["error"], answer
+
+
+@pytest.fixture(name="small")
+def fixture_small(monkeypatch):
+    """A server that takes one MB, and waits 0.2 s for requests when it ends."""
+    monkeypatch.setattr(serve, "_GRACE_SECONDS", 0.2)
+    _, policy = greedy()
+    server = PolicyServer([ServedPolicy(policy, 1)], ServingOptions(max_request_mb=1), {})
+    running = Running(server)
+    yield running
+    running.stop()
+
+
+def test_large_bodies(small):
+    body = json.dumps({"instances": [[0.0, 0.0]]})
+    for size, expected in ((2**20, 200), (2**20 + 1, 413)):
+        code, answer = small.predict(body.ljust(size), "policy")
+        assert code == expected, answer
+    assert "the request: expected at most 1 MB, got 1,048,577 bytes" in answer["error"]
+    with contextlib.closing(small.connect()) as connection:  # without a Content-Length
+        path = "/v1/models/policy:predict"
+        connection.request("POST", path, iter([b" " * 2**19] * 3), encode_chunked=True)
+        response = connection.getresponse()
+        assert response.status == 413 and "got more" in json.load(response)["error"]
+        connection.request("POST", path, body)  # the connection goes on
+        assert connection.getresponse().status == 200
+
+
+def half_sent(running):
+    connection = running.connect()
+    connection.putrequest("POST", "/v1/models/policy:predict")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b'{"instances"')
+    return connection
+
+
+def test_clients_that_leave_within_a_request(small, caplog, capfd):
+    half_sent(small).close()
+    start = time.monotonic()
+    while 'tfrl_requests_total{code="400"} 1.0' not in small.call("/metrics")[1]:
+        assert time.monotonic() - start < 10
+        time.sleep(0.01)
+    assert not caplog.records
+    # The end does not wait for the rest of a request.
+    with contextlib.closing(half_sent(small)) as connection:
+        time.sleep(0.1)
+        start = time.monotonic()
+        small.stop()
+        assert time.monotonic() - start < 5
+        response = connection.getresponse()
+        assert (response.status, json.load(response)) == (503, {"error": "the server ends"})
+    assert "Exception" not in caplog.text and "Exception" not in capfd.readouterr().err
 
 
 def test_many_clients_at_once(two_versions):
@@ -272,7 +326,8 @@ def test_grpc(two_versions):
         with pytest.raises(grpc.RpcError) as error:
             predict.Predict(request)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "obs/b: expected float32 of shape [2]" in error.value.details()
+        details = error.value.details()
+        assert details.startswith("observation_b: expected shape [2], or a batch of at most 4096")
         request.model_spec.name = "other"
         with pytest.raises(grpc.RpcError) as error:
             predict.Predict(request)
@@ -287,6 +342,72 @@ def test_grpc(two_versions):
         request.model_spec.name = "play"
         status = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(request)
         assert [s.version for s in status.model_version_status] == [200, 100]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "error"),
+    [
+        ("observation_b", tf.float32, [2**33, 2], "expected shape [2], or a batch of at most 4096"),
+        ("observation_b", tf.float32, [1, 2**33], "got shape [1, 8589934592]"),
+        ("observation_b", tf.float32, [-1, 2], "got shape [-1, 2]"),
+        ("observation_a", tf.int64, [4097], "expected shape [], or a batch of at most 4096"),
+        ("state_policy_hidden", tf.float32, [4, 2**33], "expected shape [4]"),
+        ("episode_start", tf.bool, [2**40], "expected shape []"),
+        ("episode_id", tf.string, [2**40], "expected shape []"),
+        ("observation_b", tf.complex128, [1, 2], "a tensor like float32, got complex128"),
+        ("observation_b", tf.string, [1, 2], "a tensor like float32, got string"),
+        ("other", tf.float32, [2**40], "expected observation_a, observation_b, state"),
+    ],
+)
+def test_small_messages_of_large_tensors(two_versions, name, dtype, shape, error):
+    """One value stands for all: nothing is allocated for a shape that does not fit."""
+    _, _, port = two_versions
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "play"
+    tensor = request.inputs[name]
+    tensor.dtype, _ = dtype.as_datatype_enum, tensor.float_val.append(0.5)
+    for size in shape:
+        tensor.tensor_shape.dim.add(size=size)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as found:
+            prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
+    assert found.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error in found.value.details()
+
+
+def test_episodes_over_grpc(tmp_path):
+    """They go on, and are kept, after HTTP has ended."""
+    _, policy = greedy()
+    options = ServingOptions(max_batch_size=2, log_episodes=tmp_path)
+    server = PolicyServer([ServedPolicy(policy, 1)], options, {})
+    (port,) = free_ports(1)
+    obs = np.random.default_rng(0).normal(size=[3, 1, 2]).astype(np.float32)
+
+    async def play():
+        started = await grpc_service.start(server, f"127.0.0.1:{port}")
+        http_server = serve.uvicorn_server(server)
+        http_server.should_exit = True
+        with serve.listen("127.0.0.1", 0) as listening:
+            await http_server.serve(sockets=[listening])
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            predict = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            for t in range(3):
+                request = predict_pb2.PredictRequest()
+                request.model_spec.name = "policy"
+                inputs = {"observation": obs[t], "episode_id": ["g\u00fc"]}
+                if t:
+                    inputs |= {"reward": np.float32([t]), "termination": [t == 2]}
+                for name, x in inputs.items():
+                    request.inputs[name].CopyFrom(tf.make_tensor_proto(x))
+                await predict.Predict(request)
+        await started.stop(None)
+
+    asyncio.run(play())
+    server.close()
+    (episode,) = read_episodes(tmp_path)
+    assert (episode.id_, episode.is_terminated) == ("g\u00fc", True)
+    np.testing.assert_array_equal(episode.obs, obs[:, 0])
+    np.testing.assert_array_equal(episode.reward, [1.0, 2.0])
 
 
 def test_what_is_served_is_kept_as_episodes_that_train(tmp_path):
@@ -319,6 +440,22 @@ def test_what_is_served_is_kept_as_episodes_that_train(tmp_path):
     learner.build(0)
     results = learner.update_from_episodes([first, second], minibatch_size=8)
     assert results["default_policy"]["gradient_steps"] == 1
+
+
+def test_two_starts_of_one_episode_at_once(tmp_path):
+    """Both requests were read before either was added: the second is a step without a reward."""
+    _, policy = greedy()
+    served, log = ServedPolicy(policy, 1), EpisodeLog(tmp_path)
+    given = served.read({"observation": [[0.0, 1.0]]})
+    first, second = (log.read({"episode_id": ["x"]}, 1) for _ in range(2))
+    log.add(served, first, given, {"action": np.array([2])})
+    with pytest.raises(UserError, match="reward of episode x: expected a number"):
+        log.add(served, second, given, {"action": np.array([1])})
+    found = log.read({"episode_id": ["x"], "reward": [3]}, 1)
+    log.add(served, found, given, {"action": np.array([1])})
+    log.close()
+    (episode,) = read_episodes(tmp_path)
+    assert (episode.action.tolist(), episode.reward.tolist()) == ([2], [3.0])
 
 
 def test_episodes_of_nests_come_back(tmp_path):
@@ -393,6 +530,15 @@ def test_mistakes_of_options(tmp_path):
         log.read({"reward": [1.0]}, 1)
     with pytest.raises(UserError, match="reward: expected a list of 2"):
         log.read({"reward": [1.0], "episode_id": ["a", "b"]}, 2)
+    two = {"episode_id": ["a", "b"], "reward": [1.0, 2.0]}
+    for change, error in (
+        ({"episode_id": ["a", "a"]}, "episode_id: expected one row of each episode, got 2 of 'a'"),
+        ({"episode_id": ["a", None]}, "episode_id: expected text or numbers, got None"),
+        ({"termination": [False, 1]}, "termination: expected true or false, got 1"),
+        ({"truncation": [None, True]}, "truncation: expected true or false, got None"),
+    ):
+        with pytest.raises(UserError, match=error):
+            log.read({**two, **change}, 2)
     with serve.listen("127.0.0.1", 0) as taken:
         with pytest.raises(UserError, match="expected an address of this machine and a free port"):
             serve.listen("127.0.0.1", taken.getsockname()[1])

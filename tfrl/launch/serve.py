@@ -27,6 +27,8 @@ DOC = """Serves a policy over HTTP, as TensorFlow Serving does (pip install 'tfr
 --root_dir is a run folder, or the folder of a SavedModel that tfrl-export or a training wrote.
 It listens on this machine alone unless --host says otherwise, and ends on SIGTERM or Ctrl-C."""
 
+_GRACE_SECONDS = 5  # for requests at the end: a client may never send the rest of its own
+
 flags.DEFINE_list(
     "checkpoints",
     ["latest"],
@@ -58,6 +60,13 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "max_queue", 4096, "Rows that may wait; a further request is answered with 503.", lower_bound=1
 )
+flags.DEFINE_integer(
+    "max_request_mb",
+    64,
+    "The largest request in MB; a larger one is answered with 413.",
+    lower_bound=1,
+    upper_bound=2047,  # gRPC counts bytes in 32 bits
+)
 flags.DEFINE_string(
     "log_episodes", None, "Folder in which what is served is kept as episodes, by episode_id."
 )
@@ -83,7 +92,9 @@ def main() -> int:
         common_flags.configure_tensorflow(values)
         server = make_server(values)
         server.warm_up()
-        asyncio.run(_serve(server, listening))
+        # The log is closed when HTTP and gRPC have ended, and the threads that add to it.
+        with contextlib.closing(server):
+            asyncio.run(_serve(server, listening))
     return 0
 
 
@@ -122,6 +133,7 @@ def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
         max_batch_size=given.max_batch_size,
         batch_timeout_ms=given.batch_timeout_ms,
         max_queue=given.max_queue,
+        max_request_mb=given.max_request_mb,
         log_episodes=None if folder is None else pathlib.Path(folder).expanduser().absolute(),
     )
     policies: dict[int, ServedPolicy] = {}
@@ -141,18 +153,29 @@ def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
     return PolicyServer(list(policies.values()), options, labels)
 
 
-async def _serve(server: "PolicyServer", listening: socket.socket) -> None:
+def uvicorn_server(server: "PolicyServer") -> Any:
+    """Returns uvicorn's server of HTTP, which does not run yet."""
     from tfrl.serving.rest import make_app
 
     uvicorn = extras.require("uvicorn", "serve")
-    config = uvicorn.Config(make_app(server), log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        make_app(server),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+async def _serve(server: "PolicyServer", listening: socket.socket) -> None:
+    made = uvicorn_server(server)
     host, port = listening.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     async with _grpc(server, host):
         versions = ", ".join(map(str, sorted(server.policies)))
         name = server.options.name
         app.say(f"Serving {name}, version {versions}: http://{host}:{port}/v1/models/{name}")
-        await uvicorn.Server(config).serve(sockets=[listening])
+        await made.serve(sockets=[listening])
 
 
 @contextlib.asynccontextmanager

@@ -203,5 +203,7 @@ class _Outcome:
 
     def interrupted(self) -> str:
         trial = next(t for t in self._study.trials if t.number == self._trial.number)
-        studies.requeue(self._study, trial)
+        if trial.state.name == "RUNNING":  # else it was told already, before the signal
+            with studies.locked(self._options.root):
+                studies.requeue(self._study, trial)
         return f"Trial {self._trial.number}: stopped; the same command goes on."

@@ -49,7 +49,7 @@ class EpisodeLog:
           size: The number of rows.
 
         Raises:
-          UserError: A column does not fit, or a step has no reward.
+          UserError: A column does not fit, an episode is there twice, or a step has no reward.
         """
         found = {name: columns.pop(name) for name in LOGGED if name in columns}
         ids = found.get("episode_id")
@@ -67,26 +67,41 @@ class EpisodeLog:
                 raise UserError(
                     name, expected=f"a list of {size}, one for each row", got=f"{column!r:.60}"
                 )
-        for row, name in enumerate(map(str, ids)):
-            reward = found.get("reward", [None] * size)[row]
-            if name in self._open and not isinstance(reward, int | float):
+        _check_ids(ids)
+        for name in LOGGED[2:]:
+            wrong = [value for value in found.get(name, []) if not isinstance(value, bool)]
+            if wrong:
+                raise UserError(name, expected="true or false", got=f"{wrong[0]!r:.60}")
+        self._check_rewards(found)
+        return found
+
+    def _check_rewards(self, found: Mapping[str, list[Any]]) -> None:
+        """Every step of an open episode has a reward."""
+        ids = found["episode_id"]
+        for name, reward in zip(map(str, ids), found.get("reward", [None] * len(ids)), strict=True):
+            number = isinstance(reward, int | float) and not isinstance(reward, bool)
+            if name in self._open and not number:
                 raise UserError(
                     f"reward of episode {name}",
                     expected="a number: what the action before was worth",
-                    got=repr(reward),
+                    got=f"{reward!r:.60}",
                 )
-        return found
 
     def add(
         self, policy: ServedPolicy, found: Mapping[str, list[Any]], rows: Rows, outputs: Any
     ) -> None:
-        """Adds the steps of a request that was served; safe from any thread."""
+        """Adds the steps of a request that was served; safe from any thread.
+
+        Raises:
+          UserError: Another request opened the episode meanwhile, and this one has no reward.
+        """
         actions = [outputs[name] for name in policy.outputs if name not in policy.state]
         with self._lock:
+            self._check_rewards(found)
             for row, name in enumerate(map(str, found["episode_id"])):
                 obs = _packed(policy.policy.obs_spec, [x[row] for x in rows.obs])
                 action = _packed(policy.policy.action_spec, [np.asarray(x[row]) for x in actions])
-                ends = [bool(found.get(n, {}) and found[n][row]) for n in LOGGED[2:]]
+                ends = [n in found and found[n][row] for n in LOGGED[2:]]
                 reward = found.get("reward", [0.0] * rows.size)[row]
                 self._add(name, obs, action, reward, *ends)
 
@@ -120,6 +135,21 @@ class EpisodeLog:
         with self._lock:
             while self._open:
                 self._write(self._open.popitem(last=False)[1][0])
+
+
+def _check_ids(ids: list[Any]) -> None:
+    """Ids are text or numbers, each of one row: the steps of an episode follow each other."""
+    for value, times in collections.Counter(map(str, ids)).items():
+        if times > 1:
+            raise UserError(
+                "episode_id",
+                expected="one row of each episode",
+                got=f"{times} of {value!r:.60}",
+                remedy="Send the steps of one episode one after the other.",
+            )
+    wrong = [value for value in ids if not isinstance(value, str | int)]
+    if wrong:
+        raise UserError("episode_id", expected="text or numbers", got=f"{wrong[0]!r:.60}")
 
 
 def _packed(spec: Any, leaves: list[np.ndarray]) -> Any:

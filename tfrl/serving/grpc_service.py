@@ -9,7 +9,7 @@ from tfrl import extras
 from tfrl.errors import UserError
 from tfrl.serving.batcher import Busy
 from tfrl.serving.metadata import metadata
-from tfrl.serving.served_policy import ServedPolicy
+from tfrl.serving.served_policy import EPISODE_START, LOGGED, ServedPolicy
 from tfrl.serving.server import NotFound, PolicyServer
 
 
@@ -31,7 +31,9 @@ async def start(server: PolicyServer, address: str) -> Any:
     prediction = extras.require(f"{apis}.prediction_service_pb2_grpc", "grpc")
     model = extras.require(f"{apis}.model_service_pb2_grpc", "grpc")
     services = _Services(server)
-    made = grpc.server()
+    made = grpc.server(
+        options=[("grpc.max_receive_message_length", server.options.max_request_mb << 20)]
+    )
     prediction.add_PredictionServiceServicer_to_server(services, made)
     model.add_ModelServiceServicer_to_server(services, made)
     try:
@@ -49,11 +51,41 @@ async def start(server: PolicyServer, address: str) -> Any:
     return made
 
 
-def _array(name: str, tensor: Any) -> Any:
+_DTYPES = zip((EPISODE_START, *LOGGED), ("bool", "string", "float32", "bool", "bool"), strict=True)
+_ROW = {name: tf.TensorSpec([], dtype) for name, dtype in _DTYPES}
+
+
+def _array(name: str, tensor: Any, spec: Any, most: int) -> Any:
+    """A tensor as an array, which is not made before its size is known to be in bounds.
+
+    A few bytes of a request can stand for a tensor of any size.
+    """
+    shape, row = [dim.size for dim in tensor.tensor_shape.dim], spec.shape.as_list()
+    rows = shape[0] if len(shape) > len(row) else 1
+    if shape[len(shape) - len(row) :] != row or len(shape) > len(row) + 1 or not 0 <= rows <= most:
+        raise UserError(
+            name,
+            expected=f"shape {row}, or a batch of at most {most}",
+            got=f"shape {shape}",
+        )
     try:
-        return tf.make_ndarray(tensor)
+        dtype = tf.as_dtype(tensor.dtype)
+        plain = dtype.is_floating or dtype.is_integer or dtype.is_bool
+        if not plain and (name, dtype) != (LOGGED[0], tf.string):
+            raise TypeError(dtype.name)
+        array = tf.make_ndarray(tensor)
     except (TypeError, ValueError) as error:
-        raise UserError(f"input {name}", expected="a tensor", got=str(error)) from error
+        wanted = f"a tensor like {spec.dtype.name}"
+        raise UserError(name, expected=wanted, got=str(error)) from error
+    return _listed(array) if name in LOGGED else array
+
+
+def _listed(array: Any) -> Any:
+    """An array as the log of episodes takes it: Python's values, text instead of bytes."""
+    values = array.tolist()
+    if array.dtype.kind == "O" and array.ndim:
+        return [text.decode(errors="backslashreplace") for text in values]
+    return values
 
 
 class _Services:
@@ -81,9 +113,9 @@ class _Services:
         started = time.perf_counter()
         try:
             policy = self._policy(request.model_spec)
-            columns = {name: _array(name, x) for name, x in request.inputs.items()}
-            size = max((len(x) for x in columns.values() if x.ndim), default=0)
-            columns = {n: x.tolist() if x.dtype.kind in "OS" else x for n, x in columns.items()}
+            columns = self._columns(policy, request.inputs)
+            sizes = [dims[0].size for x in request.inputs.values() if (dims := x.tensor_shape.dim)]
+            size = max(sizes, default=0)
             signature = request.model_spec.signature_name or "serving_default"
             outputs = await self._server.predict(policy, signature, columns, size)
         except UserError as error:
@@ -122,6 +154,15 @@ class _Services:
             state = self._status.ModelVersionStatus.AVAILABLE
             answer.model_version_status.add(version=version, state=state)
         return answer
+
+    def _columns(self, policy: ServedPolicy, inputs: Any) -> dict[str, Any]:
+        """The inputs as arrays; those that nobody knows as None, to be refused by their names."""
+        known = {**_ROW, **policy.inputs, **policy.state}
+        most = self._server.options.max_queue
+        return {
+            name: _array(name, x, known[name], most) if name in known else None
+            for name, x in inputs.items()
+        }
 
     async def _found(self, spec: Any, context: Any) -> ServedPolicy:
         try:

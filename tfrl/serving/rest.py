@@ -1,9 +1,9 @@
 """TensorFlow Serving's REST form: https://www.tensorflow.org/tfx/serving/api_rest."""
 
-import contextlib
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,13 @@ from tfrl.serving.metadata import metadata
 from tfrl.serving.served_policy import ServedPolicy
 from tfrl.serving.server import NotFound, PolicyServer
 
+
+class TooLarge(UserError):
+    """The body of a request is larger than the server takes."""
+
+
 # Of a request: what is not there is 404, too many at a time 503, a mistake 400.
-_CODES: dict[type, int] = {NotFound: 404, Busy: 503}
+_CODES: dict[type, int] = {NotFound: 404, Busy: 503, TooLarge: 413}
 _FORM = 'Write {"instances": [observation, ...]} or {"inputs": {name: [value, ...]}}.'
 
 
@@ -25,6 +30,7 @@ def make_app(server: PolicyServer) -> Any:
     applications = extras.require("starlette.applications", "serve")
     routing = extras.require("starlette.routing", "serve")
     responses = extras.require("starlette.responses", "serve")
+    disconnect = extras.require("starlette.requests", "serve").ClientDisconnect
 
     def answer(content: Any, code: int = 200) -> Any:
         text = json.dumps(content, separators=(",", ":"))
@@ -40,9 +46,17 @@ def make_app(server: PolicyServer) -> Any:
     async def predict(request: Any) -> Any:
         started = time.perf_counter()
         try:
-            response = answer(await predicted(server, asked(request), await request.body()))
+            policy, body = asked(request), await _body(request, server.options.max_request_mb)
+            response = answer(await predicted(server, policy, body))
         except UserError as error:
             response = refused(error)
+        except disconnect:
+            response = answer({"error": "the client left before the end of its request"}, 400)
+        except asyncio.CancelledError:  # uvicorn ends, and waits for the request no longer
+            response = answer({"error": "the server ends"}, 503)
+        except Exception:
+            server.metrics.answered(500, started)
+            raise
         server.metrics.answered(response.status_code, started)
         return response
 
@@ -70,11 +84,6 @@ def make_app(server: PolicyServer) -> Any:
         content, kind = server.metrics.text()
         return responses.Response(content, media_type=kind)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
-        yield
-        server.close()
-
     model = "/v1/models/{name:str}"
     routes = []
     for path in (model, model + "/versions/{version:int}", model + "/labels/{label:str}"):
@@ -95,7 +104,30 @@ def make_app(server: PolicyServer) -> Any:
         )
 
     handlers = {404: unknown, 405: unknown}
-    return applications.Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    return applications.Starlette(routes=routes, exception_handlers=handlers)
+
+
+async def _body(request: Any, max_mb: int) -> bytes:
+    """The body of a request, of which no more is kept than the server takes.
+
+    Raises:
+      TooLarge: It is larger.
+    """
+    body, most = bytearray(), max_mb << 20
+    announced = int(request.headers.get("content-length", 0))
+    if announced <= most:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                break
+        else:
+            return bytes(body)
+    raise TooLarge(
+        "the request",
+        expected=f"at most {max_mb} MB",
+        got=f"{announced:,} bytes" if announced else "more",
+        remedy="Send fewer rows at a time, or serve with a larger --max_request_mb.",
+    )
 
 
 async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> dict[str, Any]:
@@ -106,7 +138,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
     """
     try:
         given = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError("the request", expected="JSON", got=str(error), remedy=_FORM) from error
     keys = set(given) if isinstance(given, Mapping) else set()
     if len(keys & {"instances", "inputs"}) != 1 or keys - {"instances", "inputs", "signature_name"}:

@@ -30,6 +30,7 @@ class ServingOptions:
       max_batch_size: The most rows of a batch, a power of two.
       batch_timeout_ms: How long the first request of a batch waits for others.
       max_queue: The most rows that wait; a further request is refused.
+      max_request_mb: The largest request, in MB.
       log_episodes: Folder of what is served as episodes, or None.
     """
 
@@ -37,6 +38,7 @@ class ServingOptions:
     max_batch_size: int = 64
     batch_timeout_ms: float = 0.0
     max_queue: int = 4096
+    max_request_mb: int = 64
     log_episodes: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class PolicyServer:
         return self.policies[version]
 
     async def predict(
-        self, policy: ServedPolicy, signature: str, columns: dict[str, Any], size: int
+        self, policy: ServedPolicy, signature: Any, columns: dict[str, Any], size: int
     ) -> dict[str, np.ndarray]:
         """Returns the outputs of a request.
 
@@ -139,12 +141,12 @@ class PolicyServer:
         Raises:
           UserError: For anything that is wrong in the request.
         """
-        deterministic = SIGNATURES.get(signature)
+        deterministic = SIGNATURES.get(signature) if isinstance(signature, str) else None
         if deterministic is None or (policy.version, deterministic) not in self._batchers:
             raise UserError(
                 "signature_name",
                 expected=" or ".join(n for n, d in SIGNATURES.items() if d or policy.explores),
-                got=repr(signature),
+                got=f"{signature!r:.60}",
             )
         logged = self.log.read(columns, size) if self.log is not None else {}
         if self.log is None and any(name in columns for name in LOGGED):
