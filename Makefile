@@ -92,7 +92,7 @@ test: $(INSTALLED)
 
 test-current: $(INSTALLED_CURRENT)
 	$(PY_CURRENT) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 \
-	  $(CURRENT) $(ARGS)
+	  --max-worker-restart=0 $(CURRENT) $(ARGS)
 
 tests-current:
 	@echo $(CURRENT)
