@@ -213,7 +213,9 @@ class ProcessVectorEnv(AsyncVectorEnv):
                 expected="processes that live as long as the environments",
                 got=f"the end of worker {_listed(dead)} during {what}",
                 remedy=hint,
-            ) from error
+                # Without the frames of the pipe: Python 3.12 may crash where it collects their
+                # buffers in a cycle, see https://github.com/python/cpython/issues/111049.
+            ) from error.with_traceback(None)
 
     def _raise_if_errors(self, successes: Sequence[bool]) -> None:
         """Raises what the processes report; upstream would log it, and may wait without an end."""
