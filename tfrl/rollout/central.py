@@ -9,7 +9,7 @@ from tfrl import seeding
 from tfrl.envs.central_inference import CentralInference
 from tfrl.envs.host_halves import join, split
 from tfrl.rollout.acting import policy_for
-from tfrl.rollout.host_player import HostPlayer, StepRecord, beside
+from tfrl.rollout.host_player import HostStepper, StepRecord, beside, carries_of
 from tfrl.types import EnvState, Nest, Trajectory
 
 
@@ -29,28 +29,20 @@ def central_rollout(
     Each call of the policy has a row for every environment, of which some count. So the rollout
     depends on who was first, and does not repeat to the bit.
     """
-    policy = policy_for(env, agent, action_fn)
-    if carry is None:
-        carry = policy.fresh_carry()
-    size = env.num_envs
-    carries = [None] * size if carry is None else split(carry, size)
-    given = zip(env.parts, env.rows_of(env_state), carries, strict=True)
-    records = [
-        StepRecord(
-            HostPlayer(part, agent, own, None, key, length, action_fn, before, acts=False),
-            length,
-            fields,
-        )
-        for part, own, before in given
+    policy, size = policy_for(env, agent, action_fn), env.num_envs
+    carries, fresh = (_rows(x, size) for x in carries_of(policy, carry))
+    players = [
+        HostStepper(part, agent, own, carries[i], fresh[i])
+        for i, (part, own) in enumerate(zip(env.parts, env.rows_of(env_state), strict=True))
     ]
-    players = [record.player for record in records]
+    records = [StepRecord(player, length, fields) for player in players]
     taken = [0] * size  # steps of each environment
     acting, calls = list(range(size)), 0
     pending: set[int] = set()
     while acting or pending:
         if acting:
             obs = beside([player.seen for player in players], axis=0)
-            before = None if carry is None else beside([p.carry for p in players], axis=0)
+            before = _carry_of(players)
             if calls == 0:
                 policy.begin(agent_state, key, length, obs, before)
             elif calls % length == 0:  # it has draws for so many calls
@@ -70,8 +62,11 @@ def central_rollout(
             if taken[i] < length:
                 acting.append(i)
     trajectory = beside([record.trajectory() for record in records], axis=1)
-    carry = None if carry is None else beside([p.carry for p in players], axis=0)
-    return trajectory, join([player.state for player in players]), carry
+    return trajectory, join([player.state for player in players]), _carry_of(players)
+
+
+def _carry_of(players: Sequence[HostStepper]) -> Nest:
+    return None if players[0].carry is None else beside([p.carry for p in players], axis=0)
 
 
 def _rows(nest: Nest, count: int) -> list[Nest]:

@@ -106,7 +106,7 @@ def host_rollout(
         found = [_one_step(players[0], fields)]
     else:
         records = [StepRecord(player, length, fields) for player in players]
-        _play(records, length, one_episode)
+        _play(records, players, length, one_episode)
         found = [record.trajectory() for record in records]
     if not several:
         trajectory, state, after = found[0], players[0].state, players[0].carry
@@ -121,20 +121,20 @@ def _as_tensors(nest: Nest) -> Nest:
     return tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 
-def _play(records: list[StepRecord], length: int, one_episode: bool) -> None:
-    """Steps all records in turn; a step is received just before the next one is sent."""
-    for record in records:
-        record.send(0)
+def _play(
+    records: list[StepRecord], players: list[HostPlayer], length: int, one_episode: bool
+) -> None:
+    """Steps all players in turn; a step is received just before the next one is sent."""
+    going = list(zip(records, players, strict=True))
+    for record, player in going:
+        record.put(0, *player.send(0))
     for t in range(1, length + 1):
-        going = []
-        for record in records:
+        now, going = going, []
+        for record, player in now:
             record.receive(t - 1)
             if t < length and not (one_episode and record.over.all()):
-                record.send(t)
-                going.append(record)
-        if not going:
-            return
-        records = going
+                record.put(t, *player.send(t))
+                going.append((record, player))
 
 
 def blank_trajectory(

@@ -15,56 +15,33 @@ from tfrl.types import EnvState, Nest, Trajectory
 _SMALL_BYTES = 2**14
 
 
-class HostPlayer:
-    """Steps an agent in a host environment; it begins at a state and keeps the newest.
+class HostStepper:
+    """Steps host environments by actions that it is given; it keeps the newest state.
 
     Attributes:
-      state: The environments.
+      env: The environments.
+      state: Their state.
       carry: The agent's recurrent state for the next step, or None.
     """
 
-    def __init__(
-        self,
-        env: HostEnv,
-        agent: Any,
-        env_state: EnvState,
-        agent_state: Any,
-        key: tf.Tensor,
-        length: int,
-        action_fn: Callable[..., Any],
-        carry: Nest,
-        acts: bool = True,
-    ):
-        """Takes the agent's state for `length` steps; `acts` is False where others act for it."""
-        self.env = env
-        self.state = env_state
-        self._policy: HostPolicy = policy_for(env, agent, action_fn)
-        self._fresh = self._policy.fresh_carry()
-        if carry is None:
-            carry = self._fresh
-        elif self._fresh is None:
-            self._fresh = tf.nest.map_structure(np.zeros_like, _arrays(carry))
-        self.carry = _arrays(carry)
+    def __init__(self, env: HostEnv, agent: Any, env_state: EnvState, carry: Nest, fresh: Nest):
+        """Begins at a state.
+
+        Args:
+          env: The environments.
+          agent: Who sees them.
+          env_state: Their newest state.
+          carry: The recurrent state for the first step, arrays `[B, ...]`, or None.
+          fresh: That of an episode's start, likewise.
+        """
+        self.env, self.state, self.carry = env, env_state, carry
+        self._agent, self._fresh = agent, fresh
         self._restarts = env.autoreset in SAME_STEP_MODES
-        self._agent = agent
-        if acts:
-            self._policy.begin(agent_state, key, length, self.seen, self.carry)
 
     @property
     def seen(self) -> Nest:
         """What the agent sees, `[B, ...]`."""
         return seen_by(self._agent, self.state)
-
-    def step(self, t: int) -> None:
-        """Acts and steps."""
-        self.send(t)
-        self.receive()
-
-    def send(self, t: int) -> tuple[Nest, Nest]:
-        """Acts and starts step t; returns the action and the extras."""
-        action, after, extras = self._policy.act(self.seen, t, self.carry)
-        self.dispatch(action, after)
-        return action, extras
 
     def dispatch(self, action: Nest, after: Nest) -> None:
         """Starts a step by an action, behind which the recurrent state is `after`."""
@@ -83,6 +60,51 @@ class HostPlayer:
         starts = state.termination | state.truncation if self._restarts else state.info["autoreset"]
         frozen = self.env.autoreset.name == "DISABLED"
         return carry if frozen or not starts.any() else where(starts, self._fresh, carry)
+
+
+class HostPlayer(HostStepper):
+    """Steps host environments by an agent's policy."""
+
+    def __init__(
+        self,
+        env: HostEnv,
+        agent: Any,
+        env_state: EnvState,
+        agent_state: Any,
+        key: tf.Tensor,
+        length: int,
+        action_fn: Callable[..., Any],
+        carry: Nest,
+    ):
+        """Takes the agent's state for `length` steps."""
+        self._policy: HostPolicy = policy_for(env, agent, action_fn)
+        super().__init__(env, agent, env_state, *carries_of(self._policy, carry))
+        self._policy.begin(agent_state, key, length, self.seen, self.carry)
+
+    def step(self, t: int) -> None:
+        """Acts and steps."""
+        self.send(t)
+        self.receive()
+
+    def send(self, t: int) -> tuple[Nest, Nest]:
+        """Acts and starts step t; returns the action and the extras."""
+        action, after, extras = self._policy.act(self.seen, t, self.carry)
+        self.dispatch(action, after)
+        return action, extras
+
+
+def carries_of(policy: HostPolicy, carry: Nest) -> tuple[Nest, Nest]:
+    """Returns recurrent states in NumPy: that for a first step, and that of an episode's start.
+
+    Args:
+      policy: Who acts.
+      carry: The first, or None for a fresh one.
+    """
+    fresh = policy.fresh_carry()
+    if carry is None:
+        return _arrays(fresh), fresh
+    own = _arrays(carry)
+    return own, tf.nest.map_structure(np.zeros_like, own) if fresh is None else fresh
 
 
 class StepRows:
@@ -130,7 +152,7 @@ def _joined(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
 class StepRecord:
     """The experience of a player, and what a rollout makes of it."""
 
-    def __init__(self, player: HostPlayer, length: int, fields: Sequence[str]):
+    def __init__(self, player: HostStepper, length: int, fields: Sequence[str]):
         self.player = player
         self._same_step = player.env.autoreset in SAME_STEP_MODES
         self._obs, self._action = StepRows(length + 1), StepRows(length)
@@ -141,10 +163,6 @@ class StepRecord:
         self._ends: list[tuple[int, np.ndarray, Nest]] = []
         self.over = np.zeros(player.env.num_envs, bool)  # where an episode has ended
         self._obs.put(0, player.state.obs)
-
-    def send(self, t: int) -> None:
-        """Starts step t."""
-        self.put(t, *self.player.send(t))
 
     def put(self, t: int, action: Nest, extras: Nest) -> None:
         """Stores what was sent at step t."""
