@@ -143,7 +143,7 @@ VALUES = types.SimpleNamespace(
     **{"gin_file": (CATCH,), "gin_bindings": ("PPO.discount=0.9",), "seed": 3, "tpu": None},
     **{"strategy": "one_device", "num_logical_cpus": 1, "deterministic_ops": False},
 )
-CLIP = search_space.Space("clip", {"PPO.clip": {"low": 0.1, "high": 0.5}})
+CLIP = search_space.SearchSpace("clip", {"PPO.clip": {"low": 0.1, "high": 0.5}})
 
 
 @pytest.fixture(name="trained")

@@ -31,7 +31,7 @@ from tfrl.rollout.policy import Policy
 from tfrl.serving import grpc_service
 from tfrl.serving.batcher import Batcher, Busy
 from tfrl.serving.episode_log import EpisodeLog
-from tfrl.serving.served_policy import Rows, ServedPolicy
+from tfrl.serving.served_policy import RequestRows, ServedPolicy
 from tfrl.serving.server import PolicyServer, ServingOptions
 
 STATE = ("state_policy_hidden", "state_value_hidden")
@@ -478,7 +478,7 @@ def test_episodes_of_nests_come_back(tmp_path):
 
 def numbers(*values):
     x = np.array(values, np.float32)
-    return Rows((x,), (), np.zeros([len(x)], bool), len(x))
+    return RequestRows((x,), (), np.zeros([len(x)], bool), len(x))
 
 
 def test_batches_wait_for_others_and_no_longer():

@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """What a trial may choose.
 
     Attributes:
@@ -51,7 +51,7 @@ class Space:
         return dict(chosen)
 
 
-def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> Space:
+def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> SearchSpace:
     """Reads a search space.
 
     A range of a parameter that the configuration binds to `@LinearSchedule()` is that of the
@@ -72,7 +72,7 @@ def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> 
     else:
         value = _imported(name)
         if callable(value):
-            return Space(name, function=value)
+            return SearchSpace(name, function=value)
         if not isinstance(value, Mapping):
             raise UserError(
                 f"--space={name}",
@@ -86,7 +86,7 @@ def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> 
     if not any(is_range(value) for value in entries.values()):
         raise UserError(f"--space={name}", expected="a range", got="none", remedy=_REMEDY)
     schedules = _schedules(files, bindings)
-    return Space(name, {schedules.get(key, key): value for key, value in entries.items()})
+    return SearchSpace(name, {schedules.get(key, key): value for key, value in entries.items()})
 
 
 def default(gin_file: str) -> str | None:

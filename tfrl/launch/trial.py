@@ -16,7 +16,7 @@ from tfrl.experiment.callbacks import STOP, Callback, Event
 from tfrl.launch import api, best_gin, gin_registry
 from tfrl.launch import flags as common_flags
 from tfrl.launch import study as studies
-from tfrl.launch.search_space import Space
+from tfrl.launch.search_space import SearchSpace
 from tfrl.launch.termination import Termination
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ NOTHING_LEFT, FAILED = 3, 4
 _METRIC = "eval_return_mean"
 
 
-def run(options: studies.StudyOptions, space: Space, values: common_flags.CommonFlags) -> int:
+def run(options: studies.StudyOptions, space: SearchSpace, values: common_flags.CommonFlags) -> int:
     """Runs the next trial of a study, if there is one.
 
     Args:
@@ -113,7 +113,7 @@ def _redirect(log: int) -> int:
     return screen
 
 
-def _check_names(space: Space) -> None:
+def _check_names(space: SearchSpace) -> None:
     """Every binding of a space exists; functions are checked by their trials."""
     for key in space.entries or {}:
         name = key.rpartition("/")[2]
@@ -122,7 +122,7 @@ def _check_names(space: Space) -> None:
             gin_registry.check_parameter(selector, parameter, f"--space={space.name}")
 
 
-def _choose(study: Any, trial: Any, space: Space) -> dict[str, Any]:
+def _choose(study: Any, trial: Any, space: SearchSpace) -> dict[str, Any]:
     try:
         return space.choose(trial)
     except BaseException:

@@ -115,7 +115,7 @@ def _options(values: common_flags.CommonFlags) -> studies.StudyOptions:
     )
 
 
-def _space(values: common_flags.CommonFlags) -> search_space.Space:
+def _space(values: common_flags.CommonFlags) -> search_space.SearchSpace:
     name = flags.FLAGS.space or search_space.default(values.gin_file[-1])
     if name is None:
         raise UserError(

@@ -3,13 +3,14 @@
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tfrl.errors import UserError
-from tfrl.serving.served_policy import Rows
+from tfrl.serving.served_policy import RequestRows
 
 Outputs = dict[str, np.ndarray]
 
@@ -27,7 +28,7 @@ class Batcher:
 
     def __init__(
         self,
-        predict: Callable[[Rows], Outputs],
+        predict: Callable[[RequestRows], Outputs],
         executor: concurrent.futures.Executor,
         *,
         max_batch_size: int,
@@ -48,12 +49,14 @@ class Batcher:
         self._predict, self._executor = predict, executor
         self._max, self._wait, self._max_queue = max_batch_size, wait_seconds, max_queue
         self._on_batch = on_batch
-        self._queue: collections.deque[tuple[Rows, asyncio.Future[Outputs]]] = collections.deque()
+        self._queue: collections.deque[tuple[RequestRows, asyncio.Future[Outputs]]] = (
+            collections.deque()
+        )
         self._task: asyncio.Task[None] | None = None
         self._full = asyncio.Event()
         self.waiting = 0  # rows
 
-    async def submit(self, rows: Rows) -> Outputs:
+    async def submit(self, rows: RequestRows) -> Outputs:
         """Returns the outputs of some rows.
 
         Raises:
@@ -81,10 +84,8 @@ class Batcher:
         while self._queue:
             if self._wait and self.waiting < self._max:
                 self._full.clear()
-                try:
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._wait)
-                except asyncio.TimeoutError:
-                    pass
             requests = self._take()
             try:
                 outputs = await loop.run_in_executor(
@@ -99,9 +100,9 @@ class Batcher:
                 if not future.done():  # the client may have gone
                     future.set_result(found)
 
-    def _take(self) -> list[tuple[Rows, "asyncio.Future[Outputs]"]]:
+    def _take(self) -> list[tuple[RequestRows, "asyncio.Future[Outputs]"]]:
         """The requests of the next batch: one at least, however large."""
-        taken: list[tuple[Rows, asyncio.Future[Outputs]]] = []
+        taken: list[tuple[RequestRows, asyncio.Future[Outputs]]] = []
         size = 0
         while self._queue and (not taken or size + self._queue[0][0].size <= self._max):
             taken.append(self._queue.popleft())
@@ -109,7 +110,7 @@ class Batcher:
         self.waiting -= size
         return taken
 
-    def _run(self, requests: list[Rows]) -> list[Outputs]:
+    def _run(self, requests: list[RequestRows]) -> list[Outputs]:
         sizes = [rows.size for rows in requests]
         whole = _joined(requests)
         parts = [
@@ -127,7 +128,7 @@ class Batcher:
             for size, end in zip(sizes, ends, strict=True)
         ]
 
-    def _predict_padded(self, rows: Rows) -> Outputs:
+    def _predict_padded(self, rows: RequestRows) -> Outputs:
         self._on_batch(rows.size)
         size = 1 << (rows.size - 1).bit_length()
         if size == rows.size:
@@ -137,20 +138,20 @@ class Batcher:
         def padded(x: np.ndarray) -> np.ndarray:
             return np.concatenate([x, np.repeat(x[:1], more, axis=0)])
 
-        filled = Rows(
+        filled = RequestRows(
             tuple(map(padded, rows.obs)), tuple(map(padded, rows.state)), padded(rows.starts), size
         )
         return {name: x[: rows.size] for name, x in self._predict(filled).items()}
 
 
-def _joined(requests: list[Rows]) -> Rows:
+def _joined(requests: list[RequestRows]) -> RequestRows:
     if len(requests) == 1:
         return requests[0]
 
     def join(columns: Any) -> tuple[np.ndarray, ...]:
         return tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
 
-    return Rows(
+    return RequestRows(
         join(r.obs for r in requests),
         join(r.state for r in requests),
         np.concatenate([r.starts for r in requests]),
@@ -158,11 +159,11 @@ def _joined(requests: list[Rows]) -> Rows:
     )
 
 
-def _part(rows: Rows, start: int, stop: int) -> Rows:
+def _part(rows: RequestRows, start: int, stop: int) -> RequestRows:
     if not start and stop >= rows.size:
         return rows
     part = slice(start, stop)
-    return Rows(
+    return RequestRows(
         tuple(x[part] for x in rows.obs),
         tuple(x[part] for x in rows.state),
         rows.starts[part],

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfrl.episodes import SingleAgentEpisode, write_episodes
 from tfrl.errors import UserError
-from tfrl.serving.served_policy import LOGGED, Rows, ServedPolicy
+from tfrl.serving.served_policy import LOGGED, RequestRows, ServedPolicy
 
 _MOST_OPEN = 10_000  # episodes; beyond, the one that was idle longest is written as it is
 
@@ -88,7 +88,7 @@ class EpisodeLog:
                 )
 
     def add(
-        self, policy: ServedPolicy, found: Mapping[str, list[Any]], rows: Rows, outputs: Any
+        self, policy: ServedPolicy, found: Mapping[str, list[Any]], rows: RequestRows, outputs: Any
     ) -> None:
         """Adds the steps of a request that was served; safe from any thread.
 

@@ -20,7 +20,7 @@ SIGNATURES = {"serving_default": True, "action": True, "explore": False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class RequestRows:
     """The checked rows of one request.
 
     Attributes:
@@ -71,7 +71,7 @@ class ServedPolicy:
         """Whether it can draw actions as in training."""
         return bool(getattr(self.policy, "explores", True))
 
-    def read(self, columns: Mapping[str, Any]) -> Rows:
+    def read(self, columns: Mapping[str, Any]) -> RequestRows:
         """Checks the columns of a request, leaves `[B, ...]` by name.
 
         Raises:
@@ -97,7 +97,7 @@ class ServedPolicy:
                 remedy='Write {"instances": [observation]}.',
             )
         state, starts = self._read_state(columns, size)
-        return Rows(tuple(tf.nest.flatten(obs)), state, starts, size)
+        return RequestRows(tuple(tf.nest.flatten(obs)), state, starts, size)
 
     def _read_state(
         self, columns: Mapping[str, Any], size: int
@@ -131,7 +131,7 @@ class ServedPolicy:
     def _specs(self) -> list[tf.TensorSpec]:
         return list(self.state.values())
 
-    def predict(self, rows: Rows, deterministic: bool) -> dict[str, np.ndarray]:
+    def predict(self, rows: RequestRows, deterministic: bool) -> dict[str, np.ndarray]:
         """Returns the outputs by name, leaves `[B, ...]`: the action, and the state after it."""
         obs = tf.nest.pack_sequence_as(self.policy.obs_spec, rows.obs)
         state = None

@@ -188,7 +188,7 @@ class Metrics:
         )
         self.batch_rows = prometheus.Histogram(
             "tfrl_batch_rows",
-            "Rows of a batch.",
+            "RequestRows of a batch.",
             buckets=[2**i for i in range(11)],
             registry=self.registry,
         )
