@@ -280,7 +280,7 @@ def _annotation(variable: str, annotation: str) -> dict[str, Any]:
 def _failure_rules(kind: str, workers: int) -> list[dict[str, Any]]:
     evicted = {"type": "DisruptionTarget", "status": "True"}
     rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [evicted]}]
-    if workers == 1:  # one of several ends with it too, where another worker is lost
+    if workers == 1:  # one of several ends with it too, where the others do not come
         mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
         rules.append({"action": "FailJob", "onExitCodes": mistake})
     return rules
