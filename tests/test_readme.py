@@ -18,7 +18,7 @@ def blocks(language):
 
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_python_example_is_short_and_runs(tmp_path, short):
-    code, _, _ = blocks("python")
+    code, *_ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     if short:
         code = code.replace("100_000, eval_interval=50_000", "12_288, eval_interval=8_192")
@@ -28,9 +28,17 @@ def test_the_python_example_is_short_and_runs(tmp_path, short):
 
 
 def test_the_learner_example_runs(tmp_path):
-    _, _, code = blocks("python")
+    *_, code = blocks("python")
     out = run([sys.executable, "-c", code], tmp_path)
     assert 0.0 < float(out.strip().splitlines()[-1]) < 0.5
+
+
+@pytest.mark.slow
+def test_the_run_in_python_goes_on(tmp_path):
+    _, code, *_ = blocks("python")
+    code = code.replace("500_000", "4_096").replace("600_000", "8_192")
+    out = run([sys.executable, "-c", "import tfrl\n" + code], tmp_path)
+    assert "going on at 4,096 of 8,192 env steps" in out
 
 
 @pytest.mark.slow
