@@ -144,12 +144,12 @@ class Agent(abc.ABC):
         self, init: Callable[..., Any], obs_spec: Nest, action_spec: Nest, key: tf.Tensor
     ) -> Any:
         """Returns the state of specs that are given with the key; `init` is the agent's own."""
-        for name, given in (("obs_spec", obs_spec), ("action_spec", action_spec)):
-            if given != getattr(self, name):
+        for name, spec in (("obs_spec", obs_spec), ("action_spec", action_spec)):
+            if spec != getattr(self, name):
                 raise UserError(
                     f"{name} of {type(self).__name__}.init",
                     expected=f"the {name} that it was made with: {getattr(self, name)}",
-                    got=repr(given),
+                    got=repr(spec),
                     remedy="Its networks are made of the specs: give them to the constructor.",
                 )
         return init(self, key)
@@ -314,8 +314,8 @@ def _taking_specs(init: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) + len(kwargs) == 1:
             return init(self, *args, **kwargs)
-        given = dict(zip(("obs_spec", "action_spec", "key"), args, strict=False), **kwargs)
-        return self.init_of(init, **given)
+        arguments = dict(zip(("obs_spec", "action_spec", "key"), args, strict=False), **kwargs)
+        return self.init_of(init, **arguments)
 
     return _named_like(init, wrapped)
 
@@ -377,9 +377,9 @@ class NormalizingAgent(Agent):
         """Returns observations as the networks see them, action masks still among them."""
         if not self.normalize_obs:
             return obs
-        found = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
+        normalized = statistics.normalize(state.normalizer, obs, clip=self.obs_clip)
         # A mask of floats must stay what it is.
-        return found if split_mask(obs)[1] is None else {**found, MASK: obs[MASK]}
+        return normalized if split_mask(obs)[1] is None else {**normalized, MASK: obs[MASK]}
 
     def update_normalizer(self, state: AgentState, trajectory: Trajectory) -> AgentState:
         """Merges the observations of new experience into the statistics, used from then on."""

@@ -10,8 +10,8 @@ from tfrl.types import Nest
 
 def sees_image(obs_spec: Nest, obs_key: str | None) -> bool:
     """Tells whether the default torso takes one image: all of the observation, or its item."""
-    whole = networks.ObservationTorso(obs_spec=obs_spec, body=networks.MLP(), obs_key=obs_key)
-    return networks.is_image(whole.choose(obs_spec))
+    torso = networks.ObservationTorso(obs_spec=obs_spec, body=networks.MLP(), obs_key=obs_key)
+    return networks.is_image(torso.choose(obs_spec))
 
 
 def default_torso(
@@ -96,18 +96,18 @@ def make_critic(
     if torso is None and num_actions is None:
         torso = critic_torso(obs_spec, hidden, obs_key)
     torso = torso or default_torso(obs_spec, hidden, obs_key, "relu")
-    whole = head(torso)
-    if whole is not None:
-        return networks.CriticEnsemble(network=whole, num_actions=num_actions, **ensemble)
+    critic = head(torso)
+    if critic is not None:
+        return networks.CriticEnsemble(network=critic, num_actions=num_actions, **ensemble)
     return networks.CriticEnsemble(torso=torso, num_actions=num_actions, **ensemble)
 
 
-def check_critic(agent: Any, network: networks.Network, seen: Nest) -> None:
+def check_critic(agent: Any, network: networks.Network, input_spec: Nest) -> None:
     """Raises a UserError for a critic network that gives something else than the agent takes."""
     name, normalize = f"{type(agent).__name__}.critic_network", agent.normalize_obs
     if agent.discrete:
         number = specs.num_actions(agent.action_spec)
-        network_checks.check_value(name, network, seen, normalize, number)
+        network_checks.check_value(name, network, input_spec, normalize, number)
     else:
         unit = agent.unit_actions.spec
-        network_checks.check_value(name, network, seen, normalize, action_spec=unit)
+        network_checks.check_value(name, network, input_spec, normalize, action_spec=unit)

@@ -47,12 +47,12 @@ def map_agents(
     modules = {}
     for m, ids in members.items():
         _check_equal(m, ids, obs_spec, action_spec)
-        given, first = policies[m], ids[0]
-        made = given
-        if not isinstance(given, Agent) and callable(given):
-            made = given(obs_spec=obs_spec[first], action_spec=action_spec[first])
-        _check_module(m, made, first, obs_spec[first], action_spec[first])
-        modules[m] = made
+        policy, first = policies[m], ids[0]
+        agent = policy
+        if not isinstance(policy, Agent) and callable(policy):
+            agent = policy(obs_spec=obs_spec[first], action_spec=action_spec[first])
+        _check_module(m, agent, first, obs_spec[first], action_spec[first])
+        modules[m] = agent
     return members, modules
 
 
@@ -137,16 +137,16 @@ def _check_equal(m: str, ids: tuple[str, ...], obs_spec: Nest, action_spec: Nest
             )
 
 
-def _check_module(m: str, made: Any, agent_id: str, obs_spec: Nest, action_spec: Nest) -> None:
-    if not isinstance(made, Agent):
+def _check_module(m: str, agent: Any, agent_id: str, obs_spec: Nest, action_spec: Nest) -> None:
+    if not isinstance(agent, Agent):
         raise UserError(
             f"module {m!r}",
             expected="an agent, or a function of obs_spec and action_spec that makes one",
-            got=type(made).__name__,
+            got=type(agent).__name__,
             remedy="Give for example policies={'shared': PPO}.",
         )
     for name, spec in (("obs_spec", obs_spec), ("action_spec", action_spec)):
-        own = getattr(made, name)
+        own = getattr(agent, name)
         if struct.paths(own) != struct.paths(spec):
             raise UserError(
                 f"module {m!r}: {name}",
@@ -292,13 +292,13 @@ class MultiAgent(Agent):
                 seeding.stream(key, m),
                 before,
             )
-            for found, nest in (
+            for results, nest in (
                 (actions, output.action),
                 (carries, output.carry),
                 (extras, output.extras),
             ):
                 if nest is not None:
-                    found.update(zip(ids, _apart(nest, len(ids)), strict=True))
+                    results.update(zip(ids, _apart(nest, len(ids)), strict=True))
         return ActionOutput(action=actions, carry=carries or None, extras=extras or None)
 
     # Learning.
@@ -320,8 +320,8 @@ class MultiAgent(Agent):
         batches, metrics = {}, {}
         for m, view in self.views(trajectory).items():
             if self.modules[m].updates:
-                batches[m], found = self.modules[m].learner_batch(state[m], view)
-                metrics.update({f"{m}/{name}": x for name, x in found.items()})
+                batches[m], rows = self.modules[m].learner_batch(state[m], view)
+                metrics.update({f"{m}/{name}": x for name, x in rows.items()})
         return batches, metrics
 
     def update_normalizer(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]

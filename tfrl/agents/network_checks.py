@@ -86,13 +86,13 @@ def check_policy(
       UserError: For another output, and for a distribution over other actions.
     """
 
-    def fits(found: Any) -> bool:
-        if not all(hasattr(found, name) for name in _ASKED_OF_POLICIES):
+    def fits(output: Any) -> bool:
+        if not all(hasattr(output, name) for name in _ASKED_OF_POLICIES):
             return False
-        number, logits = num_actions(action_spec), getattr(found, "logits", None)
+        number, logits = num_actions(action_spec), getattr(output, "logits", None)
         if number and logits is not None and logits.shape[-1] not in (number, None):
             return False
-        return _is_like(found.sample(seeding.key(0)), action_spec)
+        return _is_like(output.sample(seeding.key(0)), action_spec)
 
     wanted = f"a distribution of actions for each observation, of {action_spec!r}"
     _check_output(name, network, spec, normalize_obs, wanted, fits)
@@ -116,8 +116,8 @@ def check_value(
         wanted = f"one value for each of {num_actions} actions, float32 [..., {num_actions}]"
         shape = [1, num_actions]
 
-    def fits(found: Any) -> bool:
-        return _is_float(found) and found.shape.is_compatible_with(shape)
+    def fits(output: Any) -> bool:
+        return _is_float(output) and output.shape.is_compatible_with(shape)
 
     _check_output(name, network, spec, normalize_obs, wanted, fits, action_spec)
 
@@ -127,8 +127,8 @@ def check_actions(
 ) -> None:
     """Checks that an actor network gives actions of the spec; see `check_policy`."""
 
-    def fits(found: Any) -> bool:
-        return all(map(_is_float, tf.nest.flatten(found))) and _is_like(found, action_spec)
+    def fits(output: Any) -> bool:
+        return all(map(_is_float, tf.nest.flatten(output))) and _is_like(output, action_spec)
 
     wanted = f"an action of {action_spec!r} for each observation"
     _check_output(name, network, spec, normalize_obs, wanted, fits)
@@ -145,8 +145,8 @@ def _check_output(
 ) -> None:
     """Looks at what a network gives for one observation, `[1, ...]`, while tracing."""
     with tf.init_scope():
-        whole = spec if action_spec is None else (spec, action_spec)
-        params = network.init(seeding.key(0), whole)
+        both_specs = spec if action_spec is None else (spec, action_spec)
+        params = network.init(seeding.key(0), both_specs)
 
         def run() -> None:
             x = specs.zeros(spec, (1,))
@@ -154,41 +154,41 @@ def _check_output(
                 x = statistics.normalize(statistics.init(spec), x)
             if action_spec is not None:
                 x = (x, specs.zeros(action_spec, (1,)))
-            found = network.step(params, x, network.initial_carry(1))[0]
-            if not fits(found):
+            output = network.step(params, x, network.initial_carry(1))[0]
+            if not fits(output):
                 raise UserError(
                     name,
                     expected=f"a network that gives {wanted}",
-                    got=f"{type(network).__name__}, which gives {_described(found)}",
+                    got=f"{type(network).__name__}, which gives {_described(output)}",
                     remedy=_REMEDIES.get(name.rpartition(".")[2], _REMEDY),
                 )
 
         tf.function(run, autograph=False).get_concrete_function()
 
 
-def _is_float(found: Any) -> bool:
-    return tf.is_tensor(found) and found.dtype.is_floating
+def _is_float(output: Any) -> bool:
+    return tf.is_tensor(output) and output.dtype.is_floating
 
 
-def _is_like(found: Nest, spec: Nest) -> bool:
+def _is_like(output: Nest, spec: Nest) -> bool:
     """Whether a nest has the structure of a spec, and its shapes behind a batch axis of 1."""
     try:
-        tf.nest.assert_same_structure(found, spec, check_types=False)
+        tf.nest.assert_same_structure(output, spec, check_types=False)
     except (TypeError, ValueError):
         return False
-    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(spec), strict=True)
+    pairs = zip(tf.nest.flatten(output), tf.nest.flatten(spec), strict=True)
     return all(x.shape.is_compatible_with([1, *s.shape]) for x, s in pairs)
 
 
-def _described(found: Any) -> str:
-    if tf.is_tensor(found):
-        shape = ["...", *(found.shape[1:] if found.shape.rank else ())]
-        return f"{found.dtype.name} [{', '.join(map(str, shape))}]"
-    if not all(hasattr(found, n) for n in _ASKED_OF_POLICIES):
-        return f"a {type(found).__name__}"
-    logits = getattr(found, "logits", None)
+def _described(output: Any) -> str:
+    if tf.is_tensor(output):
+        shape = ["...", *(output.shape[1:] if output.shape.rank else ())]
+        return f"{output.dtype.name} [{', '.join(map(str, shape))}]"
+    if not all(hasattr(output, n) for n in _ASKED_OF_POLICIES):
+        return f"a {type(output).__name__}"
+    logits = getattr(output, "logits", None)
     of = "" if logits is None else f" of {logits.shape[-1]} actions"
-    return f"a distribution, {type(found).__name__}{of}"
+    return f"a distribution, {type(output).__name__}{of}"
 
 
 def num_actions(spec: Nest) -> int | None:
@@ -206,19 +206,19 @@ def origin_remedy(network: Any, name: str, discrete: bool = False) -> str | None
       name: The agent's field.
       discrete: Whether the agent's action is a Discrete one.
     """
-    made = network.func if isinstance(network, functools.partial) else network
-    classes = made.__mro__ if isinstance(made, type) else type(made).__mro__
+    factory = network.func if isinstance(network, functools.partial) else network
+    classes = factory.__mro__ if isinstance(factory, type) else type(factory).__mro__
     if not any(c.__module__.split(".")[0] == "tf_agents" for c in classes):
         return None
-    given = "env.obs_spec, env.action_spec"
+    arguments = "env.obs_spec, env.action_spec"
     if name.endswith(("torso", "value")):
-        given = "env.obs_spec"
+        arguments = "env.obs_spec"
     if name.endswith("critic_network"):
-        given = "(env.obs_spec, env.action_spec)"
+        arguments = "(env.obs_spec, env.action_spec)"
         if discrete:
-            given = given.strip("()")
+            arguments = arguments.strip("()")
     return (
         "A network of TF-Agents becomes one of tfrl as tfrl.compat.tf_agents."
-        f"from_tf_agents_network(make_network, {given}), where make_network makes it: the class, "
-        "or functools.partial of the class and its settings."
+        f"from_tf_agents_network(make_network, {arguments}), where make_network makes it: the "
+        "class, or functools.partial of the class and its settings."
     )

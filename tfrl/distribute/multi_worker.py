@@ -37,7 +37,7 @@ def wait_for_all(
     """
     started = time.monotonic()
     missing = dict.fromkeys(workers.others, "")
-    said = False
+    logged = False
     with _Listener(workers):
         while missing:
             for place in list(missing):
@@ -51,9 +51,9 @@ def wait_for_all(
                 break
             if waited > seconds:
                 raise _never_came(workers, missing, seconds)
-            if log is not None and not said and waited > _SAY_AFTER_SECONDS:
+            if log is not None and not logged and waited > _SAY_AFTER_SECONDS:
                 log(f"Waiting for {workers.names(missing)}, at most {seconds:g} s.")
-                said = True
+                logged = True
             time.sleep(_RETRY_SECONDS)
 
 

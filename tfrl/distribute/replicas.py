@@ -70,21 +70,21 @@ class Replicas:
         """
         if not self.outside:
             return fn(*args)
-        given = tf.nest.flatten(args)
-        tensors = [i for i, x in enumerate(given) if _is_value(x)]
+        arguments = tf.nest.flatten(args)
+        tensors = [i for i, x in enumerate(arguments) if _is_value(x)]
         results: list[Nest] = []
 
         def flat(*values: tf.Tensor) -> list[tf.Tensor]:
             # A dataclass of per-replica values has no TypeSpec: only flat leaves go in and out.
-            leaves = list(given)
+            leaves = list(arguments)
             for i, value in zip(tensors, values, strict=True):
                 leaves[i] = value
             result = fn(*tf.nest.pack_sequence_as(args, leaves))
             results.append(result)
             return [x for x in tf.nest.flatten(result) if _is_value(x)]
 
-        found = iter(self.strategy.run(flat, args=tuple(given[i] for i in tensors)))
-        leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
+        outputs = iter(self.strategy.run(flat, args=tuple(arguments[i] for i in tensors)))
+        leaves = [next(outputs) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
     def run_traced(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
@@ -98,8 +98,8 @@ class Replicas:
             results.append(result)
             return [x for x in tf.nest.flatten(result) if _is_value(x)]
 
-        found = iter(tf.function(counted_apart(flat), autograph=False)(*tf.nest.flatten(args)))
-        leaves = [next(found) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
+        outputs = iter(tf.function(counted_apart(flat), autograph=False)(*tf.nest.flatten(args)))
+        leaves = [next(outputs) if _is_value(x) else x for x in tf.nest.flatten(results[0])]
         return tf.nest.pack_sequence_as(results[0], leaves)
 
     def all_gather(self, nest: Nest) -> Nest:

@@ -79,19 +79,19 @@ class WorkerGroup:
         Args:
           arrays: Of the same shapes and dtypes in every process; those of others count nothing.
         """
-        given = [np.asarray(x) for x in arrays]
+        own = [np.asarray(x) for x in arrays]
         if self.num_workers == 1:
-            return given
-        data = b"".join(x.tobytes() for x in given)
+            return own
+        data = b"".join(x.tobytes() for x in own)
         words = np.zeros(-(-len(data) // 4), np.int32)
         if self.is_chief:
             words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         # Integers: sums with zeros are the same bits.
         with lost_workers(self._strategy), self._bounded("arrays of the chief"):
-            found = self._sum_of_bytes(tf.constant(words)).numpy().tobytes()
+            received = self._sum_of_bytes(tf.constant(words)).numpy().tobytes()
         result, start = [], 0
-        for x in given:
-            part = np.frombuffer(found, x.dtype, x.size, start)
+        for x in own:
+            part = np.frombuffer(received, x.dtype, x.size, start)
             result.append(part.reshape(x.shape))
             start += x.nbytes
         return result

@@ -85,23 +85,23 @@ def walk(graph: Any) -> list[Problem]:
     return problems
 
 
-def operations(graph: Any, path: str = "", seen: set[str] | None = None) -> Iterator[Any]:
+def operations(graph: Any, path: str = "", visited: set[str] | None = None) -> Iterator[Any]:
     """Yields `(path, op)` of all ops of a graph and of the functions that they call.
 
     Args:
       graph: A FuncGraph.
       path: Names of the ops that lead here, each with a `/`.
-      seen: Names of functions that were visited already; each is visited once.
+      visited: Names of functions that were visited already; each is visited once.
 
     Yields:
       The ops, those of an inner function before the op that calls it.
     """
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     for op in graph.get_operations():
         for name, body in _called(op):
-            if name not in seen:
-                seen.add(name)
-                yield from operations(body, f"{path}{op.name}/", seen)
+            if name not in visited:
+                visited.add(name)
+                yield from operations(body, f"{path}{op.name}/", visited)
         yield f"{path}{op.name}", op
 
 
@@ -183,12 +183,12 @@ def check_compilable(
       The problems; empty if there is none.
     """
     leaves = tf.nest.flatten(example_args)
-    given = [i for i, x in enumerate(leaves) if _is_array(x)]
-    specs = [_spec(leaves[i]) for i in given]
+    places = [i for i, x in enumerate(leaves) if _is_array(x)]
+    specs = [_spec(leaves[i]) for i in places]
 
     def flat(*values: tf.Tensor) -> list[tf.Tensor]:
         filled = list(leaves)
-        for i, value in zip(given, values, strict=True):
+        for i, value in zip(places, values, strict=True):
             filled[i] = value
         result = call(*tf.nest.pack_sequence_as(example_args, filled))
         return [x for x in tf.nest.flatten(result) if tf.is_tensor(x)]

@@ -334,10 +334,10 @@ class ActionDistribution(struct.Struct):
           UserError: For a mask that fits no leaf, or does not fit its own.
         """
         own = {h.path: h for h in self.heads}
-        found = {} if mask is None else masks_by_path(mask)
-        if self._single and found:
-            found = {self.heads[0].path: found["."]} if set(found) == {"."} else found
-        unknown = sorted(set(found) - set(own))
+        masks = {} if mask is None else masks_by_path(mask)
+        if self._single and masks:
+            masks = {self.heads[0].path: masks["."]} if set(masks) == {"."} else masks
+        unknown = sorted(set(masks) - set(own))
         if unknown:
             raise UserError(
                 f"action mask {unknown[0]}",
@@ -345,9 +345,9 @@ class ActionDistribution(struct.Struct):
                 got=f"a mask for {unknown[0]}",
                 remedy="Give a nest like the action's, without the leaves that have no mask.",
             )
-        for path, leaf in found.items():
+        for path, leaf in masks.items():
             own[path].check_mask(leaf)
-        return [found.get(path) for path in own]
+        return [masks.get(path) for path in own]
 
     def build(
         self, outputs: tf.Tensor, params: dict[str, Any] | None = None, mask: Nest = None

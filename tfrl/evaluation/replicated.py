@@ -40,8 +40,8 @@ def _compiled(evaluator: Evaluator, replicas: Replicas) -> Any:
         return replicas.gather(play(agent_state, seeding.fold_in(key, replicas.index())))
 
     def everywhere(agent_state: Any, key: tf.Tensor) -> Nest:
-        found = replicas.any_replica(replicas.run(own, agent_state, key))  # [R, episodes]
-        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+        episodes = replicas.any_replica(replicas.run(own, agent_state, key))  # [R, episodes]
+        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
     if mode == "eager":
         return everywhere

@@ -66,11 +66,11 @@ def play_on_host(
         return np.concatenate(parts)[: seeds.size]
 
     totals, obs, valid = tf.nest.map_structure(joined, *rounds)
-    apart = tf.nest.map_structure(lambda x: tf.constant(x.reshape(members, episodes)), totals)
+    by_episode = tf.nest.map_structure(lambda x: tf.constant(x.reshape(members, episodes)), totals)
     if not records:
-        return Played(totals=apart)
+        return Played(totals=by_episode)
     return Played(
-        totals=apart,
+        totals=by_episode,
         obs=tf.nest.map_structure(tf.convert_to_tensor, obs),
         valid=tf.convert_to_tensor(valid),
     )
@@ -84,10 +84,10 @@ def _play_round(
     returns, discounted = np.zeros((2, size), np.float32)
     lengths = np.zeros(size, np.int32)
     running = np.ones(size, bool)
-    seen, valid = [], np.zeros((size, length), bool)
+    observed, valid = [], np.zeros((size, length), bool)
     for t in range(length):
         if records:
-            seen.append(player.state.obs)
+            observed.append(player.state.obs)
             valid[:, t] = running
         player.step(t)
         state = player.state
@@ -111,4 +111,4 @@ def _play_round(
         missing = [np.zeros_like(rows[0])] * (length - len(rows))
         return np.stack([*rows, *missing], axis=1)
 
-    return totals, tf.nest.map_structure(column, *seen), valid
+    return totals, tf.nest.map_structure(column, *observed), valid

@@ -107,11 +107,11 @@ class Injection(struct.Struct):
             share = {"replace": self.num_actors / size, "mean": self.pull_share}
             return population, fitness, tf.where(due, share.get(self.kind, 0.0), 0.0)
         ranked = tf.where(tf.math.is_finite(fitness), fitness, -float("inf"))
-        chosen, told = tf.range(size), ranked[:size]
+        chosen, rows = tf.range(size), ranked[:size]
         for i in range(size, self.num_members):
-            worst = tf.argmin(told, output_type=tf.int32)
-            here = tf.equal(tf.range(size), worst) & due & (ranked[i] > told[worst])
-            chosen, told = tf.where(here, i, chosen), tf.where(here, ranked[i], told)
+            worst = tf.argmin(rows, output_type=tf.int32)
+            here = tf.equal(tf.range(size), worst) & due & (ranked[i] > rows[worst])
+            chosen, rows = tf.where(here, i, chosen), tf.where(here, ranked[i], rows)
         share = tf.reduce_mean(tf.cast(chosen >= size, tf.float32))
         taken: Any = struct.take(population, chosen)
         return taken, tf.gather(fitness, chosen), share

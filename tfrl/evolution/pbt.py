@@ -181,10 +181,10 @@ class Perturb(struct.Struct):
             width = math.log(self.factor)
         step = seeding.uniform(keys["step"], [size], -1.0, 1.0)
         step = width * (step if self.log_uniform else tf.sign(step))
-        found = tf.gather(own, parents) + step
+        perturbed = tf.gather(own, parents) + step
         anew = hyperparameter.coordinate(hyperparameter.draw(keys["anew"], size))
         draws = seeding.uniform(keys["whether"], [size]) < self.resample_probability
-        return tf.where(draws, anew, found), velocity
+        return tf.where(draws, anew, perturbed), velocity
 
 
 @loadable

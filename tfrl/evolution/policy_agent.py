@@ -50,8 +50,8 @@ class PolicyAgent(NormalizingAgent):
 
     def __post_init__(self) -> None:
         """Makes the network."""
-        seen, mask = split_mask(self.obs_spec)
-        torso = self.torso or default_torso(seen, self.hidden, activation=self.activation)
+        input_spec, mask = split_mask(self.obs_spec)
+        torso = self.torso or default_torso(input_spec, self.hidden, activation=self.activation)
         distribution = distributions.make_distribution(self.action_spec, squash=True)
         if mask is not None:
             distribution.check_mask(mask)
@@ -75,9 +75,9 @@ class PolicyAgent(NormalizingAgent):
         return self.network.initial_carry(batch_size)
 
     def _act(self, state: AgentState, obs: Nest, carry: Nest) -> tuple[Any, Nest]:
-        seen, mask = split_mask(self.normalized(state, obs))
+        inputs, mask = split_mask(self.normalized(state, obs))
         params = {**state.params[POLICY], **(state.extra or {})}
-        return self.network.step(params, seen, carry, mask)
+        return self.network.step(params, inputs, carry, mask)
 
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None

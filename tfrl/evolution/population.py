@@ -160,8 +160,8 @@ def play_population(
         start = tf.nest.map_structure(lambda x: own(x) if of_each(x, total) else x, env_state)
         return play(tf.nest.map_structure(own, population), start)
 
-    _, found = scan(lambda carry, i: (carry, of_block(i)), (), number)
-    return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+    _, episodes = scan(lambda carry, i: (carry, of_block(i)), (), number)
+    return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
 
 def of_each(x: tf.Tensor, num_envs: int) -> bool:

@@ -60,11 +60,11 @@ def as_sequences(
     num, steps = lengths.shape[0], _steps(flat, lengths.shape[0])
     _check_per_sequence({k: batch[k] for k in kept - {LENGTHS} if k in batch}, num)
     _check_lengths(lengths, steps)
-    found = tf.nest.map_structure(lambda x: _unfold(x, num, steps), flat)
+    sequences = tf.nest.map_structure(lambda x: _unfold(x, num, steps), flat)
     real = tf.range(steps)[tf.newaxis] < tf.cast(lengths, tf.int32)[:, tf.newaxis]  # [S, T]
-    found["mask"] = real & found["mask"] if "mask" in found else real
-    found.update({k: batch[k] for k in kept if k in batch})
-    return type(batch)(found)
+    sequences["mask"] = real & sequences["mask"] if "mask" in sequences else real
+    sequences.update({k: batch[k] for k in kept if k in batch})
+    return type(batch)(sequences)
 
 
 def as_rows(batch: dict[str, Any], per_sequence: Collection[str] = PER_SEQUENCE) -> dict[str, Any]:
@@ -335,11 +335,11 @@ def counted(batch: Nest) -> tf.Tensor | None:
       [N] or [B, T]: bool, or the product of masks that are numbers.
     """
     masks = [field(batch, name) for name in MASKS]
-    found = None
+    counts = None
     for mask in [*masks, _within_lengths(batch)]:
         if mask is not None:
-            found = mask if found is None else _and(found, mask)
-    return found
+            counts = mask if counts is None else _and(counts, mask)
+    return counts
 
 
 def field(nest: Nest, name: str) -> Any:

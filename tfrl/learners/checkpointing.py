@@ -52,10 +52,10 @@ _WRITERS: weakref.WeakKeyDictionary[Any, dict[Keys, DataWriter]] = weakref.WeakK
 
 def variables_of(state: Mapping[str, Any]) -> Variables:
     """Returns the components of a nested state that are made of variables."""
-    found: Variables = {(MODULES, m): v for m, v in state.get(MODULES, {}).items()}
+    variables: Variables = {(MODULES, m): v for m, v in state.get(MODULES, {}).items()}
     for module_id, optimizers in state.get(OPTIMIZERS, {}).items():
-        found.update({(OPTIMIZERS, module_id, name): v for name, v in optimizers.items()})
-    return found
+        variables.update({(OPTIMIZERS, module_id, name): v for name, v in optimizers.items()})
+    return variables
 
 
 def write(
@@ -152,11 +152,11 @@ def open_folder(path: Any) -> tuple[pathlib.Path, dict[str, Any]]:
     if not folder.exists() and aside.exists():
         folder = aside  # A save was killed between its two renames.
     if _format_of(folder) != FORMAT and not (folder / checkpoint_format.COMPLETE).exists():
-        found = "a folder of another kind" if folder.is_dir() else "nothing there"
+        got = "a folder of another kind" if folder.is_dir() else "nothing there"
         raise UserError(
             f"learner checkpoint {folder}",
             expected="a folder that Learner.save_to_path wrote",
-            got="a file" if folder.is_file() else found,
+            got="a file" if folder.is_file() else got,
             remedy="Check the path; a run folder's checkpoints are restored by its workflow.",
         )
     try:
@@ -230,14 +230,14 @@ def read_all(folder: pathlib.Path, components: list[Keys]) -> Variables:
     Raises:
       UserError: Naming the folder and the file that is not as it was written.
     """
-    found: Variables = {}
+    variables: Variables = {}
     for keys in components:
         part = _folder(folder, keys)
         try:
-            found[keys], _ = checkpoint_format.read(part)
+            variables[keys], _ = checkpoint_format.read(part)
         except DamagedCheckpointError as error:
             raise _damaged(part, error) from error
-    return found
+    return variables
 
 
 def _damaged(folder: pathlib.Path, error: Exception) -> UserError:
@@ -411,8 +411,8 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
                 remedy="Say which one it is.",
             )
         modules = {next(iter(described)): modules}
-    given = dict(modules or {})
-    unknown = sorted(set(given) - set(described))
+    own_modules = dict(modules or {})
+    unknown = sorted(set(own_modules) - set(described))
     if unknown:
         raise UserError(
             "modules",
@@ -421,9 +421,9 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
             remedy="Use add_module for new ones, after restoring.",
         )
     reasons: list[str] = []
-    built = _built("module", {m: d for m, d in described.items() if m not in given}, reasons)
+    built = _built("module", {m: d for m, d in described.items() if m not in own_modules}, reasons)
     # In the order in which they were saved.
-    all_modules = {m: given[m] if m in given else built.get(m) for m in described}
+    all_modules = {m: own_modules[m] if m in own_modules else built.get(m) for m in described}
     if "config" not in kwargs:
         kwargs["config"] = _built("config", manifest["configs"], reasons)
     options = manifest["options"]
@@ -459,33 +459,33 @@ def from_checkpoint(cls: type[L], path: Any, modules: Any = None, **kwargs: Any)
 
 def _described(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """A description of each object, or why there is none: saving never fails for that."""
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for name, obj in objects.items():
         try:
-            found[name] = {"description": codec.describe(obj, f"{what} {name!r}")}
+            described[name] = {"description": codec.describe(obj, f"{what} {name!r}")}
         except UserError as error:
-            found[name] = {"reason": f"{error.thing} is {error.got}"}
-    return found
+            described[name] = {"reason": f"{error.thing} is {error.got}"}
+    return described
 
 
 def _built(what: str, described: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
     """Builds what has a description; why the others cannot be built goes to `reasons`."""
-    found = {}
+    modules = {}
     for name, entry in described.items():
         if "description" not in entry:
             reasons.append(str(entry.get("reason", f"{what} {name!r} has no description")))
             continue
         try:
-            found[name] = codec.build(entry["description"], f"{what} {name!r}")
+            modules[name] = codec.build(entry["description"], f"{what} {name!r}")
         except UserError as error:
             reasons.append(f"{error.thing} is {error.got}")
-    return found
+    return modules
 
 
 def _components(manifest: Mapping[str, Any]) -> dict[str, Keys]:
     """`{name: keys}` of what a checkpoint holds; no keys for what is in the manifest."""
-    found: dict[str, Keys] = {"/".join(keys): tuple(keys) for keys in manifest["components"]}
-    return {**found, **{name: () for name in manifest["values"]}}
+    components: dict[str, Keys] = {"/".join(keys): tuple(keys) for keys in manifest["components"]}
+    return {**components, **{name: () for name in manifest["values"]}}
 
 
 def _names(state: Mapping[str, Any]) -> list[str]:
@@ -499,9 +499,9 @@ def _chosen(
     """The stored components that are asked for."""
     if component is None:
         return stored
-    found = {name: keys for name, keys in stored.items() if _within(name, component)}
-    if found:
-        return found
+    chosen = {name: keys for name, keys in stored.items() if _within(name, component)}
+    if chosen:
+        return chosen
     if any(_within(name, component) for name in present):
         got, remedy = f"{component}, which this learner has and the save has not", ""
     else:

@@ -96,8 +96,8 @@ def _joined(episodes: Sequence[Any]) -> Trajectory:
     missing = (1 << max(3, (steps - 1).bit_length())) - steps
 
     def join(*leaves: Any) -> tf.Tensor:
-        whole = np.concatenate([np.asarray(x) for x in leaves])
-        return tf.constant(np.pad(whole, [(0, missing)] + [(0, 0)] * (whole.ndim - 1)))
+        joined = np.concatenate([np.asarray(x) for x in leaves])
+        return tf.constant(np.pad(joined, [(0, missing)] + [(0, 0)] * (joined.ndim - 1)))
 
     joined = tf.nest.map_structure(join, *parts)
     return joined.replace(valid=tf.range(steps + missing)[:, tf.newaxis] < steps)

@@ -116,8 +116,8 @@ def take_external_step(
 def _all_finite(variables: Nest) -> tf.Tensor:
     """Whether all floats are finite: a finite loss may have gradients that are not."""
     values = [v.read_value() for v in tf.nest.flatten(variables) if v.dtype.is_floating]
-    found = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
-    return tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
+    finite = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
+    return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
 
 
 def _undo_unless(finite: tf.Tensor, variables: list[Any], before: list[tf.Tensor]) -> None:

@@ -233,10 +233,10 @@ class KerasModule(Module):
         if self.keras_loss is not None:
             target = _column(batch, self.y)
             return _mean(_keras_rows(self.keras_loss, target, outputs, mask), mask)
-        found = self.loss_fn(batch, outputs)
-        if isinstance(found, tuple) and len(found) == 2:
-            return _mean(found[0], mask), found[1]
-        return _mean(found, mask)
+        loss = self.loss_fn(batch, outputs)
+        if isinstance(loss, tuple) and len(loss) == 2:
+            return _mean(loss[0], mask), loss[1]
+        return _mean(loss, mask)
 
     def update_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
@@ -246,8 +246,8 @@ class KerasModule(Module):
         outputs, after = self.network.apply_training(
             params[_GROUP], self._inputs(batch), keys["forward"]
         )
-        found = self.loss(params, batch, outputs, keys["loss"])
-        loss, metrics = scalar_loss(type(self).__name__, found)
+        result = self.loss(params, batch, outputs, keys["loss"])
+        loss, metrics = scalar_loss(type(self).__name__, result)
         if after["state"]:
             metrics[PARAM_UPDATES] = {_GROUP: after}
         return loss, metrics
@@ -332,12 +332,12 @@ def _mean(loss: Any, mask: tf.Tensor | None) -> Any:
 
 def _column(batch: Nest, name: str) -> Any:
     """A column of a batch that is a dict or a record."""
-    found = field(batch, name)
-    if found is None:
+    column = field(batch, name)
+    if column is None:
         raise UserError(
             "the batch of a KerasModule",
             expected=f"a column {name!r}",
             got=f"columns {sorted(struct.paths(batch))}",
             remedy="Name the columns with KerasModule(x=..., y=...).",
         )
-    return found
+    return column

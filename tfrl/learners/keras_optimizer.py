@@ -50,16 +50,16 @@ class KerasOptimizer:
         optimizer = self.optimizer
         listed = keras.optimizer_variables(optimizer)
         taken = {s.variable.ref() for s in self.slots}
-        found = {"iterations": optimizer.iterations, "learning_rate": optimizer.learning_rate}
-        taken |= {v.ref() for v in found.values()}
+        variables = {"iterations": optimizer.iterations, "learning_rate": optimizer.learning_rate}
+        taken |= {v.ref() for v in variables.values()}
         # Some keep variables as attributes only, which `variables` does not list.
         attributes = vars(optimizer).items()
         named = [(k.lstrip("_"), v) for k, v in attributes if isinstance(v, tf.Variable)]
         for name, variable in [*named, *((v.name.rsplit(":", 1)[0], v) for v in listed)]:
             if variable.ref() not in taken:
                 taken.add(variable.ref())
-                found[name] = variable
-        return found
+                variables[name] = variable
+        return variables
 
     def unbound(self) -> Any:
         """Returns a Keras optimizer of the same settings, for other variables."""

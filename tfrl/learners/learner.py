@@ -263,8 +263,8 @@ class Learner:
             params = [p for p in params if not self.optimizers.has(p)]
             if params:
                 own = self._optimizer_fn
-                made = own(config) if own else config.make_optimizer(update.name)
-                self.register_optimizer(module_id, update.name, made, params, config.lr)
+                optimizer = own(config) if own else config.make_optimizer(update.name)
+                self.register_optimizer(module_id, update.name, optimizer, params, config.lr)
 
     def register_optimizer(
         self,
@@ -567,8 +567,8 @@ class Learner:
         losses = [x for m, x in loss_per_module.items() if m != ALL_MODULES]
         losses = losses or [loss_per_module[ALL_MODULES]]
         total = losses[0] if len(losses) == 1 else tf.add_n(losses)
-        found = differentiate(gradient_tape, total, list(params.values()))
-        return dict(zip(params, found, strict=True))
+        gradients = differentiate(gradient_tape, total, list(params.values()))
+        return dict(zip(params, gradients, strict=True))
 
     def postprocess_gradients(self, gradients_dict: ParamDict) -> ParamDict:
         """Returns gradients as they are applied, after their sum over the replicas.
@@ -912,11 +912,11 @@ class Learner:
         plan = planning.plan_of_process(self, batches, minibatch_size, **options)
         if plan is None:
             return self._nothing(steps)
-        given = key is not None
-        given_key = seeding.as_key(key) if given else tf.constant([0, 0])
+        has_key = key is not None
+        given_key = seeding.as_key(key) if has_key else tf.constant([0, 0])
 
         def run(batches: dict[str, Nest], key: tf.Tensor, timesteps: tf.Tensor) -> Results:
-            key = key if given else self._default_key()  # eagerly it takes a millisecond
+            key = key if has_key else self._default_key()  # eagerly it takes a millisecond
             indices = planning.shared_out(
                 self, planning.indices_of(plan, seeding.stream(key, "minibatches"))
             )
@@ -925,7 +925,7 @@ class Learner:
             state = self.learner_state
             return train(self, state, batches, cut, key, timesteps, jit=jit, around=around)[1]
 
-        fn = self._compiled_as(compile, ("batch", plan, given, around), run)
+        fn = self._compiled_as(compile, ("batch", plan, has_key, around), run)
         return self._call(plan, fn, batches, given_key, steps)
 
     def update_from_episodes(
@@ -978,8 +978,8 @@ class Learner:
             key=key,
             compile=compile,
         )
-        seen = shared_data.get("module_episodes", {})
-        observe_episodes(self, {m: own for m, own in seen.items() if m in results})
+        module_episodes = shared_data.get("module_episodes", {})
+        observe_episodes(self, {m: own for m, own in module_episodes.items() if m in results})
         for module_id, metrics in shared_data.get("metrics", {}).items():
             if module_id in results:
                 row = {name: float(value) for name, value in metrics.items()}
@@ -1099,16 +1099,16 @@ class Learner:
                     )
                 )
         finally:
-            found = mean_of(results)
+            means = mean_of(results)
             if begun:
-                self._hooks(compile, "end", steps, {m: found[m] for m in begun if m in found})
-        found[ALL_MODULES].update(
+                self._hooks(compile, "end", steps, {m: means[m] for m in begun if m in means})
+        means[ALL_MODULES].update(
             env_steps=int(self.env_steps.numpy()), weights_seq_no=int(self.weights_seq_no.numpy())
         )
         for m in begun:
-            found[m]["weights_seq_no"] = int(self.weights_seq_no.numpy())
-        count_batches(self, found, len(results))
-        return self._ended(steps, found)
+            means[m]["weights_seq_no"] = int(self.weights_seq_no.numpy())
+        count_batches(self, means, len(results))
+        return self._ended(steps, means)
 
     def _batches_from(self, iterable: Any, num_iters: int | None) -> Iterator[Nest]:
         """So many batches of an iterable, which is gone through again if that is possible."""
@@ -1420,14 +1420,14 @@ class Learner:
     def variables(self) -> dict[str, tf.Variable]:
         """Returns every variable by path: module states, optimizers, counters."""
         self._check_built("variables")
-        found: dict[str, tf.Variable] = {}
+        variables: dict[str, tf.Variable] = {}
         for module_id, state in self.module_states.items():
             for path, v in struct.paths(state).items():
-                found[f"modules/{module_id}/{path}"] = v
-        found.update({f"optimizers/{p}": v for p, v in self.optimizers.variables().items()})
+                variables[f"modules/{module_id}/{path}"] = v
+        variables.update({f"optimizers/{p}": v for p, v in self.optimizers.variables().items()})
         for name in COUNTERS:
-            found[f"counters/{name}"] = getattr(self, name)
-        return found
+            variables[f"counters/{name}"] = getattr(self, name)
+        return variables
 
     def assign_variables(self, values: Mapping[str, Any]) -> None:
         """Assigns `{path: value}` to all of `variables()`.

@@ -48,10 +48,10 @@ class LearnerConfig:
         Raises:
           UserError: Without specs, for an unknown name, and as the agent and the Learner.
         """
-        found = _specs_of(env)
-        given = {"obs_spec": obs_spec, "action_spec": action_spec}
-        found.update({name: spec for name, spec in given.items() if spec is not None})
-        if missing := [name for name in given if found.get(name) is None]:
+        env_specs = _specs_of(env)
+        specs = {"obs_spec": obs_spec, "action_spec": action_spec}
+        env_specs.update({name: spec for name, spec in specs.items() if spec is not None})
+        if missing := [name for name in specs if env_specs.get(name) is None]:
             raise UserError(
                 "build_learner",
                 expected="an environment, or obs_spec and action_spec",
@@ -60,8 +60,8 @@ class LearnerConfig:
             )
         several = isinstance(self.agent, Mapping)
         makers = dict(self.agent) if several else {None: self.agent}
-        made = {m: _maker(x)(**found, **self.agent_options) for m, x in makers.items()}
-        modules = made if several else made[None]
+        agents = {m: _maker(x)(**env_specs, **self.agent_options) for m, x in makers.items()}
+        modules = agents if several else agents[None]
         learner = self.learner_class(modules, config=self.module_config, **self.learner_options)
         learner.build(self.seed)
         return learner

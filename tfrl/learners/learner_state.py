@@ -114,12 +114,12 @@ def component_names(learner: Learner) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _names(learner: Learner, argument: str, given: Any) -> list[str] | None:
-    if given is None:
+def _names(learner: Learner, argument: str, names: Any) -> list[str] | None:
+    if names is None:
         return None
-    given = [given] if isinstance(given, str) else list(given)
+    names = [names] if isinstance(names, str) else list(names)
     known = component_names(learner)
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(
             argument,
@@ -127,7 +127,7 @@ def _names(learner: Learner, argument: str, given: Any) -> list[str] | None:
             got=", ".join(map(repr, unknown)),
             remedy=did_you_mean(unknown[0], known),
         )
-    return given
+    return names
 
 
 def _within(name: str, component: str) -> bool:
@@ -201,11 +201,11 @@ def _without_older_weights(learner: Learner, state: dict[str, Any]) -> dict[str,
     return {name: part for name, part in state.items() if name not in gone}
 
 
-def _dict(name: str, given: Any, problems: list[str]) -> dict[str, Any]:
+def _dict(name: str, value: Any, problems: list[str]) -> dict[str, Any]:
     """What is no dict is one more problem."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    problems.append(f"{given!r} for {name}, which is a dict")
+    if isinstance(value, Mapping):
+        return dict(value)
+    problems.append(f"{value!r} for {name}, which is a dict")
     return {}
 
 
@@ -228,12 +228,12 @@ def _wrong_metrics(state: Any) -> list[str]:
 def _collect(
     prefix: str,
     variables: Mapping[str, tf.Variable],
-    given: Mapping[str, Any],
+    value: Mapping[str, Any],
     targets: dict[str, tf.Variable],
     values: dict[str, Any],
 ) -> None:
     targets.update({f"{prefix}/{path}": v for path, v in variables.items()})
-    values.update({f"{prefix}/{path}": v for path, v in given.items()})
+    values.update({f"{prefix}/{path}": v for path, v in value.items()})
 
 
 def assign_all(
@@ -286,7 +286,7 @@ def copy_values(learner: Learner, source: str, target: str) -> None:
     states = [learner.module_state(m) for m in (target, source)]
     original = {t.ref(): s for t, s in zip(*map(tf.nest.flatten, states), strict=True)}
     kept = {(s.name, s.param.ref()): s.variable for *_, e in entries for s in e.slots().values()}
-    found: dict[str, Any] = {"rl_module": {target: _read(struct.paths(states[1]))}}
+    values: dict[str, Any] = {"rl_module": {target: _read(struct.paths(states[1]))}}
     for module_id, name, entry in entries:
         if module_id != target:
             continue
@@ -300,8 +300,8 @@ def copy_values(learner: Learner, source: str, target: str) -> None:
             variable = kept.get((slot.name, original[slot.param.ref()].ref()))
             if variable is not None:
                 variables[path] = variable
-        found.setdefault("optimizer", {}).setdefault(target, {})[name] = _read(variables)
-    set_state(learner, found)
+        values.setdefault("optimizer", {}).setdefault(target, {})[name] = _read(variables)
+    set_state(learner, values)
 
 
 def clone_into(learner: Learner, other: Learner) -> None:

@@ -62,11 +62,11 @@ def _parts(nest: Nest, path: str = "") -> Iterator[tuple[str, Nest]]:
                 yield from _parts(item, f"{path}/{name}" if path else str(name))
 
 
-def _made_of(found: Any, batch: Nest) -> bool:
+def _made_of(result: Any, batch: Nest) -> bool:
     """Whether an object is what a module's `replace` made of a batch: it has all columns."""
-    if type(found) is not type(batch):
+    if type(result) is not type(batch):
         return False
-    return not isinstance(batch, Mapping) or batch.keys() <= found.keys()
+    return not isinstance(batch, Mapping) or batch.keys() <= result.keys()
 
 
 def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:
@@ -90,21 +90,21 @@ def _no_column(module_id: str, path: str, part: Nest, name: Any) -> UserError:
     )
 
 
-def check_ids(found: Collection[str], module_ids: Collection[str]) -> None:
+def check_ids(losses: Collection[str], module_ids: Collection[str]) -> None:
     """Checks that `compute_losses` returned a loss of every module, and of no other.
 
     Args:
-      found: Ids that it returned losses for.
+      losses: Ids that it returned losses for.
       module_ids: Ids of the modules that are trained.
 
     Raises:
       UserError: Listing both.
     """
-    if set(found) != set(module_ids):
+    if set(losses) != set(module_ids):
         raise UserError(
             "compute_losses",
             expected=f"a loss of each of the modules {sorted(module_ids)}",
-            got=f"losses of {sorted(found)}",
+            got=f"losses of {sorted(losses)}",
             remedy="Where one loss is that of several modules, return it for one of them and "
             "tf.constant(0.0) for the others.",
         )

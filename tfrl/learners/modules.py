@@ -101,12 +101,12 @@ class Module(abc.ABC):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss as the Learner calls it: `forward`, then `loss`, or the self-supervised one."""
         if isinstance(self, SelfSupervisedLossAPI):
-            found = self.compute_self_supervised_loss(params, state, batch, key)
+            loss = self.compute_self_supervised_loss(params, state, batch, key)
         else:
             keys = seeding.streams(key, ["forward", "loss"])
             outputs = self.forward(params, batch, keys["forward"])
-            found = self.loss(params, batch, outputs, keys["loss"])
-        return scalar_loss(type(self).__name__, found)
+            loss = self.loss(params, batch, outputs, keys["loss"])
+        return scalar_loss(type(self).__name__, loss)
 
     # The hooks of an agent, with the same defaults; the Learner knows by `should_stop` being this
     # one that there is nothing to wait for.
@@ -160,13 +160,13 @@ def _checked_params(name: str, params: Any) -> dict[str, Any]:
     return tf.nest.map_structure(tf.convert_to_tensor, dict(params))
 
 
-def scalar_loss(name: str, found: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def scalar_loss(name: str, result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Returns (loss, metrics) of what a user's loss returned.
 
     Raises:
       UserError: When it is not a scalar of floats, or a scalar and a dict.
     """
-    loss, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not tf.is_tensor(loss) or loss.shape.rank != 0 or not loss.dtype.is_floating:
         shown = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)
         raise UserError(

@@ -31,8 +31,8 @@ def check_name(thing: str, name: Any) -> None:
         got = f"{name!r} ({type(name).__name__})"
     elif not name:
         got = "an empty one"
-    elif found := [c for c in ("/", "\\", "..", "\0") if c in name]:
-        got = f"{name!r} with {', '.join(map(repr, found))}"
+    elif wrong := [c for c in ("/", "\\", "..", "\0") if c in name]:
+        got = f"{name!r} with {', '.join(map(repr, wrong))}"
     elif name[-1] in ". ":
         got = f"{name!r}, which ends in a {'dot' if name[-1] == '.' else 'space'}"
     else:
@@ -281,8 +281,8 @@ class OptimizerEntry:
         earlier = [names[:i].count(n) for i, n in enumerate(names)]
         counted = [f"{n}#{k}" if k else n for n, k in zip(names, earlier, strict=True)]
         by_param = {p.ref(): n for p, n in zip(self._built_for, counted, strict=True)}
-        found = {f"{s.name}/{by_param[s.param.ref()]}": s for s in self._bound.slots}
-        return {path: s for path, s in sorted(found.items()) if s.param.ref() in kept}
+        by_name = {f"{s.name}/{by_param[s.param.ref()]}": s for s in self._bound.slots}
+        return {path: s for path, s in sorted(by_name.items()) if s.param.ref() in kept}
 
     def drop(self, variables: Collection[tf.Variable]) -> None:
         """Trains some variables no more; the slots of the others stay as they are, to the bit."""
@@ -417,23 +417,23 @@ class OptimizerRegistry:
         Raises:
           UserError: When there is none of that name, or several without a name; a KeyError too.
         """
-        found = dict(self.of_module(module_id))
-        if optimizer_name is None and len(found) == 1:
-            return next(iter(found.values()))
-        if optimizer_name not in found and optimizer_name in self.full_names:
+        entries = dict(self.of_module(module_id))
+        if optimizer_name is None and len(entries) == 1:
+            return next(iter(entries.values()))
+        if optimizer_name not in entries and optimizer_name in self.full_names:
             return self.full_names[optimizer_name]
-        if optimizer_name == DEFAULT_OPTIMIZER and found:
-            return found.get(DEFAULT_OPTIMIZER, next(iter(found.values())))
-        if optimizer_name not in found:
+        if optimizer_name == DEFAULT_OPTIMIZER and entries:
+            return entries.get(DEFAULT_OPTIMIZER, next(iter(entries.values())))
+        if optimizer_name not in entries:
             raise UnknownKeyError(
                 f"get_optimizer({module_id!r}, {optimizer_name!r})",
-                expected=f"one of {sorted(found)}",
+                expected=f"one of {sorted(entries)}",
                 got=repr(optimizer_name),
                 remedy="Name a registered optimizer."
-                if optimizer_name is None or not found
-                else did_you_mean(optimizer_name, found),
+                if optimizer_name is None or not entries
+                else did_you_mean(optimizer_name, entries),
             )
-        return found[optimizer_name]
+        return entries[optimizer_name]
 
     def get(self, module_id: str, optimizer_name: str | None = None) -> Any:
         """Returns an optimizer, see `entry` and `OptimizerEntry.optimizer`."""

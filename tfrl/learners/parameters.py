@@ -50,13 +50,13 @@ class ParameterTable:
 
     def values(self, states: Mapping[str, AgentState]) -> list[tf.Tensor]:
         """Reads every variable once, out of states of the same form."""
-        found: dict[int, tf.Tensor] = {}
+        values: dict[int, tf.Tensor] = {}
         for module_id, places in self._places.items():
             for place, leaf in zip(places, tf.nest.flatten(states[module_id]), strict=True):
-                if place not in found:
+                if place not in values:
                     read = module_id not in self._unread
-                    found[place] = tf.convert_to_tensor(leaf) if read else leaf
-        return [found[i] for i in range(len(self.variables))]
+                    values[place] = tf.convert_to_tensor(leaf) if read else leaf
+        return [values[i] for i in range(len(self.variables))]
 
     def states(self, values: Sequence[tf.Tensor]) -> dict[str, AgentState]:
         """Puts values, in the order of `variables`, into states of the modules."""
@@ -67,11 +67,11 @@ class ParameterTable:
 
     def trained(self, groups: Mapping[str, Iterable[str]]) -> list[int]:
         """Returns the places of what the groups `{module_id: group names}` train, each once."""
-        found: dict[int, None] = {}
+        places: dict[int, None] = {}
         for module_id, names in groups.items():
             for variable in group_variables(module_id, self._states[module_id], tuple(names)):
-                found[self._index[variable.ref()]] = None
-        return list(found)
+                places[self._index[variable.ref()]] = None
+        return list(places)
 
 
 class VariableForm:
@@ -159,16 +159,16 @@ def parameter_counts(learner: Learner, module_ids: Collection[str]) -> dict[str,
       module_ids: Modules; parameters that they share count once.
     """
     trained: set[Any] = set()
-    found: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
     for m in module_ids:
         params, updates = learner.module_state(m).params, learner.modules[m].updates
         groups = dict.fromkeys(g for u in updates for g in u.groups)
         if any(isinstance(u, ExternalUpdate) for u in updates):
             groups = dict.fromkeys(params)
         trained |= {v.ref() for v in group_variables(m, learner.module_states[m], tuple(groups))}
-        found.update({v.ref(): v.shape.num_elements() for v in tf.nest.flatten(params)})
+        counts.update({v.ref(): v.shape.num_elements() for v in tf.nest.flatten(params)})
     sizes = {True: 0, False: 0}
-    for ref, size in found.items():
+    for ref, size in counts.items():
         sizes[ref in trained] += size
     return {
         "num_trainable_parameters": sizes[True],
@@ -208,7 +208,7 @@ def shared_groups(
       UserError: For other names, and owners that come later.
     """
     order = list(modules)
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    owners: dict[tuple[str, str], tuple[str, str]] = {}
     for lender, borrowers in shared.items():
         for borrower in [borrowers] if isinstance(borrowers, str) else borrowers:
             (owner, _, lent), (taker, _, group) = lender.partition("/"), borrower.partition("/")
@@ -221,8 +221,8 @@ def shared_groups(
                     got=f"{lender!r}: {borrower!r}",
                     remedy="Write shared={'a/encoder': ['b/encoder']}.",
                 )
-            found[taker, group] = (owner, lent)
-    return found
+            owners[taker, group] = (owner, lent)
+    return owners
 
 
 def check_groups(named: Mapping[str, tuple[AgentState, str]]) -> None:

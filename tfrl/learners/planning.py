@@ -91,12 +91,12 @@ def _sizes(
                 got=f"ones for {sorted(asked)}",
                 remedy=f"Leave out {unknown}.",
             )
-        found = {m: asked.get(m, learner.configs[m].minibatch_size) for m in batches}
+        sizes = {m: asked.get(m, learner.configs[m].minibatch_size) for m in batches}
     else:
         own = {m: learner.configs[m].minibatch_size for m in batches}
-        found = own if asked is None else dict.fromkeys(batches, asked)
+        sizes = own if asked is None else dict.fromkeys(batches, asked)
     # What is no whole number the plan refuses.
-    return {m: s if whole_number(s) is None else whole_number(s) for m, s in found.items()}
+    return {m: s if whole_number(s) is None else whole_number(s) for m, s in sizes.items()}
 
 
 def _plan(
@@ -168,11 +168,11 @@ def check_divides(size: int, parts: int, module_id: str) -> None:
 def indices_of(plan: MultiPlan, key: tf.Tensor) -> dict[str, tf.Tensor]:
     """`{module_id: int32 [steps, size]}`, the same bits traced and eagerly."""
     several = len(plan.modules) > 1
-    found = {}
+    indices = {}
     for m, one in plan.modules.items():
         own = seeding.stream(key, m) if several else key
-        found[m] = minibatch_indices(one, own)[: plan.steps]
-    return found
+        indices[m] = minibatch_indices(one, own)[: plan.steps]
+    return indices
 
 
 def as_minibatches(
@@ -239,12 +239,12 @@ def agreed_steps(replicas: Replicas, module_ids: Collection[str], steps: int) ->
         return steps
     ids = json.dumps(sorted(module_ids)).encode()
     code = zlib.crc32(ids) & 0x7FFFFFFF  # an int32, which every device can sum
-    said = _of_workers(replicas, np.array([code, len(ids), steps], np.int32))
-    if (said[:, :2] != said[0, :2]).any():
+    reports = _of_workers(replicas, np.array([code, len(ids), steps], np.int32))
+    if (reports[:, :2] != reports[0, :2]).any():
         # Only now the names themselves: all processes know how long the longest list is.
-        padded = np.frombuffer(ids.ljust(int(said[:, 1].max())), np.uint8).astype(np.int32)
+        padded = np.frombuffer(ids.ljust(int(reports[:, 1].max())), np.uint8).astype(np.int32)
         raise _different([bytes(row.astype(np.uint8)) for row in _of_workers(replicas, padded)])
-    return int(said[:, 2].max())
+    return int(reports[:, 2].max())
 
 
 def _of_workers(replicas: Replicas, row: np.ndarray) -> np.ndarray:
@@ -278,12 +278,12 @@ def env_steps_of(learner: Learner, timesteps: Any) -> tf.Tensor:
         timesteps = timesteps[theirs if theirs in timesteps else "env_steps"]
     if timesteps is None:
         return tf.convert_to_tensor(learner.env_steps)
-    found = np.asarray(timesteps)
-    if found.shape != () or not np.issubdtype(found.dtype, np.integer) or found < 0:
+    number = np.asarray(timesteps)
+    if number.shape != () or not np.issubdtype(number.dtype, np.integer) or number < 0:
         raise UserError(
             "timesteps",
             expected='a whole number of env steps so far, or {"env_steps": n}',
             got=repr(timesteps),
             remedy="None takes what the learner was told last.",
         )
-    return tf.constant(int(found), tf.int64)
+    return tf.constant(int(number), tf.int64)

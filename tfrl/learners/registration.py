@@ -135,15 +135,15 @@ def module_configs(config: Any, module_ids: Collection[str]) -> dict[str, Module
     """The settings of every module."""
     if config is None or isinstance(config, ModuleConfig):
         return {m: config or ModuleConfig() for m in module_ids}
-    given = dict(config) if isinstance(config, Mapping) else None
-    if given is None or set(given) - {ALL_MODULES} != set(module_ids):
+    by_module = dict(config) if isinstance(config, Mapping) else None
+    if by_module is None or set(by_module) - {ALL_MODULES} != set(module_ids):
         raise UserError(
             "Learner config",
             expected=f"a ModuleConfig, or one for each of the modules {sorted(module_ids)}",
-            got=repr(config) if given is None else f"ones for {sorted(given)}",
+            got=repr(config) if by_module is None else f"ones for {sorted(by_module)}",
             remedy="Name every module once, as in config={module_id: ModuleConfig(lr=3e-4)}.",
         )
-    return {m: ModuleConfig().with_overrides(c) for m, c in given.items()}
+    return {m: ModuleConfig().with_overrides(c) for m, c in by_module.items()}
 
 
 def check_module(learner: Learner, module_id: str, module: Any) -> None:

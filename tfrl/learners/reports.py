@@ -47,8 +47,8 @@ def raise_if_nonfinite(
     """
     wrong = {}
     for module_id, row in rows.items():
-        found = {k.removeprefix("nonfinite/"): v for k, v in row.items() if "nonfinite/" in k}
-        bad = {k: v for k, v in found.items() if v}
+        nonfinite = {k.removeprefix("nonfinite/"): v for k, v in row.items() if "nonfinite/" in k}
+        bad = {k: v for k, v in nonfinite.items() if v}
         if row.get("skipped_steps") and bad:
             terms = ", ".join(f"{k} ({int(v)} times)" for k, v in bad.items())
             wrong[module_id] = f"{terms} in {int(row['gradient_steps'])} gradient steps"
@@ -105,21 +105,21 @@ def put_logged(results: Results, logged: Mapping[tuple[str, ...], Any]) -> None:
 
 def _log_trained_rows(learner: Learner, rows: Results, sizes: Mapping[str, float]) -> Results:
     """Counts the rows that were trained on: what this update adds, by module."""
-    found: Results = {ALL_MODULES: {}}
+    results: Results = {ALL_MODULES: {}}
     counts = {m: round(rows[m]["gradient_steps"] * size) for m, size in sizes.items() if m in rows}
     for m, count in counts.items():
-        found[m] = {keys.NUM_MODULE_STEPS_TRAINED: count}
+        results[m] = {keys.NUM_MODULE_STEPS_TRAINED: count}
         _keep(learner, m, keys.NUM_MODULE_STEPS_TRAINED_LIFETIME, count)
         _keep(learner, m, keys.MODULE_TRAIN_BATCH_SIZE_MEAN, sizes[m])
     if counts:
         total, most = sum(counts.values()), max(counts.values())
-        found[ALL_MODULES] = {
+        results[ALL_MODULES] = {
             keys.NUM_MODULE_STEPS_TRAINED: total,
             keys.NUM_ENV_STEPS_TRAINED: most,
         }
         _keep(learner, ALL_MODULES, keys.NUM_MODULE_STEPS_TRAINED_LIFETIME, total)
         _keep(learner, ALL_MODULES, keys.NUM_ENV_STEPS_TRAINED_LIFETIME, most)
-    return found
+    return results
 
 
 def _keep(learner: Learner, module_id: str, name: str, value: float) -> None:

@@ -63,11 +63,11 @@ def changed(
     state: LearnerState,
     module_id: str,
     hook: Callable[..., AgentState],
-    given: Any,
+    arguments: Any,
 ) -> LearnerState:
     """Returns the state with a module's in it as `hook(state, given)` makes it."""
     before = struct.values(state.agent_state[module_id])
-    after = hook(before, given)
+    after = hook(before, arguments)
     if after is before:
         return state
     changes = differences(learner, module_id, before, after)
@@ -142,11 +142,13 @@ def replaced(
 ) -> LearnerState:
     """Returns a state of tensors with new values of variables, in every module that has them."""
 
-    def of_module(own: AgentState, given: AgentState) -> AgentState:
-        return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), own, given)
+    def of_module(own: AgentState, state: AgentState) -> AgentState:
+        return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), own, state)
 
-    found = {m: of_module(own, state.agent_state[m]) for m, own in learner.module_states.items()}
-    return state.replace(agent_state=found)  # type: ignore[no-any-return]
+    agent_state = {
+        m: of_module(own, state.agent_state[m]) for m, own in learner.module_states.items()
+    }
+    return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
 
 
 def assign(variable: Any, old: tf.Tensor, new: tf.Tensor) -> None:

@@ -27,17 +27,17 @@ Table = dict[Path, MetricSettings]
 _NAME = re.compile(r"(?:.*/)?logged#(\d+)$")
 
 
-def as_rows(table: Table, found: Sequence[Traced], module_ids: Collection[str]) -> Rows:
+def as_rows(table: Table, logged: Sequence[Traced], module_ids: Collection[str]) -> Rows:
     """Returns logged values as metrics of the modules that carry them.
 
     Args:
       table: What has been logged; the paths of the values are added.
-      found: What `MetricsLogger.tracing` collected.
+      logged: What `MetricsLogger.tracing` collected.
       module_ids: The modules of the step. A value whose path begins with none of them travels with
         the first.
     """
     by_path: dict[Path, list[tf.Tensor]] = {}
-    for path, settings, value in found:
+    for path, settings, value in logged:
         table.setdefault(path, settings)
         by_path.setdefault(path, []).append(value)
     rows: Rows = {}
@@ -95,27 +95,27 @@ def added(sums: tf.Tensor, lines: tf.Tensor, kinds: Sequence[str]) -> tf.Tensor:
         return total
     row, before, new = total[0], sums[0], lines[0]
     joined = {"last": new, "min": tf.minimum(before, new), "max": tf.maximum(before, new)}
-    for kind, found in joined.items():
+    for kind, value in joined.items():
         mask = np.zeros(sums.shape[1], bool)
         mask[: len(kinds)] = [k == kind for k in kinds]
-        found = tf.where(lines[1] > 0, tf.where(sums[1] > 0, found, new), before)
-        row = tf.where(mask, found, row)
+        value = tf.where(lines[1] > 0, tf.where(sums[1] > 0, value, new), before)
+        row = tf.where(mask, value, row)
     return tf.concat([row[tf.newaxis], total[1:]], axis=0)
 
 
 def taken_out(table: Table, results: Rows) -> list[Traced]:
     """Takes logged values out of the metrics of an update's steps."""
-    found: dict[Path, list[tf.Tensor]] = {}
+    logged: dict[Path, list[tf.Tensor]] = {}
     paths = list(table)
     for row in results.values():
         for name in [n for n in row if _NAME.match(n)]:
             value = row.pop(name)
             if not name.startswith("nonfinite/"):
-                found.setdefault(paths[int(_NAME.match(name)[1])], []).append(value)  # type: ignore[index]
-    return [(p, table[p], _joined(kind_of(table[p]), xs)) for p, xs in found.items()]
+                logged.setdefault(paths[int(_NAME.match(name)[1])], []).append(value)  # type: ignore[index]
+    return [(p, table[p], _joined(kind_of(table[p]), xs)) for p, xs in logged.items()]
 
 
-def put(learner: Learner, results: Rows, found: Sequence[Traced]) -> None:
+def put(learner: Learner, results: Rows, logged: Sequence[Traced]) -> None:
     """Puts logged values into the results of an update, and notes what they are.
 
     Those of a module are in its row, others under "__all_modules__"; the parts of a path are joined
@@ -126,7 +126,7 @@ def put(learner: Learner, results: Rows, found: Sequence[Traced]) -> None:
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     notes = learner.traces.notes.setdefault("logged", {})
-    for path, settings, value in found:
+    for path, settings, value in logged:
         if getattr(value, "graph", graph) is not graph:
             raise UserError(
                 f"metric {join(path)}",

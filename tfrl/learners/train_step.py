@@ -276,11 +276,11 @@ class _TrainStep:
             return self._learner.compute_losses(updates=updates, states=own, batch=rows, keys=keys)
 
         def weighted_losses() -> tuple[dict[str, tf.Tensor], dict[str, Any]]:
-            found = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
-            check_ids(found, updates)
-            found = {m: scalar_loss(f"module {m!r}", x) for m, x in found.items()}
-            losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in found.items()}
-            return losses, found
+            reported = with_columns(losses_of, {m: minibatch.rows[m] for m in updates})
+            check_ids(reported, updates)
+            reported = {m: scalar_loss(f"module {m!r}", x) for m, x in reported.items()}
+            losses = {m: self._weighted(m, loss, minibatch) for m, (loss, _) in reported.items()}
+            return losses, reported
 
         named = {self._table.variables[i].ref(): values[i] for i in places}
 
@@ -296,11 +296,11 @@ class _TrainStep:
             return self._learner.compute_gradients(gated_losses, tape, named)
 
         with self._learner.metrics.tracing() as logged:
-            gradients, losses, found = gradients_of(
+            gradients, losses, returned = gradients_of(
                 weighted_losses, list(named.values()), differentiate
             )
         metrics, param_updates = {}, {}
-        for m, (_, reported) in found.items():
+        for m, (_, reported) in returned.items():
             scalars, changes = split_metrics(reported)
             check_scalars(m, scalars)
             metrics[m] = {
@@ -332,12 +332,12 @@ class _TrainStep:
 
     def _by_optimizer(self, named: ParamDict) -> list[tuple[tuple[str, str], ParamDict]]:
         """The gradients of each optimizer that has some, by (owner, optimizer name)."""
-        found = []
+        owned = []
         for owner, name, entry in self._learner.optimizer_entries():
             own = {p.ref(): named[p.ref()] for p in entry.params if p.ref() in named}
             if own:
-                found.append(((owner, name), own))
-        return found
+                owned.append(((owner, name), own))
+        return owned
 
     # Outside the replicas.
 
@@ -438,10 +438,10 @@ class _TrainStep:
             rows = tf.nest.map_structure(lambda x: tf.where(due, x, tf.zeros_like(x)), rows)
             stopped = {m: tf.where(due, now[m], stopped[m]) for m in now}
             return after, rows, stopped, {m: f | ~due for m, f in finite.items()}
-        found = tf.cond(due, take, wait)
+        outputs = tf.cond(due, take, wait)
         count = len(leaves.carried(state))
-        rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], found[count:])
-        return leaves.with_carried(state, found[:count]), rows, stopped, finite
+        rows, stopped, finite = tf.nest.pack_sequence_as(shape[0], outputs[count:])
+        return leaves.with_carried(state, outputs[:count]), rows, stopped, finite
 
     def _take(
         self,
@@ -457,13 +457,15 @@ class _TrainStep:
             return self._compute(state, k, updates, minibatch.replace(active=active))
 
         active = self._active(state, updates, stopped, all_due=all_due)
-        everywhere = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
-        found = self._replicas.any_replica(everywhere.replace(gradients=[], param_updates={}))
-        stopped = {m: s | found.stops[m] if m in found.stops else s for m, s in stopped.items()}
+        per_replica = self._replicas.run(compute, minibatch, active if len(updates) > 1 else {})
+        computed = self._replicas.any_replica(per_replica.replace(gradients=[], param_updates={}))
+        stopped = {
+            m: s | computed.stops[m] if m in computed.stops else s for m, s in stopped.items()
+        }
         refs = self._trained_refs(updates)
-        gradients = dict(zip(refs, everywhere.gradients, strict=True))
+        gradients = dict(zip(refs, per_replica.gradients, strict=True))
         owners = self._by_optimizer(gradients)
-        norm_of = {name: norm for (name, _), norm in zip(owners, found.norms, strict=True)}
+        norm_of = {name: norm for (name, _), norm in zip(owners, computed.norms, strict=True)}
         finite = dict.fromkeys(updates, tf.constant(True))
         before, active = active, self._active(state, updates, stopped, all_due=all_due)
         steps: list[OwnerStep] = []
@@ -475,15 +477,15 @@ class _TrainStep:
                 # A norm is finite only if every gradient is.
                 do = [tf.math.is_finite(n) for (o, _), n in norm_of.items() if o == owner]
                 for m in involved:
-                    check = tf.math.is_finite(found.losses[m])
+                    check = tf.math.is_finite(computed.losses[m])
                     do.append(check | ~before[m] if m in before else check)
                 ok = _all(do)
                 finite.update({m: finite[m] & ok for m in involved})
             leaders = [owner] if owner in updates else involved
             if all(m in active for m in leaders):
                 do.append(_any([active[m] for m in leaders]))
-            steps.append((do, owner, mine, everywhere.param_updates.get(owner)))
-        rows = {m: self._row(m, found, norm_of) for m in updates}
+            steps.append((do, owner, mine, per_replica.param_updates.get(owner)))
+        rows = {m: self._row(m, computed, norm_of) for m in updates}
         return self._apply(state, steps), rows, stopped, finite
 
     def _active(
@@ -506,14 +508,16 @@ class _TrainStep:
         places = self._table.trained({m: updates[m].groups})
         return {self._table.variables[i].ref() for i in places}
 
-    def _row(self, m: str, found: Computed, norms: Mapping[Any, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _row(
+        self, m: str, computed: Computed, norms: Mapping[Any, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
         """What a module reports; `Learner.fit` leaves the norms out where they are not wanted."""
         own = {name: n for (owner, name), n in norms.items() if owner == m}
         own = own or {name: n for (owner, name), n in norms.items() if owner == ALL_MODULES}
-        row = {"loss": tf.cast(found.losses[m], tf.float32)}
+        row = {"loss": tf.cast(computed.losses[m], tf.float32)}
         for name, norm in own.items():
             row["grad_norm" if len(own) == 1 else f"grad_norm/{name}"] = norm
-        return {**row, **found.metrics[m]}
+        return {**row, **computed.metrics[m]}
 
     def _apply(self, state: LearnerState, steps: list[OwnerStep]) -> LearnerState:
         """The state after the steps of the optimizers whose conditions hold."""

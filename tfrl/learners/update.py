@@ -218,8 +218,8 @@ def run_minibatches(
     stopped = none_stopped(learner, batches)
     if isinstance(cut.steps, int) and cut.steps == 1:
         state, metrics = take(tf.constant(0), state, stopped)
-        found = _of_one_step(metrics, guard=guard)
-        return state, found, traced_metrics.taken_out(metrics.logged, found)
+        results = _of_one_step(metrics, guard=guard)
+        return state, results, traced_metrics.taken_out(metrics.logged, results)
     delayed = any(u.every > 1 for m in batches for u in learner.modules[m].updates)
     # Of each module the sums of the finite values of its metrics, in how many steps each was finite
     # and, where some updates wait, in how many it was computed. One tensor: each that the loop
@@ -260,16 +260,16 @@ def run_minibatches(
         name="minibatches",
     )
     state = leaves.with_carried(state, own)
-    found = {
+    results = {
         m: _means(sums[m], names[m], traced_metrics.kinds_of(logged, names[m]), guard)
         for m in batches
     }
-    return state, found, traced_metrics.taken_out(logged, found)
+    return state, results, traced_metrics.taken_out(logged, results)
 
 
 def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
     """The metrics of an update of a single step, as `_means` gives them for several."""
-    found: Results = {}
+    results: Results = {}
     for m, row in metrics.values.items():
         _check_number(row)
         own: dict[str, tf.Tensor] = {}
@@ -285,8 +285,8 @@ def _of_one_step(metrics: StepMetrics, *, guard: bool) -> Results:
         if guard:
             own["skipped_steps"] = tf.cast(~metrics.finite[m], tf.float32)
         own["gradient_steps"] = tf.constant(1.0)
-        found[m] = own
-    return found
+        results[m] = own
+    return results
 
 
 def _lines(

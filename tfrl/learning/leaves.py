@@ -63,5 +63,5 @@ def cond(
     def changed(change: Callable[[S], S]) -> list[tf.Tensor]:
         return [tf.constant(0), *carried(change(state))]
 
-    _, *found = tf.cond(predicate, lambda: changed(change), lambda: changed(otherwise))
-    return with_carried(state, found)
+    _, *values = tf.cond(predicate, lambda: changed(change), lambda: changed(otherwise))
+    return with_carried(state, values)

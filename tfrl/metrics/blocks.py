@@ -363,8 +363,8 @@ class EmaFromFirst(Ema):
         return _number(np.where(np.asarray(self.count) > 0, 1.0, 0.0))
 
 
-def _number(found: np.ndarray) -> Any:
-    return found if found.ndim else found.item()
+def _number(value: np.ndarray) -> Any:
+    return value if value.ndim else value.item()
 
 
 def _added(items: Iterable[Any]) -> Any:

@@ -267,12 +267,12 @@ class MetricsLogger:
         Yields:
           A list that fills with (path, settings, value).
         """
-        found: list[Traced] = []
+        logged: list[Traced] = []
         thread = threading.get_ident()
         outer = self._tracing.get(thread)
-        self._tracing[thread] = found
+        self._tracing[thread] = logged
         try:
-            yield found
+            yield logged
         finally:
             if outer is None:
                 del self._tracing[thread]
@@ -281,10 +281,10 @@ class MetricsLogger:
 
     def _trace(self, path: Path, settings: MetricSettings, value: Any) -> bool:
         """Whether a value was collected by `tracing`."""
-        found = self._tracing.get(threading.get_ident()) if self._tracing else None
-        if found is None:
+        trace = self._tracing.get(threading.get_ident()) if self._tracing else None
+        if trace is None:
             return False
-        found.append((path, settings.check(join(path)), values.as_scalar(join(path), value)))
+        trace.append((path, settings.check(join(path)), values.as_scalar(join(path), value)))
         return True
 
     def logged(self) -> dict[Path, Any]:
@@ -292,18 +292,18 @@ class MetricsLogger:
 
         What was logged with `clear_on_reduce` begins anew; all else stays for `reduce()`.
         """
-        found = {}
+        values = {}
         for path in self.recent:
             metric = self._metrics.get(path)
             if metric is None:
                 continue
-            found[path] = metric.result()
+            values[path] = metric.result()
             if metric.settings.throughput:
-                found[rate_path(path)] = metric.rate(self._clock() - self._since)
+                values[rate_path(path)] = metric.rate(self._clock() - self._since)
             if metric.settings.clears:
                 metric.clear()
         self.recent.clear()
-        return found
+        return values
 
     def log_dict(
         self,

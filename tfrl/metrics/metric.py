@@ -194,8 +194,8 @@ class Metric:
 
     def result(self) -> Value:
         """Returns the reduced value."""
-        found = self.settle().shown.result()
-        return found.copy() if isinstance(found, np.ndarray) else found
+        result = self.settle().shown.result()
+        return result.copy() if isinstance(result, np.ndarray) else result
 
     def rate(self, seconds: float) -> Value:
         """Returns the amount of this period per second."""

@@ -60,17 +60,17 @@ def as_scalar(name: str, value: Any) -> Any:
     """
     tf = sys.modules["tensorflow"]
     try:
-        found = tf.cast(tf.convert_to_tensor(value), tf.float32)
+        scalar = tf.cast(tf.convert_to_tensor(value), tf.float32)
     except (TypeError, ValueError) as error:
         raise _refused(name, f"{type(value).__name__} {value!r}") from error
-    if found.shape.rank != 0:
+    if scalar.shape.rank != 0:
         raise UserError(
             f"metric {name}",
             expected="one number, within an update",
-            got=f"a tensor of shape {found.shape}",
+            got=f"a tensor of shape {scalar.shape}",
             remedy="Reduce it, with tf.reduce_mean say.",
         )
-    return found
+    return scalar
 
 
 def _regular(value: Any) -> bool:

@@ -135,10 +135,10 @@ def _trains(params: Nest) -> Nest:
         return [_trains(part) for part in params]
     if not isinstance(params, Mapping):
         return tf.nest.map_structure(lambda _: True, params)
-    found = {name: _trains(part) for name, part in params.items()}
+    trains = {name: _trains(part) for name, part in params.items()}
     if set(params) == {"params", "state"}:
-        found["state"] = tf.nest.map_structure(lambda _: False, params["state"])
-    return found
+        trains["state"] = tf.nest.map_structure(lambda _: False, params["state"])
+    return trains
 
 
 def init_population(init: Callable[..., Params], key: tf.Tensor, num: int, *specs: Nest) -> Params:

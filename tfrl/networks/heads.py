@@ -325,14 +325,14 @@ class CriticEnsemble(Network, struct.Struct):
             return self.member.apply_training(params, self._copies(x, 0), key)
         keys = [seeding.fold_in(key, i) for i in range(self.num_critics)]
         members = zip(_unstack(params, 0, self.num_critics), keys, strict=True)
-        found = [self.member.apply_training(p, x, k) for p, k in members]
-        values = tf.stack([y for y, _ in found])
+        outputs = [self.member.apply_training(p, x, k) for p, k in members]
+        values = tf.stack([y for y, _ in outputs])
         # What only gradients train is as it was.
-        return values, struct.stack([p for _, p in found]) if split_leaves(params)[1] else params
+        return values, struct.stack([p for _, p in outputs]) if split_leaves(params)[1] else params
 
     def _unstacked(self) -> bool:
-        whole = self.network is not None and not isinstance(self.network, HeadedNetwork)
-        return whole or resolve_rule(self.apply_rule) == "unstacked"
+        has_network = self.network is not None and not isinstance(self.network, HeadedNetwork)
+        return has_network or resolve_rule(self.apply_rule) == "unstacked"
 
     def _copies(self, x: Nest, axis: int) -> Nest:
         """The inputs of n critics, `[n, ...]`, or for a population `[P * n, ...]`."""

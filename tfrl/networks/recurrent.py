@@ -181,12 +181,12 @@ class RecurrentTorso(Torso):
         """One step from projected inputs `[..., G size]`."""
         hidden = carry["hidden"]
         own = tf.split(layers.dense(recurrent, hidden), _GATES[self.cell], axis=-1)
-        given = tf.split(projected, _GATES[self.cell], axis=-1)
+        gates = tf.split(projected, _GATES[self.cell], axis=-1)
         if self.cell == "gru":
-            reset, update = (tf.sigmoid(given[i] + own[i]) for i in range(2))
-            new = tf.tanh(given[2] + reset * own[2])
+            reset, update = (tf.sigmoid(gates[i] + own[i]) for i in range(2))
+            new = tf.tanh(gates[2] + reset * own[2])
             return {"hidden": new + update * (hidden - new)}
-        i, f, g, o = (a + b for a, b in zip(given, own, strict=True))
+        i, f, g, o = (a + b for a, b in zip(gates, own, strict=True))
         cell = tf.sigmoid(f + _FORGET_BIAS) * carry["cell"] + tf.sigmoid(i) * tf.tanh(g)
         return {"hidden": tf.sigmoid(o) * tf.tanh(cell), "cell": cell}
 

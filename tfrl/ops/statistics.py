@@ -359,12 +359,12 @@ def variance(stats: RunningStatistics) -> Nest:
 
     At most the largest float32.
     """
-    seen = stats.count > 0.0
-    count = tf.where(seen, stats.count, tf.ones_like(stats.count))
+    any_rows = stats.count > 0.0
+    count = tf.where(any_rows, stats.count, tf.ones_like(stats.count))
 
     def of_leaf(m2: tf.Tensor) -> tf.Tensor:
-        found = tf.where(seen, m2 / count, tf.ones_like(m2))
-        return tf.cast(tf.minimum(found, tf.float32.max), tf.float32)
+        value = tf.where(any_rows, m2 / count, tf.ones_like(m2))
+        return tf.cast(tf.minimum(value, tf.float32.max), tf.float32)
 
     return tf.nest.map_structure(of_leaf, stats.m2)
 

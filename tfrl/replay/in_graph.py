@@ -110,10 +110,10 @@ def read_values(folder: str, replay: InGraphReplay) -> Mapping[str, Any]:
             expected="a folder that ReplayBuffer.save wrote",
             got=str(error),
         ) from error
-    saved_with, given = content["manifest"].get("replay", {}), _made_with(replay)
+    saved_with, settings = content["manifest"].get("replay", {}), _made_with(replay)
     # What another version did not write down cannot be compared, nor need be what it did besides.
-    both = saved_with.keys() & given.keys()
-    saved, own = ({name: x[name] for name in x if name in both} for x in (saved_with, given))
+    both = saved_with.keys() & settings.keys()
+    saved, own = ({name: x[name] for name in x if name in both} for x in (saved_with, settings))
     check_made_with("InGraphReplay.", folder, saved, own)
     return values
 

@@ -312,14 +312,14 @@ def unfinished_sequences(counts: Counts, length: int, period: int) -> tuple[tf.T
 
 
 def _sequence_after(
-    seen: tf.Tensor, length: int, period: int
+    ends: tf.Tensor, length: int, period: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """After so many steps of an episode: is one full, would one be shorter at the end, its start.
 
     Of an episode of e steps the shorter one starts at the multiple of the period that lies in
     (e - L, e - L + period), or at 0 if e < L.
     """
-    start = seen - length
+    start = ends - length
     over = tf.math.floormod(start, period)
     full = tf.logical_and(start >= 0, tf.equal(over, 0))
     shorter = tf.logical_or(start < 0, over > 0)

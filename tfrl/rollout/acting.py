@@ -137,8 +137,8 @@ class HostPolicy:
             with np.errstate(all="ignore"):  # TensorFlow says nothing of a division by zero
                 action, after, extras = program.run(t, inputs)
         else:
-            found = self._call(mode, self._keys[t], *inputs)
-            action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), found)
+            outputs = self._call(mode, self._keys[t], *inputs)
+            action, after, extras = tf.nest.map_structure(lambda x: x.numpy(), outputs)
         none = isinstance(extras, tuple) and not extras
         return action, (None if carry is None else after), (None if none else extras)
 

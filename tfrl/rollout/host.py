@@ -103,16 +103,16 @@ def host_rollout(
         for i, half in enumerate(halves)
     ]
     if length == 1 and not several:
-        found = [_one_step(players[0], fields)]
+        trajectories = [_one_step(players[0], fields)]
     else:
         records = [StepRecord(player, length, fields) for player in players]
         _play(records, players, length, one_episode)
-        found = [record.trajectory() for record in records]
+        trajectories = [record.trajectory() for record in records]
     if not several:
-        trajectory, state, after = found[0], players[0].state, players[0].carry
+        trajectory, state, after = trajectories[0], players[0].state, players[0].carry
     else:
         state = join([player.state for player in players])
-        trajectory = beside(found, axis=1)
+        trajectory = beside(trajectories, axis=1)
         after = None if players[0].carry is None else beside([p.carry for p in players], axis=0)
     return trajectory if in_numpy else _as_tensors(trajectory), state, after
 

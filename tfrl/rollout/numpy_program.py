@@ -61,8 +61,8 @@ class NumpyProgram:
 
         def flat(*values: tf.Tensor) -> list[tf.Tensor]:
             first, second = len(leaves[0]), len(leaves[0]) + 1
-            given = tf.nest.pack_sequence_as(list(inputs), values[second:])
-            result = fn(tf.nest.pack_sequence_as(state, values[:first]), values[first], *given)
+            arguments = tf.nest.pack_sequence_as(list(inputs), values[second:])
+            result = fn(tf.nest.pack_sequence_as(state, values[:first]), values[first], *arguments)
             structure.append(tf.nest.map_structure(lambda x: x.dtype, result))
             return [tf.identity(x) for x in tf.nest.flatten(result)]
 
@@ -91,8 +91,8 @@ class NumpyProgram:
         for op in self._graph.get_operations():
             if op.type == "Placeholder":
                 continue
-            found = [levels[x.ref()] for x in op.inputs]
-            level = max(found, default=_STATE)
+            of_inputs = [levels[x.ref()] for x in op.inputs]
+            level = max(of_inputs, default=_STATE)
             reads_state = any(x.ref() in on_state for x in op.inputs)
             if level == _KEY and reads_state:
                 level = _STEP
@@ -125,35 +125,35 @@ class NumpyProgram:
         self._state_slots = [self._slot(x.ref()) for x in self._state_in]
         read = {x.ref() for op in ops for x in op.inputs} | {x.ref() for x in wrapped.outputs}
         self.reads = tuple(i for i, x in enumerate(self._state_in) if x.ref() in read)
-        given = [self._slot(x.ref()) for x in (*self._step_in, *drawn)]
+        slots = [self._slot(x.ref()) for x in (*self._step_in, *drawn)]
         results = [self._slot(x.ref()) for x in wrapped.outputs]
-        self._kept, self._step = _straight(calls[_STEP], given, results)
+        self._kept, self._step = _straight(calls[_STEP], slots, results)
         self._kept_values: list[Any] = []
         self._draw = self._draw_function(wrapped, drawn)
         self._draws: list[np.ndarray] = []
 
     def _needed(self, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """The operations behind the outputs, in their order."""
-        found: set[Any] = set()
+        needed: set[Any] = set()
         waiting = [x.op for x in outputs]
         while waiting:
             op = waiting.pop()
-            if op in found:
+            if op in needed:
                 continue
-            found.add(op)
+            needed.add(op)
             waiting += [x.op for x in op.inputs]
-        return [op for op in self._graph.get_operations() if op in found]
+        return [op for op in self._graph.get_operations() if op in needed]
 
     def _drawn(self, ops: Sequence[Any], outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Tensors of the key alone that a step needs."""
-        found = {}
+        drawn = {}
         users = [(x, op) for op in ops for x in op.inputs]
         for x, op in users:
             of_step = max((self._levels[y.ref()] for y in op.outputs), default=_STATE) == _STEP
             if of_step and self._levels[x.ref()] == _KEY:
-                found[x.ref()] = x
-        found.update({x.ref(): x for x in outputs if self._levels[x.ref()] == _KEY})
-        return list(found.values())
+                drawn[x.ref()] = x
+        drawn.update({x.ref(): x for x in outputs if self._levels[x.ref()] == _KEY})
+        return list(drawn.values())
 
     def _draw_function(self, wrapped: Any, drawn: list[tf.Tensor]) -> Any:
         if not drawn:
@@ -229,15 +229,15 @@ class NumpyProgram:
 
     def run(self, t: int, inputs: Sequence[Nest]) -> Nest:
         """Returns `fn(state, keys[t], *inputs)`, in NumPy."""
-        given = leaves_of(inputs)
+        arrays = leaves_of(inputs)
         for draws in self._draws:
-            given.append(draws[t])
+            arrays.append(draws[t])
         threads = _BLAS.threads()
         if threads == 1:
-            return self._pack(self._step(self._kept_values, given))
+            return self._pack(self._step(self._kept_values, arrays))
         _BLAS.set_threads(1)
         try:
-            return self._pack(self._step(self._kept_values, given))
+            return self._pack(self._step(self._kept_values, arrays))
         finally:
             _BLAS.set_threads(threads)
 
@@ -287,7 +287,7 @@ class _Call(NamedTuple):
 
 
 def _straight(
-    calls: Sequence[_Call], given: Sequence[int], results: Sequence[int]
+    calls: Sequence[_Call], inputs: Sequence[int], results: Sequence[int]
 ) -> tuple[list[int], Callable[[list[Any], list[Any]], list[Any]]]:
     """Makes one Python function of calls: local variables in place of lists of slots.
 
@@ -295,18 +295,18 @@ def _straight(
 
     Args:
       calls: In order.
-      given: The slots whose values are new at every step.
+      inputs: The slots whose values are new at every step.
       results: The slots that the function returns.
 
     Returns:
       The slots whose values stay the same for many steps, and `step(kept, given)`, which returns
       the values of `results`; the arguments are lists of the values of those slots.
     """
-    made = {*given, *(slot for call in calls for slot in call.outputs)}
+    available = {*inputs, *(slot for call in calls for slot in call.outputs)}
     read = [slot for call in calls for slot in call.inputs] + list(results)
-    kept = list(dict.fromkeys(slot for slot in read if slot not in made))
+    kept = list(dict.fromkeys(slot for slot in read if slot not in available))
     lines = []
-    for names, slots in (("kept", kept), ("given", given)):
+    for names, slots in (("kept", kept), ("given", inputs)):
         if slots:
             lines.append(f"[{', '.join(f'v{slot}' for slot in slots)}] = {names}")
     for i, call in enumerate(calls):

@@ -173,10 +173,10 @@ class ObsReader:
 
     def read(self, obs: Nest) -> tuple[Nest, int, bool]:
         """Returns the observation with a leading axis B, B, and whether it was a single one."""
-        given: list[Any] = []
-        _collect(self._spec, obs, given, "")
+        values: list[Any] = []
+        _collect(self._spec, obs, values, "")
         arrays, sizes = [], set()
-        for (path, dtype, shape), leaf in zip(self._leaves, given, strict=True):
+        for (path, dtype, shape), leaf in zip(self._leaves, values, strict=True):
             array = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
             if array.dtype != dtype:
                 array = _as_type(path, dtype, array)
@@ -199,7 +199,7 @@ class ObsReader:
         return self._pack(arrays), size or 1, not size
 
 
-def _collect(spec: Nest, obs: Nest, found: list[Any], path: str) -> None:
+def _collect(spec: Nest, obs: Nest, leaves: list[Any], path: str) -> None:
     """Collects the leaves of an observation in the order of its spec."""
     if isinstance(spec, dict):
         if not isinstance(obs, dict) or obs.keys() != spec.keys():
@@ -208,16 +208,16 @@ def _collect(spec: Nest, obs: Nest, found: list[Any], path: str) -> None:
                 f"obs{path}", expected=f"a dict of {', '.join(map(str, spec))}", got=got or "{}"
             )
         for name in sorted(spec):
-            _collect(spec[name], obs[name], found, f"{path}/{name}")
+            _collect(spec[name], obs[name], leaves, f"{path}/{name}")
     elif isinstance(spec, (list, tuple)):
         if not isinstance(obs, (list, tuple)) or len(obs) != len(spec):
             raise UserError(
                 f"obs{path}", expected=f"a tuple of {len(spec)} parts", got=type(obs).__name__
             )
         for i, (part, value) in enumerate(zip(spec, obs, strict=True)):
-            _collect(part, value, found, f"{path}/{i}")
+            _collect(part, value, leaves, f"{path}/{i}")
     else:
-        found.append(obs)
+        leaves.append(obs)
 
 
 def _as_type(path: str, dtype: np.dtype, array: np.ndarray) -> np.ndarray:

@@ -156,8 +156,8 @@ class Stepper:
     def step(self, loop: Loop, t: tf.Tensor) -> tuple[Loop, ActionOutput]:
         """Acts and steps; returns the next loop state and what the agent answered."""
         state = loop.env_state
-        seen = seen_by(self.agent, state)
-        output = self.action_fn(self.agent_state, seen, tf.gather(self.keys, t), loop.carry)
+        obs = seen_by(self.agent, state)
+        output = self.action_fn(self.agent_state, obs, tf.gather(self.keys, t), loop.carry)
         new_state = self.env.step(state, output.action)
         return Loop(env_state=new_state, carry=self._next_carry(new_state, output.carry)), output
 

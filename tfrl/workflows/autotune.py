@@ -158,7 +158,7 @@ class CompileModeTuner:
 
 def choose_loop(
     asked: str,
-    made: Stages,
+    run_stages: Stages,
     iterate: Callable[[Any], Any],
     state: Any,
     xla: Callable[[Any], Any] | None = None,
@@ -167,7 +167,7 @@ def choose_loop(
 
     Args:
       asked: A mode, or "auto".
-      made: The stages; the others of an iteration are within this one.
+      run_stages: The stages; the others of an iteration are within this one.
       iterate: An iteration of a state, to be timed.
       state: Of tensors.
       xla: The iteration where it compiles parts of itself under XLA; None to compile all of it.
@@ -176,4 +176,4 @@ def choose_loop(
         return asked
     if not auto_needs_timing():
         return "xla"
-    return made.stage("iteration", iterate, xla).choose_by_time(state)
+    return run_stages.stage("iteration", iterate, xla).choose_by_time(state)

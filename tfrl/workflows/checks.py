@@ -50,8 +50,8 @@ def check_counts(**counts: Any) -> None:
 
 def check_batch_size(batch_size: Any, num_replicas: int) -> None:
     """Raises a UserError for a batch that is none, or that the replicas do not divide."""
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if not whole or batch_size < 1:
+    is_int = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if not is_int or batch_size < 1:
         raise UserError(
             "batch_size",
             expected="a whole number of at least 1",
@@ -157,9 +157,9 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
         parts = {int(m[1]) for m in map(_OF_A_PROCESS.match, paths) if m}
         words = f", of {len(parts)} processes each" if parts else ""
         paths = {_OF_A_PROCESS.sub("replay/", path) for path in paths}
-        found = [name + words for path, name in _PLACES.items() if path in paths]
+        places = [name + words for path, name in _PLACES.items() if path in paths]
         graph = "in the graph" if any(p.startswith("replay/") for p in paths) else None
-        return found[0] if found else graph
+        return places[0] if places else graph
 
     wanted, got = place(want), place(have)
     if wanted and got and wanted != got:
@@ -410,10 +410,10 @@ def made_agent(agent: Any, env: Env) -> Any:
     except (TypeError, ValueError) as error:
         name = getattr(agent, "__name__", type(agent).__name__)
         raise _no_agent(f"{name}, of other arguments ({error})") from error
-    made = agent(**specs)
-    if not hasattr(made, "compute_actions"):
-        raise _no_agent(f"a function that returned a {type(made).__name__}")
-    return made
+    created = agent(**specs)
+    if not hasattr(created, "compute_actions"):
+        raise _no_agent(f"a function that returned a {type(created).__name__}")
+    return created
 
 
 def _no_agent(got: str) -> UserError:
@@ -527,5 +527,5 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
 
 def _leaves(spec: Nest) -> dict[str, tuple[Any, ...]]:
     """What must agree: shapes and dtypes by path. Bounds may differ, by a wrapper for one."""
-    found = struct.paths(spec).items()
-    return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in found}
+    leaves = struct.paths(spec).items()
+    return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in leaves}

@@ -40,8 +40,8 @@ class Collected(struct.Struct):
           normalizer: The agent's statistics of observations before it.
         """
         if self.seen is not None:
-            seen = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
-            normalizer = statistics.merge(normalizer, seen)
+            obs = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
+            normalizer = statistics.merge(normalizer, obs)
         return RolloutResult(
             batch=None,
             normalizer=normalizer,

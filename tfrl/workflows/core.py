@@ -85,8 +85,8 @@ class Workflow(abc.ABC):
           iterations_per_call: None to choose it so that a call takes about half a second. It
             changes no result.
         """
-        whole = isinstance(iterations_per_call, int) and not isinstance(iterations_per_call, bool)
-        if iterations_per_call is not None and not (whole and iterations_per_call >= 1):
+        is_int = isinstance(iterations_per_call, int) and not isinstance(iterations_per_call, bool)
+        if iterations_per_call is not None and not (is_int and iterations_per_call >= 1):
             raise UserError(
                 "iterations_per_call",
                 expected="a whole number of at least 1, or None",
@@ -192,11 +192,11 @@ class Workflow(abc.ABC):
 
     def runner(self, state: State) -> Runner:
         """Returns what runs the iterations of a state; it is kept until the state ends."""
-        found = self._runner_of(state)
-        if found is None:
-            found = Runner(self, traces_of(logic_key(self)))
-            self._add_runner(state, found)
-        return found
+        runner = self._runner_of(state)
+        if runner is None:
+            runner = Runner(self, traces_of(logic_key(self)))
+            self._add_runner(state, runner)
+        return runner
 
     def _variable_of(self, state: State) -> tf.Variable | None:
         """A variable by which a state is known; None for one of tensors."""
@@ -226,10 +226,10 @@ class Workflow(abc.ABC):
         """Returns the phase that a run is in: a part that is traced in one way."""
         return RunPhase()
 
-    def settle_modes(self, state: State, made: Stages) -> None:
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Settles the compile modes of a run; here that of its loop is given."""
         eager = self.compile == "eager" or isinstance(self.env, HostEnv)
-        made.modes["loop"] = "eager" if eager else self.compile
+        run_stages.modes["loop"] = "eager" if eager else self.compile
 
     def begin_call(self, state: State) -> State:
         """Returns the state without what no iteration changes: a loop would carry it."""
@@ -247,7 +247,7 @@ class Workflow(abc.ABC):
         """Returns the state as a call leaves it; traced."""
         return state
 
-    def times_stages(self, made: Stages) -> bool:
+    def times_stages(self, run_stages: Stages) -> bool:
         """Whether the seconds of rollout and update are measured where they can be."""
         return False
 

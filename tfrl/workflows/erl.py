@@ -180,8 +180,8 @@ class ERLWorkflow(Workflow):
         self.check_numerics = check_numerics
         self.compile = check_compile(compile, STAGES)
         check_ends(check_episodes("env", env))
-        given = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
-        self.modules = {m: made_agent(x, env) for m, x in given.items()}
+        agents = agent if isinstance(agent, Mapping) else {DEFAULT_MODULE_ID: agent}
+        self.modules = {m: made_agent(x, env) for m, x in agents.items()}
         self.agent = next(iter(self.modules.values()))
         self._check_agents()
         self.injection = Injection(
@@ -334,15 +334,15 @@ class ERLWorkflow(Workflow):
         learn = stages.stage("learn", functools.partial(self.learn_from, state))
         row = {**row, **learn(episodes, keys["learn"], before + counts)}
         tell = stages.stage("tell", functools.partial(self.tell, state))
-        told, search, best = tell(search, population, episodes)
+        metrics, search, best = tell(search, population, episodes)
         counters = state.metrics.counted(
             env_steps=counts,
             episodes=tf.size(episodes.lost),
-            episode_return=told["episode_return"],
-            episode_length=told["episode_length"],
+            episode_return=metrics["episode_return"],
+            episode_length=metrics["episode_length"],
         )
         opt_state = state.opt_state.replace(search=search, best=best)
-        return {**row, **told}, state.replace(metrics=counters, opt_state=opt_state)
+        return {**row, **metrics}, state.replace(metrics=counters, opt_state=opt_state)
 
     def _actors(self, state: State) -> list[Nest]:
         """The parameters of the agents' actors, values."""
@@ -633,9 +633,9 @@ class ERLWorkflow(Workflow):
                 got="one of tensors",
                 remedy="Use what setup, restore or snapshot returned.",
             )
-        found = self._runner_of(state)
-        if found is not None:
-            check_newest(int(state.metrics.iterations), found.iterations)
+        runner = self._runner_of(state)
+        if runner is not None:
+            check_newest(int(state.metrics.iterations), runner.iterations)
         return state
 
     def load_values(
@@ -663,19 +663,19 @@ class ERLWorkflow(Workflow):
 
     # What a runner asks.
 
-    def settle_modes(self, state: State, made: Stages) -> None:
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Chooses graph or XLA for each stage by time, where that is asked for."""
         host, eager = isinstance(self.env, HostEnv), set(self.compile.values()) == {"eager"}
         between = "graph" if host and not eager else "eager"
-        made.modes.update(dict.fromkeys(("ask", "train", "learn", "tell"), between))
-        made.modes["loop"] = "eager" if host or eager else "graph"
+        run_stages.modes.update(dict.fromkeys(("ask", "train", "learn", "tell"), between))
+        run_stages.modes["loop"] = "eager" if host or eager else "graph"
         notes = self.runner(state).traces.notes
         note = ("modes", tuple(sorted(self.compile.items())))
         if note not in notes:
-            notes[note] = {name: self._settled(name, state, made) for name in STAGES}
-        made.modes.update(notes[note])
+            notes[note] = {name: self._settled(name, state, run_stages) for name in STAGES}
+        run_stages.modes.update(notes[note])
 
-    def _settled(self, name: str, state: State, made: Stages) -> str:
+    def _settled(self, name: str, state: State, run_stages: Stages) -> str:
         mode = self.compile[name]
         if name == "play" and isinstance(self.env, HostEnv):
             return "eager"
@@ -688,10 +688,10 @@ class ERLWorkflow(Workflow):
         if name == "play":
             population, _ = self.injection.ask(state.opt_state.search, self._actors(state))
             args = (struct.values(state.agent_state), population, state.key)
-            return made.stage("play", self._played).choose_by_time(*args)
-        return self._timed_update(state, made)
+            return run_stages.stage("play", self._played).choose_by_time(*args)
+        return self._timed_update(state, run_stages)
 
-    def _timed_update(self, state: State, made: Stages) -> str:
+    def _timed_update(self, state: State, run_stages: Stages) -> str:
         """Times a learner step on a batch of zeros, and puts back what it changes."""
         learner, buffer = self.learner_of(state), self.replay_buffer(state)
         form: list[Nest] = []
@@ -707,7 +707,7 @@ class ERLWorkflow(Workflow):
         def put_back() -> None:
             learner.assign_variables(before)
 
-        step = made.stage("update", functools.partial(self.update, learner))
+        step = run_stages.stage("update", functools.partial(self.update, learner))
         args = (dict.fromkeys(self.modules, rows), state.key, state.metrics.env_steps)
         mode = step.choose_by_time(*args, begin=put_back)
         put_back()

@@ -157,12 +157,12 @@ class EvolutionWorkflow(Workflow):
         self.use_strategy(Replicas(strategy).strategy)
 
     def _check_objectives(self) -> None:
-        given, taken = max(1, len(self.objectives)), self.optimizer.num_objectives
-        if given != taken:
+        num_given, num_taken = max(1, len(self.objectives)), self.optimizer.num_objectives
+        if num_given != num_taken:
             raise UserError(
                 "objectives",
-                expected=f"{taken} for {type(self.optimizer).__name__}",
-                got=f"{given}: {', '.join(self.objectives) or 'the return'}",
+                expected=f"{num_taken} for {type(self.optimizer).__name__}",
+                got=f"{num_given}: {', '.join(self.objectives) or 'the return'}",
                 remedy="Choose NSGA2(num_objectives=2) or RVEA for two, or an environment that "
                 "pays one reward.",
             )
@@ -266,11 +266,11 @@ class EvolutionWorkflow(Workflow):
         play = stages.stage("play", self._played)
 
         def own(population: Nest, start: Nest) -> Played:
-            found = play(agent_state, population, start, step_key, replicas.index() * part)
-            return replicas.gather(found)  # type: ignore[no-any-return]
+            episodes = play(agent_state, population, start, step_key, replicas.index() * part)
+            return replicas.gather(episodes)  # type: ignore[no-any-return]
 
-        found = replicas.any_replica(replicas.run(own, population, start))  # [R, ...]
-        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), found)
+        episodes = replicas.any_replica(replicas.run(own, population, start))  # [R, ...]
+        return tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), episodes)
 
     def _played(
         self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor, first: tf.Tensor
@@ -331,8 +331,8 @@ class EvolutionWorkflow(Workflow):
         metrics, index = fitness_metrics(first)
         best = struct.take(population, index)
         # What was asked for is given: it would be drawn again.
-        told = {"descriptors": self.descriptors(played)} if self._describes else {}
-        search = self.optimizer.tell(search, fitness, population, **told)
+        descriptors = {"descriptors": self.descriptors(played)} if self._describes else {}
+        search = self.optimizer.tell(search, fitness, population, **descriptors)
         agent_state = self._with_params(state.agent_state, search.params)
         if played.obs is not None:
             stats = statistics.update(agent_state.normalizer, played.obs, mask=played.valid)
@@ -381,21 +381,21 @@ class EvolutionWorkflow(Workflow):
 
     # What a runner asks.
 
-    def settle_modes(self, state: State, made: Stages) -> None:
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Chooses graph or XLA for a generation by time, where that is asked for."""
         if isinstance(self.env, HostEnv):
-            made.modes.update(loop="eager", ask="graph", tell="graph")
+            run_stages.modes.update(loop="eager", ask="graph", tell="graph")
             return
-        made.modes.update(ask="eager", play="eager", tell="eager")  # within the one loop
+        run_stages.modes.update(ask="eager", play="eager", tell="eager")  # within the one loop
         mode = self.compile
         if mode == "auto" and on_host(self.env):
             mode = "graph"
         elif mode == "auto" and self.replicas.several:
             mode = "xla"
-        mode = choose_loop(mode, made, lambda state: self.iterate(state, state.key), state)
+        mode = choose_loop(mode, run_stages, lambda state: self.iterate(state, state.key), state)
         if self.replicas.several:  # whose reductions are outside of XLA
-            made.modes["play"], mode = mode, "graph"
-        made.modes["loop"] = mode
+            run_stages.modes["play"], mode = mode, "graph"
+        run_stages.modes["loop"] = mode
 
     @property
     def _host_policy(self) -> Any:

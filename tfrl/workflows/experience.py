@@ -106,11 +106,11 @@ def of_all_processes(
     group = workflow.worker_group
     if group is None:
         return dict(own)
-    found = {}
+    merged = {}
     for path in sorted(own):
         value = np.asarray(own[path])
         parts = group.gather_to_chief(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
         for worker, part in enumerate(parts):
-            found[path_of(worker, path)] = part.view(value.dtype).reshape(shape)
-    return found
+            merged[path_of(worker, path)] = part.view(value.dtype).reshape(shape)
+    return merged

@@ -65,13 +65,13 @@ def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     """
     if not hasattr(fn, "get_concrete_function"):
         return lambda: fn(*args)
-    made = fn.get_concrete_function(*args)
+    concrete = fn.get_concrete_function(*args)
     leaves = tf.nest.flatten(args, expand_composites=True)
     tensors = [x for x in leaves if tf.is_tensor(x)]
-    given = made.inputs[: len(made.inputs) - len(made.captured_inputs)]
-    if [x.dtype for x in tensors] != [x.dtype for x in given]:
+    arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    if [x.dtype for x in tensors] != [x.dtype for x in arguments]:
         return lambda: fn(*args)  # some are Python's, or variables
-    return lambda: tf_private.call_flat(made, tensors, made.captured_inputs)
+    return lambda: tf_private.call_flat(concrete, tensors, concrete.captured_inputs)
 
 
 class AsyncExecutor:
@@ -137,11 +137,11 @@ class JoinedOutputs:
 
     def arrays(self, joined: Sequence[tf.Tensor]) -> list[np.ndarray]:
         """Returns the tensors of `join` in NumPy; waits for their call."""
-        found: list[Any] = [None] * len(self._shapes)
+        arrays: list[Any] = [None] * len(self._shapes)
         for group, vector in zip(self._groups, joined, strict=True):
             values, at = vector.numpy(), 0
             for i in group:
                 shape = self._shapes[i]
                 end = at + math.prod(shape)
-                found[i], at = values[at:end].reshape(shape), end
-        return found
+                arrays[i], at = values[at:end].reshape(shape), end
+        return arrays

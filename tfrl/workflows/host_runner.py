@@ -53,7 +53,7 @@ class Experience(Protocol):
     def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
         """Calls what may wait for others."""
 
-    def reads_batches(self, made: Stages) -> str:
+    def reads_batches(self, run_stages: Stages) -> str:
         """Says who reads the batches of an iteration before its learner steps.
 
         "graph", where XLA has the rest of the call; "python"; or "" for none.
@@ -80,7 +80,7 @@ class HostIterating(Iterating, Protocol):
     def steps_in(self, played: Nest) -> int:
         """Returns the env steps of what a rollout gave, those of other processes too."""
 
-    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played."""
 
     def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ class HostIterating(Iterating, Protocol):
           batches: Those that were read before, or ().
         """
 
-    def fuses_on_host(self, state: State, made: Stages) -> bool:
+    def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether XLA can have all of a call but the reading of batches."""
 
 
@@ -139,20 +139,20 @@ class HostRunner(Runner):
         """Traces anew at the next call."""
         self._calls, self._of, self.traces = {}, (None, ""), Traces()
 
-    def _run_eagerly(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
         try:
-            return self._run_on_host(state, made, iterations, limit)
+            return self._run_on_host(state, run_stages, iterations, limit)
         except BaseException:
             if self._executor is not None:
                 self._executor.forget_error()
             raise
 
-    def _run_on_host(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
-        phase = made.phase.name
+    def _run_on_host(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
+        phase = run_stages.phase.name
         if phase not in self._calls:
-            self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, made)
+            self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, run_stages)
         rest, experience = self._calls[phase], self.experience
-        play = self._workflow.host_rollout(made, random=made.phase.random)
+        play = self._workflow.host_rollout(run_stages, random=run_stages.phase.random)
         env_state, carry = state.env_state, state.carry
         form = state.replace(env_state=None, carry=None)
         counts = leaves.carried(form)
@@ -175,9 +175,9 @@ class HostRunner(Runner):
             if experience is not None:
                 experience.on_rollout(played)
             end = time.perf_counter()
-            given = [*counts, *rest.tensors_of(played), inputs.learn_key, inputs.learner_steps]
-            found = self.call_guarded(self._call, form, rest, [*given, rows.sums])
-            counts, following, metrics, counters = found
+            arguments = [*counts, *rest.tensors_of(played), inputs.learn_key, inputs.learner_steps]
+            outputs = self.call_guarded(self._call, form, rest, [*arguments, rows.sums])
+            counts, following, metrics, counters = outputs
             self._inputs.append(following)
             done += 1
             rows.add(metrics, counters)
@@ -197,12 +197,14 @@ class HostRunner(Runner):
         self._names[phase] = rest.names
         return state, len(rows.floats), rows.floats, rows.counters, (playing, other)
 
-    def _call(self, form: Any, rest: "CompiledLearnerCall", given: list[tf.Tensor]) -> Any:
+    def _call(self, form: Any, rest: "CompiledLearnerCall", arguments: list[tf.Tensor]) -> Any:
         if self._executor is None:
-            return rest.partition(rest.call(form, given))
-        return rest.partition(self._executor(rest.call, form, given))
+            return rest.partition(rest.call(form, arguments))
+        return rest.partition(self._executor(rest.call, form, arguments))
 
-    def _split(self, made: Stages, call: float, rollout: float, update: float) -> dict[str, float]:
+    def _split(
+        self, run_stages: Stages, call: float, rollout: float, update: float
+    ) -> dict[str, float]:
         return {"rollout": rollout, "update": update}  # Python has the clock
 
 
@@ -235,14 +237,16 @@ class CompiledLearnerCall:
     It holds no variable: those of a state are given with each call.
     """
 
-    def __init__(self, runner: HostRunner, workflow: HostIterating, state: State, made: Stages):
-        self._runner, self._workflow, self._phase = runner, workflow, made.phase
-        self._how = (made.phase.name, *sorted(made.modes.items()))
-        self._modes, self._seconds = made.modes, made.seconds
+    def __init__(
+        self, runner: HostRunner, workflow: HostIterating, state: State, run_stages: Stages
+    ):
+        self._runner, self._workflow, self._phase = runner, workflow, run_stages.phase
+        self._how = (run_stages.phase.name, *sorted(run_stages.modes.items()))
+        self._modes, self._seconds = run_stages.modes, run_stages.seconds
         self._lag = int(workflow.overlap)
         self._length = workflow.rollout_length
         agent, env = workflow.agent, workflow.env
-        act = workflow.action_fn_of(made.phase)
+        act = workflow.action_fn_of(run_stages.phase)
         # Environments on the device are played by a compiled function.
         halves = env.halves if isinstance(env, HostEnv) else []
         self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
@@ -251,20 +255,20 @@ class CompiledLearnerCall:
         self._bundle: HostPacker | None = None
         self._joined = JoinedOutputs()
         self._parts: list[int] = []
-        mode = made.modes["update"]
-        self._jit = mode == "xla" and workflow.fuses_on_host(state, made)
+        mode = run_stages.modes["update"]
+        self._jit = mode == "xla" and workflow.fuses_on_host(state, run_stages)
         self._experience: Any = runner.experience
-        self._reads = "" if self._experience is None else self._experience.reads_batches(made)
+        self._reads = "" if self._experience is None else self._experience.reads_batches(run_stages)
         self._eager = mode == "eager"
         self._compiled: FastCall | None = None
         self.names: list[str] = []
         self.tally: Any = None
 
-    def call(self, form: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
+    def call(self, form: Any, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
         """Makes the call over the variables of a state; see `partition` for its results."""
         if self._compiled is None:
             if self._eager:
-                return self._traced(form, *given)
+                return self._traced(form, *arguments)
             if self._reads == "python":
                 fn, jit = self._behind_what_was_read, True
             else:
@@ -275,14 +279,14 @@ class CompiledLearnerCall:
 
             call = FastCall(lambda *xs: fn(form, *xs), bind, jit=jit)
             if self._reads == "python":
-                given = [*self._experience.read(wait=True), *given]
-            result = call(given)
+                arguments = [*self._experience.read(wait=True), *arguments]
+            result = call(arguments)
             call.forget_function()  # it holds variables; the trace does not
             self._compiled = call
             return result
         if self._reads == "python":
-            given = [*self._experience.read(wait=False), *given]
-        return self._compiled(given)
+            arguments = [*self._experience.read(wait=False), *arguments]
+        return self._compiled(arguments)
 
     def _bind(self, form: Any, make: Callable[[], Any], args: Any) -> Any:
         """Returns the call, traced if it was not for another run; and takes what tracing tells."""
@@ -290,9 +294,9 @@ class CompiledLearnerCall:
         how = tuple(policy.mode for policy in self._policies)
         name = ("after the rollout", self._lag, how, *self._how)
         call = self._runner.bind(form, name, make, args)
-        found = (self.names, self.tally, self._parts, self._joined)
+        known = (self.names, self.tally, self._parts, self._joined)
         notes = self._runner.traces.notes
-        self.names, self.tally, self._parts, self._joined = notes.setdefault(name, found)
+        self.names, self.tally, self._parts, self._joined = notes.setdefault(name, known)
         return call
 
     @property
@@ -339,25 +343,25 @@ class CompiledLearnerCall:
 
     # The call; traced.
 
-    def _traced(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
+    def _traced(self, form: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
         if not self._reads:
-            return self._behind(form, (), *given)
+            return self._after_rollout(form, (), *arguments)
         batches = self._experience.batches()
-        behind = counted_apart(lambda *args: self._behind(form, *args))
-        return tf.function(behind, jit_compile=True, autograph=False)(batches, *given)
+        compiled = counted_apart(lambda *args: self._after_rollout(form, *args))
+        return tf.function(compiled, jit_compile=True, autograph=False)(batches, *arguments)
 
-    def _behind_what_was_read(self, form: Any, *given: tf.Tensor) -> list[tf.Tensor]:
-        batches, count = self._experience.batches_of(given)
-        return self._behind(form, batches, *given[count:])
+    def _behind_what_was_read(self, form: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        batches, count = self._experience.batches_of(arguments)
+        return self._after_rollout(form, batches, *arguments[count:])
 
-    def _behind(self, form: Any, batches: Nest, *given: tf.Tensor) -> list[tf.Tensor]:
+    def _after_rollout(self, form: Any, batches: Nest, *arguments: tf.Tensor) -> list[tf.Tensor]:
         lag, count = self._lag, self._count
-        state = leaves.with_carried(form, given[:count])
-        *played_leaves, learn_key, acted_at, sums = given[count:]
+        state = leaves.with_carried(form, arguments[:count])
+        *played_leaves, learn_key, acted_at, sums = arguments[count:]
         played = self._bundle.nest(played_leaves)  # type: ignore[union-attr]
-        behind = form.metrics.learner["learner_steps"].read_value() - acted_at
-        made = Stages(self._phase, self._modes, self._seconds, None)
-        with made.in_use():
+        policy_lag = form.metrics.learner["learner_steps"].read_value() - acted_at
+        run_stages = Stages(self._phase, self._modes, self._seconds, None)
+        with run_stages.in_use():
             metrics, state, outputs = self._workflow.after_rollout(
                 state, played, learn_key, batches
             )
@@ -373,7 +377,7 @@ class CompiledLearnerCall:
             )
         if lag:
             names = [*names, "policy_lag"]
-            floats = tf.concat([floats, [tf.cast(behind, tf.float32)]], 0)
+            floats = tf.concat([floats, [tf.cast(policy_lag, tf.float32)]], 0)
         self.names, self.tally = list(names), MetricAccumulator(names, _SLOTS)
         floats = tf.pad(floats, [[0, _SLOTS - floats.shape[0]]])
         steps = tf.identity(counters[-1])
@@ -397,13 +401,13 @@ class CompiledLearnerCall:
         known = [*after, *outputs, *values, *joined]
         return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
 
-    def partition(self, found: list[tf.Tensor]) -> Any:
+    def partition(self, outputs: list[tf.Tensor]) -> Any:
         """Takes the results of a call apart: counts, the rollout to come, sums and counters."""
         parts, at = [], 0
         for size in self._parts:
-            parts.append(found[at : at + size])
+            parts.append(outputs[at : at + size])
             at += size
-        play_key, learn_key, steps, sums, counters = found[at:]
+        play_key, learn_key, steps, sums, counters = outputs[at:]
         inputs = ActorInputs(play_key, learn_key, steps, parts[2], parts[3])
         inputs.outputs = parts[1]
         return parts[0], inputs, sums, counters

@@ -364,10 +364,10 @@ class LearnerWorkflow(Workflow):
 
     def stages_of(self, state: State) -> Stages | None:
         """Returns the stages in use, None where `iterate` is called by itself: once for a state."""
-        made = stages.current()
-        if made is None and tf.executing_eagerly() and self._runner_of(state) is not None:
+        run_stages = stages.current()
+        if run_stages is None and tf.executing_eagerly() and self._runner_of(state) is not None:
             self.ready(state)
-        return made
+        return run_stages
 
     def _note_iterations(self, state: State) -> None:
         runner = self._runner_of(state)
@@ -381,8 +381,8 @@ class LearnerWorkflow(Workflow):
             # In a thread of its own: what is traced here may be in a loop, and variables would take
             # over its scopes.
             with concurrent.futures.ThreadPoolExecutor(1) as threads:
-                made = threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
-            self._learner = made.form()
+                learner = threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
+            self._learner = learner.form()
         return self._learner
 
     def learner_of(self, state: State) -> Learner:
@@ -430,9 +430,9 @@ class LearnerWorkflow(Workflow):
     def normalizer(self, agent_state: Any) -> Nest:
         """Returns the observation statistics out of an AgentState, or those of several by id."""
         if hasattr(self.agent, "modules"):
-            found = {m: state.normalizer for m, state in agent_state.items()}
-            found = {m: x for m, x in found.items() if x is not None}
-            return found or None
+            statistics = {m: state.normalizer for m, state in agent_state.items()}
+            statistics = {m: x for m, x in statistics.items() if x is not None}
+            return statistics or None
         return agent_state.normalizer
 
     def collect(
@@ -607,8 +607,8 @@ class LearnerWorkflow(Workflow):
             replay_buffer_state=self.setup_replay_buffer(keys["replay_buffer"]),
         )
         if type(self).setup_agent_and_optimizer is not LearnerWorkflow.setup_agent_and_optimizer:
-            given = self.setup_agent_and_optimizer(keys["agent"])
-            for name, x in zip(("agent_state", "opt_state"), given, strict=True):
+            first = self.setup_agent_and_optimizer(keys["agent"])
+            for name, x in zip(("agent_state", "opt_state"), first, strict=True):
                 what = f"{name} of {type(self).__name__}.setup_agent_and_optimizer"
                 _assign(what, getattr(state, name), x)
         return self.postsetup_replay_buffer(state)
@@ -778,7 +778,7 @@ class LearnerWorkflow(Workflow):
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
         return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
 
-    def times_stages(self, made: Stages) -> bool:
+    def times_stages(self, run_stages: Stages) -> bool:
         """Rollout and update are timed, but not by clocks where they overlap in a graph."""
         return True
 
@@ -794,15 +794,15 @@ class LearnerWorkflow(Workflow):
 
     # On the host, where a rollout is Python's.
 
-    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played, at random or by the policy, or got from collectors."""
         if self.collectors is not None:
-            return functools.partial(self.collectors.play, waits=not made.phase.learns)
+            return functools.partial(self.collectors.play, waits=not run_stages.phase.learns)
         action_fn = self.agent.random_actions if random else None
         collect = functools.partial(self.collect_trajectory, action_fn=action_fn)
         if isinstance(self.env, HostEnv):
             return collect
-        return made.stage("rollout/random" if random else "rollout", collect)
+        return run_stages.stage("rollout/random" if random else "rollout", collect)
 
     def steps_in(self, played: Nest) -> int:
         """Returns the env steps of what `host_rollout` gave, those of other processes too."""
@@ -856,7 +856,7 @@ class LearnerWorkflow(Workflow):
         """`process_rollout` as a compiled function."""
         return tf.function(counted_apart(self.process_rollout), autograph=False)
 
-    def fuses_on_host(self, state: State, made: Stages) -> bool:
+    def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether XLA has all that follows a rollout where it has the update."""
         return False
 
@@ -928,10 +928,12 @@ class LearnerWorkflow(Workflow):
 
     def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
         """Makes the evaluator of this workflow's environments for some number of episodes."""
-        made = self._evaluator
-        if made is None:
-            made = Evaluator(env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes)
-        return made.replace(  # type: ignore[no-any-return]
+        evaluator = self._evaluator
+        if evaluator is None:
+            evaluator = Evaluator(
+                env=self.replica_eval_env, agent=self.agent, num_episodes=num_episodes
+            )
+        return evaluator.replace(  # type: ignore[no-any-return]
             env=self.replica_eval_env, num_episodes=num_episodes, compile=compile
         )
 
@@ -953,28 +955,28 @@ class LearnerWorkflow(Workflow):
         chosen = {name: modes[name] for name in ("loop", "rollout", "update")}
         return {**chosen, "evaluation": self.evaluation_mode}
 
-    def settle_modes(self, state: State, made: Stages) -> None:
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Settles the modes of a run's stages; what was timed once holds for equal logic."""
         notes = self.runner(state).traces.notes
         note = ("modes", tuple(sorted(self.compile.items())))
-        trials = self.trials(state, made)
+        trials = self.trials(state, run_stages)
         if note in notes:
             modes, seconds = notes[note]
             for name, mode in modes.items():
-                made.set_mode(name, mode)
-            made.seconds.update(seconds)
+                run_stages.set_mode(name, mode)
+            run_stages.seconds.update(seconds)
             if trials.choose_acting is not None:  # known of other environments
-                trials.choose_acting(made.modes["rollout"])
+                trials.choose_acting(run_stages.modes["rollout"])
             return
-        tuner = CompileModeTuner(self.compile, trials, made)
+        tuner = CompileModeTuner(self.compile, trials, run_stages)
         tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
-        found = (dict(made.modes), {k: dict(v) for k, v in made.seconds.items()})
+        settled = (dict(run_stages.modes), {k: dict(v) for k, v in run_stages.seconds.items()})
         # A run that is restored asks for these modes by name.
-        named = {n: made.modes[n] for n in ("loop", "rollout", "update")}
+        named = {n: run_stages.modes[n] for n in ("loop", "rollout", "update")}
         named["evaluation"] = self.evaluation_mode
-        notes[note] = notes["modes", tuple(sorted(named.items()))] = found
+        notes[note] = notes["modes", tuple(sorted(named.items()))] = settled
 
-    def trials(self, state: State, made: Stages) -> Trials:
+    def trials(self, state: State, run_stages: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
         host_env = isinstance(self.env, HostEnv)
 
@@ -990,12 +992,12 @@ class LearnerWorkflow(Workflow):
 
         choose: Any = functools.partial(self._choose_acting, state) if host_env else None
         if self.collectors is not None:  # there is no rollout to be timed
-            rollout: Any = made.stage("rollout", self.collect)
+            rollout: Any = run_stages.stage("rollout", self.collect)
             choose = lambda _: "graph"  # noqa: E731
         elif self.loops_on_host and not host_env:
-            rollout = self.host_rollout(made, random=False)
+            rollout = self.host_rollout(run_stages, random=False)
         else:
-            rollout = made.stage("rollout", functools.partial(self.collect, action_fn=None))
+            rollout = run_stages.stage("rollout", functools.partial(self.collect, action_fn=None))
         return Trials(
             rollout=rollout,
             update=self.update_stage(state),  # type: ignore[arg-type]
@@ -1060,11 +1062,11 @@ class LearnerWorkflow(Workflow):
 
 def _assign(what: str, variables: Nest, values: Nest) -> None:
     """Assigns a nest of values; raises a UserError for one of another form."""
-    own, given = struct.paths(variables), struct.paths(values)
-    wrong = sorted(set(own) ^ set(given)) or [
-        f"{p} of shape {tuple(given[p].shape)} for {tuple(x.shape)}"
+    own, new = struct.paths(variables), struct.paths(values)
+    wrong = sorted(set(own) ^ set(new)) or [
+        f"{p} of shape {tuple(new[p].shape)} for {tuple(x.shape)}"
         for p, x in own.items()
-        if tuple(given[p].shape) != tuple(x.shape)
+        if tuple(new[p].shape) != tuple(x.shape)
     ]
     if wrong:
         raise UserError(
@@ -1074,4 +1076,4 @@ def _assign(what: str, variables: Nest, values: Nest) -> None:
             remedy="Begin with what `setup` of this workflow, or its hook, returns.",
         )
     for path, variable in own.items():
-        variable.assign(given[path])
+        variable.assign(new[path])

@@ -155,13 +155,13 @@ class TrainingLoop:
         files = (folder.metrics_csv, folder.metrics_jsonl)
         rows = [file.name for file in files if file.is_file() and file.stat().st_size]
         if (steps or rows) and not self.workflow.is_of(state, folder.checkpoints):
-            found = [f"checkpoints of the steps {', '.join(map(str, steps))}"] if steps else []
+            kept_files = [f"checkpoints of the steps {', '.join(map(str, steps))}"] if steps else []
             restore = f"Restore from {folder.checkpoints} to go on with that run, or choose"
             raise UserError(
                 f"root_dir {folder.root}",
                 expected=f"a folder without a run, or the one that this state of {env_steps} env "
                 "steps was restored from or trained in",
-                got=" and ".join([*found, *rows]) + " of another run",
+                got=" and ".join([*kept_files, *rows]) + " of another run",
                 remedy=f"{restore if steps else 'Choose'} another root_dir.",
             )
         self.workflow.adopt(state, folder.checkpoints)
@@ -282,10 +282,12 @@ class TrainingLoop:
 
     def _warn(self, rows: list[dict[str, Any]]) -> None:
         """Says what has gone wrong in part; rows go on to tell it."""
-        found = [] if self._warned else [w for row in rows if (w := self.workflow.warning_of(row))]
-        if found and self._leads:
-            self._log(f"Warning: {found[0]}")
-        self._warned |= bool(found)
+        warnings = (
+            [] if self._warned else [w for row in rows if (w := self.workflow.warning_of(row))]
+        )
+        if warnings and self._leads:
+            self._log(f"Warning: {warnings[0]}")
+        self._warned |= bool(warnings)
 
     def _adapt(self, seconds_per_iteration: float) -> None:
         """Chooses the iterations of the next call; the first two calls are slow and no measure."""

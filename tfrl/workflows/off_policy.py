@@ -439,8 +439,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def end_call(self, before: State, after: State) -> State:
         """Notes that the updates have begun."""
         after = super().end_call(before, after)
-        made = stages.current()
-        learns = made is not None and made.phase.learns
+        run_stages = stages.current()
+        learns = run_stages is not None and run_stages.phase.learns
         return self._with_start(after, _BEGUN) if learns else after
 
     def always_due(self) -> int | None:
@@ -459,21 +459,28 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         return not self.loops_on_host and not self.prioritized and self.always_due() == 1
 
-    def fuses_sampling(self, made: Stages | None) -> bool:
+    def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
         Their operations are so small that the graph executor takes longer to schedule them.
         """
-        if made is None or not made.phase.learns or self.loops_on_host or self.always_due() != 1:
+        if (
+            run_stages is None
+            or not run_stages.phase.learns
+            or self.loops_on_host
+            or self.always_due() != 1
+        ):
             return False
         alone = not self.replicas.several and isinstance(self.replay, InGraphReplay)
-        return alone and made.modes["rollout"] == "xla" and made.modes["loop"] == "graph"
+        return (
+            alone and run_stages.modes["rollout"] == "xla" and run_stages.modes["loop"] == "graph"
+        )
 
-    def times_stages(self, made: Stages) -> bool:
+    def times_stages(self, run_stages: Stages) -> bool:
         """Not where the stages run at the same time: clocks would make them wait."""
         alone = self.replicas.num_workers == 1 and not on_host(self.env)
-        together = self.overlaps and made.phase.learns
-        return not (together and made.modes["loop"] == "graph" and alone)
+        together = self.overlaps and run_stages.phase.learns
+        return not (together and run_stages.modes["loop"] == "graph" and alone)
 
     # An iteration; traced.
 
@@ -491,22 +498,22 @@ class OffPolicyWorkflow(LearnerWorkflow):
         Returns:
           `{name: float32 scalar}` and the state after it.
         """
-        made = self.stages_of(state)
-        if made is None and not leaves.in_place(state.agent_state):
+        run_stages = self.stages_of(state)
+        if run_stages is None and not leaves.in_place(state.agent_state):
             raise UserError(
                 "OffPolicyWorkflow.iterate",
                 expected="a state of variables, in whose replay buffer it writes",
                 got="one of tensors",
                 remedy="Use workflow.step, which copies it into variables.",
             )
-        if made is None and not tf.executing_eagerly():
+        if run_stages is None and not tf.executing_eagerly():
             raise UserError(
                 "OffPolicyWorkflow.iterate",
                 expected="a call from Python: the buffer says whether it learns",
                 got="one inside of a tf.function",
                 remedy="Use workflow.advance, which compiles it.",
             )
-        phase = self.phase_of(state) if made is None else made.phase
+        phase = self.phase_of(state) if run_stages is None else run_stages.phase
         state = state.replace(replay_buffer_state=as_variables(state.replay_buffer_state))
         act = self.agent.random_actions if phase.random else None
         if self.overlaps and phase.learns and state.prefetched is None:
@@ -514,7 +521,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         play_key, learn_key = tf.unstack(seeding.split(key, 2))
         if state.prefetched is not None:
             *_, play_key = state.prefetched
-        if self.fuses_sampling(made):
+        if self.fuses_sampling(run_stages):
             out = self._fused_sampling(state, act)
         else:
             out = self.play(state, play_key, act)
@@ -542,14 +549,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """Stores a rollout if it is not yet, and takes the learner steps that are due."""
-        made = stages.current()
-        learns = self.phase_of(state).learns if made is None else made.phase.learns
+        run_stages = stages.current()
+        learns = self.phase_of(state).learns if run_stages is None else run_stages.phase.learns
         before = state.metrics.env_steps
         env_steps = before + out.counts["env_steps"]
         metrics: dict[str, tf.Tensor] = {}
         outputs: list[tf.Tensor] = []
         ahead = self.overlaps and learns
-        if ahead or self.fuses_sampling(made):  # the experience is in the buffer
+        if ahead or self.fuses_sampling(run_stages):  # the experience is in the buffer
             batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
@@ -572,8 +579,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def prefetch(self, state: State) -> State:
         """Draws the batch of the first iteration of a call, where it is known before it."""
-        made = stages.current()
-        if not self.overlaps or made is None or not made.phase.learns:
+        run_stages = stages.current()
+        if not self.overlaps or run_stages is None or not run_stages.phase.learns:
             return state
         return self._prefetched(state)
 
@@ -615,19 +622,19 @@ class OffPolicyWorkflow(LearnerWorkflow):
         def make() -> Any:
             return tf.function(counted_apart(played_and_stored), jit_compile=True, autograph=False)
 
-        made: Any = stages.current()
-        return made.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
+        run_stages: Any = stages.current()
+        return run_stages.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
 
     # Of several replicas over one server.
 
-    def host_rollout(self, made: Stages, *, random: bool) -> Callable[..., Any]:
+    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns how a rollout is played; of several replicas it has the steps of all of them."""
         if self.collectors is not None or not self.replicas.several:
-            return super().host_rollout(made, random=random)
+            return super().host_rollout(run_stages, random=random)
         act = self.agent.random_actions if random else None
         one = CompiledStage("rollout", functools.partial(self.collect_trajectory, action_fn=act))
         graph, xla = (functools.partial(self._collect_on_all, one, m) for m in ("graph", "xla"))
-        return made.stage("rollout/random" if random else "rollout", graph, xla)
+        return run_stages.stage("rollout/random" if random else "rollout", graph, xla)
 
     def _collect_on_all(
         self,
@@ -664,16 +671,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns the stage of one learner step over the variables of a state."""
 
         def update(batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
-            learner, found = self.learner_of(state), {}
+            learner, metrics = self.learner_of(state), {}
             if self.prioritized:
                 # Before the step: of the parameters that the loss sees, with noise of their own.
-                found["priorities"] = self.replicas.run(
+                metrics["priorities"] = self.replicas.run(
                     lambda batch, key: self.priorities(
                         struct.values(learner.module_state(DEFAULT_MODULE_ID)), batch, key
                     ),
                     *(batch, key),
                 )
-            return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **found}
+            return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **metrics}
 
         xla = functools.partial(update, jit=True) if self.replicas.several else None
         return stages.stage("update", update, xla, inline=inline)
@@ -690,12 +697,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """A learner step on a batch: its metrics, the state, and what is left to Python."""
         if not leaves.in_place(state.agent_state):
             return *self.fit(state, batch, key, env_steps), []
-        found = self.update_stage(state, inline=inline)(batch, key, env_steps)
+        metrics = self.update_stage(state, inline=inline)(batch, key, env_steps)
         outputs: list[tf.Tensor] = []
         if self.prioritized:
             experience = self._experience(state)
-            outputs = experience.update_priorities(batch.index, found["priorities"])
-        return found["metrics"], state, outputs
+            outputs = experience.update_priorities(batch.index, metrics["priorities"])
+        return metrics["metrics"], state, outputs
 
     def _follow_schedules(self, state: State, env_steps: tf.Tensor) -> State:
         """Lets the agent act by its schedules, where nothing is updated."""
@@ -790,11 +797,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     # How it is compiled.
 
-    def fuses_on_host(self, state: State, made: Stages) -> bool:
+    def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
         """Whether XLA has all that follows a rollout: many small operations on the buffer."""
         if not self.loops_in_python:
             return True
-        reads = not made.phase.learns or self._reverb(state).fetches(made)
+        reads = not run_stages.phase.learns or self._reverb(state).fetches(run_stages)
         return not self.replicas.several and reads
 
     def forget_traces(self, experience: ReverbExperience) -> None:
@@ -803,9 +810,9 @@ class OffPolicyWorkflow(LearnerWorkflow):
             if isinstance(runner, HostRunner) and runner.experience is experience:
                 runner.forget()
 
-    def trials(self, state: State, made: Stages) -> Trials:
+    def trials(self, state: State, run_stages: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
-        trials = super().trials(state, made)
+        trials = super().trials(state, run_stages)
         fuses = not (self.loops_in_python and self.replicas.several)
         return dataclasses.replace(
             trials, prefers_fused=not self.loops_in_python, fuses_on_host=fuses

@@ -113,8 +113,8 @@ def train_members(
         row: Row = {}
         for name, take in steps.items():
             own_key = seeding.stream(seeding.fold_in(key, i), name)
-            found = take(share if name == critic else number, own_key)
-            row.update(named_by(name, found))
+            trained_state = take(share if name == critic else number, own_key)
+            row.update(named_by(name, trained_state))
 
         def put(x: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
             value = variable.read_value()[tf.newaxis]
@@ -127,14 +127,14 @@ def train_members(
 
 def named_by(name: str, row: dict[str, Any]) -> dict[str, Any]:
     """Returns the metrics of one update under its name, as a step of several updates has them."""
-    found = {}
+    named = {}
     for key, value in row.items():
         before, _, rest = key.rpartition("nonfinite/")
         if key.endswith("learning_rate"):
             if key in ("learning_rate", f"{name}/learning_rate"):
-                found[f"{name}/learning_rate"] = value
+                named[f"{name}/learning_rate"] = value
         elif rest != key:
-            found[f"{before}nonfinite/{name}/{rest}"] = value
+            named[f"{before}nonfinite/{name}/{rest}"] = value
         else:
-            found[f"{name}/{key}"] = value
-    return found
+            named[f"{name}/{key}"] = value
+    return named

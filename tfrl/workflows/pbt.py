@@ -178,11 +178,11 @@ class PBTWorkflow(Workflow):
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
         """The leaves that a hyperparameter sets, by path."""
-        found = {}
+        leaves = {}
         for path, leaf in struct.paths(members).items():
             if path == h.path or path.endswith(f"/{h.path}"):
-                found[path] = leaf
-        return found
+                leaves[path] = leaf
+        return leaves
 
     def _values(self, members: State) -> list[tf.Tensor]:
         """The values of the hyperparameters, float32 [P] each."""
@@ -257,8 +257,8 @@ class PBTWorkflow(Workflow):
         XLA runs a program of small operations on one core. So it has that of one member, and a
         graph calls it for several members at the same time.
         """
-        made = stages.current()
-        if made is not None and made.modes.get("members") == "xla":
+        run_stages = stages.current()
+        if run_stages is not None and run_stages.modes.get("members") == "xla":
             fn = tf.function(fn, jit_compile=True, autograph=False)
         # Called eagerly, map_fn would convert all that it calls.
         fn = tf.autograph.experimental.do_not_convert(fn)
@@ -309,20 +309,20 @@ class PBTWorkflow(Workflow):
 
     # What a runner asks.
 
-    def settle_modes(self, state: State, made: Stages) -> None:
+    def settle_modes(self, state: State, run_stages: Stages) -> None:
         """Chooses graph or XLA for a round by time, where that is asked for."""
-        made.modes.update(dict.fromkeys(_STAGES, "eager"))  # within a member's program
+        run_stages.modes.update(dict.fromkeys(_STAGES, "eager"))  # within a member's program
         if not auto_needs_timing() and self.compile != "eager":  # one program of all members
-            made.modes["loop"] = "xla" if self.compile == "auto" else self.compile
+            run_stages.modes["loop"] = "xla" if self.compile == "auto" else self.compile
             return
 
         def round_in(mode: str, state: State) -> Any:
-            made.modes["members"] = mode
+            run_stages.modes["members"] = mode
             return self._round(state, state.key, 1)
 
         graph, xla = (functools.partial(round_in, mode) for mode in ("graph", "xla"))
-        mode = choose_loop(self.compile, made, graph, state, xla)
-        made.modes.update(members=mode, loop="eager" if mode == "eager" else "graph")
+        mode = choose_loop(self.compile, run_stages, graph, state, xla)
+        run_stages.modes.update(members=mode, loop="eager" if mode == "eager" else "graph")
 
     def compile_choices(self, state: State) -> dict[str, str]:
         """Settles how a round is compiled."""

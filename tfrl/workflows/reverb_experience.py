@@ -175,33 +175,33 @@ class ReverbExperience:
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
         """Leaves index and priorities to Python, which sends them; eagerly it is done here."""
-        found = [tf.concat(self.replicas.per_replica(x), 0) for x in (index, priorities)]
+        updates = [tf.concat(self.replicas.per_replica(x), 0) for x in (index, priorities)]
         if not tf.executing_eagerly():
-            return found
-        self.buffer.update_priorities(*found)
+            return updates
+        self.buffer.update_priorities(*updates)
         return []
 
     # A dataset is read in a graph only. Where it is known how many learner steps there will be,
     # their batches are read before them, and XLA has the rest.
 
-    def fetches(self, made: Stages) -> bool:
+    def fetches(self, run_stages: Stages) -> bool:
         """Whether the batches of an iteration are read before its learner steps.
 
         For XLA alone, where they are no more than `FETCHED_BYTES`; otherwise one is read at a time.
         """
         due = self._due
-        if not made.phase.learns or due is None or self.replicas.several:
+        if not run_stages.phase.learns or due is None or self.replicas.several:
             return False
-        return made.modes.get("update") == "xla" and due * self.batch_bytes <= FETCHED_BYTES
+        return run_stages.modes.get("update") == "xla" and due * self.batch_bytes <= FETCHED_BYTES
 
-    def reads_batches(self, made: Stages) -> str:
+    def reads_batches(self, run_stages: Stages) -> str:
         """Says who reads the batches of an iteration before its learner steps.
 
         "python" where they are few: the call behind it is XLA's alone then. A graph of the two
         would go through TensorFlow's pool of threads, which wait for work by turning around: on two
         cores the sampler needs them. "graph" otherwise; "" where they are not read before.
         """
-        if not self.fetches(made):
+        if not self.fetches(run_stages):
             return ""
         return "python" if (self._due or 0) <= _READ_BATCHES else "graph"
 
@@ -323,9 +323,9 @@ class ReverbExperience:
         if group is None or not self._elsewhere:
             return self._saved()
         # The server's checkpoint, which the chief asks for, has what all have sent before.
-        found = {} if group.is_chief else self._saved(tables=False)
+        values = {} if group.is_chief else self._saved(tables=False)
         group.barrier("experience that was sent")
-        return self._saved() if group.is_chief else found
+        return self._saved() if group.is_chief else values
 
     def _saved(self, tables: bool = True) -> dict[str, Any]:
         packed = io.BytesIO()

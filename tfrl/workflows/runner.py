@@ -95,12 +95,12 @@ class Runner:
         def bind(name: Hashable, make: Callable[[], Any], args: Any) -> Any:
             return self.bind(state, name, make, args)
 
-        made = Stages(phase or self._workflow.phase_of(state), self.modes, self.seconds, bind)
-        self.phases.add(made.phase.name)
+        run_stages = Stages(phase or self._workflow.phase_of(state), self.modes, self.seconds, bind)
+        self.phases.add(run_stages.phase.name)
         if "loop" not in self.modes:
-            with made.in_use():
-                self._workflow.settle_modes(state, made)
-        return made
+            with run_stages.in_use():
+                self._workflow.settle_modes(state, run_stages)
+        return run_stages
 
     def bind(self, state: State, name: Hashable, make: Callable[[], Any], args: Any) -> Any:
         """Returns a compiled function over the variables of a state, see `Traces.bound`."""
@@ -120,12 +120,12 @@ class Runner:
 
     def whole(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the loop over iterations as one function, and arguments for it."""
-        made = self.settled(state)
+        run_stages = self.settled(state)
         state = self._workflow.begin_call(state)
 
         def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
-            with made.in_use():
-                return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
+            with run_stages.in_use():
+                return self.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
 
         return run, (leaves.carried(state), tf.constant(1), tf.constant(1, tf.int64))
 
@@ -139,41 +139,43 @@ class Runner:
         Returns:
           Rows of metrics, the state, and seconds: `call`, `rollout`, `update`.
         """
-        made = self.settled(state)
+        run_stages = self.settled(state)
         most = np.iinfo(np.int64).max
-        limit = min(most if x is None else x for x in (until, made.phase.ends))
+        limit = min(most if x is None else x for x in (until, run_stages.phase.ends))
         iterations = min(iterations, MAX_ROWS * self._workflow.iterations_per_row)
         start = time.perf_counter()
-        with made.in_use():
+        with run_stages.in_use():
             begun = self._workflow.begin_call(state)
-            after, done, floats, counters, seconds = self._run(begun, made, iterations, limit)
+            after, done, floats, counters, seconds = self._run(begun, run_stages, iterations, limit)
             state = self._workflow.end_call(state, after)
-        rows = as_rows(int(done), self._names[made.phase.name], floats, counters)
+        rows = as_rows(int(done), self._names[run_stages.phase.name], floats, counters)
         self.iterations = rows[-1]["iterations"] if rows else self.iterations
         call = time.perf_counter() - start
-        return rows, state, {"call": call, **self._split(made, call, *map(float, seconds))}
+        return rows, state, {"call": call, **self._split(run_stages, call, *map(float, seconds))}
 
-    def _run(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
-        if made.modes["loop"] == "eager" or tf.config.functions_run_eagerly():
-            return self._run_eagerly(state, made, iterations, limit)
+    def _run(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
+        if run_stages.modes["loop"] == "eager" or tf.config.functions_run_eagerly():
+            return self._run_eagerly(state, run_stages, iterations, limit)
         carried = leaves.carried(state)
         args = (carried, tf.constant(iterations), tf.constant(limit, tf.int64))
-        how: tuple[Any, ...] = (made.phase.name, *sorted(made.modes.items()))
+        how: tuple[Any, ...] = (run_stages.phase.name, *sorted(run_stages.modes.items()))
         if not leaves.in_place(state):  # such a runner serves states of any form
             how = (*how, specs_of(args))
         if how not in self._loops:
-            self._loops[how] = self._traced(state, made, ("loop", *how), args)
+            self._loops[how] = self._traced(state, run_stages, ("loop", *how), args)
         carried, *rest = self._loops[how](*args)
         return leaves.with_carried(state, carried), *rest
 
-    def _traced(self, state: State, made: Stages, name: Hashable, args: Any) -> Callable[..., Any]:
+    def _traced(
+        self, state: State, run_stages: Stages, name: Hashable, args: Any
+    ) -> Callable[..., Any]:
         """The loop over iterations as a compiled function."""
 
         def make() -> Any:
-            fused = made.modes["loop"] == "xla"
+            fused = run_stages.modes["loop"] == "xla"
 
             def run(carried: list[tf.Tensor], iterations: tf.Tensor, limit: tf.Tensor) -> Any:
-                return self.loop(leaves.with_carried(state, carried), made, iterations, limit)
+                return self.loop(leaves.with_carried(state, carried), run_stages, iterations, limit)
 
             fn: Any = run if fused else never_in_xla(run)
             return tf.function(counted_apart(fn), jit_compile=fused, autograph=False)
@@ -183,19 +185,23 @@ class Runner:
         except MoreMetricsError as error:
             self._slots = error.number
             bound = self.bind(state, name, make, args)
-        note = ("names", made.phase.name)
-        names = self._names.get(made.phase.name, [])
-        self._names[made.phase.name] = self.traces.notes.setdefault(note, names)
+        note = ("names", run_stages.phase.name)
+        names = self._names.get(run_stages.phase.name, [])
+        self._names[run_stages.phase.name] = self.traces.notes.setdefault(note, names)
         return bound
 
-    def _has_clocks(self, made: Stages) -> bool:
-        return stages.may_have_clocks(made.modes["loop"]) and self._workflow.times_stages(made)
+    def _has_clocks(self, run_stages: Stages) -> bool:
+        return stages.may_have_clocks(run_stages.modes["loop"]) and self._workflow.times_stages(
+            run_stages
+        )
 
     # One iteration.
 
-    def _iterate(self, state: State, made: Stages) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _iterate(
+        self, state: State, run_stages: Stages
+    ) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
         """State, float metrics, counters, and seconds by stage."""
-        timed = self._has_clocks(made)
+        timed = self._has_clocks(run_stages)
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(state.key, state.metrics.iterations)
         with stages.timed(timed) as times, tf.control_dependencies([start] if timed else []):
@@ -205,7 +211,7 @@ class Runner:
         if timed:
             with tf.control_dependencies(stages.data(metrics)):
                 end = tf.timestamp()
-        names = self._names.setdefault(made.phase.name, sorted(metrics))
+        names = self._names.setdefault(run_stages.phase.name, sorted(metrics))
         size = len(names) if tf.executing_eagerly() else self._slots
         floats = row_of(metrics, names, size)
         with tf.control_dependencies([end] if timed else []):
@@ -214,7 +220,9 @@ class Runner:
 
     # Many.
 
-    def loop(self, state: State, made: Stages, iterations: tf.Tensor, limit: tf.Tensor) -> Any:
+    def loop(
+        self, state: State, run_stages: Stages, iterations: tf.Tensor, limit: tf.Tensor
+    ) -> Any:
         """Runs iterations until there are so many, or so many env steps; traced.
 
         Returns:
@@ -231,7 +239,7 @@ class Runner:
         def body(
             i: Any, done: Any, carried: Any, floats: Any, counters: Any, seconds: Any
         ) -> tuple[Any, ...]:
-            carried, done, f, c, s = self._row(of, carried, made, done, iterations, limit)
+            carried, done, f, c, s = self._row(of, carried, run_stages, done, iterations, limit)
             return i + 1, done, carried, floats.write(i, f), counters.write(i, c), seconds + s
 
         rows, _, carried, floats, counters, seconds = tf.while_loop(
@@ -247,12 +255,18 @@ class Runner:
         return after, rows, floats.stack(), counters.stack(), tf.unstack(seconds)
 
     def _row(
-        self, of: Callable[..., State], carried: Any, made: Stages, done: Any, n: Any, limit: Any
+        self,
+        of: Callable[..., State],
+        carried: Any,
+        run_stages: Stages,
+        done: Any,
+        n: Any,
+        limit: Any,
     ) -> Any:
         """The iterations of one row of metrics: the state, how many are done, and the row."""
 
         def iterated(carried: Any) -> Any:
-            state, *row = self._iterate(of(carried), made)
+            state, *row = self._iterate(of(carried), run_stages)
             return leaves.carried(state), *row
 
         per_row, steps = self._workflow.iterations_per_row, self._workflow.steps_of_iteration
@@ -261,7 +275,7 @@ class Runner:
             return carried, done + 1, *row
         zeros = tf.zeros([2, self._slots])
         # What a loop carries costs a graph several operations in each iteration.
-        timed = self._has_clocks(made)
+        timed = self._has_clocks(run_stages)
         zero = tf.zeros([2], tf.float64)
         most = tf.minimum(done + per_row, n)
 
@@ -270,7 +284,7 @@ class Runner:
             return carried, tally().add(sums, f), [t + s for t in seconds]
 
         def tally() -> MetricAccumulator:
-            return MetricAccumulator(self._names[made.phase.name], self._slots)
+            return MetricAccumulator(self._names[run_stages.phase.name], self._slots)
 
         start = (carried, zeros, [zero] if timed else [])
         if steps is not None:  # it is known now where the limit is reached
@@ -297,17 +311,17 @@ class Runner:
         counters = of(carried).metrics.counters()
         return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
 
-    def _run_eagerly(self, state: State, made: Stages, iterations: int, limit: int) -> Any:
+    def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
         """As `loop`, from Python."""
         state = self._workflow.prefetch(state)
         rows = MetricRows(self._workflow.iterations_per_row)
         done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
         while done < iterations and env_steps < limit:
-            state, f, c, s = self._iterate(state, made)
+            state, f, c, s = self._iterate(state, run_stages)
             done += 1
             seconds += s.numpy()
             env_steps = int(c.numpy()[COUNTERS.index("env_steps")])
-            accumulator = MetricAccumulator(self._names[made.phase.name])
+            accumulator = MetricAccumulator(self._names[run_stages.phase.name])
             sums = accumulator.start() if rows.sums is None else rows.sums
             rows.add(accumulator.add(sums, f), c)
             if not done % rows.length or done >= iterations or env_steps >= limit:
@@ -315,11 +329,16 @@ class Runner:
         state = self._workflow.drop_prefetched(state)
         return state, len(rows.floats), rows.floats, rows.counters, seconds
 
-    def _split(self, made: Stages, call: float, rollout: float, update: float) -> dict[str, float]:
+    def _split(
+        self, run_stages: Stages, call: float, rollout: float, update: float
+    ) -> dict[str, float]:
         """Seconds by stage; without clocks, in the proportion of the stages timed apart."""
-        if self._has_clocks(made):
+        if self._has_clocks(run_stages):
             return {"rollout": rollout, "update": update}
-        known = [made.seconds.get(n, {}).get(made.modes.get(n, "")) for n in ("rollout", "update")]
+        known = [
+            run_stages.seconds.get(n, {}).get(run_stages.modes.get(n, ""))
+            for n in ("rollout", "update")
+        ]
         a, b = known
         if a is None or b is None:
             return {}

@@ -187,9 +187,9 @@ class Stages:
           xla: Likewise.
         """
         if name not in self._made:
-            made = self._made[name] = CompiledStage(name, fn, xla, self._bind)
-            made.mode = self.modes.get(name.partition("/")[0])
-            made.seconds = self.seconds.setdefault(name, {})
+            compiled = self._made[name] = CompiledStage(name, fn, xla, self._bind)
+            compiled.mode = self.modes.get(name.partition("/")[0])
+            compiled.seconds = self.seconds.setdefault(name, {})
         return self._made[name]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -201,9 +201,9 @@ class Stages:
     def set_mode(self, name: str, mode: str) -> None:
         """Sets the mode of a stage and of its variants."""
         self.modes[name] = mode
-        for own, made in self._made.items():
+        for own, stage in self._made.items():
             if own.partition("/")[0] == name:
-                made.mode = mode
+                stage.mode = mode
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -245,10 +245,10 @@ def stage(
     stages = current()
     if stages is None:
         return fn
-    found = stages.stage(name, fn, xla)
+    compiled = stages.stage(name, fn, xla)
     if inline:
-        return found.inlined
-    return found
+        return compiled.inlined
+    return compiled
 
 
 def _best_seconds(
@@ -329,10 +329,10 @@ def auto_needs_timing() -> bool:
 @contextlib.contextmanager
 def timed(on: bool) -> Iterator[list[tf.Tensor]]:
     """Collects the times of `after` in what is traced within; none where it is not on."""
-    found: list[tf.Tensor] = []
-    token = _times.set(found if on else None)
+    times: list[tf.Tensor] = []
+    token = _times.set(times if on else None)
     try:
-        yield found
+        yield times
     finally:
         _times.reset(token)
 

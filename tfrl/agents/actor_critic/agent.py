@@ -179,12 +179,12 @@ class ActorCritic(NormalizingAgent):
 
     def _check_outputs(self) -> None:
         """Refuses a policy that gives no distribution, and values that are not one number each."""
-        owner, seen = type(self).__name__, split_mask(self.obs_spec)[0]
+        owner, input_spec = type(self).__name__, split_mask(self.obs_spec)[0]
         if self.policy is not None:
             options = (self.action_spec, self.normalize_obs)
-            network_checks.check_policy(f"{owner}.policy", self.policy, seen, *options)
+            network_checks.check_policy(f"{owner}.policy", self.policy, input_spec, *options)
         if self.value is not None:
-            network_checks.check_value(f"{owner}.value", self.value, seen, self.normalize_obs)
+            network_checks.check_value(f"{owner}.value", self.value, input_spec, self.normalize_obs)
 
     def _check_mask(self) -> None:
         """Refuses a mask that does not fit the actions; a broadcast would hide it."""
@@ -194,12 +194,12 @@ class ActorCritic(NormalizingAgent):
             distribution.check_mask(mask)
 
     def _make_network(self) -> networks.ActorCriticNetwork:
-        seen, _ = split_mask(self.obs_spec)
+        input_spec, _ = split_mask(self.obs_spec)
 
         hidden = (64, 64) if self.hidden is None else self.hidden
 
         def torso(key: str | None) -> networks.Torso:
-            body = self.torso or default_torso(seen, hidden, key)
+            body = self.torso or default_torso(input_spec, hidden, key)
             return with_memory(body, self.memory, self.memory_size)
 
         value_key = self.obs_key if self.value_obs_key is None else self.value_obs_key
@@ -221,9 +221,9 @@ class ActorCritic(NormalizingAgent):
 
         The groups are `policy` and `value`, and `trunk` of a shared torso.
         """
-        seen, _ = split_mask(self.obs_spec)
+        input_spec, _ = split_mask(self.obs_spec)
         return AgentState(
-            params=self.network.init(key, seen),
+            params=self.network.init(key, input_spec),
             normalizer=statistics.init(self.obs_spec) if self.normalize_obs else None,
             extra={
                 "entropy_coef": make_schedule(self.entropy_coef)(tf.constant(0, tf.int64)),
@@ -242,8 +242,8 @@ class ActorCritic(NormalizingAgent):
     # Acting.
 
     def _policy(self, state: AgentState, obs: Nest, carry: Nest) -> tuple[Any, Nest]:
-        seen, mask = split_mask(self.normalized(state, obs))
-        return self.network.act(state.params, seen, carry, mask)
+        inputs, mask = split_mask(self.normalized(state, obs))
+        return self.network.act(state.params, inputs, carry, mask)
 
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
@@ -286,13 +286,13 @@ class ActorCritic(NormalizingAgent):
             sequences within an episode.
           carry: With memory, the recurrent state `[B, ...]` before each sequence.
         """
-        seen, _ = split_mask(self.normalized(state, obs))
+        inputs, _ = split_mask(self.normalized(state, obs))
         if not self.recurrent:
-            return self.network.values(state.params, seen)[0]
-        seen = tf.nest.map_structure(batch_lib.swapped, seen)
-        starts = tf.zeros(tf.nest.flatten(seen)[0].shape[:2], tf.bool)
+            return self.network.values(state.params, inputs)[0]
+        inputs = tf.nest.map_structure(batch_lib.swapped, inputs)
+        starts = tf.zeros(tf.nest.flatten(inputs)[0].shape[:2], tf.bool)
         params = struct.values(state.params)
-        _, value, _ = self.network.train(params, seen, None, carry=carry, starts=starts)
+        _, value, _ = self.network.train(params, inputs, None, carry=carry, starts=starts)
         return batch_lib.swapped(value)
 
     # Learning.
@@ -327,13 +327,15 @@ class ActorCritic(NormalizingAgent):
         self, params: dict[str, Any], batch: Nest, key: tf.Tensor
     ) -> tuple[Any, tf.Tensor, dict[str, Any]]:
         """Returns policy and values at the rows of a batch; see `ActorCriticNetwork.train`."""
-        seen, mask = split_mask(batch.obs)
+        inputs, mask = split_mask(batch.obs)
         if not self.recurrent:
-            return self.network.train(params, seen, key, mask=mask)
+            return self.network.train(params, inputs, key, mask=mask)
         starts = getattr(batch, "starts", None)
         if starts is None:  # sequences of one episode each
             starts = tf.zeros(batch.log_prob.shape, tf.bool)
-        return self.network.train(params, seen, key, carry=batch.state_in, starts=starts, mask=mask)
+        return self.network.train(
+            params, inputs, key, carry=batch.state_in, starts=starts, mask=mask
+        )
 
     @property
     def learns_sequences(self) -> bool:
@@ -372,7 +374,7 @@ class ActorCritic(NormalizingAgent):
         """Values both ends of every step, and estimates advantages at the true successors."""
         value, next_value = self.values_of(state, trajectory)
         advantage, target = self.advantages(trajectory, value, next_value, state)
-        found = PolicyBatch(
+        batch = PolicyBatch(
             obs=self.normalized(state, trajectory.obs),
             action=trajectory.action,
             log_prob=trajectory.policy_extras["log_prob"],
@@ -385,26 +387,26 @@ class ActorCritic(NormalizingAgent):
             "explained_variance": ops.explained_variance(value, target, trajectory.valid),
             "value_mean": ops.masked_mean(value, trajectory.valid),
         }
-        return self.as_rows(found, trajectory), metrics
+        return self.as_rows(batch, trajectory), metrics
 
-    def as_rows(self, found: Any, trajectory: Trajectory) -> Any:
+    def as_rows(self, batch: Any, trajectory: Trajectory) -> Any:
         """Makes rows of a batch record `[T, B, ...]`, or sequences of an agent with memory."""
         if not self.learns_sequences:
-            return batch_lib.rows(found)
+            return batch_lib.rows(batch)
         steps = trajectory.termination.shape[0]
         name = f"{type(self).__name__}.sequence_length"
         length = batch_lib.check_length(name, self.sequence_length, steps)
-        if found.mask is None:
+        if batch.mask is None:
             # Steps are counted, not sequences: where a minibatch is padded with full sequences,
             # the learner's own mask would have one item a row.
-            found = found.replace(mask=tf.ones(trajectory.termination.shape, tf.bool))
+            batch = batch.replace(mask=tf.ones(trajectory.termination.shape, tf.bool))
         if not self.recurrent:
-            return batch_lib.sequences(found, length)
+            return batch_lib.sequences(batch, length)
         # The carry that was stored where an episode begins is fresh already: to begin there with
         # zeros once more changes nothing, so `starts` need not know where sequences begin.
         starts = batch_lib.episode_starts(trajectory)
         first = batch_lib.first_of_each(trajectory.policy_extras[STATE_IN], length)
-        return batch_lib.sequences(found.replace(starts=starts), length).replace(state_in=first)
+        return batch_lib.sequences(batch.replace(starts=starts), length).replace(state_in=first)
 
     def values_of(self, state: AgentState, trajectory: Trajectory) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns V(o_t) and V(o_{t+1}) at the true successor, float32 `[T, B]` each."""

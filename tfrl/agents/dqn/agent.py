@@ -105,7 +105,7 @@ class DQN(OffPolicy):
         checks.at_least(f"{owner}.target_every", self.target_every, 1)
         check_schedule(f"{owner}.epsilon", self.epsilon, 0.0, 1.0, _EPSILON_REMEDY)
         self.num_actions = _num_actions(owner, self.action_spec)
-        seen, mask = split_mask(self.obs_spec)
+        input_spec, mask = split_mask(self.obs_spec)
         distributions.make_distribution(self.action_spec).check_mask(mask)
         network_checks.check_torso(f"{owner}.torso", self.torso, "make_torso(env.obs_spec)")
         if self.q is not None:
@@ -118,11 +118,11 @@ class DQN(OffPolicy):
                 memory=False,
             )
             network_checks.check_value(
-                f"{owner}.q", self.q, seen, self.normalize_obs, self.num_actions
+                f"{owner}.q", self.q, input_spec, self.normalize_obs, self.num_actions
             )
         self.network = self.q or default_network(
             self.torso,
-            seen,
+            input_spec,
             self.num_actions,
             dueling=self.dueling,
             hidden=self.hidden,
@@ -146,9 +146,9 @@ class DQN(OffPolicy):
 
     def init(self, key: tf.Tensor) -> AgentState:
         """Makes fresh parameters, the group `q`, and a target network like it."""
-        seen, _ = split_mask(self.obs_spec)
+        input_spec, _ = split_mask(self.obs_spec)
         epsilon = make_schedule(self.epsilon)(tf.constant(0, tf.int64))
-        params = {"q": self.network.init(seeding.stream(key, "q"), seen)}
+        params = {"q": self.network.init(seeding.stream(key, "q"), input_spec)}
         return self.made_state(params, ("q",), {"epsilon": epsilon})
 
     def before_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
@@ -168,8 +168,8 @@ class DQN(OffPolicy):
 
     def action_values(self, state: AgentState, obs: Nest) -> tf.Tensor:
         """Returns Q(o, .), float32 `[..., A]`, very small where an action is invalid."""
-        seen, mask = split_mask(self.normalized(state, obs))
-        return ops.mask_action_values(self.network.apply(state.params["q"], seen), mask)
+        inputs, mask = split_mask(self.normalized(state, obs))
+        return ops.mask_action_values(self.network.apply(state.params["q"], inputs), mask)
 
     def _chosen(self, logits: tf.Tensor, mask: Nest = None) -> Categorical:
         start, dtype = int(self.action_spec.minimum), self.action_spec.dtype
@@ -251,9 +251,9 @@ class DQN(OffPolicy):
     def _loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, TDExtra, Nest]:
-        seen, _ = split_mask(batch.obs)
+        inputs, _ = split_mask(batch.obs)
         next_seen, next_mask = split_mask(batch.next_obs)
-        q, after = self.network.apply_training(params["q"], seen, key)
+        q, after = self.network.apply_training(params["q"], inputs, key)
         selector = self.network.apply(params["q"], next_seen) if self.double else None
         loss, extra = dqn_loss(
             q,

@@ -58,7 +58,7 @@ class Impala(ActorCritic):
     ) -> tuple[Any, dict[str, tf.Tensor]]:
         """Cuts trajectories into sequences, with the values of the true successors."""
         value, next_value = self.values_of(state, trajectory)
-        found = ImpalaBatch(
+        batch = ImpalaBatch(
             obs=self.normalized(state, trajectory.obs),
             action=trajectory.action,
             log_prob=trajectory.policy_extras["log_prob"],
@@ -73,7 +73,7 @@ class Impala(ActorCritic):
             "explained_variance": ops.explained_variance(value, target, trajectory.valid),
             "value_mean": ops.masked_mean(value, trajectory.valid),
         }
-        return self.as_rows(found, trajectory), metrics
+        return self.as_rows(batch, trajectory), metrics
 
     def prepare_minibatch(self, state: AgentState, batch: Any, all_reduce_sum: Any) -> Any:
         """Returns the batch as it is: the advantages come out of V-trace, in the loss."""

@@ -56,7 +56,7 @@ class OffPolicyActorCritic(OffPolicy):
     def __post_init__(self) -> None:
         """Checks the settings and makes the networks."""
         super().__post_init__()
-        seen, mask = split_mask(self.obs_spec)
+        input_spec, mask = split_mask(self.obs_spec)
         spec, owner = self.action_spec, type(self).__name__
         one = specs.is_spec(spec) and specs.is_discrete(spec) and spec.shape.rank == 0
         self.unit_actions = (
@@ -67,12 +67,12 @@ class OffPolicyActorCritic(OffPolicy):
         self.check_settings()
         hidden = (256, 256) if self.hidden is None else tuple(self.hidden)
         distributions.make_distribution(spec).check_mask(mask)
-        self.actor = self.make_actor(seen, hidden)
+        self.actor = self.make_actor(input_spec, hidden)
         if self.critic_network is not None:
-            check_critic(self, self.critic_network, seen)
+            check_critic(self, self.critic_network, input_spec)
         self.critic = make_critic(
             self.critic_torso,
-            seen,
+            input_spec,
             specs.num_actions(spec) if self.unit_actions is None else None,
             hidden,
             self.obs_key,
@@ -109,11 +109,11 @@ class OffPolicyActorCritic(OffPolicy):
         """Raises a UserError for settings that do not fit."""
 
     @abc.abstractmethod
-    def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
+    def make_actor(self, input_spec: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns the actor.
 
         Args:
-          seen: The nest of specs of its input.
+          input_spec: The nest of specs of its input.
           hidden: Units of the default network's layers.
         """
 
@@ -161,11 +161,13 @@ class OffPolicyActorCritic(OffPolicy):
 
     def init(self, key: tf.Tensor) -> AgentState:
         """Makes fresh parameters, the groups `actor` and `critic`, and target networks."""
-        seen, _ = split_mask(self.obs_spec)
+        input_spec, _ = split_mask(self.obs_spec)
         keys = seeding.streams(key, ("actor", "critic"))
-        critic_spec = seen if self.unit_actions is None else (seen, self.unit_actions.spec)
+        critic_spec = (
+            input_spec if self.unit_actions is None else (input_spec, self.unit_actions.spec)
+        )
         params = {
-            "actor": self.actor.init(keys["actor"], seen),
+            "actor": self.actor.init(keys["actor"], input_spec),
             "critic": self.critic.init(keys["critic"], critic_spec),
         }
         return self.made_state({**params, **self.extra_params()}, self.target_groups)
@@ -204,8 +206,8 @@ class OffPolicyActorCritic(OffPolicy):
     ) -> tuple[tf.Tensor, TDExtra, dict[str, tf.Tensor], Nest]:
         keys = seeding.streams(key, self.critic_keys)
         next_value = self.target_value(params, state.target_params, batch, keys)
-        seen, _ = split_mask(batch.obs)
-        taken = seen if self.unit_actions is None else (seen, batch.action)
+        inputs, _ = split_mask(batch.obs)
+        taken = inputs if self.unit_actions is None else (inputs, batch.action)
         q, after = self.critic.apply_training(params["critic"], taken, keys["layers"])
         return *self.regression(self.taken_values(q, batch), next_value, batch), after
 

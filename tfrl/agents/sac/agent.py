@@ -89,13 +89,13 @@ class SAC(OffPolicyActorCritic):
                 "play, from 0 to 1.",
             )
 
-    def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
+    def make_actor(self, input_spec: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns a categorical policy, or a squashed Gaussian over the unit vector."""
         if self.actor_network is not None:
-            return full_actor(self, self.actor_network, seen)
+            return full_actor(self, self.actor_network, input_spec)
         return make_actor(
             self.actor_torso,
-            seen,
+            input_spec,
             self.action_spec if self.unit_actions is None else self.unit_actions.spec,
             hidden,
             self.obs_key,
@@ -139,8 +139,8 @@ class SAC(OffPolicyActorCritic):
     # Acting.
 
     def _policy(self, state: AgentState, obs: Nest) -> Any:
-        seen, mask = split_mask(self.normalized(state, obs))
-        return self.actor.apply(state.params["actor"], seen, **mask_argument(mask))
+        inputs, mask = split_mask(self.normalized(state, obs))
+        return self.actor.apply(state.params["actor"], inputs, **mask_argument(mask))
 
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
@@ -183,15 +183,15 @@ class SAC(OffPolicyActorCritic):
         keys: dict[str, tf.Tensor],
     ) -> tf.Tensor:
         """Returns the soft value of the target critics, see `losses.soft_value`."""
-        seen, mask = split_mask(batch.next_obs)
-        policy = self.actor.apply(params["actor"], seen, **mask_argument(mask))
+        inputs, mask = split_mask(batch.next_obs)
+        policy = self.actor.apply(params["actor"], inputs, **mask_argument(mask))
         critic, target = self._subset(target_params["critic"], keys["subset"])
         alpha = self.alpha(params)
         if self.discrete:
-            q = self.target_q(critic.apply(target, seen))
+            q = self.target_q(critic.apply(target, inputs))
             return losses.expected_soft_value(q, policy.logits, alpha)
         action, log_prob = policy.sample_and_log_prob(keys["action"])
-        q = self.target_q(critic.apply(target, seen, action))
+        q = self.target_q(critic.apply(target, inputs, action))
         return losses.soft_value(q, log_prob, alpha)
 
     def target_q(self, q: tf.Tensor) -> tf.Tensor:
@@ -224,19 +224,19 @@ class SAC(OffPolicyActorCritic):
         temperature's part the actor. Arguments as `critic_loss`.
         """
         keys = seeding.streams(key, ("action", "layers"))
-        seen, mask = split_mask(batch.obs)
+        inputs, mask = split_mask(batch.obs)
         policy, after = self.actor.apply_training(
-            params["actor"], seen, keys["layers"], **mask_argument(mask)
+            params["actor"], inputs, keys["layers"], **mask_argument(mask)
         )
         critic = tf.nest.map_structure(tf.stop_gradient, params["critic"])
         alpha = self.alpha(params)
         if self.discrete:
-            q = self.policy_q(self.critic.apply(critic, seen))
+            q = self.policy_q(self.critic.apply(critic, inputs))
             value = losses.expected_soft_value(q, policy.logits, alpha)
             entropy = policy.entropy()
         else:
             action, log_prob = policy.sample_and_log_prob(keys["action"])
-            q = self.policy_q(self.critic.apply(critic, seen, action))
+            q = self.policy_q(self.critic.apply(critic, inputs, action))
             value, entropy = losses.soft_value(q, log_prob, alpha), -log_prob
         rows = getattr(batch, "mask", None)
         loss = losses.actor_loss(value, rows)

@@ -59,16 +59,16 @@ class UnitPolicy(networks.Network):
         self, params: dict[str, Any], x: Nest, key: tf.Tensor, mask: Nest = None
     ) -> tuple[Any, dict[str, Any]]:
         """Returns it in training mode, and the parameters after the call."""
-        found, after = self.network.apply_training(params, x, key)
-        return unit_gaussian(found), after
+        output, after = self.network.apply_training(params, x, key)
+        return unit_gaussian(output), after
 
 
-def unit_gaussian(found: Any) -> distributions.SquashedGaussian | None:
+def unit_gaussian(output: Any) -> distributions.SquashedGaussian | None:
     """Returns squashed Gaussians of all leaves as one over [-1, 1]; None for others.
 
     tanh gives the unit vector whatever the bounds are, so that only they change.
     """
-    parts = found.parts if isinstance(found, distributions.Joint) else (found,)
+    parts = output.parts if isinstance(output, distributions.Joint) else (output,)
     if not all(isinstance(part, distributions.SquashedGaussian) for part in parts):
         return None
     loc = tf.concat([part.loc for part in parts], -1)
@@ -79,37 +79,37 @@ def unit_gaussian(found: Any) -> distributions.SquashedGaussian | None:
     )
 
 
-def full_actor(agent: Any, network: networks.Network, seen: Nest) -> networks.Network:
+def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> networks.Network:
     """Returns a full actor in the form that SAC uses, and checks it.
 
     Args:
       agent: The agent, `SAC`.
       network: Its `actor_network`.
-      seen: The nest of specs of the network's input.
+      input_spec: The nest of specs of the network's input.
 
     Raises:
       UserError: It gives something else than a policy for the actions; for Boxes, than one of
         squashed Gaussians.
     """
     name = f"{type(agent).__name__}.actor_network"
-    network_checks.check_policy(name, network, seen, agent.action_spec, agent.normalize_obs)
+    network_checks.check_policy(name, network, input_spec, agent.action_spec, agent.normalize_obs)
     if agent.discrete:
         return network
-    found: list[Any] = []
+    layers: list[Any] = []
 
     with tf.init_scope():
-        params = network.init(seeding.key(0), seen)
+        params = network.init(seeding.key(0), input_spec)
 
         def trace() -> None:
-            found.append(network.apply(params, specs.zeros(seen, (1,))))
-            found.append(unit_gaussian(found[0]))
+            layers.append(network.apply(params, specs.zeros(input_spec, (1,))))
+            layers.append(unit_gaussian(layers[0]))
 
         tf.function(trace, autograph=False).get_concrete_function()
-    if found[1] is None:
+    if layers[1] is None:
         raise UserError(
             name,
             expected="squashed Gaussians, whose actions lie within the bounds",
-            got=f"{type(found[0]).__name__} of {type(network).__name__}",
+            got=f"{type(layers[0]).__name__} of {type(network).__name__}",
             remedy="Give make_distribution(..., squash=True); TF-Agents' ActorDistributionNetwork "
             "with continuous_projection_net=TanhNormalProjectionNetwork.",
         )

@@ -47,15 +47,17 @@ class TD3(OffPolicyActorCritic):
         """Checks the delay."""
         checks.at_least(f"{type(self).__name__}.policy_delay", self.policy_delay, 1)
 
-    def make_actor(self, seen: Nest, hidden: tuple[int, ...]) -> networks.Network:
+    def make_actor(self, input_spec: Nest, hidden: tuple[int, ...]) -> networks.Network:
         """Returns a policy that gives vectors in [-1, 1]."""
         unit_actions: Any = self.unit_actions
         network = self.actor_network
         if network is None:
-            torso = self.actor_torso or default_torso(seen, hidden, self.obs_key, "relu")
+            torso = self.actor_torso or default_torso(input_spec, hidden, self.obs_key, "relu")
             return DeterministicPolicy(torso=torso, size=unit_actions.size)
         name = f"{type(self).__name__}.actor_network"
-        network_checks.check_actions(name, network, seen, self.action_spec, self.normalize_obs)
+        network_checks.check_actions(
+            name, network, input_spec, self.action_spec, self.normalize_obs
+        )
         return WholePolicy(network=network, unit_actions=unit_actions)
 
     def bounds(self) -> dict[str, Bound]:

@@ -97,17 +97,17 @@ class RVEA(ManyObjectivesSearch):
         distance = self._penalised_distance(merged_fitness, search.vectors, generation)
         # All of the first population are parents.
         is_first = tf.fill([self.pop_size], generation == 0)
-        found = tf.reduce_any(tf.math.is_finite(distance), axis=0)
-        found = tf.where(is_first, tf.math.is_finite(fitness[:, 0]), found)
+        occupied = tf.reduce_any(tf.math.is_finite(distance), axis=0)
+        occupied = tf.where(is_first, tf.math.is_finite(fitness[:, 0]), occupied)
         own = tf.range(self.pop_size) + self.pop_size
         places = tf.where(is_first, own, tf.argmin(distance, axis=0, output_type=tf.int32))
         parents = tf.gather(merged, places)
-        chosen = tf.where(found[:, None], tf.gather(merged_fitness, places), -float("inf"))
+        chosen = tf.where(occupied[:, None], tf.gather(merged_fitness, places), -float("inf"))
         return RVEAState(
-            population=self._offspring(parents, found, search.units, key),
+            population=self._offspring(parents, occupied, search.units, key),
             parents=parents,
             parent_fitness=chosen,
-            vectors=self._adapted(search.vectors, chosen, found, generation),
+            vectors=self._adapted(search.vectors, chosen, occupied, generation),
             units=search.units,
         )
 
@@ -128,11 +128,11 @@ class RVEA(ManyObjectivesSearch):
         return tf.where(own, distance, float("inf"))
 
     def _adapted(
-        self, vectors: tf.Tensor, fitness: tf.Tensor, found: tf.Tensor, generation: tf.Tensor
+        self, vectors: tf.Tensor, fitness: tf.Tensor, occupied: tf.Tensor, generation: tf.Tensor
     ) -> tf.Tensor:
         """Vectors scaled to the ranges of the parents' objectives, when it is time."""
-        least = tf.reduce_min(tf.where(found[:, None], fitness, float("inf")), axis=0)
-        greatest = tf.reduce_max(tf.where(found[:, None], fitness, -float("inf")), axis=0)
+        least = tf.reduce_min(tf.where(occupied[:, None], fitness, float("inf")), axis=0)
+        greatest = tf.reduce_max(tf.where(occupied[:, None], fitness, -float("inf")), axis=0)
         width = greatest - least
         usable = tf.reduce_all(width > 0)
         every = math.ceil(self.adaptation_frequency * self.num_generations)
@@ -147,12 +147,12 @@ class RVEA(ManyObjectivesSearch):
         return scaled / tf.norm(scaled, axis=1, keepdims=True)
 
     def _offspring(
-        self, parents: tf.Tensor, found: tf.Tensor, units: tf.Tensor, key: tf.Tensor
+        self, parents: tf.Tensor, occupied: tf.Tensor, units: tf.Tensor, key: tf.Tensor
     ) -> tf.Tensor:
         """Makes offspring of random pairs of the parents that were found, float32 [P, D]."""
         keys = seeding.streams(key, ("pairs", "crossover", "mutation"))
         num = 2 * ((self.pop_size + 1) // 2)
-        drawn = tf.gather(parents, shuffled(found, num, keys["pairs"]))
+        drawn = tf.gather(parents, shuffled(occupied, num, keys["pairs"]))
         space = self.space(parents.shape[1], units)
         children = self.crossed(drawn, 1.0, space, keys["crossover"])
         children = children[: self.pop_size]
@@ -190,8 +190,8 @@ def simplex_lattice(size: int, objectives: int) -> np.ndarray:
     points: list[tuple[int, ...]] = [()]
     for _ in range(objectives - 1):
         points = [(*p, i) for p in points for i in range(steps - sum(p) + 1)]
-    whole = np.array([(*p, steps - sum(p)) for p in points], np.float32)
-    return whole / steps
+    lattice = np.array([(*p, steps - sum(p)) for p in points], np.float32)
+    return lattice / steps
 
 
 def _lattice_steps(size: int, objectives: int) -> int:

@@ -50,8 +50,8 @@ class CEM(EliteStrategy):
         """Returns mean + z' factors + sqrt(noise) z."""
         elites, noise = tf.unstack(seeding.split(key))
         z = seeding.normal(elites, [self.pop_size, self._num_elites])
-        apart = seeding.normal(noise, [self.pop_size, *search.mean.shape])
-        return search.mean + tf.matmul(z, search.factors) + tf.sqrt(search.noise) * apart
+        noises = seeding.normal(noise, [self.pop_size, *search.mean.shape])
+        return search.mean + tf.matmul(z, search.factors) + tf.sqrt(search.noise) * noises
 
     def learn(
         self,

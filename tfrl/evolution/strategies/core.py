@@ -33,8 +33,8 @@ def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> t
     if in_xla() and pop_size % 4 == 0:
         # XLA would make the normals of both halves anew; what a loop has made it stores.
         blocks = tf.reshape(bits, [2, pop_size // 4, size])
-        made = tf.map_fn(seeding.normal_of, blocks, fn_output_signature=tf.float32)
-        half = tf.reshape(made, [pop_size // 2, size])
+        drawn = tf.map_fn(seeding.normal_of, blocks, fn_output_signature=tf.float32)
+        half = tf.reshape(drawn, [pop_size // 2, size])
     else:
         half = seeding.normal_of(bits)
     return tf.concat([half, -half], axis=0)

@@ -86,7 +86,7 @@ class ToTensors(Connector):
         shared_data: dict[str, Any],
     ) -> dict[Any, Any]:
         """Converts; see `Connector`."""
-        found = {}
+        tensors = {}
         for module_id, columns in columns_by_module(batch, self.name).items():
             module = modules[module_id]
             specs = {
@@ -94,13 +94,13 @@ class ToTensors(Connector):
                 "next_obs": getattr(module, "obs_spec", None),
                 "action": getattr(module, "action_spec", None),
             }
-            found[module_id] = struct.TensorDict(
+            tensors[module_id] = struct.TensorDict(
                 {
                     name: tf.nest.map_structure(tf.constant, as_spec(nest, specs.get(name)))
                     for name, nest in columns.items()
                 }
             )
-        return found
+        return tensors
 
 
 def as_spec(nest: Nest, spec: Nest) -> Nest:
