@@ -45,8 +45,8 @@ def at_least(
     """
     if optional and value is None:
         return None
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if whole and value >= minimum and (maximum is None or value <= maximum):
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_int and value >= minimum and (maximum is None or value <= maximum):
         return int(value)
     most = "" if maximum is None else f" and at most {maximum}"
     usual = f"Give {minimum} or more." if maximum is None else f"Give {minimum} to {maximum}."
@@ -191,8 +191,8 @@ def sizes(name: str, value: Any, *, optional: bool = False, remedy: str = "") ->
     """Returns a tuple of whole numbers of at least 1, such as the units of layers."""
     if optional and value is None:
         return None
-    whole = isinstance(value, tuple | list) and all(type(x) is int and x >= 1 for x in value)
-    if whole:
+    is_sizes = isinstance(value, tuple | list) and all(type(x) is int and x >= 1 for x in value)
+    if is_sizes:
         return tuple(value)
     raise UserError(
         name,

@@ -122,8 +122,8 @@ def named_variables(variables: Sequence[Any]) -> dict[str, tf.Variable]:
 def seed_all(seed: int) -> None:
     """Sets the global seeds of Python, NumPy, TensorFlow and Keras."""
     api.utils.set_random_seed(seed)
-    if found := keras3.module():
-        found.utils.set_random_seed(seed)
+    if keras := keras3.module():
+        keras.utils.set_random_seed(seed)
 
 
 @contextlib.contextmanager

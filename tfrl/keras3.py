@@ -24,9 +24,9 @@ _LOCK = threading.RLock()
 
 def module() -> Any:
     """Returns Keras 3 where the program has imported it, and None elsewhere."""
-    found = sys.modules.get("keras")
-    is_3 = str(getattr(found, "__version__", "")).startswith("3.")
-    return found if is_3 and hasattr(found, "Model") else None
+    keras = sys.modules.get("keras")
+    is_3 = str(getattr(keras, "__version__", "")).startswith("3.")
+    return keras if is_3 and hasattr(keras, "Model") else None
 
 
 def is_a(value: Any, name: str) -> bool:
@@ -42,10 +42,10 @@ def is_class(value: Any, name: str) -> bool:
 
 
 def _class(name: str) -> Any:
-    found = module()
+    part_of = module()
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        part_of = getattr(part_of, part, None)
+    return part_of
 
 
 def check_backend() -> None:
@@ -66,10 +66,10 @@ def check_backend() -> None:
 
 def layers_of(model: Any) -> list[Any]:
     """Returns the layers inside a model, at every depth."""
-    found = []
+    layers = []
     for layer in getattr(model, "layers", ()):
-        found += [layer, *layers_of(layer)]
-    return found
+        layers += [layer, *layers_of(layer)]
+    return layers
 
 
 def weights(model: Any) -> tuple[list[Any], list[Any]]:

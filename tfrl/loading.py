@@ -92,13 +92,13 @@ def resolve(name: Any) -> Any:
       UnknownNameError: Nothing of that name is registered.
     """
     module, _, qualname = str(name).partition(":")
-    found = _loadable.get(f"{_MOVED.get(module, module)}:{qualname}")
-    if found is None:
+    obj = _loadable.get(f"{_MOVED.get(module, module)}:{qualname}")
+    if obj is None:
         raise UnknownNameError(
             f"the name {name!r}, which is not loadable here; if that is code of yours, import it "
             f"and call tfrl.loadable({str(name).rpartition(':')[2]}) before"
         )
-    return found
+    return obj
 
 
 def resolve_enum(name: Any) -> type[enum.Enum]:
@@ -107,10 +107,10 @@ def resolve_enum(name: Any) -> type[enum.Enum]:
     Raises:
       UnknownNameError: There is none.
     """
-    found = resolve(name)
-    if not isinstance(found, type) or not issubclass(found, enum.Enum):
+    obj = resolve(name)
+    if not isinstance(obj, type) or not issubclass(obj, enum.Enum):
         raise UnknownNameError(f"{name}, which is no Enum")
-    return found
+    return obj
 
 
 def distrust(source: str | None) -> None:

@@ -136,11 +136,11 @@ class HostPacker:
     def tensors(self, nest: Nest) -> list[tf.Tensor]:
         """Returns a nest as tensors, for `nest`."""
         leaves = leaves_of(nest)
-        found = [tf.convert_to_tensor(leaves[i]) for i in self._single]
+        tensors = [tf.convert_to_tensor(leaves[i]) for i in self._single]
         if self._packed:
             joined = b"".join([leaves[i].tobytes() for i in self._packed])
-            found.append(tf.constant(np.frombuffer(joined, np.uint8)))
-        return found
+            tensors.append(tf.constant(np.frombuffer(joined, np.uint8)))
+        return tensors
 
     def nest(self, tensors: Sequence[tf.Tensor]) -> Nest:
         """Returns the nest of what `tensors` gave; traced."""
@@ -164,28 +164,28 @@ def builder(form: Nest) -> Callable[[Sequence[Any]], Nest]:
 
 def leaves_of(nest: Nest) -> list[Any]:
     """Returns the leaves of a nest as `tf.nest.flatten` does, in a tenth of the time."""
-    found: list[Any] = []
-    _collect(nest, found)
-    return found
+    leaves: list[Any] = []
+    _collect(nest, leaves)
+    return leaves
 
 
-def _collect(nest: Nest, found: list[Any]) -> None:
+def _collect(nest: Nest, leaves: list[Any]) -> None:
     kind = type(nest)
     if kind is np.ndarray:
-        found.append(nest)
+        leaves.append(nest)
     elif kind is dict:
         for name in sorted(nest):
-            _collect(nest[name], found)
+            _collect(nest[name], leaves)
     elif kind is tuple or kind is list:
         for part in nest:
-            _collect(part, found)
+            _collect(part, leaves)
     elif hasattr(kind, "_tfrl_layout"):
         for name in kind._tfrl_layout.dynamic:
             part = getattr(nest, name)
             if part is not None:
-                _collect(part, found)
+                _collect(part, leaves)
     else:
-        found.extend(tf.nest.flatten(nest))
+        leaves.extend(tf.nest.flatten(nest))
 
 
 def _plain(form: Nest) -> bool:

@@ -55,15 +55,15 @@ def as_key(key_or_seed: Any) -> tf.Tensor:
     """
     if isinstance(key_or_seed, int | np.integer) and not isinstance(key_or_seed, bool):
         return key(key_or_seed)
-    found = tf.convert_to_tensor(key_or_seed)
-    if not found.dtype.is_integer or found.shape != [2]:
+    tensor = tf.convert_to_tensor(key_or_seed)
+    if not tensor.dtype.is_integer or tensor.shape != [2]:
         raise UserError(
             "key",
             expected="whole numbers int32 [2], or a seed",
-            got=f"{found.dtype.name} of shape {tuple(found.shape)}",
+            got=f"{tensor.dtype.name} of shape {tuple(tensor.shape)}",
             remedy="Make one by tfrl.seeding.key(0), or leave it out.",
         )
-    return tf.cast(found, tf.int32)
+    return tf.cast(tensor, tf.int32)
 
 
 def _words(data: Any) -> tf.Tensor:

@@ -450,9 +450,9 @@ def paths(nest: Nest, prefix: str = "") -> dict[str, Any]:
     Dict keys, dataclass field names and sequence positions make the path; static fields and None
     are left out. It names leaves in error messages, checkpoints and digests.
     """
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     if nest is None:
-        return found
+        return leaves
     items: builtins.list[tuple[str, Any]]
     if hasattr(type(nest), "_tfrl_layout"):
         items = [(n, getattr(nest, n)) for n in type(nest)._tfrl_layout.dynamic]
@@ -465,5 +465,5 @@ def paths(nest: Nest, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix or ".": nest}
     for name, value in items:
-        found.update(paths(value, f"{prefix}/{name}" if prefix else name))
-    return found
+        leaves.update(paths(value, f"{prefix}/{name}" if prefix else name))
+    return leaves

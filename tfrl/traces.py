@@ -54,23 +54,23 @@ class Traces:
           variables: All variables that it may use, by path.
         """
         name = (name, specs_of(args))
-        found = self.functions.get(name)
-        if found is None:
-            found = TracedFunction(make(), args, variables)
-            if not found.is_shareable:
-                return found.bound(variables)
-            self.functions[name] = found
-        return found.bound(variables)
+        traced = self.functions.get(name)
+        if traced is None:
+            traced = TracedFunction(make(), args, variables)
+            if not traced.is_shareable:
+                return traced.bound(variables)
+            self.functions[name] = traced
+        return traced.bound(variables)
 
 
 def traces_of(key: Hashable) -> Traces:
     """Returns what has been traced for the logic of a key, see `logic_key`."""
     with _lock:
-        found = _all.setdefault(key, Traces())
+        traces = _all.setdefault(key, Traces())
         _all.move_to_end(key)
         while len(_all) > _KEPT:
             _all.popitem(last=False)
-    return found
+    return traces
 
 
 def forget_all() -> None:
@@ -90,9 +90,9 @@ class TracedFunction:
           args: Its arguments, a tuple.
           variables: By path.
         """
-        self._made = function.get_concrete_function(*args)
+        self._concrete = function.get_concrete_function(*args)
         paths = {id(handle): place for place, handle in _handles(variables).items()}
-        self._captured = list(self._made.captured_inputs)
+        self._captured = list(self._concrete.captured_inputs)
         self._places = [paths.get(id(x)) for x in self._captured]
         # Anything else may belong to the state too: a constant that was made of a seed, a table.
         self.is_shareable = None not in self._places
@@ -107,15 +107,15 @@ class TracedFunction:
         if self.is_shareable:
             handles = _handles(variables)
             captured = [handles[place] for place in self._places]  # type: ignore[index]
-        return BoundFunction(self._made, captured)
+        return BoundFunction(self._concrete, captured)
 
 
 class BoundFunction:
     """A trace over the variables of one state."""
 
-    def __init__(self, made: Any, captured: list[tf.Tensor]):
+    def __init__(self, concrete: Any, captured: list[tf.Tensor]):
         """Takes a concrete function, and what stands in the place of its captured inputs."""
-        self._made, self._captured = made, captured
+        self._concrete, self._captured = concrete, captured
 
     def __call__(self, *args: Any) -> Any:
         """Calls it with arguments of the form that was traced."""
@@ -124,11 +124,11 @@ class BoundFunction:
 
     def flat(self, leaves: Sequence[tf.Tensor]) -> Any:
         """Calls it with the tensors of the arguments."""
-        return tf_private.call_flat(self._made, leaves, self._captured)
+        return tf_private.call_flat(self._concrete, leaves, self._captured)
 
     def direct(self) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
         """Returns `flat` of a function of lists, without TensorFlow's checks of each tensor."""
-        return tf_private.direct_call(self._made, self._captured)
+        return tf_private.direct_call(self._concrete, self._captured)
 
 
 def specs_of(args: Any) -> Hashable:
@@ -140,14 +140,14 @@ def specs_of(args: Any) -> Hashable:
 
 def _handles(variables: Variables) -> dict[str, Any]:
     """The handles of variables by path; of a variable of several replicas there are several."""
-    found = {}
+    handles = {}
     for path, variable in variables.items():
         several = getattr(variable, "values", None)
         if several is None:
-            found[path] = variable.handle
+            handles[path] = variable.handle
         else:
-            found.update({f"{path}@{i}": v.handle for i, v in enumerate(several)})
-    return found
+            handles.update({f"{path}@{i}": v.handle for i, v in enumerate(several)})
+    return handles
 
 
 def _owners(variables: Variables, places: set[Any]) -> list[tuple[Any, Any]]:

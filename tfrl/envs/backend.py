@@ -125,21 +125,21 @@ def check_action(name: str, action_spec: Nest, action: Nest, num_envs: int) -> N
       action: What was given, a nest `[B, ...]`.
       num_envs: B.
     """
-    wanted, given = struct.paths(action_spec), struct.paths(action)
-    if wanted.keys() != given.keys():
+    wanted, leaves = struct.paths(action_spec), struct.paths(action)
+    if wanted.keys() != leaves.keys():
         raise _wrong(
-            name, f"the items {', '.join(wanted)}", ", ".join(given) or "nothing", "action_spec"
+            name, f"the items {', '.join(wanted)}", ", ".join(leaves) or "nothing", "action_spec"
         )
     for path, spec in wanted.items():
-        _check_leaf(f"{name}/{path}" if path != "." else name, spec, given[path], num_envs)
+        _check_leaf(f"{name}/{path}" if path != "." else name, spec, leaves[path], num_envs)
 
 
 def _check_leaf(name: str, spec: Any, value: Any, num_envs: int) -> None:
     array = np.asarray(value)
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     shape = (num_envs, *spec.shape.as_list())
-    whole = "biu" if isinstance(spec, specs.BinarySpec) else "iu"
-    kinds = {"f": "iuf", "b": "biu"}.get(dtype.kind, whole)
+    integer_kinds = "biu" if isinstance(spec, specs.BinarySpec) else "iu"
+    kinds = {"f": "iuf", "b": "biu"}.get(dtype.kind, integer_kinds)
     if array.shape != shape or array.dtype.kind not in kinds + dtype.kind:
         raise _wrong(
             name, f"{dtype.name} {list(shape)}", f"{array.dtype.name} {list(array.shape)}", "it"

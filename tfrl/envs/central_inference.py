@@ -79,11 +79,11 @@ class CentralInference(Halves):
         """
         backends: list[Any] = [part.backend for part in self.parts]
         pipes = {backends[i].pipe: i for i in running}
-        found = connection.wait(pipes, timeout=backends[0].timeout)
-        if not found:
+        readable = connection.wait(pipes, timeout=backends[0].timeout)
+        if not readable:
             return list(running)
         deadline = time.monotonic() + self.max_wait_time
-        arrived = {pipes[pipe] for pipe in found}
+        arrived = {pipes[pipe] for pipe in readable}
         while (left := deadline - time.monotonic()) > 0 and len(arrived) < len(pipes):
             rest = [pipe for pipe, i in pipes.items() if i not in arrived]
             arrived |= {pipes[pipe] for pipe in connection.wait(rest, timeout=left)}

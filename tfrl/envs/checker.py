@@ -59,10 +59,10 @@ def _masks(env: Env, state: EnvState) -> list[_Mask]:
             for a, mask in ((a, split_mask(state.obs[a])[1]) for a in env.action_spec)
             if mask is not None
         ]
-    given = {"obs": split_mask(state.obs)[1], "info": (state.info or {}).get(MASK)}
+    masks = {"obs": split_mask(state.obs)[1], "info": (state.info or {}).get(MASK)}
     return [
         _Mask(f"{where}/{MASK}", None, env.action_spec, masks_by_path(mask))
-        for where, mask in given.items()
+        for where, mask in masks.items()
         if mask is not None
     ]
 
@@ -155,8 +155,8 @@ class MaskContract:
             for path, value in mask.leaves.items():
                 spec = _spec_of(mask, path)
                 free = ~acting.reshape(-1, *[1] * (value.shape.rank - 1))
-                given = sample_actions(spec, rng, env.num_envs, value.numpy().astype(bool) | free)
-                leaves[path] = tf.constant(given, spec.dtype)
+                action = sample_actions(spec, rng, env.num_envs, value.numpy().astype(bool) | free)
+                leaves[path] = tf.constant(action, spec.dtype)
             packed = tf.nest.pack_sequence_as(mask.spec, list(leaves.values()))
             drawn = packed if agent is None else {**drawn, agent: packed}
         return drawn
@@ -435,10 +435,10 @@ def _check_keys(
     again = env.reset(seeding.stream(key, "reset"))
     repeated = env.step(first, action)
     for name, a, b in (("reset", first, again), ("step", second, repeated)):
-        found = difference(a, b, exact=True)
-        if found is not None:
+        differs = difference(a, b, exact=True)
+        if differs is not None:
             raise UserError(
-                f"{name}: {found[0]}",
+                f"{name}: {differs[0]}",
                 expected="the same result from the same key, state and action",
                 got="another one at the second call",
                 remedy="Draw random numbers only from keys (tfrl.seeding), never from "
@@ -466,7 +466,7 @@ def _of_task(env: Env, state: EnvState) -> tuple[Nest, Nest]:
 def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, action: Nest) -> None:
     remedy = "Keep in env_state all that a step needs; wrappers change the other fields."
     try:
-        found = difference(second, env.step(carrying(first.env_state), action), exact=True)
+        differs = difference(second, env.step(carrying(first.env_state), action), exact=True)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise UserError(
             "step",
@@ -474,9 +474,9 @@ def _check_reads_env_state_only(env: Env, first: EnvState, second: EnvState, act
             got=f"{type(error).__name__} without the other fields ({error})",
             remedy=remedy,
         ) from error
-    if found is not None:
+    if differs is not None:
         raise UserError(
-            f"step: {found[0]}",
+            f"step: {differs[0]}",
             expected="to depend on state.env_state only",
             got="another value without the other fields of the state",
             remedy=remedy,

@@ -99,9 +99,9 @@ class Single:
         """Starts an episode; `kwargs` are those of the environment's reset."""
         seeded = kwargs.get("seed") is not None
         where = f"reset of {self.name}" + ("" if seeded else " without a seed")
-        given = self._called(where, self.env.reset, **kwargs)
-        check_layout(where, given, RESET)
-        obs, info = given
+        returned = self._called(where, self.env.reset, **kwargs)
+        check_layout(where, returned, RESET)
+        obs, info = returned
         answer = Answer(self._seen(where, obs))
         self._masked = self._masked or MASK in info
         answer.mask = self._mask(where, info, ended=False)
@@ -110,20 +110,20 @@ class Single:
     def step(self, action: Nest, where: str) -> Answer:
         """Takes a step; `where` says which, for messages."""
         where = f"{where} of {self.name}"
-        given = self._called(where, self.env.step, action)
-        check_layout(where, given, STEP)
-        obs, reward, termination, truncation, info = given
-        seen = self._seen(where, obs)
+        returned = self._called(where, self.env.step, action)
+        check_layout(where, returned, STEP)
+        obs, reward, termination, truncation, info = returned
+        observed = self._seen(where, obs)
         paid = number(f"{where}: reward", reward)
         check_finite(f"{where}: reward", np.asarray(paid))
         check_end(where, termination, truncation)
-        answer = Answer(seen, paid, bool(termination), bool(truncation))
+        answer = Answer(observed, paid, bool(termination), bool(truncation))
         answer.mask = self._mask(where, info, answer.ended)
         return answer
 
     def _called(self, where: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            given = fn(*args, **kwargs)
+            returned = fn(*args, **kwargs)
         except UserError:
             raise
         except Exception as error:  # whatever a user's code raises
@@ -131,7 +131,7 @@ class Single:
                 where, expected="no exception", got=f"{type(error).__name__}: {error}"
             ) from error
         self._check_kept(where)
-        return given
+        return returned
 
     def _seen(self, where: str, obs: Any) -> Nest:
         """Checks an observation, and keeps it to see whether it changes."""
@@ -142,9 +142,9 @@ class Single:
     def _check_kept(self, where: str) -> None:
         if self._copy is None:
             return
-        found = difference(self._copy, self._given, exact=True)
-        if found is not None:
-            path, values = found
+        differs = difference(self._copy, self._given, exact=True)
+        if differs is not None:
+            path, values = differs
             raise UserError(
                 f"{self._from}: obs" + ("" if path == "." else f"/{path}"),
                 expected="an array that stays as it was returned",
@@ -307,12 +307,12 @@ def _check_again(single: Single, start: Answer, played: Played, seed: int) -> No
     for t, (action, answer, new) in enumerate(played, start=1):
         check_same(f"step {t} of {name}", answer.parts(), single.step(action, f"step {t}").parts())
         if new is not None:
-            found = difference(new.parts(), single.reset().parts())
-            if found is not None:
+            differs = difference(new.parts(), single.reset().parts())
+            if differs is not None:
                 raise UserError(
-                    f"reset of {name} without a seed: {found[0]}",
+                    f"reset of {name} without a seed: {differs[0]}",
                     expected="to go on with the random numbers of the last seed",
-                    got=f"{found[1]} after the same episode",
+                    got=f"{differs[1]} after the same episode",
                     remedy="Call super().reset(seed=seed) and draw from self.np_random, which a "
                     "reset without a seed leaves as it is.",
                 )
@@ -382,8 +382,8 @@ def _check_after_end(single: Single, played: Played, seed: int) -> None:
             break
     if not ended:  # an environment that says itself that it is not deterministic
         return
-    given = _one_more(single.env, action)
-    if given is not None and len(given) == 5 and not (given[2] or given[3]):
+    returned = _one_more(single.env, action)
+    if returned is not None and len(returned) == 5 and not (returned[2] or returned[3]):
         note(
             f"a step of {name} after the end",
             expected="an exception, or terminated or truncated again",
@@ -475,14 +475,14 @@ class CheckedBatch:
         one = space_of(self.name, kind, self.env, f"single_{kind}_space")
         every = space_of(self.name, kind, self.env, f"{kind}_space")
         wanted = {p: (s.dtype.name, [self.num_envs, *s.shape]) for p, s in _leaves(one)}
-        found = {p: (s.dtype.name, list(s.shape)) for p, s in _leaves(every)}
-        wrong = [p for p in {**wanted, **found} if wanted.get(p) != found.get(p)]
+        leaves = {p: (s.dtype.name, list(s.shape)) for p, s in _leaves(every)}
+        wrong = [p for p in {**wanted, **leaves} if wanted.get(p) != leaves.get(p)]
         if wrong:
             leaf = "" if wrong[0] == "." else f" {wrong[0]}"
             raise UserError(
                 f"{kind}_space{leaf} of {self.name}",
                 expected=_form(wanted.get(wrong[0])),
-                got=_form(found.get(wrong[0])),
+                got=_form(leaves.get(wrong[0])),
                 remedy="Make it by gymnasium.vector.utils.batch_space(single space, num_envs).",
             )
         return one
@@ -495,16 +495,16 @@ class CheckedBatch:
         check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
         return Answer(copied(obs), mask=self._mask(where, infos, self._ended))
 
-    def _pair(self, where: str, given: Any) -> tuple[Any, Mapping[str, Any]]:
-        check_layout(where, given, RESET)
-        return given
+    def _pair(self, where: str, returned: Any) -> tuple[Any, Mapping[str, Any]]:
+        check_layout(where, returned, RESET)
+        return returned
 
     def step(self, action: Nest, t: int) -> Answer:
         """Takes step `t`, and resets the rows that it ends where nobody else does."""
         where = f"step {t} of {self.name}"
-        given = self.env.step(action)
-        check_layout(where, given, STEP)
-        obs, reward, termination, truncation, infos = given
+        returned = self.env.step(action)
+        check_layout(where, returned, STEP)
+        obs, reward, termination, truncation, infos = returned
         check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
         self._check_rows(f"{where}: rewards", reward, "biuf", "numbers")
         check_finite(f"{where}: rewards", reward)
@@ -545,9 +545,9 @@ class CheckedBatch:
         rows = np.flatnonzero(answer.ended)
         if not rows.size:
             return
-        found = infos.get("final_obs")
-        there = np.asarray(infos.get("_final_obs", np.full(self.num_envs, found is not None)))
-        missing = rows if found is None else rows[~there[rows]]
+        final_obs = infos.get("final_obs")
+        there = np.asarray(infos.get("_final_obs", np.full(self.num_envs, final_obs is not None)))
+        missing = rows if final_obs is None else rows[~there[rows]]
         if missing.size:
             raise UserError(
                 f"{where} under SAME_STEP: infos['final_obs']",
@@ -556,9 +556,11 @@ class CheckedBatch:
                 remedy="Put it there before the row is reset, or declare the mode that it has in "
                 "metadata['autoreset_mode'].",
             )
-        objects = isinstance(found, np.ndarray) and found.dtype == object
+        objects = isinstance(final_obs, np.ndarray) and final_obs.dtype == object
         for i in rows:
-            last = found[i] if objects else tf.nest.map_structure(lambda x, i=i: x[i], found)
+            last = (
+                final_obs[i] if objects else tf.nest.map_structure(lambda x, i=i: x[i], final_obs)
+            )
             check_values(f"{where}: infos['final_obs'] of row {i}", last, self.obs_spec)
             first = tf.nest.map_structure(lambda x, i=i: x[i], answer.obs)
             self.last_obs.add(tf.nest.map_structure(_like, last, first), first)
@@ -582,12 +584,12 @@ class CheckedBatch:
         check_values(f"{where}: obs", obs, self.obs_spec, (self.num_envs,))
         others = ~answer.ended
         kept, now = (tf.nest.map_structure(lambda x: x[others], o) for o in (answer.obs, obs))
-        found = difference(kept, now, exact=True)
-        if found is not None:
+        differs = difference(kept, now, exact=True)
+        if differs is not None:
             raise UserError(
-                f"{where}: obs" + ("" if found[0] == "." else f"/{found[0]}"),
+                f"{where}: obs" + ("" if differs[0] == "." else f"/{differs[0]}"),
                 expected=f"as it was in the other rows, {np.flatnonzero(others).tolist()}",
-                got=found[1],
+                got=differs[1],
                 remedy="Reset only the rows in which options['reset_mask'] is True.",
             )
         answer.obs = copied(obs)

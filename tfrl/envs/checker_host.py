@@ -212,14 +212,14 @@ class _Player:
 
     def _check_kept(self, state: EnvState, where: str) -> None:
         """Checks that the arrays of the last state are as they were given out."""
-        found = (
+        differs = (
             None if self._copy is None else first_difference(self._copy, self._given, exact=True)
         )
-        if found is not None:
+        if differs is not None:
             raise UserError(
-                f"{self._from}: {found[0]}",
+                f"{self._from}: {differs[0]}",
                 expected="arrays that no later call changes",
-                got=f"{found[1]} after {where}",
+                got=f"{differs[1]} after {where}",
             )
         self._given = _seen(state)
         self._copy = tf.nest.map_structure(np.array, self._given)

@@ -196,18 +196,18 @@ def first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any], exact: bool = False
 ) -> tuple[str, str] | None:
     """As `difference` of two records, in the order of the first one's fields."""
-    found = (difference({name: a[name]}, {name: b[name]}, exact) for name in a)
-    return next((f for f in found if f is not None), None)
+    differences = (difference({name: a[name]}, {name: b[name]}, exact) for name in a)
+    return next((f for f in differences if f is not None), None)
 
 
 def check_same(where: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     """Raises a UserError where two plays of one seed and the same actions differ."""
-    found = first_difference(a, b)
-    if found is not None:
+    differs = first_difference(a, b)
+    if differs is not None:
         raise UserError(
-            f"{where}: {found[0]}",
+            f"{where}: {differs[0]}",
             expected="the same from the same seed and actions",
-            got=found[1],
+            got=differs[1],
             remedy="Draw random numbers only from generators that reset(seed=seed) seeds, such as "
             "self.np_random after super().reset(seed=seed); keep nothing of earlier episodes.",
         )

@@ -86,13 +86,13 @@ class Contract:
         text = f"the steps of the episode so far, {self.length.tolist()}"
         _expect(f"{where}: info/episode_length", length == self.length, text, length)
         if self.counts_reward:
-            told = struct.paths({"episode_return": state.info["episode_return"]})
+            returns = struct.paths({"episode_return": state.info["episode_return"]})
             rewards = _rewards(state)
-            for path, (agent, total) in zip(told, self.total.items(), strict=True):
+            for path, (agent, total) in zip(returns, self.total.items(), strict=True):
                 total[~idle] += rewards[agent].numpy()[~idle]
-                ok = np.isclose(told[path].numpy(), total, rtol=1e-4, atol=1e-4)
+                ok = np.isclose(returns[path].numpy(), total, rtol=1e-4, atol=1e-4)
                 text = f"the sum of the episode's rewards, {total.tolist()}"
-                _expect(f"{where}: info/{path}", ok, text, told[path].numpy())
+                _expect(f"{where}: info/{path}", ok, text, returns[path].numpy())
 
     def _check_limit(self, state: EnvState, idle: np.ndarray, where: str) -> None:
         limit = self.env.max_episode_steps
@@ -224,11 +224,11 @@ def check_agents(env: Env, state: EnvState, where: str) -> Iterator[tuple[str, A
     if isinstance(task, MultiAgentEnv) and task.state_spec is not None:
         expected = struct.paths({"state": task.state_spec})
         checks.same_keys(f"{where}: info", struct.paths({**state.info}), expected, more=True)
-        found = struct.paths({"state": state.info["state"]})
+        leaves = struct.paths({"state": state.info["state"]})
         for path, spec in expected.items():
             yield (
                 f"info/{path}",
-                found[path],
+                leaves[path],
                 tf.TensorSpec(batch + spec.shape.as_list(), spec.dtype),
             )
 

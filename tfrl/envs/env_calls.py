@@ -100,13 +100,13 @@ def user_traceback(error: BaseException) -> str:
 
     An exception that has no other frames keeps them all.
     """
-    told = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = told
+    report = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = report
     while part is not None:
         own = [frame for frame in part.stack if not _between(frame.filename)]
         part.stack = traceback.StackSummary.from_list(own or part.stack)
         part = part.__cause__ or part.__context__
-    return "".join(told.format())
+    return "".join(report.format())
 
 
 def _between(filename: str) -> bool:

@@ -36,8 +36,8 @@ def on_host(env: Env) -> bool:
 
 def reset_rows(env: Env, key: tf.Tensor, rows: tf.Tensor) -> EnvState:
     """Resets an environment for some rows [B]; a device environment, all of them at no harm."""
-    given: Any = RowsKey(key=key, rows=rows) if on_host(env) else key
-    return env.reset(given)
+    reset_key: Any = RowsKey(key=key, rows=rows) if on_host(env) else key
+    return env.reset(reset_key)
 
 
 def check_place(thing: str, replicas: int | None = None) -> None:

@@ -303,7 +303,7 @@ class HostEnv(Env):
         else:
             for paid in self._rewards:
                 reward = paid.pay(reward, ~first, self._ended)
-        told = {name: x for paid in self._rewards for name, x in paid.info().items()}
+        info = {name: x for paid in self._rewards for name, x in paid.info().items()}
         return EnvState(
             env_state={"token": np.int64(self._token)},
             obs=step.obs,
@@ -316,7 +316,7 @@ class HostEnv(Env):
                 "autoreset": first,
                 "episode_return": self._returns.copy(),
                 "episode_length": self._lengths.copy(),
-                **told,
+                **info,
             },
         )
 
@@ -328,21 +328,21 @@ class HostEnv(Env):
             over = before.termination | before.truncation
         self._returns = np.where(over, self._returns, self._returns + reward).astype(np.float32)
         self._lengths = np.where(over, self._lengths, self._lengths + 1).astype(np.int32)
-        seen = step.obs if step.final_obs is None else step.final_obs
-        shown = Step(seen, reward, step.termination, step.truncation, None, step.info)
+        obs_now = step.obs if step.final_obs is None else step.final_obs
+        shown = Step(obs_now, reward, step.termination, step.truncation, None, step.info)
         reward = np.where(over, 0.0, reward).astype(np.float32)
         state = self._state(shown, over, reward)
         if before is not None and over.any():
-            told = {n: state.info[n] for n in (*step.info, "final_obs")}
-            kept = {n: before.info[n] for n in told}
-            now = (state.obs, state.termination, state.truncation, told)
+            info = {n: state.info[n] for n in (*step.info, "final_obs")}
+            kept = {n: before.info[n] for n in info}
+            now = (state.obs, state.termination, state.truncation, info)
             then = (before.obs, before.termination, before.truncation, kept)
-            obs, termination, truncation, told = where(over, then, now)
+            obs, termination, truncation, info = where(over, then, now)
             state = state.replace(
                 obs=obs,
                 termination=termination,
                 truncation=truncation,
-                info={**state.info, **told},
+                info={**state.info, **info},
             )
         self._frozen = state
         return state

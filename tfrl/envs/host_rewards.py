@@ -92,13 +92,13 @@ class Normalized(HostReward):
         self._returns = self._returns * self._discount + reward
         counted, outlier = self._limited(valid)
         self._outlier = outlier
-        seen = counted[valid].astype(np.float64)
-        if seen.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
-            mean, total = seen.mean(), self._count + seen.size
+        counted_rewards = counted[valid].astype(np.float64)
+        if counted_rewards.size:  # Chan et al. 1979, as tfrl.ops.statistics merges moments
+            mean, total = counted_rewards.mean(), self._count + counted_rewards.size
             delta = mean - self._mean
-            self._m2 += ((seen - mean) ** 2).sum()
-            self._m2 += delta**2 * self._count * seen.size / total
-            self._mean += delta * seen.size / total
+            self._m2 += ((counted_rewards - mean) ** 2).sum()
+            self._m2 += delta**2 * self._count * counted_rewards.size / total
+            self._mean += delta * counted_rewards.size / total
             self._count = total
         variance = np.float32(self._m2 / self._count)
         paid = reward / np.sqrt(variance + self._epsilon)

@@ -57,10 +57,10 @@ def split_wrappers(wrappers: Iterable[Wrapping]) -> tuple[list[Wrapping], list[W
     for wrapper in wrappers:
         probe = HostEnv(_Nothing(Autoreset.SAME_STEP), Autoreset.SAME_STEP)
         try:
-            found = wrapper(probe)
+            wrapped = wrapper(probe)
         except Exception:  # noqa: BLE001  (others refuse what is not theirs, each in its own way)
-            found = None
-        (ours if isinstance(found, Wrapper) else others).append(wrapper)
+            wrapped = None
+        (ours if isinstance(wrapped, Wrapper) else others).append(wrapper)
     return ours, others
 
 

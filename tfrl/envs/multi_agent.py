@@ -121,11 +121,11 @@ def agent_flags(
     if agents is None:
         shared = AgentFlags(valid=valid, termination=termination, truncation=truncation)
         return dict.fromkeys(ids, shared)
-    found = {}
+    flags = {}
     for name in ids:
         own = agents[name]
         counts = own["active"] if valid is None else valid & own["active"]
         ended = counts & (own["termination"] | (termination & ~own["truncation"]))
         cut = counts & (own["truncation"] | (truncation & ~ended))
-        found[name] = AgentFlags(valid=counts, termination=ended, truncation=cut)
-    return found
+        flags[name] = AgentFlags(valid=counts, termination=ended, truncation=cut)
+    return flags

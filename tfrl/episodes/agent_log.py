@@ -128,9 +128,9 @@ class AgentLog:
 
     def extend(self, other: "AgentLog", start: int) -> None:
         """Appends what another log has after the time `start`."""
-        seen, acted = _count(other.obs_t, start), _count(other.action_t, start - 1)
-        self.obs.extend(other.obs, seen)
-        self.obs_t += other.obs_t[seen:]
+        observed, acted = _count(other.obs_t, start), _count(other.action_t, start - 1)
+        self.obs.extend(other.obs, observed)
+        self.obs_t += other.obs_t[observed:]
         self.action.extend(other.action, acted)
         self.extras.extend(other.extras, acted)
         self.action_t += other.action_t[acted:]

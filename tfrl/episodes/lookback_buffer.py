@@ -362,9 +362,9 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 def _described(signature: dict[str, Any], paths: list[str]) -> str:
     """The leaves that differ, in words."""
-    found = [
+    parts = [
         f"{'' if p == '.' else p + ': '}{signature[p][1]} {list(signature[p][0])}"
         for p in paths
         if p in signature
     ]
-    return ", ".join(found) if found else f"no {', '.join(paths)}"
+    return ", ".join(parts) if parts else f"no {', '.join(paths)}"

@@ -40,13 +40,13 @@ def check_step(
     asked = {agent for agent, log in logs.items() if log.must_act}
     gone = {agent for agent, log in logs.items() if log.end_t is not None}
     waiting = {a for a in asked if a not in action and a not in ends}
-    found = {
+    problems = {
         "actions of agents that were not asked to act": set(action) - asked - gone,
         "data of agents that have ended": gone & {*obs, *action, *reward},
         "observations of agents that have not acted on their last": waiting & set(obs),
         "policy extras without an action, of agents": set(extras) - set(action),
     }
-    wrong = [f"{what} {_names(agents)}" for what, agents in found.items() if agents]
+    wrong = [f"{what} {_names(agents)}" for what, agents in problems.items() if agents]
     if wrong:
         raise UserError(
             f"step {episode.t} of episode {episode.id_}",
@@ -210,8 +210,8 @@ class MultiAgentEpisode(Episode):
         neg_index_as_lookback: bool = False,
     ) -> dict[AgentID, Nest]:
         """Returns what policies gave beside actions, all or under `key`; see `get_observations`."""
-        found = self._read("extras", indices, agent_ids, neg_index_as_lookback)
-        return found if key is None else {a: x[key] for a, x in found.items() if key in x}
+        extras = self._read("extras", indices, agent_ids, neg_index_as_lookback)
+        return extras if key is None else {a: x[key] for a, x in extras.items() if key in x}
 
     def get_rewards(
         self,
@@ -316,7 +316,7 @@ class MultiAgentEpisode(Episode):
         ends = self._ends(obs, terminated, truncated)
         self._check_goes_on()
         check_step(self, self._logs, obs, action, reward, extras, ends)
-        seen = {a: lookback_buffer.as_arrays(o, f"obs of agent {a}") for a, o in obs.items()}
+        arrays = {a: lookback_buffer.as_arrays(o, f"obs of agent {a}") for a, o in obs.items()}
         acts = {
             a: (
                 lookback_buffer.as_arrays(x, f"action of agent {a}"),
@@ -324,7 +324,7 @@ class MultiAgentEpisode(Episode):
             )
             for a, x in action.items()
         }
-        for a, o in seen.items():  # all before any, so that an error leaves no half step
+        for a, o in arrays.items():  # all before any, so that an error leaves no half step
             self._log(a).obs.check(o)
         for a, (x, extra) in acts.items():
             self._log(a).action.check(x)
@@ -335,11 +335,11 @@ class MultiAgentEpisode(Episode):
         for a, r in reward.items():
             self._log(a).reward.append(float(r))
             self._log(a).reward_t.append(self.t)
-        for a, o in seen.items():
+        for a, o in arrays.items():
             if a not in ends or not self._log(a).obs_t:
                 self._log(a).observe(self.t, o)
         for a, (term, trunc) in ends.items():
-            last = seen.get(a) if self._log(a).obs_t[-1] < self.t else None
+            last = arrays.get(a) if self._log(a).obs_t[-1] < self.t else None
             self._log(a).end(self.t, last, terminated=term, truncated=trunc)
         self._infos[self.t] = dict(infos or {})
         self._set_done(terminated, truncated)
@@ -476,7 +476,7 @@ class MultiAgentEpisode(Episode):
         single = isinstance(positions, int)
         shift = self.t_started + (1 if column == "reward" else 0)
         times = [p + shift for p in ([positions] if isinstance(positions, int) else positions)]
-        found: dict[AgentID, Any] = {}
+        by_agent: dict[AgentID, Any] = {}
         for agent, log in self._logs.items():
             if agent_ids is not None and agent not in agent_ids:
                 continue
@@ -486,16 +486,16 @@ class MultiAgentEpisode(Episode):
             late = column == "obs" and log.late_obs is not None and log.end_t in times
             if late:
                 items = [log.obs.get(i) for i in rows] + [log.late_obs]
-                found[agent] = items[0] if single else lookback_buffer.stack(items)
+                by_agent[agent] = items[0] if single else lookback_buffer.stack(items)
                 continue
             if not rows:
                 continue
             if column == "reward":
                 numbers = np.array([log.reward[i] for i in rows], np.float32)
-                found[agent] = numbers[0] if single else numbers
+                by_agent[agent] = numbers[0] if single else numbers
             else:
-                found[agent] = getattr(log, column).get(rows[0] if single else rows)
-        return found
+                by_agent[agent] = getattr(log, column).get(rows[0] if single else rows)
+        return by_agent
 
     def _log(self, agent_id: AgentID) -> AgentLog:
         return self._logs.setdefault(agent_id, AgentLog())

@@ -228,11 +228,11 @@ class SingleAgentEpisode(Episode):
             "infos", indices, size, lookback, neg_index_as_lookback, fill is not None
         )
         single = isinstance(positions, int)
-        found = [
+        infos = [
             self._infos[lookback + p] if -lookback <= p < size else fill
             for p in ([positions] if isinstance(positions, int) else positions)
         ]
-        return found[0] if single else found
+        return infos[0] if single else infos
 
     @property
     def obs(self) -> Nest:

@@ -74,13 +74,13 @@ def episodes_of(
             expected=f"a number for each of {ends.shape[1]} columns",
             got=f"{len(t_started)} numbers",
         )
-    found = []
+    episodes = []
     for b in range(ends.shape[1]):
         column = tf.nest.map_structure(lambda x, b=b: x[:, b], rows)
         for start, stop in _pieces(valid[:, b], ends[:, b]):
             started = int(t_started[b]) if t_started is not None and start == 0 else 0
-            found.append(_episode(make, struct.slice(column, start, stop), started))
-    return found
+            episodes.append(_episode(make, struct.slice(column, start, stop), started))
+    return episodes
 
 
 def _pieces(valid: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:

@@ -46,13 +46,13 @@ def _by_difference(runs: Sequence[RunRecord], but: Collection[str]) -> dict[str,
     chosen = [n for n in differing if n.endswith(".agent")] or differing
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        told = [f"{n.rpartition('.')[2]}={run.configuration.get(n, 'default')}" for n in chosen]
+        words = [f"{n.rpartition('.')[2]}={run.configuration.get(n, 'default')}" for n in chosen]
         kept = tuple(run.configuration.get(n) for n in differing)
-        label = ", ".join(told) or "all runs"
+        label = ", ".join(words) or "all runs"
         twins = {tuple(r.configuration.get(n) for n in differing) for r in groups.get(label, [])}
         if twins - {kept}:  # the same algorithm with other settings
-            told = [f"{n}={run.configuration.get(n, 'default')}" for n in differing]
-            label = ", ".join(told)
+            words = [f"{n}={run.configuration.get(n, 'default')}" for n in differing]
+            label = ", ".join(words)
         groups.setdefault(label, []).append(run)
     return groups
 
@@ -157,10 +157,10 @@ def improvements(groups: Groups) -> list[dict[str, Any]]:
             for i, a in enumerate(names)
             for b in names[i + 1 :]
         }
-        found = _estimates(pairs, "probability_of_improvement") if pairs else {}
+        estimates = _estimates(pairs, "probability_of_improvement") if pairs else {}
         rows += [
             {"task": task, "pair": pair, "probability": p, "low": low, "high": high}
-            for pair, (p, low, high) in found.items()
+            for pair, (p, low, high) in estimates.items()
         ]
     return rows
 

@@ -248,10 +248,10 @@ def _captures_to_constants(model: Any, graph: Any) -> None:
 
     values = {inner.name: x for x, inner in graph.captures if x.dtype != tf.resource}
     read = set(_names_read(model.graph))
-    for given in [x for x in model.graph.input if x.name in values]:
-        model.graph.input.remove(given)
-        if given.name in read:  # small ones are constants already
-            array = numpy_helper.from_array(np.asarray(values[given.name]), given.name)
+    for graph_input in [x for x in model.graph.input if x.name in values]:
+        model.graph.input.remove(graph_input)
+        if graph_input.name in read:  # small ones are constants already
+            array = numpy_helper.from_array(np.asarray(values[graph_input.name]), graph_input.name)
             model.graph.initializer.append(array)
 
 
@@ -274,12 +274,12 @@ def _onnx_broadcast_args(ctx: Any, node: Any, name: str, args: Any) -> None:
 
     dtype, outputs = ctx.get_dtype(node.output[0]), list(node.output)
     shape = ctx.get_shape(node.output[0])
-    given = [_onnx_cast(ctx, x, TensorProto.INT64) for x in node.input]
+    shapes = [_onnx_cast(ctx, x, TensorProto.INT64) for x in node.input]
     ctx.remove_node(node.name)
     nothing = helper.make_tensor("nothing", TensorProto.BOOL, [1], [False])
-    array = ctx.make_node("ConstantOfShape", given[:1], attr={"value": nothing}).output[0]
-    whole = ctx.make_node("Expand", [array, given[1]]).output[0]
-    result = ctx.make_node("Shape", [whole]).output[0]
+    array = ctx.make_node("ConstantOfShape", shapes[:1], attr={"value": nothing}).output[0]
+    expanded = ctx.make_node("Expand", [array, shapes[1]]).output[0]
+    result = ctx.make_node("Shape", [expanded]).output[0]
     ctx.make_node(
         "Cast", [result], attr={"to": dtype}, name=name, outputs=outputs,
         shapes=[shape], dtypes=[dtype],

@@ -336,14 +336,14 @@ class _Maker:
 
 def _used(concrete: Any, leaves: Mapping[str, Any]) -> set[str]:
     """The names of those leaves, a function's first argument, that its outputs depend on."""
-    seen, rest = set(), [tensor.op for tensor in concrete.graph.outputs]
+    visited, rest = set(), [tensor.op for tensor in concrete.graph.outputs]
     while rest:
         op = rest.pop()
-        if op.name not in seen:
-            seen.add(op.name)
+        if op.name not in visited:
+            visited.add(op.name)
             rest += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
     inputs = concrete.graph.inputs  # dicts are flattened by sorted names
-    return {path for path, x in zip(sorted(leaves), inputs, strict=False) if x.op.name in seen}
+    return {path for path, x in zip(sorted(leaves), inputs, strict=False) if x.op.name in visited}
 
 
 METADATA_FILE = "metadata.json"

@@ -382,10 +382,10 @@ def client_answers(
     leaves = [tf.nest.flatten(obs) for obs in observations]
     arrays = {n: np.stack([np.asarray(x[i]) for x in leaves]) for i, n in enumerate(policy.inputs)}
     with tempfile.TemporaryDirectory() as scratch:
-        given, taken, job = (
+        inputs_path, taken, job = (
             pathlib.Path(scratch, name) for name in ("observations.npz", "answers.npz", "job.json")
         )
-        np.savez(given, **arrays)  # type: ignore[arg-type]
+        np.savez(inputs_path, **arrays)  # type: ignore[arg-type]
         content = {
             "format": form,
             "folder": str(folder),
@@ -393,7 +393,7 @@ def client_answers(
             "outputs": policy.outputs,
             "state": policy.state,
             "key": None if key is None else np.asarray(key).tolist(),
-            "observations": str(given),
+            "observations": str(inputs_path),
             "answers": str(taken),
         }
         job.write_text(json.dumps(content), encoding="utf-8")

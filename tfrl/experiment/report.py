@@ -62,8 +62,8 @@ class RunRecord:
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns env steps and values `[N]` of the rows that have a number there."""
-        found = [(row["env_steps"], row[name]) for row in self.rows if _number(row.get(name))]
-        return np.array([x for x, _ in found]), np.array([y for _, y in found], float)
+        points = [(row["env_steps"], row[name]) for row in self.rows if _number(row.get(name))]
+        return np.array([x for x, _ in points]), np.array([y for _, y in points], float)
 
     def seconds(self) -> np.ndarray:
         """Returns the seconds of training up to each row, `[N]`, compilation included."""
@@ -253,11 +253,11 @@ def picture(path: pathlib.Path) -> str:
 
 def _videos(root: pathlib.Path) -> list[str]:
     """The newest video within the page, the others as links."""
-    found = sorted((root / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    paths = sorted((root / "videos").glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    if not paths:
         return []
-    links = [f'<a href="videos/{html.escape(p.name)}">{html.escape(p.name)}</a>' for p in found]
-    newest, shown = found[-1], ""
+    links = [f'<a href="videos/{html.escape(p.name)}">{html.escape(p.name)}</a>' for p in paths]
+    newest, shown = paths[-1], ""
     if newest.stat().st_size <= _VIDEO_BYTES:
         shown = f'<video controls src="data:video/mp4;base64,{_embedded(newest)}"></video>'
     return [f"<h2>Videos</h2>{shown}<p>{' '.join(links)}</p>"]

@@ -41,11 +41,11 @@ class SavedPolicy:
         inputs = self._signatures["action"].structured_input_signature[1]
         self._inputs = {n: s for n, s in inputs.items() if n.startswith("observation")}
         # A flat nest of the inputs' names: of one input a spec, of several a dict of them.
-        given = {
+        signatures = {
             n.removeprefix("observation").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
             for n, s in self._inputs.items()
         }
-        self.obs_spec: Nest = given[""] if set(given) == {""} else given
+        self.obs_spec: Nest = signatures[""] if set(signatures) == {""} else signatures
         self._fresh: dict[int, Nest] = {}
         self._seeds = iter(range(seed, 2**31))
 
@@ -72,7 +72,7 @@ class SavedPolicy:
         Raises:
           UserError: For an observation of other parts or shapes.
         """
-        given, size, single = self._read(obs)
+        columns, size, single = self._read(obs)
         carry = started(self._start(size), state, episode_start, size)
         more = dict(carry or {})
         if not deterministic:
@@ -85,14 +85,14 @@ class SavedPolicy:
                 )
             more["seed"] = np.int64(next(self._seeds))
         function = self._signatures["action" if deterministic else "explore"]
-        tensors = {name: tf.constant(x) for name, x in {**given, **more}.items()}
-        found = {name: x.numpy() for name, x in function(**tensors).items()}
-        after = {name: found.pop(name) for name in carry or {}}
+        tensors = {name: tf.constant(x) for name, x in {**columns, **more}.items()}
+        outputs = {name: x.numpy() for name, x in function(**tensors).items()}
+        after = {name: outputs.pop(name) for name in carry or {}}
         if single:
-            found = {name: x[0] for name, x in found.items()}
-        if set(found) == {"action"}:
-            return found["action"], after or None
-        return {n.removeprefix("action_"): x for n, x in found.items()}, after or None
+            outputs = {name: x[0] for name, x in outputs.items()}
+        if set(outputs) == {"action"}:
+            return outputs["action"], after or None
+        return {n.removeprefix("action_"): x for n, x in outputs.items()}, after or None
 
     @property
     def state_spec(self) -> Nest:
@@ -106,12 +106,12 @@ class SavedPolicy:
     def action_spec(self) -> Nest:
         """The spec of one action, or `{path: spec}` where it has several leaves."""
         outputs = self._signatures["action"].structured_outputs
-        found = {
+        specs_by_name = {
             n.removeprefix("action").removeprefix("_"): tf.TensorSpec(s.shape[1:], s.dtype)
             for n, s in outputs.items()
             if n.startswith("action")
         }
-        return found[""] if set(found) == {""} else found
+        return specs_by_name[""] if set(specs_by_name) == {""} else specs_by_name
 
     @property
     def explores(self) -> bool:
@@ -123,8 +123,8 @@ class SavedPolicy:
         if "initial_state" not in self._signatures:
             return None
         if size not in self._fresh:
-            made = self._signatures["initial_state"](batch_size=tf.constant(size))
-            self._fresh = {size: {name: x.numpy() for name, x in made.items()}}
+            initial = self._signatures["initial_state"](batch_size=tf.constant(size))
+            self._fresh = {size: {name: x.numpy() for name, x in initial.items()}}
         return self._fresh[size]
 
     def _read(self, obs: Nest) -> tuple[dict[str, np.ndarray], int, bool]:

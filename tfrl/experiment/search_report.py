@@ -91,20 +91,20 @@ def draw(study: Any, target: pathlib.Path) -> list[pathlib.Path]:
     done = [t for t in study.trials if t.state.name == "COMPLETE"]
     if not done:
         return []
-    made = {
+    figures = {
         "history": lambda: plots.plot_optimization_history(study),
         "parameters": lambda: plots.plot_slice(study),
     }
     if any(t.intermediate_values for t in study.trials):
-        made["evaluations"] = lambda: plots.plot_intermediate_values(study)
+        figures["evaluations"] = lambda: plots.plot_intermediate_values(study)
     if len(done) > 1 and len({t.value for t in done}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator()
-        made["importances"] = lambda: plots.plot_param_importances(study, evaluator)
+        figures["importances"] = lambda: plots.plot_param_importances(study, evaluator)
     pictures = []
     pyplot = extras.require("matplotlib.pyplot", "tune")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of plots that are experimental or have little to show
-        for name, make in made.items():
+        for name, make in figures.items():
             axes = make()
             figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure
             path = target / f"{NAME}_{name}.png"

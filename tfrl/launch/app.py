@@ -193,12 +193,12 @@ def help_text(doc: str, full: bool = False) -> str:
     """
     by_module = flags.FLAGS.flags_by_module_dict() if full else _own_flags()
     lines = [doc.strip(), "", "Flags:"] if doc.strip() else ["Flags:"]
-    seen = set()
+    shown = set()
     for _, module_flags in sorted(by_module.items()):
         for flag in sorted(module_flags, key=lambda f: f.name):
-            if flag.name in seen or flag.name in ("?", "help", "helpshort", "helpxml"):
+            if flag.name in shown or flag.name in ("?", "help", "helpshort", "helpxml"):
                 continue
-            seen.add(flag.name)
+            shown.add(flag.name)
             lines += _describe(flag)
     lines += ["  --version", "      Prints the version."]
     return "\n".join([*lines, "  --helpfull", "      Also lists the flags of the libraries below."])

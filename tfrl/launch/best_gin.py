@@ -41,8 +41,8 @@ def write(study: Any, root: pathlib.Path, values: common_flags.CommonFlags) -> p
 
 def _lasting(name: str) -> str:
     """The name of a gin file from any folder: of a shipped one as it is, else the whole path."""
-    found = gin_files.resolve(name)
-    if isinstance(found, gin_files.RemoteFile):
-        return str(found)
+    path = gin_files.resolve(name)
+    if isinstance(path, gin_files.RemoteFile):
+        return str(path)
     shipped = gin_files.package_gin_dir()
-    return found.relative_to(shipped).as_posix() if found.is_relative_to(shipped) else str(found)
+    return path.relative_to(shipped).as_posix() if path.is_relative_to(shipped) else str(path)

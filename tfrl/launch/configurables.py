@@ -184,9 +184,9 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
             network = options.get(name)
             if network is not None and not isinstance(network, networks.Network):
                 # A torso sees observations only, without an action mask.
-                seen = split_mask(obs_spec)[0]
-                given = (seen,) if name.endswith("torso") else (seen, action_spec)
-                options[name] = network(*given)
+                input_spec = split_mask(obs_spec)[0]
+                specs = (input_spec,) if name.endswith("torso") else (input_spec, action_spec)
+                options[name] = network(*specs)
         return agent_class(obs_spec=obs_spec, action_spec=action_spec, **options)
 
     # So that gin sees the parameters and writes their defaults into the operative configuration.
@@ -308,10 +308,10 @@ def _register() -> None:
 
 
 def _register_algorithm(agent_class: Callable[..., Agent]) -> None:
-    made = _with_network_factories(agent_class)
+    factory = _with_network_factories(agent_class)
     name = agent_class.__name__
     specs = ["obs_spec", "action_spec"]
-    gin.external_configurable(made, name=name, module="agents", denylist=specs)
+    gin.external_configurable(factory, name=name, module="agents", denylist=specs)
 
 
 _register()

@@ -166,7 +166,7 @@ def await_run(root_dir: str | None, seconds: float) -> None:
 
     if root_dir is None:
         run_config.find(root_dir)  # says that the flag is missing
-    folder, deadline, told = RunFolder(str(root_dir)), time.monotonic() + seconds, False
+    folder, deadline, printed = RunFolder(str(root_dir)), time.monotonic() + seconds, False
     while not (
         run_config.holds(root_dir)
         and CheckpointManager(folder.checkpoints, read_only=True, log=lambda _: None).steps
@@ -178,9 +178,9 @@ def await_run(root_dir: str | None, seconds: float) -> None:
                 got="none",
                 remedy="Start the training with the same --root_dir, or raise --wait_seconds.",
             )
-        if not told:
+        if not printed:
             app.say(f"Waiting up to {seconds:g} s for the first checkpoint in {folder.root}.")
-            told = True
+            printed = True
         _await_change(folder)
 
 

@@ -388,9 +388,9 @@ def _apply(paths: Sequence[GinFile], bindings: Sequence[str]) -> None:
         logging.disable(before)
 
 
-def _check_names(found: Sequence[Binding]) -> None:
+def _check_names(bindings: Sequence[Binding]) -> None:
     """Every configurable and parameter exists."""
-    for binding in found:
+    for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference):
                 gin_registry.find(leaf.scoped_name.rpartition("/")[2], binding.where, "@")
@@ -398,15 +398,15 @@ def _check_names(found: Sequence[Binding]) -> None:
             gin_registry.check_parameter(binding.selector, binding.parameter, binding.where)
 
 
-def _check_duplicates(found: Sequence[Binding]) -> None:
+def _check_duplicates(bindings: Sequence[Binding]) -> None:
     """Nobody binds a parameter twice in one file or in one list of --gin_bindings."""
-    seen: dict[tuple[str, str], Binding] = {}
-    for binding in found:
+    earlier: dict[tuple[str, str], Binding] = {}
+    for binding in bindings:
         name = binding.key
         if binding.parameter and binding.selector != "macro":
             full = gin_registry.find(binding.selector, binding.where).selector
             name = f"{binding.scope}/{full}.{binding.parameter}"
-        first = seen.setdefault((binding.source, name), binding)
+        first = earlier.setdefault((binding.source, name), binding)
         # A file that two others include is read twice; that is the same line, no second binding.
         if first is not binding and (first.line != binding.line or first.source.startswith("--")):
             raise UserError(
@@ -416,10 +416,10 @@ def _check_duplicates(found: Sequence[Binding]) -> None:
             )
 
 
-def _check_macros(found: Sequence[Binding]) -> None:
+def _check_macros(bindings: Sequence[Binding]) -> None:
     """Every %macro is defined, and every definition (an undotted binding) is used."""
-    defined = {_macro_name(b): b for b in found if not b.parameter or b.selector == "macro"}
-    used = {leaf.name: b for b in found for leaf in leaves(b.value) if isinstance(leaf, Macro)}
+    defined = {_macro_name(b): b for b in bindings if not b.parameter or b.selector == "macro"}
+    used = {leaf.name: b for b in bindings for leaf in leaves(b.value) if isinstance(leaf, Macro)}
     for name, binding in used.items():
         if name not in defined and not gin_registry.is_constant(name):
             raise UserError(
@@ -447,12 +447,12 @@ def _macro_name(binding: Binding) -> str:
     return binding.scope if binding.selector == "macro" else binding.key
 
 
-def _check_scopes(found: Sequence[Binding]) -> None:
+def _check_scopes(bindings: Sequence[Binding]) -> None:
     """Every scope is one that the code opens or that a reference opens, and the other way round."""
-    real = [b for b in found if b.parameter and b.selector != "macro"]
+    real = [b for b in bindings if b.parameter and b.selector != "macro"]
     bound = {part for b in real for part in b.scope.split("/") if part}
     opened: dict[str, Binding] = {}
-    for binding in found:
+    for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference):
                 for part in leaf.scoped_name.split("/")[:-1]:
@@ -491,8 +491,8 @@ def check_types() -> None:
             if not gin_registry.is_plain(plain):
                 continue
             expected = gin_registry.mismatch(configurable.wrapped, name, plain)
-            whole = isinstance(plain, float) and plain.is_integer()
-            if expected is not None and whole:
+            is_integer = isinstance(plain, float) and plain.is_integer()
+            if expected is not None and is_integer:
                 if not gin_registry.mismatch(configurable.wrapped, name, int(plain)):
                     gin_registry.bind(scope, selector, name, int(plain))
                     continue
@@ -506,14 +506,14 @@ def check_types() -> None:
                 )
 
 
-def _replaced_parts(found: Sequence[Binding]) -> set[str]:
+def _replaced_parts(bindings: Sequence[Binding]) -> set[str]:
     """Returns the bindings, out of files, of what only replaced values refer to.
 
     Who replaces `ModuleConfig.lr = @LinearSchedule()` of a shipped file by a number cannot take the
     file's `LinearSchedule.start` out; what stands in a file of the user's, or in --gin_bindings,
     must be read.
     """
-    real = [b for b in found if b.parameter and b.selector != "macro"]
+    real = [b for b in bindings if b.parameter and b.selector != "macro"]
     last: dict[str, Binding] = {_full_name(b): b for b in real}
     replaced = [b for b in real if last[_full_name(b)] is not b]
     parts: set[str] = set()

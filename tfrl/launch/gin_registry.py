@@ -240,11 +240,11 @@ def check_parameter(selector: str, parameter: str, where: str) -> None:
 
 def _raise_unknown(selector: str, parameter: str, where: str) -> None:
     known = [_minimal(c.selector) for c in _all()]
-    whole = nearest(f"{selector}.{parameter}", bindable_names())
+    full_name = nearest(f"{selector}.{parameter}", bindable_names())
     close = nearest(selector, known)
     with_parameter = [f"{name}.{parameter}" for name in close]
     exact = [name for name in with_parameter if name in bindable_names()]
-    suggestion = exact or (close and [f"{close[0]}.*"]) or whole
+    suggestion = exact or (close and [f"{close[0]}.*"]) or full_name
     raise UserError(
         f"Gin binding {selector}.{parameter} ({where})",
         expected="the name of a configurable before the dot",
@@ -422,12 +422,12 @@ def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
     Args:
       configuration: As `configuration` gives it.
     """
-    found = []
+    differences = []
     for name, value in sorted(configuration.items()):
         default = _default(name.rpartition("/")[2])
         if value != default:
-            found.append((name, value, "none" if default is None else default))
-    return found
+            differences.append((name, value, "none" if default is None else default))
+    return differences
 
 
 def _default(name: str) -> str | None:

@@ -41,8 +41,8 @@ class Role:
     @property
     def typed(self) -> str:
         """The command with its environment variables, as a shell takes it."""
-        given = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
-        return " ".join([*given, shlex.join(self.command)])
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
+        return " ".join([*assignments, shlex.join(self.command)])
 
 
 @dataclasses.dataclass(frozen=True)

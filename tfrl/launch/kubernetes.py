@@ -287,8 +287,8 @@ def _failure_rules(kind: str, workers: int) -> list[dict[str, Any]]:
 
 
 def _strategy(options: JobOptions) -> str:
-    given = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
-    return given[-1] if given else "auto"
+    strategies = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
+    return strategies[-1] if strategies else "auto"
 
 
 def _mount(volume: str) -> tuple[str, pathlib.PurePosixPath]:

@@ -155,14 +155,14 @@ def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
 
 
 def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
-    given = {
+    set_flags = {
         "if_exists": values.if_exists,
         "strategy": values.strategy,
         "tpu": values.tpu,
         "num_logical_cpus": values.num_logical_cpus,
         "deterministic_ops": values.deterministic_ops,
     }
-    return tuple(f"--{name}={x}" for name, x in given.items() if flags.FLAGS[name].present)
+    return tuple(f"--{name}={x}" for name, x in set_flags.items() if flags.FLAGS[name].present)
 
 
 def described(job: Sequence[Role]) -> str:

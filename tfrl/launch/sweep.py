@@ -94,18 +94,18 @@ def folder_name(bindings: Sequence[str], seed: int) -> str:
     short = [name.rpartition(".")[2] for name, _ in pairs]
     if len(set(short)) < len(short):  # two parameters of one name
         short = [name for name, _ in pairs]
-    told = [f"{name}={value}" for name, (_, value) in zip(short, pairs, strict=True)]
-    return re.sub(r"[^\w.,=+-]+", "_", ",".join([*told, f"seed={seed}"]))
+    words = [f"{name}={value}" for name, (_, value) in zip(short, pairs, strict=True)]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join([*words, f"seed={seed}"]))
 
 
 def command(
     files: Sequence[str], bindings: Sequence[str], seed: int, folder: pathlib.Path
 ) -> list[str]:
     """Returns the command that trains one run."""
-    given = [f"--gin_file={file}" for file in files]
-    given += [f"--gin_bindings={binding}" for binding in bindings]
-    given += [f"--seed={seed}", f"--root_dir={folder}"]
-    return [sys.executable, "-m", "tfrl", "train", *given]
+    arguments = [f"--gin_file={file}" for file in files]
+    arguments += [f"--gin_bindings={binding}" for binding in bindings]
+    arguments += [f"--seed={seed}", f"--root_dir={folder}"]
+    return [sys.executable, "-m", "tfrl", "train", *arguments]
 
 
 def _run(jobs: dict[pathlib.Path, list[str]], parallel: int) -> list[pathlib.Path]:

@@ -190,10 +190,10 @@ def _check(
             "4 or a multiple of 8",
             got=accelerator_type,
         )
-    given = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
-    if given and given[-1] not in ("auto", "tpu"):
+    strategies = [f.partition("=")[2] for f in options.learner_flags if f.startswith("--strategy=")]
+    if strategies and strategies[-1] not in ("auto", "tpu"):
         raise UserError(
-            f"--strategy={given[-1]}", expected="tpu with --engine=tpu_vm", got=given[-1]
+            f"--strategy={strategies[-1]}", expected="tpu with --engine=tpu_vm", got=strategies[-1]
         )
     if spot and not options.root_dir.startswith("gs://"):
         raise UserError(

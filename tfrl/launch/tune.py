@@ -127,8 +127,8 @@ def _space(values: common_flags.CommonFlags) -> search_space.SearchSpace:
             "1e-2, 'log': True}; tune/ppo.gin is one.",
         )
     space = search_space.read(name, values.gin_file, values.gin_bindings)
-    given = {b.key for text in values.gin_bindings for b in gin_files.read_binding(text)}
-    both = sorted(given & set(space.entries or ()))
+    keys = {b.key for text in values.gin_bindings for b in gin_files.read_binding(text)}
+    both = sorted(keys & set(space.entries or ()))
     if both:
         raise UserError(
             f"--gin_bindings={both[0]}=...",
@@ -141,15 +141,15 @@ def _space(values: common_flags.CommonFlags) -> search_space.SearchSpace:
 
 def command_of_trial(root: pathlib.Path, values: common_flags.CommonFlags) -> list[str]:
     """Returns the command that runs one trial of this search."""
-    given = [f"--gin_file={file}" for file in values.gin_file]
-    given += [f"--gin_bindings={binding}" for binding in values.gin_bindings]
+    arguments = [f"--gin_file={file}" for file in values.gin_file]
+    arguments += [f"--gin_bindings={binding}" for binding in values.gin_bindings]
     own = ("space", "trials", "sampler", "pruner", "startup_trials", "storage")
     shared = ("seed", "strategy", "tpu", "num_logical_cpus", "deterministic_ops", "quiet")
     for name in (*own, *shared):
         if (flag := flags.FLAGS[name]).present:
-            given.append(flag.serialize())
-    given += [f"--root_dir={root}", "--one_trial"]
-    return [sys.executable, "-m", "tfrl", "tune", *given]
+            arguments.append(flag.serialize())
+    arguments += [f"--root_dir={root}", "--one_trial"]
+    return [sys.executable, "-m", "tfrl", "tune", *arguments]
 
 
 def run() -> None:

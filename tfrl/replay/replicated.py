@@ -52,13 +52,13 @@ class ReplicatedBuffer(ReplayBuffer):
                 remedy=f"The nearest above is {-(-replay.num_envs // count) * count}.",
             )
         own = replay.replace(capacity=replay.capacity // count, num_envs=replay.num_envs // count)
-        made: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
 
         def make_on(replica: int) -> Make:
             def make(name: str, shape: list[int], dtype: tf.DType) -> tf.Variable:
-                if name not in made:
-                    made[name] = _on_every_replica(name, shape, dtype)
-                return made[name].values[replica]
+                if name not in buffers:
+                    buffers[name] = _on_every_replica(name, shape, dtype)
+                return buffers[name].values[replica]
 
             return make
 

@@ -112,10 +112,10 @@ class Batcher:
 
     def _run(self, requests: list[RequestRows]) -> list[Outputs]:
         sizes = [rows.size for rows in requests]
-        whole = _joined(requests)
+        joined = _joined(requests)
         parts = [
-            self._predict_padded(_part(whole, start, start + self._max))
-            for start in range(0, whole.size, self._max)
+            self._predict_padded(_part(joined, start, start + self._max))
+            for start in range(0, joined.size, self._max)
         ]
         outputs = parts[0]
         if len(parts) > 1:

@@ -51,34 +51,36 @@ class EpisodeLog:
         Raises:
           UserError: A column does not fit, an episode is there twice, or a step has no reward.
         """
-        found = {name: columns.pop(name) for name in LOGGED if name in columns}
-        ids = found.get("episode_id")
+        logged = {name: columns.pop(name) for name in LOGGED if name in columns}
+        ids = logged.get("episode_id")
         if ids is None:
-            if found:
+            if logged:
                 raise UserError(
                     "the request",
-                    expected=f"an episode_id beside {', '.join(found)}",
+                    expected=f"an episode_id beside {', '.join(logged)}",
                     got="none",
                     remedy="Steps of one episode share an episode_id of yours.",
                 )
             return {}
-        for name, column in found.items():
+        for name, column in logged.items():
             if not isinstance(column, list) or len(column) != size:
                 raise UserError(
                     name, expected=f"a list of {size}, one for each row", got=f"{column!r:.60}"
                 )
         _check_ids(ids)
         for name in LOGGED[2:]:
-            wrong = [value for value in found.get(name, []) if not isinstance(value, bool)]
+            wrong = [value for value in logged.get(name, []) if not isinstance(value, bool)]
             if wrong:
                 raise UserError(name, expected="true or false", got=f"{wrong[0]!r:.60}")
-        self._check_rewards(found)
-        return found
+        self._check_rewards(logged)
+        return logged
 
-    def _check_rewards(self, found: Mapping[str, list[Any]]) -> None:
+    def _check_rewards(self, logged: Mapping[str, list[Any]]) -> None:
         """Every step of an open episode has a reward."""
-        ids = found["episode_id"]
-        for name, reward in zip(map(str, ids), found.get("reward", [None] * len(ids)), strict=True):
+        ids = logged["episode_id"]
+        for name, reward in zip(
+            map(str, ids), logged.get("reward", [None] * len(ids)), strict=True
+        ):
             number = isinstance(reward, int | float) and not isinstance(reward, bool)
             if name in self._open and not number:
                 raise UserError(
@@ -88,7 +90,7 @@ class EpisodeLog:
                 )
 
     def add(
-        self, policy: ServedPolicy, found: Mapping[str, list[Any]], rows: RequestRows, outputs: Any
+        self, policy: ServedPolicy, logged: Mapping[str, list[Any]], rows: RequestRows, outputs: Any
     ) -> None:
         """Adds the steps of a request that was served; safe from any thread.
 
@@ -97,12 +99,12 @@ class EpisodeLog:
         """
         actions = [outputs[name] for name in policy.outputs if name not in policy.state]
         with self._lock:
-            self._check_rewards(found)
-            for row, name in enumerate(map(str, found["episode_id"])):
+            self._check_rewards(logged)
+            for row, name in enumerate(map(str, logged["episode_id"])):
                 obs = _packed(policy.policy.obs_spec, [x[row] for x in rows.obs])
                 action = _packed(policy.policy.action_spec, [np.asarray(x[row]) for x in actions])
-                ends = [n in found and found[n][row] for n in LOGGED[2:]]
-                reward = found.get("reward", [0.0] * rows.size)[row]
+                ends = [n in logged and logged[n][row] for n in LOGGED[2:]]
+                reward = logged.get("reward", [0.0] * rows.size)[row]
                 self._add(name, obs, action, reward, *ends)
 
     def _add(

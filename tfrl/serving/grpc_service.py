@@ -172,9 +172,9 @@ class _Services:
             raise
 
     def _policy(self, spec: Any) -> ServedPolicy:
-        given = spec.WhichOneof("version_choice")
-        version = spec.version.value if given == "version" else None
-        label = spec.version_label if given == "version_label" else None
+        choice = spec.WhichOneof("version_choice")
+        version = spec.version.value if choice == "version" else None
+        label = spec.version_label if choice == "version_label" else None
         return self._server.policy_of(spec.name, version, label)
 
     def _code(self, error: UserError) -> Any:

@@ -40,8 +40,8 @@ def make_app(server: PolicyServer) -> Any:
         return answer({"error": str(error)}, _CODES.get(type(error), 400))
 
     def asked(request: Any) -> ServedPolicy:
-        given = request.path_params
-        return server.policy_of(given["name"], given.get("version"), given.get("label"))
+        params = request.path_params
+        return server.policy_of(params["name"], params.get("version"), params.get("label"))
 
     async def predict(request: Any) -> Any:
         started = time.perf_counter()

@@ -87,8 +87,10 @@ class ServedPolicy:
                 got=", ".join(columns) or "none",
                 remedy="GET .../metadata says what they are.",
             )
-        given = [_array(name, columns[name]) for name in self.inputs]
-        obs, size, single = self._reader.read(tf.nest.pack_sequence_as(self.policy.obs_spec, given))
+        arrays = [_array(name, columns[name]) for name in self.inputs]
+        obs, size, single = self._reader.read(
+            tf.nest.pack_sequence_as(self.policy.obs_spec, arrays)
+        )
         if single or not size:
             raise UserError(
                 "the inputs of the request",
@@ -138,11 +140,11 @@ class ServedPolicy:
         if self.state:
             state = tf.nest.pack_sequence_as(self._state_spec, rows.state)
         action, after = self.policy.predict(obs, deterministic, state, rows.starts)
-        found = {name: np.asarray(x) for name, x in _values(action, "action").items()}
+        outputs = {name: np.asarray(x) for name, x in _values(action, "action").items()}
         if self.state:
             leaves = tf.nest.flatten(after)
-            found.update(zip(self.state, map(np.asarray, leaves), strict=True))
-        return found
+            outputs.update(zip(self.state, map(np.asarray, leaves), strict=True))
+        return outputs
 
 
 def _named(nest: Any, base: str) -> dict[str, Any]:

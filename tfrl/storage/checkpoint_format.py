@@ -163,12 +163,12 @@ def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
       want: `{path: tensor, variable, spec or array}`.
       have: `{path: value}`; one without a dtype, a number or a list, fits what can hold it.
     """
-    found = [f"missing {path}" for path in sorted(set(want) - set(have))]
-    found += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]
+    problems = [f"missing {path}" for path in sorted(set(want) - set(have))]
+    problems += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]
     for path in sorted(set(want) & set(have)):
         reason = _misfit(want[path], have[path])
-        found += [f"{path} {reason}"] if reason else []
-    return found
+        problems += [f"{path} {reason}"] if reason else []
+    return problems
 
 
 def _misfit(want: Any, have: Any) -> str:

@@ -139,16 +139,16 @@ def _build_object(content: Mapping[str, Any], name: str) -> Any:
     if not isinstance(cls, type) or "__dataclass_fields__" not in vars(cls):
         raise UnknownNameError(f"{content['class']} is no dataclass, and nothing else is built")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    given = content["fields"]
-    unknown = sorted(set(given) - set(known))
-    missing = [n for n, f in known.items() if n not in given and _required(f)]
+    fields = content["fields"]
+    unknown = sorted(set(fields) - set(known))
+    missing = [n for n, f in known.items() if n not in fields and _required(f)]
     if unknown or missing:
         raise _unbuildable(
             name,
             f"{content['class']} with unknown fields {unknown}, missing fields {missing}; the "
             "class has changed since",
         )
-    return cls(**{n: _build(v, f"{name}/{n}") for n, v in given.items()})
+    return cls(**{n: _build(v, f"{name}/{n}") for n, v in fields.items()})
 
 
 def _required(field: Any) -> bool:

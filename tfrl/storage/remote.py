@@ -282,8 +282,8 @@ def each(function: Callable[[str], Any], names: Iterable[str]) -> None:
 
 def _marks(names: Iterable[str]) -> list[str]:
     """The marks among the files of a folder, in the order in which they are written."""
-    found = [name for name in names if name.rpartition("/")[2] in _MARKS]
-    return sorted(found, key=lambda n: (_MARKS.index(n.rpartition("/")[2]), -n.count("/"), n))
+    marks = [name for name in names if name.rpartition("/")[2] in _MARKS]
+    return sorted(marks, key=lambda n: (_MARKS.index(n.rpartition("/")[2]), -n.count("/"), n))
 
 
 def upload_folder(folder: pathlib.Path, url: str) -> None:

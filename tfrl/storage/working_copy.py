@@ -237,14 +237,14 @@ class WorkingCopy:
 
     def _scan(self) -> dict[str, _Signature]:
         """The files of the copy that belong to both sides, temporary ones left out."""
-        found: dict[str, _Signature] = {}
+        signatures: dict[str, _Signature] = {}
         for parent, folders, names in os.walk(self.local):
             folders[:] = [f for f in folders if not _is_temporary(f)]
             for name in names:
                 path = pathlib.Path(parent, name)
                 if not _is_temporary(name) and not path.is_symlink():
-                    found[path.relative_to(self.local).as_posix()] = _signature(path)
-        return found
+                    signatures[path.relative_to(self.local).as_posix()] = _signature(path)
+        return signatures
 
     def move_aside(self) -> str:
         """Moves the remote folder to the sibling `<url>.old-<k>`; returns its address.
@@ -291,10 +291,10 @@ def _scratch(url: str) -> pathlib.Path:
     held = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX))
     _locks.append(files.DirectoryLock(held))
     atexit.register(_remove, held, os.getpid())
-    made = held / "copy"
-    made.mkdir()
-    _addresses[str(made)] = url
-    return made
+    scratch = held / "copy"
+    scratch.mkdir()
+    _addresses[str(scratch)] = url
+    return scratch
 
 
 def _remove(folder: pathlib.Path, process: int) -> None:

@@ -88,15 +88,15 @@ def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTraject
     structure = _nest(like)
     timed = [arrays[f"timed_{i}"] for i in range(len(tf.nest.flatten(structure)))]
     last = [arrays[f"last_{i}"] for i in range(len(tf.nest.flatten(like.last_obs)))]
-    found = []
+    clips = []
     for row, end in enumerate(np.cumsum(lengths)):
         steps = slice(end - lengths[row], end)
         static = dict(zip(_STATIC, arrays["static"][row].tolist(), strict=True))
         fields: dict[str, Any] = tf.nest.pack_sequence_as(structure, [x[steps] for x in timed])
         last_obs = tf.nest.pack_sequence_as(like.last_obs, [x[row] for x in last])
         static["cut"] = bool(static["cut"])
-        found.append(SampledTrajectory(**fields, **static, last_obs=last_obs))
-    return found
+        clips.append(SampledTrajectory(**fields, **static, last_obs=last_obs))
+    return clips
 
 
 def _nest(trajectory: Samples) -> dict[str, Any]:
@@ -418,14 +418,14 @@ class MultiReplaySamples:
                 del self._workers[worker_id]
 
     def _check_signature(self, trajectory: SampledTrajectory) -> None:
-        found = signature(trajectory)
-        known = self._signature = self._signature or found
-        for path in [*known, *found]:
-            if known.get(path) != found.get(path):
+        own = signature(trajectory)
+        known = self._signature = self._signature or own
+        for path in [*known, *own]:
+            if known.get(path) != own.get(path):
                 raise UserError(
                     f"{path} of a trajectory",
                     expected=f"{_leaf(known.get(path))}, as in those before",
-                    got=_leaf(found.get(path)),
+                    got=_leaf(own.get(path)),
                     remedy="Give all trajectories the same leaves, shapes and dtypes, also those "
                     "that hooks add.",
                 )

@@ -61,7 +61,7 @@ def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> Eva
     with make_pool(task, num_workers=workers, seed=seed) as pool:
         count = len(pool)
         shares = [num_episodes // count + (w < num_episodes % count) for w in range(count)]
-        found: list[list[tuple[float, int]]] = [[] for _ in shares]
+        by_share: list[list[tuple[float, int]]] = [[] for _ in shares]
         stream = iter_samples(
             pool,
             lambda states, optimal: task.get_actions(model, states, optimal),
@@ -71,12 +71,14 @@ def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> Eva
             optimal=True,
         )
         with contextlib.closing(stream):  # type: ignore[type-var]
-            while any(len(f) < n for f, n in zip(found, shares, strict=True)):
+            while any(len(f) < n for f, n in zip(by_share, shares, strict=True)):
                 t = next(stream)
-                if not t.cut and len(found[t.worker_id]) < shares[t.worker_id]:
+                if not t.cut and len(by_share[t.worker_id]) < shares[t.worker_id]:
                     total = float(np.sum(t.reward, dtype=np.float64))
-                    found[t.worker_id].append((total, len(t)))
-    returns, lengths = zip(*(episode for of_worker in found for episode in of_worker), strict=True)
+                    by_share[t.worker_id].append((total, len(t)))
+    returns, lengths = zip(
+        *(episode for of_worker in by_share for episode in of_worker), strict=True
+    )
     return EvaluationResult.of(np.array(returns), np.array(lengths))
 
 

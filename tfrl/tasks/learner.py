@@ -88,8 +88,8 @@ class TaskModule(Module):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The loss of `compute_loss`, with the regularisers of layers, and its metrics."""
         state_of_run = self.progress.state
-        found = _called(_compute_loss, self.task, self.forms, self.model, batch, state_of_run)
-        loss, metrics = _checked_loss(self.task, found)
+        result = _called(_compute_loss, self.task, self.forms, self.model, batch, state_of_run)
+        loss, metrics = _checked_loss(self.task, result)
         loss = tf.add_n([loss, *getattr(self.model, "losses", ())])
         return loss, {f"{_TASKS}{name}": x for name, x in metrics.items()}
 
@@ -159,24 +159,24 @@ class TaskLearner(Learner):
             results = self.update(batch, key=key, timesteps=timesteps, shuffle=False)
         finally:
             self._progress.state = None
-        found = results[self._module_id]
-        row = {"loss": found["loss"], "finite": tf.equal(found["skipped_steps"], 0.0)}
+        metrics = results[self._module_id]
+        row = {"loss": metrics["loss"], "finite": tf.equal(metrics["skipped_steps"], 0.0)}
         if updates_itself(self.module):
             taken = ("loss", "skipped_steps", "gradient_steps")
-            own = {n: x for n, x in found.items() if n not in taken and "nonfinite/" not in n}
+            own = {n: x for n, x in metrics.items() if n not in taken and "nonfinite/" not in n}
             return {**own, **row}
-        own = {n.removeprefix(_TASKS): x for n, x in found.items() if n.startswith(_TASKS)}
-        return {**own, **row, "gradient_norm": found["grad_norm"]}
+        own = {n.removeprefix(_TASKS): x for n, x in metrics.items() if n.startswith(_TASKS)}
+        return {**own, **row, "gradient_norm": metrics["grad_norm"]}
 
     def saved_variables(self) -> dict[str, tf.Variable]:
         """Returns what a checkpoint holds of the model and the optimizer, by path."""
         names = {v.ref(): name for name, v in self.module.variables().items()}
-        found = {f"model/{name}": v for name, v in self.module.variables().items()}
+        saved = {f"model/{name}": v for name, v in self.module.variables().items()}
         for _, _, entry in self.optimizer_entries():
-            found.update({f"optimizer/{n}": v for n, v in entry.own_variables().items()})
+            saved.update({f"optimizer/{n}": v for n, v in entry.own_variables().items()})
             for slot in entry.slots().values():
-                found[f"optimizer/{slot.name}/{names[slot.param.ref()]}"] = slot.variable
-        return found
+                saved[f"optimizer/{slot.name}/{names[slot.param.ref()]}"] = slot.variable
+        return saved
 
     # What is other than in a Learner.
 
@@ -198,8 +198,8 @@ class TaskLearner(Learner):
     ) -> ParamDict:
         """Refuses a loss that no variable of the model has a gradient of."""
         loss = loss_per_module[ALL_MODULES]
-        found = gradient_tape.gradient(loss, list(params.values()))
-        if all(g is None for g in found):
+        gradients = gradient_tape.gradient(loss, list(params.values()))
+        if all(g is None for g in gradients):
             raise UserError(
                 f"compute_loss of {self._module_id}",
                 expected="a loss that depends on the model's trainable variables",
@@ -208,7 +208,7 @@ class TaskLearner(Learner):
             )
         return {
             ref: tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
-            for (ref, v), g in zip(params.items(), found, strict=True)
+            for (ref, v), g in zip(params.items(), gradients, strict=True)
         }
 
 

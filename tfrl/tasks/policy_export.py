@@ -19,11 +19,11 @@ _LOG = logging.getLogger(__name__)
 
 def _greedy(task: RLTask, model: Any, action_spec: Any, states: Any) -> list[Any]:
     """The leaves of `get_actions(model, states, optimal=True)`, of the spec's dtypes."""
-    found = task.get_actions(model, states, True)
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
-        found = found[0]
-    tf.nest.assert_same_structure(action_spec, found)
-    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(action_spec), strict=True)
+    actions = task.get_actions(model, states, True)
+    if isinstance(actions, tuple) and len(actions) == 2 and isinstance(actions[1], dict):
+        actions = actions[0]
+    tf.nest.assert_same_structure(action_spec, actions)
+    pairs = zip(tf.nest.flatten(actions), tf.nest.flatten(action_spec), strict=True)
     return [tf.cast(x, spec.dtype) for x, spec in pairs]
 
 

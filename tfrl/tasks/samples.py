@@ -97,13 +97,13 @@ class SampledTrajectory(Samples):
 
 def signature(samples: Samples) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Returns `{path: (shape of one sample's leaf, dtype)}`."""
-    found = {}
+    leaves = {}
     for name in (*TIMED, "extras", "last_obs"):
         axes = int(name != "last_obs")
         for path, (shape, dtype) in lookback_buffer.signature(getattr(samples, name)).items():
             leaf = name if path == "." else f"{name}/{path}"
-            found[leaf] = shape[axes:], dtype
-    return found
+            leaves[leaf] = shape[axes:], dtype
+    return leaves
 
 
 class Track:
@@ -226,12 +226,12 @@ def batched_actions(
 def _checked(value: Nest, name: str, count: int) -> Nest:
     thing = f"{name} of get_actions"
     value = lookback_buffer.as_arrays(value, thing)
-    found = lookback_buffer.num_items(value, thing)
-    if found != count:
+    rows = lookback_buffer.num_items(value, thing)
+    if rows != count:
         raise UserError(
             thing,
             expected=f"arrays [{count}, ...], a row for each of the states",
-            got=f"[{found}, ...]",
+            got=f"[{rows}, ...]",
             remedy="Return one action for each state, in their order.",
         )
     return value

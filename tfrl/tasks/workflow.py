@@ -215,15 +215,15 @@ class TaskWorkflow(Workflow):
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
         """Returns `state` with every value replaced; workers begin where the others stopped."""
-        given = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
-        given.setdefault("evaluations", tf.constant(0, tf.int64))
+        progress = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
+        progress.setdefault("evaluations", tf.constant(0, tf.int64))
         program_of(state).load(values, state.env_state.shape[0])
-        state.metrics.learner["learner_steps"].assign(given["learner_steps"])
-        key, iterations = seeding.key(int(given["seed"])), int(given["iterations"])
+        state.metrics.learner["learner_steps"].assign(progress["learner_steps"])
+        key, iterations = seeding.key(int(progress["seed"])), int(progress["iterations"])
         # What models draw by themselves is not repeated from the start of the run.
-        keras.seed_all(episode_seed(int(given["seed"]) % 2**31, 0, iterations))
-        counters = {name: given[name] for name in (*_COUNTERS, "evaluations")}
-        state.env_state.assign(given["next_episodes"])
+        keras.seed_all(episode_seed(int(progress["seed"]) % 2**31, 0, iterations))
+        counters = {name: progress[name] for name in (*_COUNTERS, "evaluations")}
+        state.env_state.assign(progress["next_episodes"])
         return state.replace(key=key, metrics=state.metrics.replace(**counters))
 
     # What the binaries ask.

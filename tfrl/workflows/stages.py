@@ -173,7 +173,7 @@ class Stages:
     ):
         """Takes what is known; `bind` is that of `CompiledStage`."""
         self.phase, self.modes, self.seconds, self._bind = phase, modes, seconds, bind
-        self._made: dict[str, CompiledStage] = {}
+        self._compiled: dict[str, CompiledStage] = {}
         self._others: dict[str, Any] = {}
 
     def stage(
@@ -186,11 +186,11 @@ class Stages:
           fn: See `CompiledStage`.
           xla: Likewise.
         """
-        if name not in self._made:
-            compiled = self._made[name] = CompiledStage(name, fn, xla, self._bind)
+        if name not in self._compiled:
+            compiled = self._compiled[name] = CompiledStage(name, fn, xla, self._bind)
             compiled.mode = self.modes.get(name.partition("/")[0])
             compiled.seconds = self.seconds.setdefault(name, {})
-        return self._made[name]
+        return self._compiled[name]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Returns what `make` returned in the first call of a name."""
@@ -201,7 +201,7 @@ class Stages:
     def set_mode(self, name: str, mode: str) -> None:
         """Sets the mode of a stage and of its variants."""
         self.modes[name] = mode
-        for own, stage in self._made.items():
+        for own, stage in self._compiled.items():
             if own.partition("/")[0] == name:
                 stage.mode = mode
 

@@ -76,13 +76,13 @@ class EnvPoolBackend(Backend):
         with _quietly():
             observation = _space(spec.gymnasium_observation_space)
             action = _space(spec.gymnasium_action_space)
-        seen = host_spaces.space_spec(self.name, "observation", observation)
+        obs_spec = host_spaces.space_spec(self.name, "observation", observation)
         self.action_spec = host_spaces.space_spec(self.name, "action", action)
         if isinstance(self.action_spec, specs.DiscreteSpec):
             self._first = self.action_spec.start
             self._last = self._first + self.action_spec.num_values - 1
-        self.obs_spec = tf.nest.map_structure(_picture_spec, seen)
-        self._pictures = _pictures(seen)
+        self.obs_spec = tf.nest.map_structure(_picture_spec, obs_spec)
+        self._pictures = _pictures(obs_spec)
         thing = f"observation of {self.name}"
         self._copy_obs = host_spaces.copier(self.obs_spec, thing, self.num_envs)
         self._copy_action = host_spaces.copier(
@@ -164,7 +164,7 @@ class EnvPoolBackend(Backend):
         return self._copy_obs(self._pictures(obs))
 
     def _info(self, infos: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        found = {}
+        columns = {}
         for name in self.info_spec:
             value = infos.get(name)
             if not isinstance(value, np.ndarray) or value.shape != (self.num_envs,):
@@ -174,8 +174,8 @@ class EnvPoolBackend(Backend):
                     expected=f"names of numbers in info ({', '.join(sorted(numbers))})",
                     got=repr(name),
                 )
-            found[name] = value.astype(np.float32)
-        return found
+            columns[name] = value.astype(np.float32)
+        return columns
 
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None

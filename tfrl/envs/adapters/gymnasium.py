@@ -51,9 +51,9 @@ class GymnasiumBackend(Backend):
         """
         self.name, self.num_envs = source.name, num_envs
         self._source = source
-        made = make_vector(source, num_envs)
-        self._vector, self._native, self._mode = made.vector, made.native, made.mode
-        self.stepped = made.stepped
+        vector = make_vector(source, num_envs)
+        self._vector, self._native, self._mode = vector.vector, vector.native, vector.mode
+        self.stepped = vector.stepped
         self.clips_actions = any(
             getattr(w, "__name__", "") == "ClipAction" for w in source.wrappers
         )
@@ -143,12 +143,12 @@ class GymnasiumBackend(Backend):
         """Steps, or waits for the processes."""
         self._pending = False
         if isinstance(self._vector, ProcessVectorEnv):
-            given = self._called("step()", self._vector.step_wait)
+            stepped = self._called("step()", self._vector.step_wait)
         else:
-            given = self._called("step()", self._vector.step, self._action)
-        if not isinstance(given, tuple) or len(given) != len(STEP):
-            check_layout(f"step() of {self.name}", given, STEP)
-        obs, reward, termination, truncation, infos = given
+            stepped = self._called("step()", self._vector.step, self._action)
+        if not isinstance(stepped, tuple) or len(stepped) != len(STEP):
+            check_layout(f"step() of {self.name}", stepped, STEP)
+        obs, reward, termination, truncation, infos = stepped
         size = self.num_envs
         reward = host_spaces.numbers(f"rewards of {self.name}", reward, size)
         termination = host_spaces.flags(f"terminations of {self.name}", termination, size)
@@ -185,11 +185,11 @@ class GymnasiumBackend(Backend):
 
     def _obs(self, obs: Any, infos: Mapping[str, Any], over: np.ndarray | None = None) -> Nest:
         """Copies observations, with their masks; rows that are `over` need not have one."""
-        seen = self._copy_obs(self._picture(obs))
+        copied = self._copy_obs(self._picture(obs))
         if self._masks is None:
-            return seen
-        given = infos.get(MASK)
-        there = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, given is not None)))
+            return copied
+        mask = infos.get(MASK)
+        there = np.asarray(infos.get(f"_{MASK}", np.full(self.num_envs, mask is not None)))
         missing = ~there
         if over is not None:
             missing &= ~over
@@ -199,14 +199,14 @@ class GymnasiumBackend(Backend):
                 expected=f"{MASK!r} of every environment, as after the first reset",
                 got=f"none of environment {', '.join(map(str, np.flatnonzero(missing)))}",
             )
-        return join_mask(seen, self._mask_rows(given, there))
+        return join_mask(copied, self._mask_rows(mask, there))
 
-    def _mask_rows(self, given: Any, there: np.ndarray) -> Nest:
+    def _mask_rows(self, mask: Any, there: np.ndarray) -> Nest:
         """Masks `[B, ...]`; all True in the rows that have none."""
         full = tf.nest.map_structure(lambda m: np.stack([m] * self.num_envs), self._full)
         if not there.any():
             return self._masks(full)  # type: ignore[misc]
-        masks = self._masks(given)  # type: ignore[misc]
+        masks = self._masks(mask)  # type: ignore[misc]
         return masks if there.all() else where(there, masks, self._masks(full))  # type: ignore[misc]
 
     def _final(self, obs: Any, infos: Mapping[str, Any], ended: np.ndarray) -> Nest:
@@ -218,13 +218,13 @@ class GymnasiumBackend(Backend):
                 got=f"the items {sorted(k for k in infos if not k.startswith('_'))}",
                 remedy="Let the vector environment give it, or take autoreset='NEXT_STEP'.",
             )
-        found = infos["final_obs"]
+        final_obs = infos["final_obs"]
         final = self._copy_obs(self._picture(obs))
-        if isinstance(found, np.ndarray) and found.dtype == object:
+        if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
             for i in np.flatnonzero(ended):  # one observation a row
-                host_spaces.set_row(final, i, found[i])
+                host_spaces.set_row(final, i, final_obs[i])
         else:  # a batch
-            final = where(ended, self._copy_obs(self._picture(found)), final)
+            final = where(ended, self._copy_obs(self._picture(final_obs)), final)
         if self._masks is None:
             return final
         last = infos.get("final_info", {})

@@ -118,9 +118,9 @@ class ProcessVectorEnv(AsyncVectorEnv):
     def _process(self, index: int, factory: Callable[[], gymnasium.Env]) -> tuple[Any, Any]:
         """Starts the process of one environment; returns the pipe to it, and itself."""
         own, its = self._context.Pipe()
-        given = (CloudpickleWrapper(factory), its, own, self._memory, self.error_queue)
+        arguments = (CloudpickleWrapper(factory), its, own, self._memory, self.error_queue)
         process = self._context.Process(
-            target=work, args=(index, *given, self.autoreset_mode), daemon=True
+            target=work, args=(index, *arguments, self.autoreset_mode), daemon=True
         )
         with clear_mpi_env_vars():
             process.start()
@@ -348,9 +348,9 @@ class _Reports:
     def put(self, report: tuple[int, type[BaseException], Any, str]) -> None:
         index, _, value, _ = report
         thing = f"worker {index} of {self._name}"
-        told = env_error(value, thing, "Make one environment in this process to debug it.")
-        words = (told.thing, told.expected, str(told.got), told.remedy)
-        self._queue.put((index, RuntimeError, words, getattr(told, "user_traceback", "")))
+        message = env_error(value, thing, "Make one environment in this process to debug it.")
+        words = (message.thing, message.expected, str(message.got), message.remedy)
+        self._queue.put((index, RuntimeError, words, getattr(message, "user_traceback", "")))
 
 
 def _end_with_parent() -> None:

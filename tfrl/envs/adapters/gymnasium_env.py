@@ -437,32 +437,34 @@ class Member(gymnasium.Wrapper):
         """Returns what to raise for an exception of the environment."""
         task = self._name.partition(":")[2]
         begin = f"reset(seed={self._seed})" if self._seed is not None else "reset()"
-        told = f"Repeat it: gymnasium.make({task!r}) with the same arguments and wrappers, {begin}"
+        message = (
+            f"Repeat it: gymnasium.make({task!r}) with the same arguments and wrappers, {begin}"
+        )
         if self._episode > 1 or action is not None:
-            told += f", then the same actions; this was step {self._step} of episode "
-            told += f"{self._episode} from that seed"
+            message += f", then the same actions; this was step {self._step} of episode "
+            message += f"{self._episode} from that seed"
         if action is not None:
             shown = action.item() if isinstance(action, np.generic) else action
             text = " ".join(repr(shown).split())
-            told += f", its action {text if len(text) <= 80 else text[:77] + '...'}"
-        return env_error(error, f"{call} of {self._name}, {self._place()}", f"{told}.")
+            message += f", its action {text if len(text) <= 80 else text[:77] + '...'}"
+        return env_error(error, f"{call} of {self._name}, {self._place()}", f"{message}.")
 
     def _told(self, info: Mapping[str, Any], ended: bool) -> dict[str, Any]:
-        told = dict(info) if self._whole_info else {}
+        kept_info = dict(info) if self._whole_info else {}
         for name in self._fields:
             if name in info:
-                told[name] = self._number(name, info[name])
+                kept_info[name] = self._number(name, info[name])
         if MASK in info:
-            told[MASK] = stacked_mask(self._name, self.action_space, info[MASK])
+            kept_info[MASK] = stacked_mask(self._name, self.action_space, info[MASK])
         elif self._masked and ended:  # where nothing will be done, many give none
-            told[MASK] = full_mask(self.action_space)
+            kept_info[MASK] = full_mask(self.action_space)
         elif self._masked:
             raise UserError(
                 f"info of {self._name}",
                 expected=f"{MASK!r} after every reset and step, as after the first reset",
                 got=f"the items {sorted(info)}",
             )
-        return told
+        return kept_info
 
     def _number(self, name: str, value: Any) -> float:
         array = np.asarray(value)

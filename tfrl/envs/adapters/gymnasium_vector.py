@@ -121,13 +121,13 @@ def _names(spec: EnvSpec) -> set[str]:
     """The arguments of a task, also those that its class hands on to those below it."""
     make: Any = load(spec.entry_point)
     kinds: Any = make.__mro__ if isinstance(make, type) else (make,)
-    found: set[str] = set(spec.kwargs)
+    names: set[str] = set(spec.kwargs)
     for kind in kinds:
         if kind is object or isinstance(kind, type) and "__init__" not in vars(kind):
             continue
         parameters = inspect.signature(kind).parameters.values()
-        found |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-    return found - {"render_mode", "args"}
+        names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    return names - {"render_mode", "args"}
 
 
 def explained(
@@ -145,15 +145,15 @@ def explained(
             got=str(error),
             remedy="Install them with -c constraints.txt, so that TensorFlow's pins hold.",
         )
-    found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
-    if found is not None and found[1] in kwargs:
+    match = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+    if match is not None and match[1] in kwargs:
         own = _names(spec) if spec is not None and spec.entry_point is not None else set()
-        if own - {found[1]}:
-            return unknown_argument(name, found[1], own, GENERAL)
+        if own - {match[1]}:
+            return unknown_argument(name, match[1], own, GENERAL)
         return UserError(
             f"make_env({name!r})",
             expected="arguments of the task",
-            got=found[1],
+            got=match[1],
             remedy="Leave it out, or see the task's page for its arguments.",
         )
     return error
@@ -237,26 +237,26 @@ def make_vector(source: VectorSource, num_envs: int) -> Made:
     Raises:
       UserError: If `vectorization="native"` cannot be had, or an outer wrapper does not fit.
     """
-    made: Made | None = None
+    vector: Made | None = None
     why = ""
     try:
         if source.vectorization in ("auto", "native"):
-            found = _native(source, num_envs)
-            made = found if isinstance(found, Made) else None
-            if made is None:
-                _not_native(source, num_envs, str(found))
-                why = f": {found}" if num_envs > 1 else ""
-        if made is None:
-            made = _of_singles(source, num_envs)
-            made.stepped += why
+            native = _native(source, num_envs)
+            vector = native if isinstance(native, Made) else None
+            if vector is None:
+                _not_native(source, num_envs, str(native))
+                why = f": {native}" if num_envs > 1 else ""
+        if vector is None:
+            vector = _of_singles(source, num_envs)
+            vector.stepped += why
     except UserError:
         raise
     except Exception as error:
         better = explained(source.name, error, source.kwargs, source.spec)
         raise env_error(better, f"making {source.name}", _DEBUG) from error
     for wrapper in source.outer_wrappers:
-        made.vector = _wrapped(source, wrapper, made)
-    return made
+        vector.vector = _wrapped(source, wrapper, vector)
+    return vector
 
 
 def declared_mode(vector: VectorEnv) -> AutoresetMode | None:
@@ -387,16 +387,16 @@ def _of_singles(source: VectorSource, num_envs: int) -> Made:
     return Made(vector, mode, native=False, stepped=stepped)
 
 
-def _wrapped(source: VectorSource, wrapper: OuterWrapper, made: Made) -> VectorEnv:
+def _wrapped(source: VectorSource, wrapper: OuterWrapper, vector: Made) -> VectorEnv:
     """Puts an outer wrapper on; whatever goes wrong, the environments are closed."""
     try:
-        wrapped = wrapper(made.vector)
+        wrapped = wrapper(vector.vector)
     except BaseException as error:
-        made.vector.close()
+        vector.vector.close()
         # Gymnasium's own refuse the mode, before 1.4 without a word.
         named = isinstance(error, ValueError) and "autoreset_mode" in str(error)
         refused = isinstance(error, AssertionError) or named
-        if not refused or made.mode is not AutoresetMode.SAME_STEP:
+        if not refused or vector.mode is not AutoresetMode.SAME_STEP:
             raise
         raise UserError(
             f"outer_wrappers of {source.name}",
@@ -407,7 +407,7 @@ def _wrapped(source: VectorSource, wrapper: OuterWrapper, made: Made) -> VectorE
         ) from error
     if isinstance(wrapped, VectorEnv):
         return wrapped
-    made.vector.close()
+    vector.vector.close()
     raise UserError(
         f"outer_wrappers of {source.name}",
         expected="functions gymnasium.vector.VectorEnv -> gymnasium.vector.VectorEnv",

@@ -58,9 +58,9 @@ def _unsupported(space: Any, path: str) -> tuple[str, Any] | None:
     ):
         return path, space
     for key, part in items:
-        found = _unsupported(part, f"{path}/{key}" if path else str(key))
-        if found is not None:
-            return found
+        unsupported = _unsupported(part, f"{path}/{key}" if path else str(key))
+        if unsupported is not None:
+            return unsupported
     return None
 
 
@@ -127,11 +127,11 @@ def _batch(thing: str, values: Any, num_envs: int, kinds: str, what: str) -> np.
         if (array.dtype == object and array.shape == (num_envs,))
         else []
     )
-    found = f", {array[strange[0]]!r} of environment {strange[0]}" if strange else ""
+    example = f", {array[strange[0]]!r} of environment {strange[0]}" if strange else ""
     raise UserError(
         thing,
         expected=f"{what} [{num_envs}], one for every environment",
-        got=f"{array.dtype.name} {list(array.shape)}{found}",
+        got=f"{array.dtype.name} {list(array.shape)}{example}",
     )
 
 
@@ -178,14 +178,14 @@ def mask_spec(name: str, action_spec: Nest) -> Nest:
     return tf.nest.map_structure(one, action_spec)
 
 
-def positional(spec: Nest, given: Any) -> Any:
+def positional(spec: Nest, arguments: Any) -> Any:
     """Gives the items of Tuple spaces, which `info` can hold only by name, their places back."""
     if isinstance(spec, Mapping):
-        return {k: positional(s, given[k]) for k, s in spec.items()}
+        return {k: positional(s, arguments[k]) for k, s in spec.items()}
     if isinstance(spec, tuple):
-        by_name = isinstance(given, Mapping)
-        return tuple(positional(s, given[str(i) if by_name else i]) for i, s in enumerate(spec))
-    return given
+        by_name = isinstance(arguments, Mapping)
+        return tuple(positional(s, arguments[str(i) if by_name else i]) for i, s in enumerate(spec))
+    return arguments
 
 
 def check_dtypes(thing: str, spec: Nest, batch: Any) -> None:

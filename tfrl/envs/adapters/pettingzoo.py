@@ -115,37 +115,37 @@ class ParallelCopies:
 
     def _step_row(self, i: int, actions: dict[str, list[np.ndarray]], record: Nest) -> None:
         live = self._live[i]
-        given = {a: self._action(a, i, actions[a]) for a in self.agent_ids if a in live}
-        obs, rewards, terminations, truncations = self._stepped(i, given)
-        for a in given:
+        row = {a: self._action(a, i, actions[a]) for a in self.agent_ids if a in live}
+        obs, rewards, terminations, truncations = self._stepped(i, row)
+        for a in row:
             flags = record["agents"][a]
             flags["active"][i] = True
             flags["termination"][i] = terminations.get(a, False)
             flags["truncation"][i] = truncations.get(a, False)
             record["reward"][a][i] = rewards.get(a, 0.0)
         self._see(i, {a: o for a, o in obs.items() if a in live})
-        ended = {a for a in given if terminations.get(a, False) or truncations.get(a, False)}
+        ended = {a for a in row if terminations.get(a, False) or truncations.get(a, False)}
         self._live[i] = set(self._envs[i].agents) - ended
         if not self._live[i]:
             ends = record["ends"]
-            ends["truncation"][i] = any(truncations.get(a, False) for a in given)
-            ends["termination"][i] = not all(truncations.get(a, False) for a in given)
+            ends["truncation"][i] = any(truncations.get(a, False) for a in row)
+            ends["termination"][i] = not all(truncations.get(a, False) for a in row)
 
-    def _stepped(self, i: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _stepped(self, i: int, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """Steps a copy; returns observations, and rewards and ends of the right types."""
         self._steps[i] += 1
         place = f"environment {i}, step {self._steps[i]}"
         try:
             with self._running:
-                obs, rewards, terminations, truncations, _ = self._envs[i].step(given)
+                obs, rewards, terminations, truncations, _ = self._envs[i].step(row)
         except UserError:
             raise
         except Exception as error:
             remedy = f"Repeat it: reset(seed={self._seeds[i]}), then the same actions; the last "
-            remedy += f"were {given}."
+            remedy += f"were {row}."
             raise env_error(error, f"step() of {self.name}, {place}", remedy) from error
         paid = {}
-        for a in given:
+        for a in row:
             whose = f"{self.name}, {place}, agent {a}"
             paid[a] = number(f"reward of {whose}", rewards.get(a, 0.0))
             if not np.isfinite(paid[a]):
@@ -179,9 +179,9 @@ class ParallelCopies:
 
     def _see(self, i: int, obs: Mapping[str, Nest]) -> None:
         """Keeps what the agents of a copy see; one that sees nothing keeps what it saw."""
-        for a, seen in obs.items():
+        for a, value in obs.items():
             stored = tf.nest.flatten(self._obs[a])
-            for array, x in zip(stored, tf.nest.flatten(seen), strict=True):
+            for array, x in zip(stored, tf.nest.flatten(value), strict=True):
                 array[i] = x
                 if array.dtype.kind == "f" and not np.isfinite(array[i]).all():
                     raise UserError(
@@ -194,12 +194,12 @@ class ParallelCopies:
     def _check(self, tokens: np.ndarray) -> None:
         # A row that is over may stay at the state of its end while others go on.
         live = np.array([bool(agents) for agents in self._live])
-        behind = np.where(live, tokens != self._tokens, tokens < self._over_at).nonzero()[0]
-        if behind.size:
+        stale = np.where(live, tokens != self._tokens, tokens < self._over_at).nonzero()[0]
+        if stale.size:
             raise UserError(
                 self.name,
                 expected="a step from the state that it returned last",
-                got=f"an older state, or one of another process, in rows {behind.tolist()}",
+                got=f"an older state, or one of another process, in rows {stale.tolist()}",
                 remedy="A host environment cannot be rewound to a snapshot or a checkpoint; go on "
                 "from a new reset.",
             )
@@ -294,13 +294,13 @@ class PettingZoo(MultiAgentEnv):
 
         def on_the_host(*arrays: np.ndarray) -> list[np.ndarray]:
             try:
-                found = tf.nest.flatten(fn(*arrays))
+                outputs = tf.nest.flatten(fn(*arrays))
             except UserError as error:
                 HostErrors.last = error
                 raise
             return [
                 np.ascontiguousarray(x, s.dtype.as_numpy_dtype)
-                for x, s in zip(found, leaves, strict=True)
+                for x, s in zip(outputs, leaves, strict=True)
             ]
 
         # Stateful: such calls run once each, in the order in which they were traced.

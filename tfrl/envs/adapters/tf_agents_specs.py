@@ -172,10 +172,10 @@ def _items(nest: Nest) -> Mapping[str, Nest]:
 def _part(nest: Nest, path: Sequence[str]) -> tuple[Nest, Nest]:
     """Takes out what is at a path; a level where one item is left becomes that item."""
     items = dict(_items(nest))
-    found = items.pop(path[0])
+    part = items.pop(path[0])
     if len(path) > 1:
-        rest, found = _part(found, path[1:])
+        rest, part = _part(part, path[1:])
         items[path[0]] = rest
     if len(items) == 1:
-        return next(iter(items.values())), found
-    return items if isinstance(nest, Mapping) else tuple(items.values()), found
+        return next(iter(items.values())), part
+    return items if isinstance(nest, Mapping) else tuple(items.values()), part

@@ -100,8 +100,8 @@ class DeepSea(Env):
         # A step after the end, below the square, reads the last cell: it does not count.
         cell = tf.minimum(row * self.size + column, self.size * self.size - 1)
         right = tf.equal(tf.cast(action, tf.int32), tf.gather(self.action_mapping.ravel(), cell))
-        found = tf.cast(right & tf.equal(column, last), tf.float32)
-        reward = found - (self.unscaled_move_cost / self.size) * tf.cast(right, tf.float32)
+        treasure = tf.cast(right & tf.equal(column, last), tf.float32)
+        reward = treasure - (self.unscaled_move_cost / self.size) * tf.cast(right, tf.float32)
         move = 2 * tf.cast(right, tf.int32) - 1
         new: dict[str, Any] = {"row": row + 1}
         if not self.deterministic:
@@ -142,8 +142,8 @@ class DeepSea(Env):
 
 
 def _check_seed(seed: Any) -> None:
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if seed is None or whole and 0 <= seed < 2**32:
+    is_int = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if seed is None or is_int and 0 <= seed < 2**32:
         return
     raise UserError(
         "DeepSea.mapping_seed",

@@ -89,8 +89,8 @@ class FourRooms(Env):
     def __post_init__(self) -> None:
         """Checks the probability and the cells."""
         checks.probability("FourRooms.success_prob", self.success_prob)
-        given = {n: p for n, p in (("start", self.start), ("goal", self.goal)) if p is not None}
-        numbers = [_number(name, place) for name, place in given.items()]
+        places = {n: p for n, p in (("start", self.start), ("goal", self.goal)) if p is not None}
+        numbers = [_number(name, place) for name, place in places.items()]
         if len(numbers) == 2 and numbers[0] == numbers[1]:
             raise UserError(
                 "FourRooms.start",
@@ -183,13 +183,13 @@ class FourRooms(Env):
 
 def _number(name: str, place: Any) -> int:
     """The number of the open cell (row, column)."""
-    whole = isinstance(place, tuple | list) and len(place) == 2
-    whole = whole and all(isinstance(i, int | np.integer) and 0 <= i < SIZE for i in place)
-    if not whole or WALLS[tuple(place)]:
+    is_place = isinstance(place, tuple | list) and len(place) == 2
+    is_place = is_place and all(isinstance(i, int | np.integer) and 0 <= i < SIZE for i in place)
+    if not is_place or WALLS[tuple(place)]:
         raise UserError(
             f"FourRooms.{name}",
             expected="(row, column) of an open cell, counted from the top left, or None to draw it",
-            got=f"{place!r}, a wall" if whole else repr(place),
+            got=f"{place!r}, a wall" if is_place else repr(place),
             remedy="The hallways are (3, 6), (6, 2), (7, 9) and (10, 6).",
         )
     return int(_NUMBER[tuple(place)])

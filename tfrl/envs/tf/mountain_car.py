@@ -142,15 +142,15 @@ class MountainCarContinuous(MountainCar):
 
     def step(self, state: EnvState, action: tf.Tensor) -> EnvState:
         """Drives for one step; `action` is float32 [B, 1]."""
-        given = action[:, 0]  # [B]
-        push = POWER * tf.clip_by_value(given, -MAX_FORCE, MAX_FORCE)
+        force = action[:, 0]  # [B]
+        push = POWER * tf.clip_by_value(force, -MAX_FORCE, MAX_FORCE)
         position, velocity = roll(state.env_state, push)
         goal = tf.logical_and(position >= CONTINUOUS_GOAL_POSITION, velocity >= self.goal_velocity)
         physics = tf.stack([position, velocity], axis=-1)  # [B, 2]
         return EnvState(
             env_state=physics,
             obs=physics,
-            reward=GOAL_REWARD * tf.cast(goal, tf.float32) - ACTION_COST * (given * given),
+            reward=GOAL_REWARD * tf.cast(goal, tf.float32) - ACTION_COST * (force * force),
             termination=goal,
             truncation=tf.zeros([self.num_envs], tf.bool),
             info={},

@@ -167,8 +167,8 @@ class Relay(MultiAgentEnv):
     def _observe(self, side: tf.Tensor, cell: tf.Tensor) -> dict[str, tf.Tensor]:
         place = tf.cast(cell, tf.float32) / self.half_length  # [B, K]
         signal = tf.concat([tf.cast(side, tf.float32)[:, tf.newaxis], place[:, :-1]], axis=-1)
-        seen = tf.unstack(tf.stack([place, signal], axis=-1), axis=1)
-        return dict(zip(self.agent_ids, seen, strict=True))
+        obs = tf.unstack(tf.stack([place, signal], axis=-1), axis=1)
+        return dict(zip(self.agent_ids, obs, strict=True))
 
     def _state(self, side: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
         parts = [

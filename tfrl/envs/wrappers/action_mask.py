@@ -40,8 +40,8 @@ class ActionMask(Wrapper):
     def __post_init__(self) -> None:
         """Looks for the mask, and checks that its name is free."""
         require_bare(self, "Above it the last observation of an episode would have no mask.")
-        found = _masks(info_spec(self.env).get(MASK))
-        if found is None:
+        masks = _masks(info_spec(self.env).get(MASK))
+        if masks is None:
             raise UserError(
                 "ActionMask",
                 expected=f"an environment that gives info[{MASK!r}]",
@@ -76,7 +76,7 @@ class ActionMask(Wrapper):
                 if s.dtype != tf.bool
                 else tf.TensorSpec(s.shape[1:], s.dtype)
             ),
-            found,
+            masks,
         )
 
         make_distribution(self.env.action_spec).check_mask(self.mask_spec)

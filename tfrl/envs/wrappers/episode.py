@@ -174,17 +174,17 @@ def _restart(
     """Puts `fresh` into the rows that ended; what the row tells about its step stays."""
     ended = _ended(new)
     inner, obs = where_rows(ended, (fresh.env_state, fresh.obs), (new.env_state, new.obs))
-    told = _with_info(new, totals, final_obs=new.obs, autoreset=_false(env.num_envs))
+    state = _with_info(new, totals, final_obs=new.obs, autoreset=_false(env.num_envs))
     mask = split_mask(obs)[1]
-    if MASK in told.info and mask is not None:  # it says what may be done at `obs`
-        told = told.replace(info={**told.info, MASK: mask})
+    if MASK in state.info and mask is not None:  # it says what may be done at `obs`
+        state = state.replace(info={**state.info, MASK: mask})
     carried = EpisodeState(
         inner=inner,
         episode_return=_zero_where(ended, totals.episode_return),
         episode_length=_zero_where(ended, totals.episode_length),
         **kept,
     )
-    return told.replace(env_state=carried, obs=obs)
+    return state.replace(env_state=carried, obs=obs)
 
 
 def _same_step(env: Episode, state: EpisodeState, action: Nest) -> EnvState:

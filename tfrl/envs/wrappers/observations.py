@@ -76,13 +76,13 @@ class ObservationFlatten(ObservationWrapper):
     @property
     def obs_spec(self) -> Nest:
         """The spec of the vector."""
-        seen, mask = split_mask(self.env.obs_spec)
-        return join_mask(flat_spec(seen), mask)
+        rest, mask = split_mask(self.env.obs_spec)
+        return join_mask(flat_spec(rest), mask)
 
     def observe(self, obs: Nest) -> Nest:
         """Flattens a batch of observations."""
-        seen, mask = split_mask(obs)
-        return join_mask(flat(split_mask(self.env.obs_spec)[0], seen), mask)
+        rest, mask = split_mask(obs)
+        return join_mask(flat(split_mask(self.env.obs_spec)[0], rest), mask)
 
 
 def flat_spec(spec: Nest) -> specs.BoundedTensorSpec:
@@ -241,21 +241,21 @@ class AgentId(ObservationWrapper):
     def obs_spec(self) -> dict[str, Nest]:
         """One vector an agent."""
         ids = require_agents("AgentId", self.env)
-        found = {}
+        specs = {}
         for name in ids:
-            seen, mask = split_mask(self.env.obs_spec[name])
-            found[name] = join_mask(with_id(seen, len(ids)), mask)
-        return found
+            rest, mask = split_mask(self.env.obs_spec[name])
+            specs[name] = join_mask(with_id(rest, len(ids)), mask)
+        return specs
 
     def observe(self, obs: Nest) -> dict[str, Nest]:
         """Appends the ids."""
         ids = require_agents("AgentId", self.env)
-        found = {}
+        by_agent = {}
         for i, name in enumerate(ids):
             spec, _ = split_mask(self.env.obs_spec[name])
-            seen, mask = split_mask(obs[name])
-            found[name] = join_mask(append_id(float_vector(spec, seen), i, len(ids)), mask)
-        return found
+            rest, mask = split_mask(obs[name])
+            by_agent[name] = join_mask(append_id(float_vector(spec, rest), i, len(ids)), mask)
+        return by_agent
 
 
 def require_agents(wrapper: str, env: Nest) -> tuple[str, ...]:
@@ -316,11 +316,11 @@ class CentralState(Wrapper):
     def obs_spec(self) -> dict[str, Any]:
         """Two items an agent."""
         ids, spec = self._ids(), self._state_spec()
-        found = {}
+        specs = {}
         for name in ids:
-            seen, mask = split_mask(self.env.obs_spec[name])
-            found[name] = join_mask({"own": seen, "state": with_id(spec, len(ids))}, mask)
-        return found
+            rest, mask = split_mask(self.env.obs_spec[name])
+            specs[name] = join_mask({"own": rest, "state": with_id(spec, len(ids))}, mask)
+        return specs
 
     def reset(self, key: tf.Tensor) -> EnvState:
         """Starts an episode in every environment."""
@@ -346,12 +346,12 @@ class CentralState(Wrapper):
     def _mapped(self, state: EnvState) -> EnvState:
         ids, spec = self._ids(), self._state_spec()
         if self._task_state_spec() is None:
-            whole = [split_mask(state.obs[name])[0] for name in ids]
+            central = [split_mask(state.obs[name])[0] for name in ids]
         else:
-            whole = state.info["state"]
-        vector = float_vector(spec, whole)  # [B, S]
+            central = state.info["state"]
+        vector = float_vector(spec, central)  # [B, S]
         obs = {}
         for i, name in enumerate(ids):
-            seen, mask = split_mask(state.obs[name])
-            obs[name] = join_mask({"own": seen, "state": append_id(vector, i, len(ids))}, mask)
+            rest, mask = split_mask(state.obs[name])
+            obs[name] = join_mask({"own": rest, "state": append_id(vector, i, len(ids))}, mask)
         return state.replace(obs=obs)

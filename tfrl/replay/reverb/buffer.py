@@ -349,10 +349,10 @@ class ReverbBuffer(ReplayBuffer):
             nothing to sample).
         """
         config = self.replay.table(table)
-        made = make_dataset(self.replay, self.address, config, batch_size, beta, **options)
+        dataset = make_dataset(self.replay, self.address, config, batch_size, beta, **options)
         if config.kind in ONCE:
-            self._duplicates.add_dataset(made)
-        return made
+            self._duplicates.add_dataset(dataset)
+        return dataset
 
     def distributed_dataset(
         self,
@@ -377,14 +377,14 @@ class ReverbBuffer(ReplayBuffer):
         if batch_size % strategy.num_replicas_in_sync:
             wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
             _refuse("batch_size", wanted, batch_size, "Give such a number.")
-        made = strategy.distribute_datasets_from_function(
+        dataset = strategy.distribute_datasets_from_function(
             lambda context: self.dataset(
                 context.get_per_replica_batch_size(batch_size), beta, table, **options
             ).apply(_endless)  # or each element would be asked for in all processes
         )
         if self.replay.table(table).kind in ONCE:
-            self._duplicates.add_dataset(made)
-        return made
+            self._duplicates.add_dataset(dataset)
+        return dataset
 
     def batches(self, dataset: Any) -> Iterator[Any]:
         """Iterates over a dataset of this buffer, distributed or not.

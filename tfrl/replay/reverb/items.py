@@ -262,11 +262,11 @@ class SequenceItems:
 
     def stepped(self, stream: "Stream") -> None:
         """Makes the sequence that is complete by the newest step."""
-        behind = stream.length - self.length
+        start = stream.length - self.length
         if self.whole:
-            if behind > 0:
+            if start > 0:
                 _refuse_long(self.tables[0], self.length)
-        elif behind >= 0 and behind % self.period == 0:
+        elif start >= 0 and start % self.period == 0:
             self._make(stream, self.length, stream.rows)
 
     def ended(self, stream: "Stream", cut: bool) -> None:
@@ -290,8 +290,8 @@ class SequenceItems:
         if self.whole:
             return [0]
         overlap = self.length - self.period
-        behind = max(length - self.length + 1, 0)
-        first = -(-behind // self.period) * self.period
+        start = max(length - self.length + 1, 0)
+        first = -(-start // self.period) * self.period
         return [s for s in range(first, length, self.period) if s == 0 or length - s > overlap]
 
     def _make(self, stream: "Stream", k: int, flagged: list[list[Any]]) -> None:

@@ -151,8 +151,8 @@ class Stream(Outlet):
             flags = VALID | TERMINATED * terminated | TRUNCATED * truncated
             row += [reward, np.uint8(flags)]
         for one in self._transitions:
-            whole = self.length >= one.n
-            row += one.values(self.rewards[-one.n :], terminated) if whole else (None, None)
+            is_full = self.length >= one.n
+            row += one.values(self.rewards[-one.n :], terminated) if is_full else (None, None)
         self.rows.append(self._writer.Append(row))
         for one in self._transitions:
             one.stepped(self)

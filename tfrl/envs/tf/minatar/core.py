@@ -51,8 +51,8 @@ def draw(board: np.ndarray) -> np.ndarray:
     """
     number = board.shape[-1]
     colors = np.concatenate([np.zeros([1, 3], np.uint8), cubehelix(number)])  # 0 is empty
-    seen = (board * np.arange(1, number + 1)).max(axis=-1)
-    return colors[seen].repeat(SQUARE, axis=0).repeat(SQUARE, axis=1)
+    channels = (board * np.arange(1, number + 1)).max(axis=-1)
+    return colors[channels].repeat(SQUARE, axis=0).repeat(SQUARE, axis=1)
 
 
 SIZE = 10  # cells of a side of the board

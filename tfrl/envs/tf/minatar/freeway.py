@@ -113,9 +113,9 @@ class Freeway(MinAtar):
 
     def observe(self, game: FreewayGame) -> tf.Tensor:
         """Chicken, cars, and behind each car a mark in the channel of its speed."""
-        behind = bit(tf.math.floormod(game.columns - tf.sign(game.speeds), SIZE))  # [B, 8]
+        trail = bit(tf.math.floormod(game.columns - tf.sign(game.speeds), SIZE))  # [B, 8]
         kinds = tf.equal(tf.abs(game.speeds)[..., tf.newaxis], np.arange(1, 6, dtype=np.int32))
-        marks = tf.where(kinds, behind[..., tf.newaxis], 0)  # [B, 8, 5]
+        marks = tf.where(kinds, trail[..., tf.newaxis], 0)  # [B, 8, 5]
         road = tf.concat([bit(game.columns)[..., tf.newaxis], marks], axis=-1)
         here = tf.fill(tf.shape(game.y), 2**COLUMN)
         chicken = in_rows(game.y[:, tf.newaxis], here[:, tf.newaxis])
