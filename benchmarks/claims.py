@@ -52,6 +52,15 @@ class Claim:
         return self.holds(figure) if self.one_seed is None else figure >= self.one_seed
 
 
+def _gymnax_rules(max_episode_steps: int) -> tuple[str, ...]:
+    """Of MinAtar's games in gymnax: no sticky actions, and its greatest length of an episode."""
+    return (
+        "make_env.env_kwargs = {'minimal_actions': True, 'sticky_action_prob': 0.0}",
+        f"make_env.max_episode_steps = {max_episode_steps}",
+        f"eval/make_env.max_episode_steps = {max_episode_steps}",
+    )
+
+
 CLAIMS = (
     Claim("ppo/tf_cartpole.gin", 475),
     Claim("ppo/tf_pendulum.gin", -200),
@@ -94,13 +103,26 @@ CLAIMS = (
         "ppo/tf_breakout_minatar.gin",
         43,
         variant="gymnax's rules",
-        bindings=(
-            "make_env.env_kwargs = {'minimal_actions': True, 'sticky_action_prob': 0.0}",
-            "make_env.max_episode_steps = 1000",
-            "eval/make_env.max_episode_steps = 1000",
-        ),
+        bindings=_gymnax_rules(1000),
         note="no sticky actions and at most 1000 steps, as in gymnax; for the target see below",
         one_seed=20,  # of five seeds the lowest ended at 29, the highest at 89
+    ),
+    *(
+        Claim(
+            f"ppo/tf_{game}_minatar.gin",
+            target,
+            variant="gymnax's rules",
+            bindings=_gymnax_rules(max_episode_steps),
+            note="rules as for Breakout; the target is gymnax's figure, where it has one",
+            seeds=3,
+            tested=False,
+        )
+        for game, target, max_episode_steps in (
+            ("asterix", 15, 1000),
+            ("freeway", 58, 2500),
+            ("space_invaders", 131, 1000),
+            ("seaquest", None, 1000),
+        )
     ),
     Claim("ppo/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("ppo/gymnasium_acrobot.gin", -90, seeds=3),
