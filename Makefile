@@ -25,7 +25,7 @@ CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py te
   ops/test_modes.py agents/test_modes.py envs/test_modes.py replay/test_in_graph.py \
   $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
   $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py) \
-  $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py) \
+  $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py run_folder.py) \
   $(addprefix workflows/test_,on_policy.py off_policy_runs.py stages.py) \
   evaluation/test_video_summary.py launch/test_train.py)
 # Extras that the tests of both need.
