@@ -25,11 +25,11 @@ CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py te
   ops/test_modes.py agents/test_modes.py envs/test_modes.py replay/test_in_graph.py \
   $(addprefix envs/adapters/test_,envpool.py gymnasium_async.py gymnasium_options.py) \
   $(addprefix learners/test_,modes.py in_place.py keras_module.py optimizers.py replicas.py) \
-  $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py) \
+  $(addprefix experiment/test_,recorders.py export_formats.py export_functions.py run_folder.py) \
   $(addprefix workflows/test_,on_policy.py off_policy_runs.py stages.py) \
   evaluation/test_video_summary.py launch/test_train.py)
 # Extras that the tests of both need.
-EXTRAS := dev,export,plots,video,multiagent,mujoco,atari,envpool
+EXTRAS := dev,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc
 PIP := -m pip install --quiet --disable-pip-version-check --no-input
 
 .PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax lint docs bench \
@@ -60,7 +60,7 @@ $(INSTALLED): setup.py constraints.txt
 	if ! PYTHON= .venv/bin/python -c \
 	    'import sys, pip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; \
 	  then "$$python" -m venv --clear .venv; fi
-	@$(PY) $(PIP) -c constraints.txt -e '.[reverb,tf-agents,docs,serve,grpc,tune,$(EXTRAS)]'
+	@$(PY) $(PIP) -c constraints.txt -e '.[reverb,tf-agents,docs,tune,$(EXTRAS)]'
 # Without their dependencies: mpe2 would bring pygame-ce, which installs over tf-agents' pygame; the
 # tests play MinAtar's games, which need NumPy alone, and none of its training scripts.
 	@$(PY) $(PIP) --no-deps mpe2==1.1.1 MinAtar==1.0.15

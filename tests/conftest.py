@@ -35,16 +35,20 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
-# Tests of what the current TensorFlow has not: the extra that brings it, and folders and files.
+# Tests of what an environment may not have: the extra that brings it, and folders and files.
+_OF_2_15 = " on Python 3.10 or 3.11"
 _NEEDS = {
     "reverb": (
-        "reverb",
+        f"'tfrl[reverb]'{_OF_2_15}",
         "launch/test_reverb_server.py",
         "replay/reverb",
         "roles",
         "workflows/test_off_policy_reverb.py",
     ),
-    "tf_agents": ("tf-agents", "compat"),
+    "tf_agents": (f"'tfrl[tf-agents]'{_OF_2_15}", "compat"),
+    "tensorflow_serving": ("'tfrl[grpc]'", "serving/test_server.py"),
+    "uvicorn": ("'tfrl[serve]'", "serving"),
+    "mkdocs": ("'tfrl[docs]'",),
 }
 
 
@@ -52,7 +56,7 @@ def _missing(module):
     """Says how to install a package, where it is missing."""
     if importlib.util.find_spec(module) is not None:
         return None
-    return f"needs {module}: pip install 'tfrl[{_NEEDS[module][0]}]' on Python 3.10 or 3.11"
+    return f"needs {module}: pip install {_NEEDS[module][0]}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -81,6 +81,7 @@ def hooks():
         sys.path.remove(str(DOCS))
 
 
+@pytest.mark.needs("mkdocs")
 def test_what_a_page_loads_from_elsewhere_is_found():
     loads = hooks().loads_from_elsewhere
     inside = '<link rel="stylesheet" href="../a.css"><img src="b.png"><script src="c.js"></script>'
@@ -96,6 +97,7 @@ def test_what_a_page_loads_from_elsewhere_is_found():
         assert loads(page) == [found], page
 
 
+@pytest.mark.needs("tf_agents", "reverb")
 def test_the_api_pages_are_those_of_the_code():
     for name, text in api_pages.pages().items():
         assert (api_pages.FOLDER / name).read_text() == text, f"python -m tests.api_pages: {name}"

@@ -76,6 +76,21 @@ def test_agents_of_tf_agents(monkeypatch):
     )
 
 
+def test_tf_agents_needs_keras_2(tmp_path, monkeypatch):
+    (tmp_path / "tf_agents.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tf_agents", raising=False)
+    monkeypatch.setattr(tf.keras, "__version__", "3.15.1", raising=False)
+    with pytest.raises(UserError) as error:
+        extras.require_tf_agents("tfrl.compat.tf_agents")
+    assert str(error.value) == (
+        "tfrl.compat.tf_agents: expected Keras 2 as tf.keras, for which TF-Agents is written, got "
+        "Keras 3.15.1. Set TF_USE_LEGACY_KERAS=1 before the program imports TensorFlow."
+    )
+    monkeypatch.setattr(tf.keras, "__version__", "2.15.0")
+    assert extras.require_tf_agents("tfrl.compat.tf_agents") is sys.modules.pop("tf_agents")
+
+
 def test_error_inside_an_installed_module_stays(tmp_path, monkeypatch):
     (tmp_path / "broken_extra.py").write_text("import no_such_dependency_of_it\n")
     monkeypatch.syspath_prepend(str(tmp_path))

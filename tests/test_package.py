@@ -352,9 +352,26 @@ def test_the_users_log_level_stays(tmp_path, level):
     assert result.stdout.split() == [level, "alsa", str(level != "0")], result.stderr
 
 
+_MISSING = """
+import tensorflow as tf
+from tfrl.replay import ReverbReplay
+
+spec = tf.TensorSpec([])
+print(tf.__version__)
+try:
+    ReverbReplay(obs_spec=spec, action_spec=spec, capacity=3, num_envs=1).make_tables()
+except Exception as error:
+    print(error)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("python", ["3.10", "3.11"])
-def test_a_fresh_environment_trains(wheel, tmp_path, python):
+@pytest.mark.parametrize(
+    ("python", "extras"),
+    [(f"3.{minor}", "") for minor in range(10, 14)]
+    + [(f"3.{minor}", "[reverb,tf-agents]") for minor in (10, 11)],
+)
+def test_a_fresh_environment_trains(wheel, tmp_path, python, extras):
     """`pip install` of the wheel with its dependencies from the index, then a training."""
     pyenv = sorted(pathlib.Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
     candidates = [*pyenv, shutil.which(f"python{python}")]
@@ -364,9 +381,16 @@ def test_a_fresh_environment_trains(wheel, tmp_path, python):
     interpreter = works[-1]
     home = tmp_path / "env"
     assert _run([interpreter, "-m", "venv", home], tmp_path).returncode == 0
-    install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
-    done = _run(install, tmp_path)
+    pip = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = _run([*pip, f"{wheel}{extras}"], tmp_path)
     assert done.returncode == 0, done.stderr
+    done = _run([home / "bin" / "python", "-c", _MISSING], tmp_path)
+    version, *message = done.stdout.splitlines()
+    if extras:
+        assert version.startswith("2.15.") and not message
+    else:
+        assert tuple(map(int, version.split(".")[:2])) >= (2, 18)
+        assert "pip install 'tfrl[reverb]'" in message[0] and "InGraphReplay" in message[0]
     done = _run(
         [
             home / "bin" / "tfrl-train",

@@ -221,6 +221,7 @@ def test_commands_have_flags_and_files_that_exist():
                 assert shipped.is_file() or f"# {file}\n" in PAGES[page], file
 
 
+@pytest.mark.needs("reverb")
 def test_the_dry_run_starts_nothing(tmp_path):
     words = next(w for _, w in commands() if "--dry_run" in w)
     done = launch_runs.run("launch", *words[1:], cwd=tmp_path)

@@ -1,6 +1,7 @@
 """Optional dependencies: imported when asked for, answered with the install command otherwise."""
 
 import importlib
+import importlib.util
 import types
 
 from tfrl.errors import UserError
@@ -62,7 +63,21 @@ def require_tf_agents(thing: str) -> types.ModuleType:
       thing: What asks for it, for the message.
 
     Raises:
-      UserError: It is not installed.
+      UserError: It is not installed, or finds another Keras than the one that it is written for.
     """
+    if importlib.util.find_spec("tf_agents"):
+        _check_keras_2(thing)
     instead = "tfrl's own agents, networks and environments, which need none of it"
     return require("tf_agents", _AGENTS, thing, _OF_2_15, instead)
+
+
+def _check_keras_2(thing: str) -> None:
+    # tf.keras of TensorFlow 2.15 does not say.
+    version = getattr(importlib.import_module("tensorflow").keras, "__version__", "2.15")
+    if not version.startswith("2."):
+        raise UserError(
+            thing,
+            expected="Keras 2 as tf.keras, for which TF-Agents is written",
+            got=f"Keras {version}",
+            remedy="Set TF_USE_LEGACY_KERAS=1 before the program imports TensorFlow.",
+        )

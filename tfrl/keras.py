@@ -1,9 +1,10 @@
 """All that the library knows of Keras: the only module that imports it.
 
 `api` is Keras 2: `tf.keras` of TensorFlow 2.15, and the package `tf_keras` from 2.16 on, where
-`tf.keras` is Keras 3. The functions below hide what depends on the Keras in use: types, losses,
-seeds and the variables of optimizers. Models, losses and optimizers of a program's own may be of
-Keras 3 too (`keras3.py`). `StatelessModel` is a model as a pure function of its variables' values.
+`tf.keras` is Keras 3; `PACKAGE` is the package's name. The functions below hide what depends on the
+Keras in use: types, losses, seeds and the variables of optimizers. Models, losses and optimizers of
+a program's own may be of Keras 3 too (`keras3.py`). `StatelessModel` is a model as a pure function
+of its variables' values.
 
 `StatelessModel.call` replaces the methods by which the variables of a model that nothing else uses
 are read and assigned (`tf_private.TracedValue`): the traced operations depend on tensors alone.
@@ -30,14 +31,15 @@ from tfrl.tf_private import TracedValue
 if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16):
     from tensorflow import keras as api
 
-    _PACKAGE = "keras"
+    PACKAGE = "keras"
 else:
     # Imported by itself: TF_USE_LEGACY_KERAS=1, which makes it tf.keras, is for the program to set.
     import tf_keras as api
 
-    _PACKAGE = "tf_keras"
+    PACKAGE = "tf_keras"
 
 __all__ = [
+    "PACKAGE",
     "StatelessModel",
     "allow_raise",
     "api",
@@ -87,7 +89,7 @@ def is_layer(value: Any) -> bool:
 
 def folder() -> str:
     """Returns the folder of Keras' sources."""
-    package = importlib.import_module(_PACKAGE)
+    package = importlib.import_module(PACKAGE)
     return str(pathlib.Path(package.__file__ or "").parent)
 
 
@@ -129,7 +131,7 @@ def seed_all(seed: int) -> None:
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Makes Keras' initialisers draw from a seed, and restores the global states that they use."""
-    backend = importlib.import_module(f"{_PACKAGE}.src.backend")
+    backend = importlib.import_module(f"{PACKAGE}.src.backend")
     python, numpy = random.getstate(), np.random.get_state()
     generator = getattr(backend._SEED_GENERATOR, "generator", None)
     random.seed(seed)
@@ -210,7 +212,7 @@ def converted(optimizer: Any) -> Any:
             f"{name} of Keras 3",
             expected="an optimizer that Keras 2 has too",
             got=f"a {type(optimizer).__module__}.{name}",
-            remedy=f"Use one of tfrl.learning.optimizers or of {_PACKAGE}.optimizers.",
+            remedy=f"Use one of tfrl.learning.optimizers or of {PACKAGE}.optimizers.",
         )
     return kind.from_config(keras3.optimizer_config(optimizer))
 

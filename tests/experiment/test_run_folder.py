@@ -12,6 +12,7 @@ import tfrl
 from tfrl.errors import UserError
 from tfrl.experiment import metadata
 from tfrl.experiment.run_folder import RunFolder
+from tfrl.keras import api as keras
 
 
 class TestLayout:
@@ -228,6 +229,10 @@ class TestMetadata:
         assert found["TF_ENABLE_ONEDNN_OPTS"] == "1"
         assert found["versions"]["tfrl"] == tfrl.__version__
         assert found["versions"]["tensorflow"] == tf.__version__
+        # On TensorFlow 2.15 Keras 2 is the package keras.
+        on_2_15 = tf.__version__.startswith("2.15.")
+        assert found["versions"]["keras"].startswith("2.15." if on_2_15 else "3.")
+        assert found["versions"].get("tf_keras") == (None if on_2_15 else keras.__version__)
         assert found["intra_op_threads"] >= 1 and found["device"]
         folder = RunFolder(tmp_path)
         folder.write_metadata(found)

@@ -16,7 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfrl
-from tfrl import seeding
+from tfrl import seeding, specs
+from tfrl.agents import PPO
+from tfrl.experiment import export
+from tfrl.experiment.export_functions import PolicyFunctions, policy_functions
+from tfrl.experiment.export_verify import AgentOracle
 from tfrl.keras import api as keras
 from tfrl.learners import KerasModule, Learner, ModuleConfig
 
@@ -51,6 +55,20 @@ COMMON = {
     "make_env.num_envs": 4,
     "eval/make_env.num_envs": 1,
 }
+# Policies that are exported, by the same parameters on each stack.
+POLICIES = {
+    "discrete": PPO(
+        obs_spec=tf.TensorSpec([3]), action_spec=specs.DiscreteSpec(4), normalize_obs=True
+    ),
+    "lstm": PPO(
+        obs_spec=tf.TensorSpec([3]),
+        action_spec=specs.BoundedTensorSpec([2], tf.float32, [-2.0, 0.0], [2.0, 1.0]),
+        memory="lstm",
+        memory_size=8,
+        squash=True,
+    ),
+}
+WRITERS = {"tflite": export.write_tflite, "onnx": export.write_onnx}
 
 
 def stack() -> str:
@@ -84,6 +102,22 @@ def predictions(policy: "tfrl.Policy") -> list:
     return np.asarray(policy.predict(OBS, deterministic=True)[0]).tolist()
 
 
+def policy(name: str) -> tuple[PolicyFunctions, AgentOracle]:
+    """Returns what is exported, and the library's own answers."""
+    agent = POLICIES[name]
+    state = agent.init(seeding.key(2))
+    return policy_functions(agent, state), AgentOracle(agent, state)
+
+
+def write_exports(folder: pathlib.Path) -> None:
+    """Writes each policy in the forms of `WRITERS`."""
+    for form, write in WRITERS.items():
+        for name in POLICIES:
+            target = folder / "exports" / form / name
+            target.mkdir(parents=True)
+            write(policy(name)[0], target)
+
+
 def main() -> None:
     folder = DATA / stack()
     shutil.rmtree(folder, ignore_errors=True)
@@ -94,6 +128,7 @@ def main() -> None:
             tfrl.train(root_dir=root, **COMMON, **settings)
             expected[name] = predictions(tfrl.load(root))
             shutil.copytree(root, folder / name)
+    write_exports(folder)
     made = learner()
     for _ in range(3):
         update(made)

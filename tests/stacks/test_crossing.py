@@ -11,8 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tfrl
+from tests.experiment.export_in_process import in_process
 from tests.stacks import make
 from tfrl import seeding
+from tfrl.experiment.export_verify import verify
 
 FOLDERS = sorted(make.DATA.iterdir())
 each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
@@ -40,6 +42,18 @@ def test_policies_of_runs_act_alike(folder, name):
 def test_saved_models_act_alike(folder, name):
     policy = tfrl.load(folder / name / "policy")
     assert make.predictions(policy) == expected(folder)[name]
+
+
+@each
+@pytest.mark.parametrize("name", list(make.POLICIES))
+@pytest.mark.parametrize("form", list(make.WRITERS))
+def test_exports_answer_as_the_library_does(folder, form, name, monkeypatch):
+    if form == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+    in_process(monkeypatch)
+    told = verify(form, folder / "exports" / form / name, *make.policy(name), count=100)
+    assert told["observations"] == 100 and told["outputs"]
+    assert (told["max_error"] or 0.0) <= 1e-5 and told["equal"] in (None, 1.0)
 
 
 @each

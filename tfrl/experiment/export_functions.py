@@ -186,7 +186,7 @@ class _Values:
 
     def __init__(self, agent_state: Any):
         leaves = struct.paths(agent_state)
-        self._arrays = {path: np.array(leaf) for path, leaf in leaves.items()}
+        self._arrays = {path: np.asarray(leaf).copy() for path, leaf in leaves.items()}
         # Structure only: the tensors themselves must not be captured.
         self._structure = tf.nest.map_structure(
             lambda leaf: None if leaf is None else 0, agent_state

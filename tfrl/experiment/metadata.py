@@ -15,14 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 import tfrl
-from tfrl import struct
+from tfrl import keras, struct
 from tfrl.storage import files
 
 _DISTRIBUTIONS = {
     "tensorflow": "tensorflow",
     "tensorflow_probability": "tensorflow-probability",
     "numpy": "numpy",
+    # The Keras of tf.keras, and Keras 2: one package on TensorFlow 2.15, two after it.
     "keras": "keras",
+    keras.PACKAGE: keras.PACKAGE,
     "gymnasium": "gymnasium",
 }
 
