@@ -19,7 +19,7 @@ def installed(monkeypatch, tensorflow="2.15.1", **found):
     monkeypatch.setattr(versions.tf, "__version__", tensorflow)
 
 
-OLD, NEW = "jax beside TensorFlow 2.15.1: expected jax==0.4.23, ", "expected jax~=0.11.2, "
+OLD, NEW = "jax beside TensorFlow 2.15.1: expected jax==0.4.23, ", "expected jax~=0.9.2, "
 REMEDY = " Install both with: pip install 'tfrl[jax]'"
 
 
@@ -40,8 +40,8 @@ REMEDY = " Install both with: pip install 'tfrl[jax]'"
         ),
         (
             "2.21.0",
-            {"jax": "0.12.0", "jaxlib": "0.12.0"},
-            f"jax beside TensorFlow 2.21.0: {NEW}got 0.12.0.{REMEDY}",
+            {"jax": "0.10.0", "jaxlib": "0.10.0"},
+            f"jax beside TensorFlow 2.21.0: {NEW}got 0.10.0.{REMEDY}",
         ),
         (
             "2.18.0",
@@ -61,8 +61,8 @@ def test_another_version(monkeypatch, tensorflow, found, message):
     "tensorflow, jax, jaxlib",
     [
         ("2.15.1", "0.4.23", "0.4.23+cuda12.cudnn89"),
-        ("2.21.0", "0.11.2", "0.11.2"),
-        ("2.21.1", "0.11.3", "0.11.3"),
+        ("2.21.0", "0.9.2", "0.9.2"),
+        ("2.21.1", "0.9.3", "0.9.3"),
     ],
 )
 def test_versions_that_fit(monkeypatch, tensorflow, jax, jaxlib):
@@ -87,7 +87,7 @@ def test_no_jax(monkeypatch):
         ("2.15.1", "gpu", False, "pip install --force-reinstall --no-deps 'jaxlib==0.4.23'"),
         ("2.15.1", "cpu", True, "pip install 'jax[cuda12_pip]==0.4.23' -f https://"),
         ("2.21.0", "gpu", False, "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt"),
-        ("2.21.0", "cpu", True, "pip install 'jax[cuda12]~=0.11.2'; or hide the GPU"),
+        ("2.21.0", "cpu", True, "pip install 'jax[cuda12]~=0.9.2'; or hide the GPU"),
     ],
 )
 def test_other_devices(monkeypatch, tensorflow, jax_platform, tf_has_gpu, command):

@@ -10,7 +10,8 @@ from tfrl import extras
 from tfrl.errors import UserError
 
 # TensorFlow's minor version: the JAX whose programs it runs and whose packages resolve beside it.
-_JAX = {"2.15": "==0.4.23", "2.21": "~=0.11.2"}
+# JAX writes StableHLO for readers that are four weeks older; TensorFlow 2.21 reads 1.13.7.
+_JAX = {"2.15": "==0.4.23", "2.21": "~=0.9.2"}
 _CUDA = "https://storage.googleapis.com/jax-releases/jax_cuda_releases.html"
 
 
