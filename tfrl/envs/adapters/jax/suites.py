@@ -134,7 +134,10 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
         return drawing.render()
 
     def scene(states: list[Any]) -> str:
-        shown = env.sys.replace(dt=float(env.dt))
+        if hasattr(env.sys, "dt"):
+            shown = env.sys.replace(dt=float(env.dt))
+        else:  # from Brax 0.10.5 on
+            shown = env.sys.tree_replace({"opt.timestep": float(env.dt)})
         html = versions.load("brax.io.html")
         return html.render(shown, [x.pipeline_state for x in states], colab=False)
 
