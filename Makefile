@@ -32,7 +32,8 @@ CURRENT ?= $(addprefix tests/,test_tf_private.py test_keras.py test_keras3.py te
 EXTRAS := dev,export,plots,video,multiagent,mujoco,atari,envpool,serve,grpc
 PIP := -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax lint docs bench \
+.PHONY: help venv venv-current train train-current test test-current tests-current test-newest test-slow test-jax \
+  test-jax-current lint docs bench \
   bench-peers bench-stacks
 
 help:
@@ -43,7 +44,8 @@ help:
 	@echo "                the tests are those of what depends on its version"
 	@echo "make test-newest  these with the newest TensorFlow, allowed or not; says what broke"
 	@echo "make test-slow  the slow tests, file by file; goes on where it was interrupted"
-	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments"
+	@echo "make test-jax   installs the extra jax and runs the tests of JAX environments;"
+	@echo "                make test-jax-current with the current TensorFlow"
 	@echo "make lint       ruff, mypy, import-linter, bandit, and the documentation site"
 	@echo "make docs       builds the documentation site into build/site"
 	@echo "make bench      PPO throughput with 4, 64 and 1024 environments"
@@ -107,6 +109,12 @@ test-slow: $(INSTALLED)
 test-jax: $(INSTALLED)
 	@$(PY) $(PIP) -c constraints.txt -e '.[reverb,tf-agents,jax]'
 	MUJOCO_GL=$${MUJOCO_GL:-egl} $(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
+	  tests/envs/adapters/jax $(ARGS)
+	$(PY) -m pytest tests/launch/test_settings.py -k "brax or gymnax"
+
+test-jax-current: $(INSTALLED_CURRENT)
+	@$(PY_CURRENT) $(PIP) -c constraints-current.txt -e '.[jax]'
+	$(PY_CURRENT) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations=15 \
 	  tests/envs/adapters/jax $(ARGS)
 
 docs: $(INSTALLED)

@@ -44,6 +44,7 @@ INSTALL_REQUIRES = [
 
 # What goes with TensorFlow 2.15.
 _BELOW = "python_version < '3.12'"
+_FROM = "python_version >= '3.12'"
 STACK_2_15 = [
     f"{line}; {_BELOW}"
     for line in (
@@ -95,9 +96,11 @@ EXTRAS = {
     # Not mpe2 itself: it brings pygame-ce, which installs over tf-agents' pygame. Its environments
     # run with that pygame too: `pip install --no-deps mpe2` adds them; they need scipy.
     "multiagent": ["pettingzoo>=1.24,<1.26", "scipy>=1.11"],
-    # JAX environments, with TensorFlow 2.15. jaxlib 0.4.23 is the last that shares ml-dtypes with
-    # it, and what is built on it is held to what runs on it; mujoco-mjx needs its own mujoco, and
-    # jax 0.4.23 a scipy before 1.13.
+    # JAX environments. On Python 3.10 and 3.11 with TensorFlow 2.15: jaxlib 0.4.23 is the last that
+    # shares ml-dtypes with it, and what is built on it is held to what runs on it; mujoco-mjx needs
+    # its own mujoco, and jax 0.4.23 a scipy before 1.13. From 3.12 on with the current one: jax 0.9
+    # is the last whose StableHLO TensorFlow 2.21 (1.13.7) reads; gymnax 1.0 needs a Gymnasium
+    # before 1.4.
     "jax": [
         *STACK_2_15,
         *(
@@ -111,6 +114,17 @@ EXTRAS = {
                 "scipy==1.11.4",
                 "gymnax==0.0.9",
                 "jumanji==1.1.0",
+            )
+        ),
+        *(
+            f"{line}; {_FROM}"
+            for line in (
+                "tensorflow~=2.21.0",
+                "jax~=0.9.2",
+                "jaxlib~=0.9.2",
+                "brax~=0.14.2",
+                "gymnax~=1.0.1",
+                "jumanji~=1.1.2",
             )
         ),
     ],

@@ -124,6 +124,22 @@ CLAIMS = (
             ("seaquest", None, 1000),
         )
     ),
+    Claim(
+        "ppo/gymnax_breakout_minatar.gin",
+        28,
+        note="needs the extra `jax`; the target is the return that gymnax gives for its PPO of "
+        "gymnax-blines at 10M steps, https://github.com/RobertTLange/gymnax#readme",
+        one_seed=20,
+        seeds=3,
+        tested=False,
+    ),
+    Claim(
+        "ppo/brax_hopper.gin",
+        None,
+        note="needs the extra `jax`; for the JAX loop beside it see below",
+        seeds=3,
+        tested=False,
+    ),
     Claim("ppo/gymnasium_cartpole.gin", 475, seeds=3),
     Claim("ppo/gymnasium_acrobot.gin", -90, seeds=3),
     Claim("ppo/gymnasium_pendulum.gin", -200, seeds=3),

@@ -127,8 +127,11 @@ def _net(p, x):
 class JaxPPO:
     """Holds the state; `run(n)` does n iterations in one call."""
 
-    def __init__(self, env_id, num_envs, horizon, epochs, minibatches, seed=0):
+    def __init__(
+        self, env_id, num_envs, horizon, epochs, minibatches, seed=0, hidden=64, rate=RATE
+    ):
         """Makes parameters and start states."""
+        self.rate = rate
         self.env = make(env_id, num_envs)
         self.b, self.horizon, self.epochs, self.minibatches = num_envs, horizon, epochs, minibatches
         size, actions, self.discrete = self.env[3], self.env[4], self.env[5]
@@ -136,7 +139,7 @@ class JaxPPO:
         keys = iter(jax.random.split(jax.random.PRNGKey(seed), 8))
 
         def net(out, scale):
-            sizes = [(size, 64, 2**0.5), (64, 64, 2**0.5), (64, out, scale)]
+            sizes = [(size, hidden, 2**0.5), (hidden, hidden, 2**0.5), (hidden, out, scale)]
             layers = [[orthogonal(s)(next(keys), (n, m)), jnp.zeros(m)] for n, m, s in sizes]
             return [x for layer in layers for x in layer]
 
@@ -217,7 +220,7 @@ class JaxPPO:
         t1 = t + 1
         m1 = map_(lambda a, g: 0.9 * a + 0.1 * g, m, grads)
         v1 = map_(lambda a, g: 0.999 * a + 0.001 * g**2, v, grads)
-        rate = RATE * jnp.sqrt(1 - 0.999**t1) / (1 - 0.9**t1)
+        rate = self.rate * jnp.sqrt(1 - 0.999**t1) / (1 - 0.9**t1)
         new = map_(lambda p, a, b: p - rate * a / (jnp.sqrt(b) + 1e-5), params, m1, v1)
         kept = map_(lambda a, b: jnp.where(finite, a, b), (new, m1, v1, t1), carry)
         return kept, jnp.stack([loss, norm, finite, *metrics])

@@ -47,6 +47,27 @@ def test_gymnax_truncates_where_only_its_time_is_over():
     np.testing.assert_array_equal(np.abs(state.obs) <= 0.05, True)
 
 
+def test_a_length_that_belongs_to_the_task_is_a_termination():
+    env = tfrl.make_env("jax/gymnax:BernoulliBandit-misc", 2, max_steps_in_episode=3)
+    assert env.max_episode_steps is None
+    state = env.reset(seeding.key(0))
+    for ended in (False, False, True):
+        state = env.step(state, tf.zeros([2], tf.int32))
+        np.testing.assert_array_equal(state.termination, [ended] * 2)
+    assert not state.truncation.numpy().any()
+
+
+@pytest.mark.slow
+def test_parameters_of_gymnax_follow_the_arguments():
+    env = tfrl.make_env("jax/gymnax:DeepSea-bsuite", 2, size=12)
+    assert env.obs_spec.shape == [12, 12]
+    state = env.reset(seeding.key(0))
+    for _ in range(12):
+        assert not state.termination.numpy().any()
+        state = env.step(state, tf.zeros([2], tf.int32))
+    assert state.termination.numpy().all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "task, limit, action",

@@ -9,45 +9,64 @@ from tfrl.envs.adapters.jax import versions
 from tfrl.errors import UserError
 
 
-def installed(monkeypatch, **found):
+def installed(monkeypatch, tensorflow="2.15.1", **found):
     def version(package):
         if found.get(package) is None:
             raise importlib.metadata.PackageNotFoundError(package)
         return found[package]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(versions.tf, "__version__", "2.15.1")
+    monkeypatch.setattr(versions.tf, "__version__", tensorflow)
+
+
+OLD, NEW = "jax beside TensorFlow 2.15.1: expected jax==0.4.23, ", "expected jax~=0.9.2, "
+REMEDY = " Install both with: pip install 'tfrl[jax]'"
 
 
 @pytest.mark.parametrize(
-    "found, message",
+    "tensorflow, found, message",
     [
+        ("2.15.1", {"jax": "0.4.14", "jaxlib": "0.4.14"}, f"{OLD}got 0.4.14.{REMEDY}"),
+        ("2.15.1", {"jax": "0.6.0", "jaxlib": "0.6.0"}, f"{OLD}got 0.6.0.{REMEDY}"),
         (
-            {"jax": "0.4.14", "jaxlib": "0.4.14"},
-            "jax beside TensorFlow 2.15.1: expected version 0.4.23, got 0.4.14. "
-            "Install it with: pip install 'tfrl[jax]'",
-        ),
-        (
-            {"jax": "0.6.0", "jaxlib": "0.6.0"},
-            "jax beside TensorFlow 2.15.1: expected version 0.4.23, got 0.6.0. "
-            "Install it with: pip install 'tfrl[jax]'",
-        ),
-        (
+            "2.15.1",
             {"jax": "0.4.23"},
-            "jaxlib beside TensorFlow 2.15.1: expected version 0.4.23, got none. "
-            "Install it with: pip install 'tfrl[jax]'",
+            f"jaxlib beside TensorFlow 2.15.1: expected jaxlib==0.4.23, got none.{REMEDY}",
+        ),
+        (
+            "2.21.0",
+            {"jax": "0.4.23", "jaxlib": "0.4.23"},
+            f"jax beside TensorFlow 2.21.0: {NEW}got 0.4.23.{REMEDY}",
+        ),
+        (
+            "2.21.0",
+            {"jax": "0.10.0", "jaxlib": "0.10.0"},
+            f"jax beside TensorFlow 2.21.0: {NEW}got 0.10.0.{REMEDY}",
+        ),
+        (
+            "2.18.0",
+            {"jax": "0.4.35", "jaxlib": "0.4.35"},
+            f"jax beside TensorFlow 2.18.0: expected TensorFlow 2.15 or 2.21, got 0.4.35.{REMEDY}",
         ),
     ],
 )
-def test_another_version(monkeypatch, found, message):
-    installed(monkeypatch, **found)
+def test_another_version(monkeypatch, tensorflow, found, message):
+    installed(monkeypatch, tensorflow, **found)
     with pytest.raises(UserError) as error:
         versions.load("jax")
     assert str(error.value) == message
 
 
-def test_versions_that_fit(monkeypatch):
-    installed(monkeypatch, jax="0.4.23", jaxlib="0.4.23+cuda12.cudnn89")
+@pytest.mark.parametrize(
+    "tensorflow, jax, jaxlib",
+    [
+        ("2.15.1", "0.4.23", "0.4.23+cuda12.cudnn89"),
+        ("2.21.0", "0.9.2", "0.9.2"),
+        ("2.21.1", "0.9.3", "0.9.3"),
+    ],
+)
+def test_versions_that_fit(monkeypatch, tensorflow, jax, jaxlib):
+    installed(monkeypatch, tensorflow, jax=jax, jaxlib=jaxlib)
     versions.check_versions()
 
 
@@ -63,13 +82,16 @@ def test_no_jax(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "jax_platform, tf_has_gpu, command",
+    "tensorflow, jax_platform, tf_has_gpu, command",
     [
-        ("gpu", False, "pip install --force-reinstall --no-deps jaxlib==0.4.23"),
-        ("cpu", True, "pip install 'jax[cuda12_pip]==0.4.23'"),
+        ("2.15.1", "gpu", False, "pip install --force-reinstall --no-deps 'jaxlib==0.4.23'"),
+        ("2.15.1", "cpu", True, "pip install 'jax[cuda12_pip]==0.4.23' -f https://"),
+        ("2.21.0", "gpu", False, "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt"),
+        ("2.21.0", "cpu", True, "pip install 'jax[cuda12]~=0.9.2'; or hide the GPU"),
     ],
 )
-def test_other_devices(jax_platform, tf_has_gpu, command):
+def test_other_devices(monkeypatch, tensorflow, jax_platform, tf_has_gpu, command):
+    monkeypatch.setattr(versions.tf, "__version__", tensorflow)
     with pytest.raises(UserError) as error:
         versions.check_devices(jax_platform, tf_has_gpu)
     assert command in str(error.value)

@@ -341,7 +341,7 @@ def _as_tensorflow(fn: Callable[..., Any], args: Any) -> Any:
     jax2tf = versions.load("jax.experimental.jax2tf")
 
     def lower(**options: Any) -> Any:
-        inside = jax2tf.convert(fn, with_gradient=False, native_serialization=True, **options)
+        inside = jax2tf.convert(fn, with_gradient=False, **options)  # natively, by default
         with tf.init_scope():
             return tf.function(inside, autograph=False).get_concrete_function(
                 *tf.nest.map_structure(_spec, args)

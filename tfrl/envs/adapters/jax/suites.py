@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfrl import specs
+from tfrl import checks, specs
 from tfrl.envs.adapters.jax import versions
 from tfrl.envs.adapters.jax.bridge import JaxEnv, JaxTask, as_nest, fit_spec
 from tfrl.envs.core import Autoreset, Env
@@ -16,7 +16,10 @@ from tfrl.errors import UserError
 from tfrl.traces import logic_key
 from tfrl.types import Nest
 
-_GENERAL = ("num_envs", "autoreset", "max_episode_steps", "wrappers", "outer_wrappers")
+_GENERAL = (
+    *("num_envs", "autoreset", "max_episode_steps", "wrappers", "outer_wrappers"),
+    "info_fields",
+)
 # The tasks that were made: equal ids and arguments give one task, which is converted once.
 _made: dict[Hashable, tuple[JaxTask, int | None]] = {}
 _KEPT = 64
@@ -35,6 +38,7 @@ def _make_suite(
     max_episode_steps: int | None,
     wrappers: Sequence[Callable[[Env], Env]],
     outer_wrappers: Sequence[Callable[[Env], Env]],
+    info_fields: Sequence[str] = (),
     **kwargs: Any,
 ) -> Env:
     """Makes `<suite>:<task>`.
@@ -48,6 +52,7 @@ def _make_suite(
       max_episode_steps: As of `make_env`.
       wrappers: As of `make_env`.
       outer_wrappers: As of `make_env`.
+      info_fields: As of `make_env`: names of Brax's metrics, gymnax's info, jumanji's extras.
       **kwargs: Arguments of the library's own environment.
 
     Raises:
@@ -66,6 +71,7 @@ def _make_suite(
         task_limit=limit,
         wrappers=wrappers,
         outer_wrappers=outer_wrappers,
+        info_fields=checks.strings(f"info_fields of {suite}:{task}", info_fields),
     )
 
 
@@ -128,7 +134,10 @@ def brax_task(env: Any, name: str = "") -> JaxTask:
         return drawing.render()
 
     def scene(states: list[Any]) -> str:
-        shown = env.sys.replace(dt=float(env.dt))
+        if hasattr(env.sys, "dt"):
+            shown = env.sys.replace(dt=float(env.dt))
+        else:  # from Brax 0.10.5 on
+            shown = env.sys.tree_replace({"opt.timestep": float(env.dt)})
         html = versions.load("brax.io.html")
         return html.render(shown, [x.pipeline_state for x in states], colab=False)
 
@@ -169,9 +178,9 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
     gymnax = versions.load("gymnax")
     jax = versions.load("jax")
     _known("jax/gymnax", task, gymnax.registered_envs)
-    params = gymnax.make(task)[1]
-    fields = {n: kwargs.pop(n) for n in list(kwargs) if hasattr(params, n)}
-    env = _construct(env_id, functools.partial(gymnax.make, task), kwargs)[0]
+    of_params = [n for n in kwargs if hasattr(gymnax.make(task)[1], n)]
+    fields = {n: kwargs.pop(n) for n in of_params}
+    env, params = _construct(env_id, functools.partial(gymnax.make, task), kwargs)
     params = params.replace(**fields)
     limit = None
     if not task.endswith(_FIXED_LENGTH):
@@ -187,6 +196,8 @@ def _build_gymnax(env_id: str, task: str, **kwargs: Any) -> tuple[JaxTask, int |
         state, key = state
         key, step_key = jax.random.split(key)
         obs, state, reward, done, info = env.step_env(step_key, state, action, params)
+        if hasattr(env, "is_truncated"):  # from gymnax 1.0 on, `done` is a termination alone
+            done = jax.numpy.logical_or(done, env.is_truncated(state, params))
         return (state, key), obs, reward, done, jax.numpy.zeros((), bool), info
 
     shapes = jax.eval_shape(lambda key: as_nest(reset(key)[1]), jax.random.PRNGKey(0))

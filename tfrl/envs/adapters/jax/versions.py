@@ -4,12 +4,14 @@ import importlib.metadata
 from typing import Any
 
 import tensorflow as tf
+from packaging.specifiers import SpecifierSet
 
 from tfrl import extras
 from tfrl.errors import UserError
 
 # TensorFlow's minor version: the JAX whose programs it runs and whose packages resolve beside it.
-_JAX = {"2.15": "0.4.23"}
+# JAX writes StableHLO for readers that are four weeks older; TensorFlow 2.21 reads 1.13.7.
+_JAX = {"2.15": "==0.4.23", "2.21": "~=0.9.2"}
 _CUDA = "https://storage.googleapis.com/jax-releases/jax_cuda_releases.html"
 
 
@@ -29,15 +31,15 @@ def load(module: str) -> Any:
 
 def check_versions() -> None:
     """Raises a UserError for a JAX or jaxlib that does not fit this TensorFlow."""
-    wanted = _JAX.get(".".join(tf.__version__.split(".")[:2]))
+    wanted = _wanted()
     for package in ("jax", "jaxlib"):
         found = _version(package)
-        if found != wanted:
+        if not wanted or found is None or found not in SpecifierSet(wanted):
             raise UserError(
                 f"{package} beside TensorFlow {tf.__version__}",
-                expected=f"version {wanted or 'of a TensorFlow 2.15'}",
+                expected=f"{package}{wanted}" if wanted else f"TensorFlow {' or '.join(_JAX)}",
                 got=found or "none",
-                remedy="Install it with: pip install 'tfrl[jax]'",
+                remedy="Install both with: pip install 'tfrl[jax]'",
             )
 
 
@@ -50,24 +52,36 @@ def check_devices(jax_platform: str, tf_has_gpu: bool) -> None:
       jax_platform: `jax.default_backend()`: `"cpu"`, `"gpu"` or `"tpu"`.
       tf_has_gpu: Whether TensorFlow sees a GPU.
     """
-    version = next(iter(_JAX.values()))
+    wanted = _wanted()
+    with_plugins = wanted != _JAX["2.15"]  # of CUDA, beside a jaxlib for CPUs
     if jax_platform == "gpu" and not tf_has_gpu:
+        leave = (
+            "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt jax-cuda13-plugin jax-cuda13-pjrt"
+            if with_plugins
+            else f"pip install --force-reinstall --no-deps 'jaxlib{wanted}'"
+        )
         raise UserError(
             "the devices of JAX",
             expected="CPU, as TensorFlow sees no GPU",
             got="a JAX for CUDA that sees one",
-            remedy=f"Set JAX_PLATFORMS=cpu, or: pip install --force-reinstall --no-deps "
-            f"jaxlib=={version}; with a GPU, install TensorFlow's CUDA too: "
-            "pip install 'tensorflow[and-cuda]'",
+            remedy=f"Set JAX_PLATFORMS=cpu, or: {leave}; with a GPU, install TensorFlow's CUDA "
+            "too: pip install 'tensorflow[and-cuda]'",
         )
     if jax_platform == "cpu" and tf_has_gpu:
+        build = "cuda12" if with_plugins else "cuda12_pip"
+        links = "" if with_plugins else f" -f {_CUDA}"
         raise UserError(
             "the devices of JAX",
             expected="a GPU, as TensorFlow sees one",
             got="a JAX for CPUs",
-            remedy=f"Install its CUDA build with: pip install 'jax[cuda12_pip]=={version}' "
-            f"-f {_CUDA}; or hide the GPU with CUDA_VISIBLE_DEVICES=''",
+            remedy=f"Install its CUDA build with: pip install 'jax[{build}]{wanted}'{links}; or "
+            "hide the GPU with CUDA_VISIBLE_DEVICES=''",
         )
+
+
+def _wanted() -> str:
+    """The versions that fit this TensorFlow; empty for one that was not tried."""
+    return _JAX.get(".".join(tf.__version__.split(".")[:2]), "")
 
 
 def _version(package: str) -> str | None:
