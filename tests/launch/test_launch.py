@@ -219,7 +219,8 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
         "Processes: 5 (1 server, 1 learner, 2 collectors, 1 evaluator)",
         "Environments: 16 (8 in each collector)",
         "Parameters: 139 kB, read by each collector",
-        "Table 'replay': up to 51,200 items of 56 bytes, 2.87 MB before compression",
+        # Blocks of 64 transitions.
+        "Table 'replay': up to 800 items of 3.58 kB, 2.87 MB before compression",
     ]
 
 
@@ -354,7 +355,7 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
         "server-1",
         "learner-0",
     ]
-    assert "up to 5,000 items" in out
+    assert "up to 156 items" in out  # blocks of 32, of which a batch of 128 takes one each
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out
