@@ -323,7 +323,7 @@ class RolloutCollector(Collector):
         task_id: int = 0,
         num_tasks: int = 1,
         seed: int = 0,
-        pull_seconds: float = 0.05,
+        pull_seconds: float = 0.2,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
@@ -359,6 +359,8 @@ class RolloutCollector(Collector):
     def next_parameters(self) -> Published:
         """Returns the newest parameters; of a synchronous learner, those of its next request."""
         now: Published | None = self.parameters.newest()
+        if not now.request:  # of a moment ago: they are learner steps older than the newest
+            return self.parameters.refresh()
         while now is None or 0 < now.request <= self._last_request:
             self.end_if_asked()
             now = self.parameters.pull()
