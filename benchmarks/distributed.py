@@ -12,10 +12,11 @@ server whose table has no limiter, beside the same one that does not write, in t
 microseconds of the collector and of the server for a step. `frames`: MB/s of 84 x 84 x 4 frames, by
 wall and by CPU, that a buffer writes, beside Reverb's own client with the same items and chunks.
 `job`: env steps/s, updates/s, and CPU seconds by role for a thousand env steps of whole jobs,
-between two rows of the learner's metrics; 0 collectors are the same gin file in one process. `capacity`: what a
-server carries of collectors of an on-policy gin file whose environments take `--step_seconds` for a
-step, simulated by threads that sleep, write rollouts, read parameters and report as a collector
-does; `predicted_cpus` are the cores on the line through the first two numbers of collectors.
+between two rows of the learner's metrics; 0 collectors are the same gin file in one process.
+`capacity`: what a server carries of collectors of an on-policy gin file whose environments take
+`--step_seconds` for a step, simulated by threads that sleep, write rollouts, read parameters and
+report as a collector does; `predicted_cpus` are the cores on the line through the first two numbers
+of collectors.
 """
 
 import argparse

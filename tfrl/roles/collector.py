@@ -358,9 +358,10 @@ class RolloutCollector(Collector):
 
     def next_parameters(self) -> Published:
         """Returns the newest parameters; of a synchronous learner, those of its next request."""
-        now: Published | None = self.parameters.newest()
-        if not now.request:  # of a moment ago: they are learner steps older than the newest
+        newest = self.parameters.newest()
+        if not newest.request:  # those of a moment ago are learner steps older
             return self.parameters.refresh()
+        now: Published | None = newest
         while now is None or 0 < now.request <= self._last_request:
             self.end_if_asked()
             now = self.parameters.pull()
