@@ -91,6 +91,8 @@ def test_on_policy(synchronous):
     collectors.finish(state)
     job.join()
     assert job.ended == [True, True]
+    collectors._watching.join(timeout=5.0)  # the last evaluation may take long: that is no alarm
+    assert not collectors._watching.is_alive()
     # A batch is 8 steps of the 4 environments that the two collectors share.
     assert [row["env_steps"] for row in rows] == list(range(32, 321, 32))
     assert learner.env_steps(state) == 320

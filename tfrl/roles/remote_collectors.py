@@ -103,7 +103,8 @@ class RemoteCollectors(Collectors):
             self._publish(state.agent_state)
 
     def finish(self, state: State) -> None:
-        """Tells the collectors that the run has ended."""
+        """Tells the collectors that the run has ended; nobody is waited for any more."""
+        self._ending.set()
         self._steps = state.metrics.learner["learner_steps"]
         self._publish(state.agent_state, finished=True)
 
