@@ -2,17 +2,21 @@
 
   python -m benchmarks.distributed --what=parameters
   python -m benchmarks.distributed --what=collector --rounds=5
+  python -m benchmarks.distributed --what=frames --rounds=5
   python -m benchmarks.distributed --what=job --collectors=0,1,2,4 --seconds=20
   python -m benchmarks.distributed --what=capacity --collectors=10,50,200 --seconds=20
 
 A JSON line for each. `parameters`: milliseconds to publish and to read 1M float32 of ten layers
 through a server in another process. `collector`: env steps/s of a collector that writes into a
-server whose table has no limiter, beside the same one that does not write, in turn. `job`: env
-steps/s, updates/s, and CPU seconds by role for a thousand env steps of whole jobs, between two rows
-of the learner's metrics; 0 collectors are the same gin file in one process. `capacity`: what a
-server carries of collectors of an on-policy gin file whose environments take `--step_seconds` for a
-step, simulated by threads that sleep, write rollouts, read parameters and report as a collector
-does; `predicted_cpus` are the cores on the line through the first two numbers of collectors.
+server whose table has no limiter, beside the same one that does not write, in turn, and the CPU
+microseconds of the collector and of the server for a step. `frames`: MB/s of 84 x 84 x 4 frames, by
+wall and by CPU, that a buffer writes, beside Reverb's own client with the same items and chunks.
+`job`: env steps/s, updates/s, and CPU seconds by role for a thousand env steps of whole jobs,
+between two rows of the learner's metrics; 0 collectors are the same gin file in one process.
+`capacity`: what a server carries of collectors of an on-policy gin file whose environments take
+`--step_seconds` for a step, simulated by threads that sleep, write rollouts, read parameters and
+report as a collector does; `predicted_cpus` are the cores on the line through the first two numbers
+of collectors.
 """
 
 import argparse
@@ -134,33 +138,135 @@ def collector_tables(gin_file: str) -> list[Any]:
 
 
 def collector_case(gin_file: str, rounds: int, seconds: float) -> None:
-    """Prints the env steps/s of a collector with and without writing."""
+    """Prints the env steps/s and CPU time of a collector with and without writing."""
     from tfrl.replay.reverb.library import reverb
     from tfrl.roles import parameters, tables
     from tfrl.roles.collector import ReplayCollector
 
     with server("collector_tables", gin_file) as address:
+        (process,) = multiprocessing.active_children()
         workflow = _unlimited(gin_file)
         form = tables.agent_form(workflow)
         client = reverb().Client(address)
         parameters.publish(client, parameters.Published(form, 1, 0, False))
         collector = ReplayCollector(workflow, address)
         write = collector.write
+        cpu: dict[str, list[float]] = {}
 
         def run(writes: bool) -> Callable[[], float]:
             def once() -> float:
                 collector.write = write if writes else lambda *_: None  # type: ignore[method-assign]
                 begin, steps = time.monotonic(), collector.env_steps
+                own, other = time.process_time(), _cpu_seconds(process.pid or 0)
                 collector.run(lambda: time.monotonic() - begin > seconds)
-                return (collector.env_steps - steps) / (time.monotonic() - begin)
+                done = collector.env_steps - steps
+                used = time.process_time() - own, _cpu_seconds(process.pid or 0) - other
+                for role, spent in zip(("", "server_"), used, strict=True):
+                    name = f"{role}cpu_us_{'writes' if writes else 'plays'}"
+                    cpu.setdefault(name, []).append(1e6 * spent / done)
+                return done / (time.monotonic() - begin)
 
             return once
 
         rates = measure.alternate({"writes": run(True), "plays": run(False)}, rounds)
         collector.close()
     found = measure.medians(rates)
+    found |= {name: round(statistics.median(spent), 2) for name, spent in cpu.items()}
     ratio = round(found["writes"] / found["plays"], 3)
-    measure.emit(case="collector", gin_file=gin_file, ratio=ratio, **found)
+    cpu_ratio = round(found["cpu_us_plays"] / found["cpu_us_writes"], 3)
+    measure.emit(case="collector", gin_file=gin_file, ratio=ratio, cpu_ratio=cpu_ratio, **found)
+
+
+# Frames.
+
+_FRAME, _ENVS, _STEPS = (84, 84, 4), 8, 32
+
+
+def _frames_replay() -> Any:
+    import tensorflow as tf
+
+    from tfrl.replay.reverb import ReverbReplay
+
+    spec, action = tf.TensorSpec(_FRAME, tf.uint8), tf.TensorSpec([], tf.int32)
+    return ReverbReplay(obs_spec=spec, action_spec=action, capacity=4_000, num_envs=_ENVS)
+
+
+def frame_tables() -> list[Any]:
+    """The table of frames."""
+    return list(_frames_replay().make_tables())
+
+
+def frames_case(rounds: int) -> None:
+    """Prints the bytes/s of frames that are written by a buffer and by Reverb's client."""
+    import numpy as np
+    from reverb import pybind
+
+    from tfrl.replay.reverb.library import reverb
+    from tfrl.types import Trajectory
+
+    rng, shape = np.random.default_rng(0), (_STEPS, _ENVS)
+    # As of a game: each frame is like the one before but for a part of it.
+    frames = np.repeat(rng.integers(0, 255, [1, _ENVS, *_FRAME], np.uint8), _STEPS + 1, axis=0)
+    frames[:, :, 20:40] = rng.integers(0, 255, [_STEPS + 1, _ENVS, 20, *_FRAME[1:]], np.uint8)
+    played = Trajectory(
+        obs=frames[:-1],
+        action=np.zeros(shape, np.int32),
+        reward=np.zeros(shape, np.float32),
+        next_obs=frames[1:],
+        termination=np.zeros(shape, np.bool_),
+        truncation=np.zeros(shape, np.bool_),
+        valid=np.ones(shape, np.bool_),
+    )
+    cpu: dict[str, list[float]] = {"buffer_cpu": [], "client_cpu": []}
+
+    def timed(name: str, write: Callable[[], None]) -> Callable[[], float]:
+        def once() -> float:
+            begin, own = time.perf_counter(), time.process_time()
+            write()
+            size = frames[1:].nbytes
+            cpu[f"{name}_cpu"].append(size / (time.process_time() - own))
+            return size / (time.perf_counter() - begin)
+
+        return once
+
+    with server("frame_tables") as address:
+        buffer = _frames_replay().replace(address=address).init()
+        client = reverb().Client(address)
+        writers = [client.trajectory_writer(num_keep_alive_refs=2) for _ in range(_ENVS)]
+        for writer in writers:
+            options = pybind.ConstantChunkerOptions(max_chunk_length=2, num_keep_alive_refs=2)
+            writer._writer.ConfigureChunker(0, options)  # "obs", which is appended first
+            writer.append({"obs": frames[0, 0]}, partial_step=False)
+
+        def bare() -> None:
+            small = {"action": np.int32(0), "discount": np.float32(0.99), "reward": np.float32(0)}
+            for t in range(_STEPS):
+                for b, writer in enumerate(writers):
+                    writer.append({"obs": frames[1 + t, b], **small})
+                    made = {name: writer.history[name][-1] for name in small}
+                    made |= {
+                        "obs": writer.history["obs"][-2],
+                        "next_obs": writer.history["obs"][-1],
+                    }
+                    writer.create_item("replay", 1.0, made)
+            for writer in writers:
+                writer.flush()
+
+        def ours() -> None:
+            buffer.add(played)
+            buffer.flush()
+
+        cases = {"buffer": timed("buffer", ours), "client": timed("client", bare)}
+        rates = measure.alternate(cases, rounds)
+        buffer.close()
+        for writer in writers:
+            writer.close()
+    found = {**measure.medians(rates), **{n: statistics.median(x) for n, x in cpu.items()}}
+    ratios = {
+        "ratio": round(found["buffer"] / found["client"], 3),
+        "cpu_ratio": round(found["buffer_cpu"] / found["client_cpu"], 3),
+    }
+    measure.emit(case="frames", **ratios, **{n: round(x / 1e6, 1) for n, x in found.items()})
 
 
 # Whole jobs.
@@ -395,7 +501,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--what", choices=("parameters", "collector", "job", "capacity"), required=True
+        "--what", choices=("parameters", "collector", "frames", "job", "capacity"), required=True
     )
     parser.add_argument("--gin_file", default="dqn/gymnasium_cartpole.gin")
     parser.add_argument("--collectors", default="0,1,2,4")
@@ -409,6 +515,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parameters_case(20 * options.rounds)
     elif options.what == "collector":
         collector_case(options.gin_file, options.rounds, options.seconds)
+    elif options.what == "frames":
+        frames_case(options.rounds)
     elif options.what == "capacity":
         rows: list[dict[str, Any]] = []
         for count in map(int, options.collectors.split(",")):

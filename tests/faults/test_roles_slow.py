@@ -1,8 +1,13 @@
 """Processes of a distributed run are killed and stopped; the run ends as if nothing had been."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from tests.faults import roles
+from tfrl.launch.local_engine import free_ports
 
 DQN = "dqn/gymnasium_cartpole.gin"
 
@@ -28,3 +33,38 @@ def test_off_policy(tmp_path, kind):
     assert outcome.left == []
     # A call of an iteration goes over the budget by what collectors had ahead, at most.
     assert 9_000 <= outcome.summary["env_steps"] < 10_000
+
+
+def test_others_of_another_file_end_with_the_leaf_that_differs(tmp_path):
+    """A real server; a learner whose network is another, and a collector whose rollouts are."""
+    address = f"localhost:{free_ports(1)[0]}"
+
+    def started(binary, *flags, **options):
+        command = [sys.executable, "-m", "tfrl", binary, f"--gin_file={roles.IMPALA}", *flags]
+        return subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, **options
+        )
+
+    port = address.rpartition(":")[2]
+    server = started(
+        "reverb-server", f"--port={port}", "--num_collectors=1", f"--root_dir={tmp_path}/server"
+    )
+    try:
+        common = (f"--replay_server={address}", "--wait_seconds=120")
+        for binary, binding, leaf in (
+            ("learn", "OnPolicyWorkflow.rollout_length=16", "table 'rollouts'"),
+            ("collect", "Impala.hidden=(8,)", "the parameters at"),
+        ):
+            root = (f"--root_dir={tmp_path}/learner",) if binary == "learn" else ()
+            began = time.monotonic()
+            process = started(binary, *common, *root, f"--gin_bindings={binding}")
+            _, said = process.communicate(timeout=200.0)
+            assert process.returncode == 2, said
+            assert time.monotonic() - began < 120.0
+            assert leaf in said and said.count("Error: ") == 1, said
+            assert "Start all processes of a run with the same gin file" in said
+        assert not (tmp_path / "learner" / "checkpoints").exists()
+    finally:
+        server.terminate()
+        server.communicate(timeout=60.0)
+    assert server.returncode in (0, 143)

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -60,11 +61,18 @@ def alive(pid):
 
 
 def test_a_job_ends_with_its_learner_and_servers_last(tmp_path):
+    learner = f"""
+import pathlib, time
+log = pathlib.Path({str(tmp_path / "logs/server-0.log")!r})
+while not log.exists() or 'serves' not in log.read_text():
+    time.sleep(0.02)
+print('learnt')
+"""
     made, said = engine(
         tmp_path,
         {
             "server-0": SERVES,
-            "learner-0": "print('learnt')",
+            "learner-0": learner,
             "collector-0": "import time; time.sleep(0.3); print('played')",
         },
     )
@@ -211,7 +219,8 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
         "Processes: 5 (1 server, 1 learner, 2 collectors, 1 evaluator)",
         "Environments: 16 (8 in each collector)",
         "Parameters: 139 kB, read by each collector",
-        "Table 'replay': up to 51,200 items of 56 bytes, 2.87 MB before compression",
+        # Blocks of 64 transitions.
+        "Table 'replay': up to 800 items of 3.58 kB, 2.87 MB before compression",
     ]
 
 
@@ -282,6 +291,31 @@ sys.exit(75 if len(list(marks.glob("*"))) <= 2 else 0)
     assert "with exit code 75; started again" in said[0]
 
 
+def test_workers_that_do_not_meet_are_started_at_other_ports(tmp_path):
+    taken = socket.create_server(("127.0.0.1", 0))
+    addresses = [f"localhost:{taken.getsockname()[1]}", "localhost:1"]
+    meets = """
+import json, os, socket, sys
+config = json.loads(os.environ["TF_CONFIG"])
+port = int(config["cluster"]["worker"][int(config["task"]["index"])].rpartition(":")[2])
+try:
+    socket.create_server(("", port)).close()
+except OSError:
+    sys.exit(75)  # as `RendezvousError`
+"""
+    made, said = engine(tmp_path, dict.fromkeys(("learner-0", "learner-1"), meets))
+    for process in made.processes:
+        process.role = process.role.as_worker(addresses)
+    with taken:
+        assert made.run(termination.Termination()) == 0
+    assert [p.restarts for p in made.processes] == [1, 1]
+    clusters = [
+        json.loads(dict(p.role.environment)["TF_CONFIG"])["cluster"] for p in made.processes
+    ]
+    assert clusters[0] == clusters[1]
+    assert not set(clusters[0]["worker"]) & set(addresses)
+
+
 def test_several_learners_know_each_other(capsys, tmp_path):
     args = (f"--root_dir={tmp_path}/r", "--gin_file=impala/gymnasium_cartpole.gin", "--dry_run")
     code, out, _ = call(capsys, *args, "--learners=2", "--collectors=2")
@@ -321,7 +355,7 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
         "server-1",
         "learner-0",
     ]
-    assert "up to 5,000 items" in out
+    assert "up to 156 items" in out  # blocks of 32, of which a batch of 128 takes one each
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out

@@ -1,6 +1,8 @@
 """A learner and its collectors, in threads of one process."""
 
+import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tfrl.errors import UserError
 from tfrl.launch import settings
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.server import ReverbServer
-from tfrl.roles import tables
+from tfrl.roles import parameters, tables
 from tfrl.roles.collector import ReplayCollector, RolloutCollector
 from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
 from tfrl.workflows.collectors import Collected, Collectors
@@ -89,6 +91,8 @@ def test_on_policy(synchronous):
     collectors.finish(state)
     job.join()
     assert job.ended == [True, True]
+    collectors._watching.join(timeout=5.0)  # the last evaluation may take long: that is no alarm
+    assert not collectors._watching.is_alive()
     # A batch is 8 steps of the 4 environments that the two collectors share.
     assert [row["env_steps"] for row in rows] == list(range(32, 321, 32))
     assert learner.env_steps(state) == 320
@@ -160,6 +164,45 @@ def test_off_policy_counts_each_item_once_over_a_restart_of_the_learner():
         state = state.replace(metrics=state.metrics.replace(env_steps=counted))
     played = sum(c.env_steps for c in job.collectors)
     assert learner.env_steps(state) == job.inserted("replay") <= played
+    learner.close()
+    job.server.stop()
+
+
+def test_a_block_of_transitions_counts_as_many_env_steps():
+    uniform = [b for b in DQN if "kind" not in b and "alpha" not in b]
+    job, learner = Job(uniform, 1), workflow(uniform)
+    collectors = ReplayCollectors(learner, job.server.address, wait_seconds=30.0)
+    assert learner.replay.block_size == 8  # as many as a rollout has
+    state = learner.setup(0)
+    job.begin()
+    state, rows = advance(learner, state, 200)
+    collectors.finish(state)
+    job.join()
+    assert np.isfinite(rows[-1]["loss"]) and rows[-1]["episodes"] > 0
+    assert rows[-1]["episode_return"] == rows[-1]["episode_length"] > 5.0  # a reward of 1 a step
+    assert learner.env_steps(state) % 8 == 0
+    assert 200 <= learner.env_steps(state) <= 8 * job.inserted("replay")
+    assert 8 * job.inserted("replay") <= job.collectors[0].env_steps
+    learner.close()
+    job.server.stop()
+
+
+def test_collectors_wait_with_one_rollout_each():
+    """What waits for the learner is by old parameters: one more is in the queue."""
+    job, learner = Job(PPO, 2), workflow(PPO)
+    published = parameters.Published(tables.agent_form(learner), 1, 0, False)
+    client = reverb().Client(job.server.address)
+    parameters.publish(client, published)
+    job.begin()
+    deadline = time.monotonic() + 30.0
+    while not job.inserted("rollouts") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)  # they do not play on
+    assert job.inserted("rollouts") == 1
+    assert sum(c.env_steps for c in job.collectors) <= 16  # one has handed its 8 x 2 steps over
+    parameters.publish(client, dataclasses.replace(published, finished=True))
+    job.join()
+    assert job.ended == [True, True]
     learner.close()
     job.server.stop()
 

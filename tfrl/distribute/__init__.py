@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfrl.distribute.choice import STRATEGIES, choose
-    from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
+    from tfrl.distribute.multi_worker import (
+        RendezvousError,
+        WorkerLostError,
+        lost_workers,
+    )
     from tfrl.distribute.replicas import Replicas
     from tfrl.distribute.strategy import describe, make_logical_cpus, make_strategy
     from tfrl.distribute.worker_group import WorkerGroup, is_chief
@@ -21,6 +25,7 @@ _NAMES = {
     "Agreement": "worker_group",
     "WorkerGroup": "worker_group",
     "Problem": "xla",
+    "RendezvousError": "multi_worker",
     "Replicas": "replicas",
     "WorkerLostError": "multi_worker",
     "Workers": "workers",
@@ -39,6 +44,7 @@ __all__ = [
     "STRATEGIES",
     "WorkerGroup",
     "Problem",
+    "RendezvousError",
     "Replicas",
     "WorkerLostError",
     "Workers",

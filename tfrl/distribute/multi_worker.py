@@ -22,6 +22,16 @@ _RETRY_SECONDS = 0.2
 _SAY_AFTER_SECONDS = 5.0
 
 
+class RendezvousError(UserError):
+    """The workers of a run have not met, or this one cannot listen where they look for it.
+
+    Binaries exit with 75, "try again": one process cannot tell a wrong address from a worker that
+    is started again, or a port that is taken for good from one of a worker that is just ending.
+    """
+
+    exit_code = 75
+
+
 def wait_for_all(
     workers: Workers, seconds: float, log: Callable[[str], None] | None = None
 ) -> None:
@@ -33,7 +43,7 @@ def wait_for_all(
       log: Takes a line if the others let it wait.
 
     Raises:
-      UserError: Workers that did not come, all by name; or this worker's own port is taken.
+      RendezvousError: Workers that did not come, all by name; or this worker's own port is taken.
     """
     started = time.monotonic()
     missing = dict.fromkeys(workers.others, "")
@@ -91,7 +101,7 @@ class _Listener:
             port = int(address.rpartition(":")[2])
             self._socket = socket.create_server(("", port), backlog=128)
         except OSError as error:
-            raise UserError(
+            raise RendezvousError(
                 f"TF_CONFIG, {self._workers.name(self._workers.index)}",
                 expected="a free port for this worker",
                 got=_reason(error),
@@ -119,9 +129,9 @@ class _Listener:
                 self._leaving.wait(_RETRY_SECONDS)
 
 
-def _never_came(workers: Workers, missing: dict[int, str], seconds: float) -> UserError:
+def _never_came(workers: Workers, missing: dict[int, str], seconds: float) -> RendezvousError:
     what = ", ".join(f"{workers.name(i)}: {missing[i]}" for i in sorted(missing))
-    return UserError(
+    return RendezvousError(
         "TF_CONFIG",
         expected=f"all {workers.count} workers to come within {seconds:g} s",
         got=f"no answer from {what}",
@@ -281,7 +291,8 @@ def multi_worker_strategy(
       The strategy.
 
     Raises:
-      UserError: Workers that did not come, a port in use, or a TensorFlow that computed before.
+      RendezvousError: Workers that did not come, or a port in use.
+      UserError: A TensorFlow that computed before.
     """
     if tf_private.has_started():
         raise UserError(

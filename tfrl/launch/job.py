@@ -44,6 +44,16 @@ class Role:
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
         return " ".join([*assignments, shlex.join(self.command)])
 
+    def as_worker(self, addresses: Sequence[str]) -> "Role":
+        """Returns it as the worker of its number among others.
+
+        Args:
+          addresses: "host:port" of each of them.
+        """
+        task = {"type": "worker", "index": self.index}
+        config = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+        return dataclasses.replace(self, environment=(("TF_CONFIG", config),))
+
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
@@ -119,13 +129,8 @@ def roles(
         result.append(made(SERVER, i, "reverb_server", [*experiment, *serving]))
     learning = [f"--root_dir={root}", *options.learner_flags]
     for i in range(max(len(learner_addresses), 1)):
-        environment: tuple[tuple[str, str], ...] = ()
-        if learner_addresses:
-            task = {"type": "worker", "index": i}
-            cluster = {"cluster": {"worker": list(learner_addresses)}, "task": task}
-            environment = (("TF_CONFIG", json.dumps(cluster)),)
         learner = made(LEARNER, i, "learn", [*meeting, *learning])
-        result.append(dataclasses.replace(learner, environment=environment))
+        result.append(learner.as_worker(learner_addresses) if learner_addresses else learner)
     for i in range(count):
         flags = [*meeting, f"--task_id={i}", f"--num_tasks={count}"]
         result.append(made(COLLECTOR, i, "collect", flags))

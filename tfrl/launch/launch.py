@@ -1,7 +1,6 @@
 """`bin/launch.py`: one command for all processes of a distributed run."""
 
 import pathlib
-import socket
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ from tfrl.launch import (
 )
 from tfrl.launch import flags as common_flags
 from tfrl.launch.job import JobOptions, Role, roles
-from tfrl.launch.local_engine import LocalEngine
+from tfrl.launch.local_engine import LocalEngine, free_ports
 from tfrl.launch.termination import Termination
 from tfrl.storage import remote
 
@@ -168,18 +167,6 @@ def _learner_flags(values: common_flags.CommonFlags) -> tuple[str, ...]:
 def described(job: Sequence[Role]) -> str:
     """Returns the commands of a job, as a user would type them."""
     return "\n".join(f"{role.name:<12} {role.typed}" for role in job)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine that nobody listens on."""
-    probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("::", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def run() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -213,6 +214,10 @@ class LocalEngine:
         for process in unit:
             process.restarts += 1
             process.starts_at = time.monotonic() + seconds
+        if len(unit) > 1:  # a port may be another program's by now
+            addresses = [f"localhost:{port}" for port in free_ports(len(unit))]
+            for process in unit:
+                process.role = process.role.as_worker(addresses)
         self._tell(
             f"{name} has ended with exit code {code}; started again in {seconds:g} s "
             f"({failed.restarts} of {self._max_restarts}){_with(unit)}."
@@ -296,6 +301,18 @@ def spawn(
         env={**os.environ, "PYTHONUNBUFFERED": "1", "TFRL_ROLE": name, **(environment or {})},
         preexec_fn=_child_of(os.getpid()),
     )
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of this machine that nobody listens on."""
+    probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("::", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
 
 
 def kill_group(popen: subprocess.Popen[str]) -> None:

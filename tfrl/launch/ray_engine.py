@@ -57,10 +57,8 @@ class RoleProcess:
         Args:
           host: Its name; None for its address in the cluster.
         """
-        from tfrl.launch.launch import free_ports
-
         host = host or str(require("ray", "ray").util.get_node_ip_address())
-        return f"{host}:{free_ports(1)[0]}"
+        return f"{host}:{local_engine.free_ports(1)[0]}"
 
     def start(self, arguments: list[str], name: str, folder: str) -> None:
         """Starts the process.

@@ -257,49 +257,57 @@ class ReplayCollector(Collector):
         self._random_steps = -(-workflow.random_steps // num_tasks)
         self._buffer = replay.init()
         self._buffer.on_wait = self.end_if_asked
-        self._seen, self._normalizes = self.form.normalizer, normalizes(workflow)
+        self._normalizes = normalizes(workflow)
+        # Since the last report: rollouts whose observations count, and what has ended.
+        self._played: list[Trajectory] = []
+        self._ended = np.zeros(3)
 
     def acts_at_random(self, now: Published) -> bool:
         """Whether this is one of the first `random_steps` of the run."""
         return not now.learner_steps and self.env_steps < self._random_steps
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
-        """Writes the items of a rollout, and reports the episodes that ended in it."""
+        """Writes the items of a rollout."""
         self._buffer.new_priority = acted_by.new_priority
         valid = np.asarray(played.valid)
         version = np.full(valid.shape, acted_by.learner_steps, np.int64)
         extras = {**(played.policy_extras or {}), POLICY_VERSION: version}
         self._buffer.add(played.replace(policy_extras=extras))
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
-        told = played.env_extras or {}
-        for t, b in np.argwhere(ended):
-            row: dict[str, Any] = {
-                name: np.float32(np.asarray(told[name])[t, b])
-                for name in ("episode_length", "episode_return")
-            }
-            self.report(EPISODES, {**row, "task_id": np.int32(self.task_id)})
+        if ended.any():
+            told = played.env_extras or {}
+            sums = [np.asarray(told[n])[ended].sum() for n in ("episode_length", "episode_return")]
+            self._ended += [np.count_nonzero(ended), *sums]
         if self._normalizes:
-            self._seen = self._with_rows(self._seen, played.obs, played.valid)
+            self._played.append(played)
 
     def report_more(self) -> None:
-        """Reports the statistics of the observations since the last time."""
-        if self._normalizes:
-            self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(self._seen).items()})
-            self._seen = self.form.normalizer
+        """Reports the episodes that have ended since the last time, and what was observed."""
+        if self._ended[0]:
+            episodes, length, total = self._ended
+            row = {
+                "episodes": np.int32(episodes),
+                "task_id": np.int32(self.task_id),
+                "total_length": np.float32(length),
+                "total_return": np.float32(total),
+            }
+            self.report(EPISODES, row)
+            self._ended[:] = 0.0
+        if self._played:
+            rollouts, self._played = self._played, []
+            obs = tf.nest.map_structure(lambda *x: np.concatenate(x), *[r.obs for r in rollouts])
+            valid = np.concatenate([r.valid for r in rollouts])
+            seen = statistics.update(self.form.normalizer, obs, mask=valid)
+            self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(seen).items()})
 
     def close(self) -> None:
         """Sends what there is, and ends the connections and environments."""
         try:
             self._buffer.on_wait = lambda: None
             self._buffer.close()
+            self.report_more()
         finally:
             super().close()
-
-    @functools.cached_property
-    def _with_rows(self) -> Any:
-        return tf.function(
-            lambda seen, obs, valid: statistics.update(seen, obs, mask=valid), autograph=False
-        )
 
 
 class RolloutCollector(Collector):
@@ -315,7 +323,7 @@ class RolloutCollector(Collector):
         task_id: int = 0,
         num_tasks: int = 1,
         seed: int = 0,
-        pull_seconds: float = 0.05,
+        pull_seconds: float = 0.2,
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
@@ -350,7 +358,10 @@ class RolloutCollector(Collector):
 
     def next_parameters(self) -> Published:
         """Returns the newest parameters; of a synchronous learner, those of its next request."""
-        now: Published | None = self.parameters.newest()
+        newest = self.parameters.newest()
+        if not newest.request:  # those of a moment ago are learner steps older
+            return self.parameters.refresh()
+        now: Published | None = newest
         while now is None or 0 < now.request <= self._last_request:
             self.end_if_asked()
             now = self.parameters.pull()

@@ -171,6 +171,12 @@ class Subscriber:
             raise self._error
         return self._newest
 
+    def refresh(self) -> Published:
+        """Reads at once what `newest` then returns."""
+        self.newest()  # raises where their server is lost
+        self._newest = self._pull()
+        return self._newest
+
     def pull(self) -> Published | None:
         """Reads at once, if something was published since the last call; else None."""
         count = self._connection.server_info()[TABLE].rate_limiter_info.insert_stats.completed

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from tfrl.roles.tables import (
     STATISTICS,
     TASK_ID,
     check_rollouts,
+    collectors_of,
     normalizes,
     replay_at,
     rollout_form,
@@ -102,7 +103,8 @@ class RemoteCollectors(Collectors):
             self._publish(state.agent_state)
 
     def finish(self, state: State) -> None:
-        """Tells the collectors that the run has ended."""
+        """Tells the collectors that the run has ended; nobody is waited for any more."""
+        self._ending.set()
         self._steps = state.metrics.learner["learner_steps"]
         self._publish(state.agent_state, finished=True)
 
@@ -255,7 +257,7 @@ class ReplayCollectors(RemoteCollectors):
             Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
             for address in replay.addresses
         ]
-        self._table = replay.table().name
+        self._table, self._block_size = replay.table().name, replay.block_size
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
         self._none: Nest = None  # the statistics of no observation
@@ -304,12 +306,12 @@ class ReplayCollectors(RemoteCollectors):
             if time.monotonic() > deadline:
                 self._refuse_wait("none")
             time.sleep(_WAIT_SECONDS)
-        ended = self._reports(EPISODES) if steps else []
+        episodes, total_length, total_return = self._ended() if steps else (0, 0.0, 0.0)
         return Collected(
             env_steps=np.asarray(steps, np.int64),
-            episodes=np.asarray(len(ended), np.int64),
-            episode_return=_mean([float(total) for _, total, _ in ended]),
-            episode_length=_mean([float(length) for length, *_ in ended]),
+            episodes=np.asarray(episodes, np.int64),
+            episode_return=np.asarray(total_return / max(episodes, 1), np.float32),
+            episode_length=np.asarray(total_length / max(episodes, 1), np.float32),
             metrics=self._heartbeats(),
             seen=None if self._none is None else self._seen(steps),
         )
@@ -328,10 +330,19 @@ class ReplayCollectors(RemoteCollectors):
         """
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             infos = [server.server_info()[self._table] for server in self._servers]
-            self._inserted = sum(x.rate_limiter_info.insert_stats.completed for x in infos)
+            inserted = sum(x.rate_limiter_info.insert_stats.completed for x in infos)
+            self._inserted = inserted * self._block_size
             self._looked = time.monotonic()
             self._before = max(self._before, self._env_steps - self._inserted)
         return self._before + self._inserted - self._env_steps
+
+    def _ended(self) -> tuple[int, float, float]:
+        """How many episodes have ended since the last call, and their steps and rewards."""
+        told = [
+            (int(e), float(steps), float(sums)) for e, _, steps, sums in self._reports(EPISODES)
+        ]
+        episodes, steps, rewards = np.sum([(0, 0.0, 0.0), *told], axis=0)
+        return int(episodes), float(steps), float(rewards)
 
     def _seen(self, steps: int) -> Nest:
         """The statistics of observations since the last call."""
@@ -388,8 +399,7 @@ class RolloutCollectors(RemoteCollectors):
         self._synchronous, self._max_policy_lag = synchronous, max_policy_lag
         connection = parameters.connect(server, wait_seconds, log)
         info = connection.server_info()
-        # Its queue has a place for each of them.
-        self._num_collectors = info[ROLLOUTS].max_size if ROLLOUTS in info else 1
+        self._num_collectors = collectors_of(workflow, info)
         self._form = rollout_form(workflow, self._num_collectors)
         self._paths = sorted(rollout_signature(self._form))
         self._leaves = list(struct.paths(self._form))
@@ -493,7 +503,3 @@ class RolloutCollectors(RemoteCollectors):
     @property
     def _source(self) -> tuple[Connection, str]:
         return self._variables, ROLLOUTS
-
-
-def _mean(values: Sequence[float]) -> np.ndarray:
-    return np.asarray(np.mean(values) if len(values) else 0.0, np.float32)

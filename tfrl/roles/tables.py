@@ -25,6 +25,8 @@ EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
 # Of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
+# Transitions of an item of replay, at most: see `ReverbReplay.block_size`.
+_BLOCK_SIZE = 64
 # Reports that no learner has read yet, at most; older ones go.
 _MOST_REPORTS = 100_000
 
@@ -50,8 +52,9 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
                 expected="1 for an on-policy training, which has no replay buffer",
                 got=str(num_servers),
             )
-        # One of each collector, at most, waits for the learner: more would be older policies.
-        queue = reverb().Table.queue(ROLLOUTS, num_collectors, signature=signature)
+        # A collector waits with a rollout in hand until there is room, and then plays on by newer
+        # parameters: a place for each of them would make all rollouts a batch older.
+        queue = reverb().Table.queue(ROLLOUTS, 1, signature=signature)
         return [*tables, queue]
     replay = distributed_replay(workflow, num_servers).of_one_server
     tables += [*replay.make_tables(), _report_table(EPISODES, _EPISODE)]
@@ -67,10 +70,12 @@ _HEARTBEAT = {
     "learner_steps": tf.TensorSpec([], tf.int64),  # behind the parameters that it acts by
     "task_id": tf.TensorSpec([], tf.int32),
 }
+# The episodes that have ended in a rollout.
 _EPISODE = {
-    "episode_length": tf.TensorSpec([], tf.float32),
-    "episode_return": tf.TensorSpec([], tf.float32),
+    "episodes": tf.TensorSpec([], tf.int32),
     "task_id": tf.TensorSpec([], tf.int32),
+    "total_length": tf.TensorSpec([], tf.float32),
+    "total_return": tf.TensorSpec([], tf.float32),
 }
 
 
@@ -141,6 +146,19 @@ def rollout_signature(form: Trajectory) -> dict[str, Any]:
         REQUEST: tf.TensorSpec([], tf.int64),
         TASK_ID: tf.TensorSpec([], tf.int32),
     }
+
+
+def collectors_of(workflow: OnPolicyWorkflow, info: Mapping[str, Any]) -> int:
+    """Returns for how many collectors the rollouts of a server are.
+
+    Args:
+      workflow: What the gin file describes, all of whose environments they share.
+      info: `{table: reverb TableInfo}`.
+    """
+    signature = info[ROLLOUTS].signature if ROLLOUTS in info else {}
+    each = signature["valid"].shape[1] if "valid" in signature else workflow.env.num_envs
+    count, rest = divmod(workflow.env.num_envs, each)
+    return 1 if rest else max(count, 1)  # `check_rollouts` says what differs
 
 
 def check_rollouts(address: str, info: Mapping[str, Any], form: Trajectory) -> None:
@@ -227,4 +245,17 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     if not (first.samples_per_insert or replay.tables):
         changes["samples_per_insert"] = workflow.batch_size * float(workflow.updates_per_step)
         changes["min_size"] = max(first.min_size or 1, workflow.learning_starts, 1)
-    return replay.replace(**changes)
+    replay = replay.replace(**changes)
+    return replay.replace(block_size=_block_size(replay, workflow))  # type: ignore[no-any-return]
+
+
+def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:
+    """Transitions of an item: several where any are as good, no more than a rollout has.
+
+    Of a batch each is drawn out of another block, so that there are more of those than that.
+    """
+    if replay.table().kind != "uniform" or replay.tables or not replay.packed:
+        return replay.block_size
+    blocks = replay.capacity // replay.num_servers // workflow.batch_size
+    most = min(_BLOCK_SIZE, workflow.rollout_length * workflow.env.num_envs, blocks)
+    return max(replay.block_size, 1 << max(most.bit_length() - 1, 0))

@@ -231,7 +231,8 @@ class ReverbBuffer(ReplayBuffer):
 
     def size(self, table: str | None = None) -> tf.Tensor:
         """Returns how many items are in a table (None: the first one); an int64 scalar."""
-        return tf.constant(self._settled_info(table).current_size, tf.int64)
+        size = self._settled_info(table).current_size * self.replay.block_size
+        return tf.constant(size, tf.int64)
 
     def _settled_info(self, table: str | None) -> Any:
         name = self.replay.table(table).name
@@ -246,7 +247,7 @@ class ReverbBuffer(ReplayBuffer):
           table: Its name; None for the first one.
         """
         info = self._settled_info(table)
-        return tf.constant(_sampleable(info) >= batch_size)
+        return tf.constant(_sampleable(info, self.replay.block_size) >= batch_size)
 
     def sample(
         self,
@@ -276,8 +277,10 @@ class ReverbBuffer(ReplayBuffer):
         config = self.replay.table(table)
         batch_size = checks.at_least("batch_size", batch_size, 1)
         info = self._settled_info(table)
-        if info.current_size < max(batch_size, info.rate_limiter_info.min_size_to_sample):
-            wanted = f"at most the {info.current_size} items of table {config.name!r}, and those "
+        block, least = self.replay.block_size, info.rate_limiter_info.min_size_to_sample
+        if block * info.current_size < max(batch_size, block * least):
+            size = block * info.current_size
+            wanted = f"at most the {size} items of table {config.name!r}, and those "
             wanted += f"only when there are min_size={config.min_size}"
             remedy = "Add more steps first (ask can_sample), or draw a smaller batch."
             _refuse("batch_size", wanted, batch_size, remedy)
@@ -546,14 +549,14 @@ class ReverbBuffer(ReplayBuffer):
 _endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
-def _sampleable(info: Any) -> float:
+def _sampleable(info: Any, block_size: int) -> float:
     """How many items a limiter lets be sampled now, of those that there are."""
     limiter = info.rate_limiter_info
     if info.current_size < limiter.min_size_to_sample:
         return 0
     inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
     allowed = inserted * limiter.samples_per_insert - sampled - limiter.min_diff
-    return min(info.current_size, allowed)
+    return min(block_size * info.current_size, allowed)
 
 
 def _refuse(

@@ -207,6 +207,11 @@ class ReverbReplay(struct.Struct):
         what a server elsewhere, or the folder that `restore` reads, has; a new server in this
         process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
         sequences.
+      block_size: Transitions that are stored as one item of Reverb, which costs a server and its
+        clients little more than one of a single transition. A batch has one transition of each item
+        that is drawn, any of them with equal probability. With more than 1 there is one table of
+        kind "uniform", and `packed` is True. `min_size`, `capacity` and the limits count
+        transitions nevertheless.
       address: "host:port" of a server, or of each of `num_servers` with commas between them; None
         for one in this process.
       num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`;
@@ -235,6 +240,7 @@ class ReverbReplay(struct.Struct):
     timeout: float = 60.0
     reconnect_seconds: float | None = None
     packed: bool | None = None
+    block_size: int = 1
     address: str | None = None
     num_servers: int = 1
     bind: str = LOOPBACK
@@ -260,6 +266,7 @@ class ReverbReplay(struct.Struct):
             remedy = "Give each table a name of its own."
             _refuse("tables", "different names", ", ".join(names), remedy)
         _check_packed(self)
+        _check_blocks(self)
 
     def table(self, name: str | None = None) -> TableConfig:
         """Returns the table of a name, resolved; the first one for None.
@@ -384,6 +391,18 @@ def _check_packed(replay: ReverbReplay) -> None:
     if replay.packed and not packs(replay):
         wanted = "False or None for sequences, and for leaves that are no numbers or empty"
         _refuse("packed", wanted, "True", "Leave it out.")
+
+
+def _check_blocks(replay: ReverbReplay) -> None:
+    checks.at_least("ReverbReplay.block_size", replay.block_size, 1)
+    if replay.block_size == 1:
+        return
+    kinds = [config.kind for config in replay.table_configs]
+    if kinds != ["uniform"] or not replay.packed:
+        wanted = '1, but for one table of kind="uniform" with packed=True'
+        _refuse("block_size", wanted, str(replay.block_size), "Leave it out.")
+    least = min(config.capacity or 1 for config in replay.table_configs)
+    checks.at_least("ReverbReplay.capacity", least, replay.block_size)
 
 
 def _refuse(name: str, expected: str, got: str, remedy: str) -> NoReturn:

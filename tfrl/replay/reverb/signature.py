@@ -149,12 +149,13 @@ class PackedItems:
             [(path, s.dtype.as_numpy_dtype, tuple(s.shape)) for path, s in self._leaves.items()]
         )
         self.late: int = self.dtype.fields["reward"][1]  # type: ignore[index]
-        self._discount = replay.discount
+        self._discount, self._block_size = replay.discount, replay.block_size
 
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
-        """The signature of a table of packed items: one leaf, uint8 [bytes]."""
-        return {self.name: tf.TensorSpec([self.dtype.itemsize], tf.uint8, name="packed")}
+        """The signature of a table of packed items: one leaf, uint8 [bytes of a block]."""
+        size = self._block_size * self.dtype.itemsize
+        return {self.name: tf.TensorSpec([size], tf.uint8, name="packed")}
 
     def rows(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the bytes of steps `[T, B, bytes]`, each as the item of one step.
@@ -170,11 +171,18 @@ class PackedItems:
         return rows.view(np.uint8).reshape(*rows.shape, self.dtype.itemsize)
 
     def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the leaves `[N, ...]` by path.
+        """Returns the leaves `[N, ...]` by path: of blocks, those of one transition of each.
 
         Args:
-          packed: uint8 [N, bytes], N static.
+          packed: uint8 [N, bytes of a block], N static.
         """
+        if self._block_size > 1:
+            packed = tf.reshape(packed, [-1, self._block_size, self.dtype.itemsize])
+            # Reverb's draw of the block does not repeat either.
+            drawn = tf.raw_ops.RandomUniformInt(
+                shape=tf.shape(packed)[:1], minval=0, maxval=self._block_size
+            )
+            packed = tf.gather(packed, drawn, batch_dims=1)
         leaves = bytes_to_leaves(packed, list(self._leaves.values()))
         return dict(zip(self._leaves, leaves, strict=True))
 
@@ -249,6 +257,15 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
             "has.",
         )
     wanted = stored_signature(replay, table)
+    if packed and signature.keys() == wanted.keys():
+        sizes = [next(iter(specs.values())).shape[0] for specs in (wanted, signature)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"Reverb table {table.name!r}, block_size",
+                expected=f"blocks of {replay.block_size} transitions, {sizes[0]} bytes",
+                got=f"{sizes[1]} bytes",
+                remedy="Give ReverbReplay.block_size as the server was started with.",
+            )
     if packed and signature.keys() != wanted.keys():
         raise UserError(
             f"Reverb table {table.name!r}, packed",

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns a `reverb.Table` for each table of a factory, empty."""
-    return [_table(config, stored_signature(replay, config)) for config in replay.table_configs]
+    return [
+        _table(config, stored_signature(replay, config), replay.block_size)
+        for config in replay.table_configs
+    ]
 
 
-def _table(config: TableConfig, signature: dict[str, Any]) -> Any:
-    library = reverb()
-    common = {"name": config.name, "max_size": config.capacity, "signature": signature}
+def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> Any:
+    library, capacity = reverb(), (config.capacity or 1) // block_size
+    common = {"name": config.name, "max_size": capacity, "signature": signature}
     if config.kind in ONCE:
         make = library.Table.queue if config.kind == "fifo" else library.Table.stack
         return make(**common)
@@ -41,19 +44,20 @@ def _table(config: TableConfig, signature: dict[str, Any]) -> Any:
     return library.Table(
         sampler=uniform if is_uniform else library.selectors.Prioritized(config.alpha),
         remover=library.selectors.Fifo(),
-        rate_limiter=_limiter(config),
+        rate_limiter=_limiter(config, block_size),
         **common,
     )
 
 
-def _limiter(config: TableConfig) -> Any:
-    limiters, least = reverb().rate_limiters, config.min_size or 1
+def _limiter(config: TableConfig, block_size: int) -> Any:
+    limiters, least = reverb().rate_limiters, -(-(config.min_size or 1) // block_size)
     if not config.samples_per_insert:
         return limiters.MinSize(least)
+    ratio, tolerance = config.samples_per_insert * block_size, config.error_buffer()
+    if block_size > 1:  # less than two inserts could stop both sides for ever
+        tolerance = max(tolerance, 2.0 * ratio)
     return limiters.SampleToInsertRatio(
-        samples_per_insert=config.samples_per_insert,
-        min_size_to_sample=least,
-        error_buffer=config.error_buffer(),
+        samples_per_insert=ratio, min_size_to_sample=least, error_buffer=tolerance
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.errors import UserError
+from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.factory import ONCE
 from tfrl.replay.reverb.items import Columns, make_layout
 from tfrl.replay.reverb.signature import PackedItems
@@ -30,7 +31,7 @@ class Writer:
         highest: dict[str, float],
         check: Callable[[], None],
     ):
-        """Opens a writer for each environment.
+        """Opens a writer for each environment, or one for blocks of transitions.
 
         Args:
           replay: The factory.
@@ -42,7 +43,10 @@ class Writer:
         self._columns = Columns(replay)
         envs = range(replay.num_envs)
         self._streams: list[Any]
-        if replay.packed:
+        if replay.block_size > 1:
+            packing = PackedItems(replay)
+            self._streams = [BlockStream(replay, packing, client, highest, self._make_room)]
+        elif replay.packed:
             self._packing = PackedItems(replay)
             self._streams = [
                 PackedStream(replay, self._packing, client, highest, self._make_room) for _ in envs
@@ -74,7 +78,9 @@ class Writer:
             has not taken in time.
         """
         columns = self._columns.of(trajectory)
-        if self._replay.packed:
+        if self._replay.block_size > 1:
+            self._streams[0].add(columns)
+        elif self._replay.packed:
             self._add_packed(columns)
         else:
             self._add(columns)

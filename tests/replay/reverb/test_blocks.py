@@ -1,0 +1,118 @@
+"""Blocks of transitions: each transition of the oracle once, in full blocks, drawn alike."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import helpers
+import oracle
+
+from tfrl.errors import UserError
+from tfrl.replay.reverb import TableConfig
+from tfrl.replay.reverb.blocks import BlockStream
+from tfrl.replay.reverb.items import Columns
+from tfrl.replay.reverb.signature import PackedItems
+
+CHUNKS = (1, 2, 6, 7, 18, 19, 30, 60)
+
+
+class Writer:
+    """Takes blocks in Reverb's place."""
+
+    def __init__(self):
+        self.blocks, self._writer = [], self
+
+    def trajectory_writer(self, num_keep_alive_refs):
+        return self
+
+    def Append(self, row):
+        return row[0]
+
+    def CreateItem(self, table, priority, refs, squeezed):
+        self.blocks.append(refs[0][0] if isinstance(refs[0], list) else refs[0])
+
+
+def maker(n_step, block_size, num_envs=2):
+    return helpers.maker(num_envs, n_step=n_step, packed=True, block_size=block_size)
+
+
+def unpacked(replay, blocks):
+    """The transitions of blocks as the oracle has them."""
+    packing = PackedItems(replay)
+    rows = np.concatenate(blocks).view(packing.dtype) if blocks else np.empty(0, packing.dtype)
+    names = ("obs", "action", "reward", "next_obs", "discount")
+    columns = [np.squeeze(rows[name]).tolist() if len(rows) else [] for name in names]
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 9])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_the_transitions_are_those_of_the_oracle(n_step, mode):
+    replay, client = maker(n_step, 2), Writer()
+    stream = BlockStream(replay, PackedItems(replay), client, {"replay": 1.0}, lambda _: None)
+    columns, expected = Columns(replay), helpers.Expected(replay.table(), 2)
+    streams, start = helpers.streams(mode, 2, 60), 0
+    for stop in CHUNKS:
+        stream.add(columns.of(oracle.trajectory(streams, start, stop)))
+        expected.add(streams, start, stop)
+        start = stop
+        # All but what waits for its block.
+        assert len(client.blocks) == len(expected.all()) // 2
+    stream.cut()
+    expected.cut()
+    wanted = sorted(expected.all(), key=helpers.first_obs)
+    left = unpacked(replay, list(stream._left))
+    found = sorted(unpacked(replay, client.blocks) + left, key=helpers.first_obs)
+    helpers.close_to(found, wanted)
+    assert len(left) == len(wanted) % 2
+
+
+def test_a_table_of_blocks():
+    replay = maker(1, 4).replace(min_size=10, samples_per_insert=2.0, tolerance=5.0, capacity=42)
+    (table,) = replay.make_tables()
+    assert table.info.max_size == 10
+    limiter = table.info.rate_limiter_info
+    # 3 blocks of 4 before anything is sampled; 8 samples a block, twice that of tolerance.
+    assert (limiter.min_size_to_sample, limiter.samples_per_insert) == (3, 8.0)
+    assert (limiter.min_diff, limiter.max_diff) == (8.0, 40.0)
+    (spec,) = table.info.signature.values()
+    assert spec.shape.as_list() == [4 * 24]
+
+
+def test_each_transition_is_drawn():
+    buffer = maker(1, 4).init()
+    streams = helpers.streams("SAME_STEP", 2, 10)
+    buffer.add(oracle.trajectory(streams, 0, 10))
+    assert int(buffer.size()) == 20
+    drawn = [buffer.sample(None, 20) for _ in range(20)]
+    numbers, counts = np.unique([b.obs[:, 0].numpy() for b in drawn], return_counts=True)
+    # 20 a transition are expected; less than 5 or more than 45 has a probability below 1e-5.
+    assert len(numbers) == 20 and counts.min() >= 5 and counts.max() <= 45
+    assert len(np.unique([b.index.numpy() for b in drawn])) == 5
+    buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"packed": None}, "block_size: expected 1, but for one table of kind=\"uniform\" with"),
+        ({"kind": "prioritized"}, "block_size: expected 1, but for one table of"),
+        ({"tables": (TableConfig(name="a"), TableConfig(name="b"))}, "block_size: expected 1"),
+        ({"capacity": 3}, "capacity: expected a whole number of at least 4"),
+        ({"block_size": 0}, "block_size: expected a whole number of at least 1"),
+    ],
+)  # fmt: skip
+def test_what_has_no_blocks(changed, message):
+    with pytest.raises(UserError) as error:
+        maker(1, 4).replace(**changed)
+    assert message in str(error.value)
+
+
+def test_a_server_with_other_blocks_is_refused():
+    served = maker(1, 2).init()
+    with pytest.raises(UserError, match="block_size: expected blocks of 4 transitions, 96 bytes"):
+        maker(1, 4).replace(address=served.address).init()
+    served.close()

@@ -1,0 +1,134 @@
+"""Transitions on their way into a table whose items are blocks of several of them.
+
+Most of an item's cost in Reverb is its own, whatever it holds: a block of 16 transitions costs
+little more than one of 1. All are made at once from the steps of a rollout.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfrl.replay.reverb.signature import PackedItems
+from tfrl.replay.reverb.stream import Outlet
+
+if TYPE_CHECKING:
+    from tfrl.replay.reverb.factory import ReverbReplay
+
+_SQUEEZED = [True]  # of the one column of a packed item
+
+
+class BlockStream(Outlet):
+    """The steps of all environments, and the blocks that are made of them.
+
+    Blocks are always full: what is left waits for the next transitions, so that each transition in
+    the table is drawn as often as any other.
+    """
+
+    def __init__(
+        self,
+        replay: "ReverbReplay",
+        packing: PackedItems,
+        client: Any,
+        highest: dict[str, float],
+        make_room: Callable[[Any], None],
+    ):
+        """Opens a writer.
+
+        Args:
+          replay: The maker; it has one table.
+          packing: Its items' bytes.
+          client: A `reverb.Client`.
+          highest: The priority of new items by table.
+          make_room: Called where as many items are unconfirmed as may be.
+        """
+        super().__init__(client, 1, highest, make_room)
+        (config,) = replay.table_configs
+        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block_size
+        self._packing = packing
+        self._discounts = np.array([replay.discount**k for k in range(self._n + 1)])
+        # The newest steps of each environment, whose items are not complete; at the end of time.
+        rows = self._n - 1, replay.num_envs
+        self._tail = np.empty([*rows, packing.dtype.itemsize], np.uint8)
+        self._tail_rewards, self._tail_valid = np.zeros(rows), np.zeros(rows, np.bool_)
+        self._left = np.empty([0, packing.dtype.itemsize], np.uint8)
+
+    def add(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Adds steps, which go on where the last ones stopped.
+
+        Args:
+          columns: Of a trajectory, `[T, B, ...]` by path.
+        """
+        nothing = np.zeros_like(self._tail_valid)
+        self._make(
+            np.concatenate([self._tail, self._packing.rows(columns)]),
+            np.concatenate([self._tail_rewards, columns["reward"]]),
+            np.concatenate([nothing, columns["termination"]]),
+            np.concatenate([nothing, columns["truncation"]]),
+            np.concatenate([self._tail_valid, columns["valid"]]),
+        )
+
+    def cut(self) -> None:
+        """Truncates the episodes that go on."""
+        nothing = np.zeros_like(self._tail_valid)
+        ends = np.ones_like(nothing)
+        ends[:-1] = False  # the tails stand at the end of time
+        self._make(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
+
+    def _make(
+        self,
+        rows: np.ndarray,
+        rewards: np.ndarray,
+        termination: np.ndarray,
+        truncation: np.ndarray,
+        valid: np.ndarray,
+    ) -> None:
+        """Makes the items that are complete by the last of some steps `[T, B]`; keeps the rest."""
+        envs, times = np.nonzero(valid.T)  # one environment's steps after the other's
+        if not len(envs):
+            return
+        rows, rewards = rows[times, envs], rewards[times, envs].astype(np.float64)
+        terminated = termination[times, envs]
+        ended = terminated | truncation[times, envs]
+        at = np.arange(len(envs))
+        newest = np.searchsorted(envs, envs, side="right") - 1  # each environment's
+        # The step that ends an episode, or one behind all of them.
+        end = np.where(ended, at, len(at))
+        end = np.minimum.accumulate(end[::-1])[::-1]
+        last = np.minimum(at + self._n - 1, end)
+        complete = last <= newest
+        self._keep(rows, rewards, envs, newest - at, ~complete)
+        first, last = at[complete], last[complete]
+        first = first[np.argsort(times[last], kind="stable")]  # in the order of their steps
+        last = np.minimum(first + self._n - 1, end[first])
+        total = np.zeros(len(first))
+        for j in range(self._n):
+            has = first + j <= last
+            total[has] += self._discounts[j] * rewards[first[has] + j]
+        discount = np.where(terminated[last], 0.0, self._discounts[last - first + 1])
+        items, late = rows[first], self._packing.late
+        items[:, late:] = rows[last, late:]
+        values = np.stack([total, discount], axis=1).astype(np.float32)
+        items[:, late : late + 8] = values.view(np.uint8)
+        self._send(items)
+
+    def _keep(
+        self,
+        rows: np.ndarray,
+        rewards: np.ndarray,
+        envs: np.ndarray,
+        behind: np.ndarray,
+        kept: np.ndarray,
+    ) -> None:
+        """Keeps the steps whose items are not complete, each as many steps behind the newest."""
+        self._tail_valid[:] = False
+        places = self._n - 2 - behind[kept], envs[kept]
+        self._tail[places], self._tail_rewards[places] = rows[kept], rewards[kept]
+        self._tail_valid[places] = True
+
+    def _send(self, items: np.ndarray) -> None:
+        items = np.concatenate([self._left, items])
+        whole = len(items) // self._size * self._size
+        for block in items[:whole].reshape(-1, self._size * items.shape[1]):
+            self.create(self._tables, [self._writer.Append([block])], _SQUEEZED)
+        self._left = items[whole:].copy()
