@@ -144,6 +144,15 @@ def test_other_logic_is_traced_anew():
     assert "loss" in TRACED
 
 
+def test_one_mirrored_replica_is_traced_for_its_own_variables():
+    losses = []
+    for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0"])):
+        workflow = on_policy(strategy=strategy)
+        metrics, _ = workflow.step(workflow.setup(0))
+        losses.append(metrics["loss"])
+    assert losses[0] == losses[1]
+
+
 # XLA's programs are what TensorFlow keeps for the life of a process.
 @pytest.mark.parametrize(
     ("name", "runs"), [("xla", 12), ("xla", 100), ("replay", 100), ("host", 100)]

@@ -1233,7 +1233,8 @@ class Learner:
             for m, name, entry in self.optimizer_entries()
         ]
         devices = sorted({v.device for v in tf.nest.flatten(list(self.module_states.values()))})
-        return own, entries, devices
+        # Its variables may be of another kind, even with one replica.
+        return own, entries, devices, type(self.replicas.strategy)
 
     @property
     def traces(self) -> Traces:
