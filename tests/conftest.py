@@ -40,15 +40,19 @@ _OF_2_15 = " on Python 3.10 or 3.11"
 _NEEDS = {
     "reverb": (
         f"'tfrl[reverb]'{_OF_2_15}",
+        "launch/test_remote.py",
         "launch/test_reverb_server.py",
         "replay/reverb",
         "roles",
-        "workflows/test_off_policy_reverb.py",
+        "workflows/test_off_policy_page.py",
+        "workflows/test_off_policy_processes.py",
+        "workflows/test_off_policy_reverb",
     ),
     "tf_agents": (f"'tfrl[tf-agents]'{_OF_2_15}", "compat"),
     "tensorflow_serving": ("'tfrl[grpc]'", "serving/test_server.py"),
     "uvicorn": ("'tfrl[serve]'", "serving"),
     "mkdocs": ("'tfrl[docs]'",),
+    "optuna": ("'tfrl[tune]'", "launch/test_tune.py"),
 }
 
 

@@ -316,6 +316,7 @@ except OSError:
     assert not set(clusters[0]["worker"]) & set(addresses)
 
 
+@pytest.mark.needs("reverb")
 def test_several_learners_know_each_other(capsys, tmp_path):
     args = (f"--root_dir={tmp_path}/r", "--gin_file=impala/gymnasium_cartpole.gin", "--dry_run")
     code, out, _ = call(capsys, *args, "--learners=2", "--collectors=2")
@@ -339,6 +340,7 @@ def test_workers_of_a_learner_have_no_strategy_of_one_process(capsys, tmp_path):
     assert "--strategy=mirrored: expected auto or multi_worker for the 2 workers" in err
 
 
+@pytest.mark.needs("reverb")
 def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
     file = tmp_path / "sharded.gin"
     file.write_text(
