@@ -320,8 +320,8 @@ class MultiAgent(Agent):
         batches, metrics = {}, {}
         for m, view in self.views(trajectory).items():
             if self.modules[m].updates:
-                batches[m], rows = self.modules[m].learner_batch(state[m], view)
-                metrics.update({f"{m}/{name}": x for name, x in rows.items()})
+                batches[m], reported = self.modules[m].learner_batch(state[m], view)
+                metrics.update({f"{m}/{name}": x for name, x in reported.items()})
         return batches, metrics
 
     def update_normalizer(self, state: States, trajectory: Trajectory) -> States:  # type: ignore[override]

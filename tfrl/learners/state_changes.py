@@ -65,7 +65,7 @@ def changed(
     hook: Callable[..., AgentState],
     arguments: Any,
 ) -> LearnerState:
-    """Returns the state with a module's in it as `hook(state, given)` makes it."""
+    """Returns the state with a module's in it as `hook(state, arguments)` makes it."""
     before = struct.values(state.agent_state[module_id])
     after = hook(before, arguments)
     if after is before:
@@ -142,11 +142,12 @@ def replaced(
 ) -> LearnerState:
     """Returns a state of tensors with new values of variables, in every module that has them."""
 
-    def of_module(own: AgentState, state: AgentState) -> AgentState:
-        return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), own, state)
+    def of_module(variables: AgentState, own: AgentState) -> AgentState:
+        return tf.nest.map_structure(lambda v, x: values.get(v.ref(), x), variables, own)
 
     agent_state = {
-        m: of_module(own, state.agent_state[m]) for m, own in learner.module_states.items()
+        m: of_module(variables, state.agent_state[m])
+        for m, variables in learner.module_states.items()
     }
     return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
 

@@ -671,16 +671,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Returns the stage of one learner step over the variables of a state."""
 
         def update(batch: Nest, key: tf.Tensor, timesteps: tf.Tensor, jit: bool = False) -> Any:
-            learner, metrics = self.learner_of(state), {}
+            learner, result = self.learner_of(state), {}
             if self.prioritized:
                 # Before the step: of the parameters that the loss sees, with noise of their own.
-                metrics["priorities"] = self.replicas.run(
+                result["priorities"] = self.replicas.run(
                     lambda batch, key: self.priorities(
                         struct.values(learner.module_state(DEFAULT_MODULE_ID)), batch, key
                     ),
                     *(batch, key),
                 )
-            return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **metrics}
+            return {"metrics": self.update(learner, batch, key, timesteps, jit=jit), **result}
 
         xla = functools.partial(update, jit=True) if self.replicas.several else None
         return stages.stage("update", update, xla, inline=inline)
@@ -697,12 +697,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """A learner step on a batch: its metrics, the state, and what is left to Python."""
         if not leaves.in_place(state.agent_state):
             return *self.fit(state, batch, key, env_steps), []
-        metrics = self.update_stage(state, inline=inline)(batch, key, env_steps)
+        result = self.update_stage(state, inline=inline)(batch, key, env_steps)
         outputs: list[tf.Tensor] = []
         if self.prioritized:
             experience = self._experience(state)
-            outputs = experience.update_priorities(batch.index, metrics["priorities"])
-        return metrics["metrics"], state, outputs
+            outputs = experience.update_priorities(batch.index, result["priorities"])
+        return result["metrics"], state, outputs
 
     def _follow_schedules(self, state: State, env_steps: tf.Tensor) -> State:
         """Lets the agent act by its schedules, where nothing is updated."""

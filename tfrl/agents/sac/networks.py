@@ -95,21 +95,21 @@ def full_actor(agent: Any, network: networks.Network, input_spec: Nest) -> netwo
     network_checks.check_policy(name, network, input_spec, agent.action_spec, agent.normalize_obs)
     if agent.discrete:
         return network
-    layers: list[Any] = []
+    outputs: list[Any] = []
 
     with tf.init_scope():
         params = network.init(seeding.key(0), input_spec)
 
         def trace() -> None:
-            layers.append(network.apply(params, specs.zeros(input_spec, (1,))))
-            layers.append(unit_gaussian(layers[0]))
+            outputs.append(network.apply(params, specs.zeros(input_spec, (1,))))
+            outputs.append(unit_gaussian(outputs[0]))
 
         tf.function(trace, autograph=False).get_concrete_function()
-    if layers[1] is None:
+    if outputs[1] is None:
         raise UserError(
             name,
             expected="squashed Gaussians, whose actions lie within the bounds",
-            got=f"{type(layers[0]).__name__} of {type(network).__name__}",
+            got=f"{type(outputs[0]).__name__} of {type(network).__name__}",
             remedy="Give make_distribution(..., squash=True); TF-Agents' ActorDistributionNetwork "
             "with continuous_projection_net=TanhNormalProjectionNetwork.",
         )
