@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import helpers
 import oracle
 
+from tests import forked
 from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.blocks import BlockStream
@@ -80,6 +81,34 @@ def test_a_table_of_blocks():
     assert (limiter.min_diff, limiter.max_diff) == (8.0, 40.0)
     (spec,) = table.info.signature.values()
     assert spec.shape.as_list() == [4 * 24]
+
+
+def test_min_size_is_no_more_than_there_is_room_for():
+    (table,) = maker(1, 64).replace(min_size=1000, samples_per_insert=2.0).make_tables()
+    assert (table.info.max_size, table.info.rate_limiter_info.min_size_to_sample) == (15, 15)
+
+
+DETERMINISTIC = """
+import sys
+sys.path.insert(0, {folder!r})
+import helpers, oracle
+import tensorflow as tf
+tf.config.experimental.enable_op_determinism()
+tf.random.set_seed(1)
+buffer = helpers.maker(2, packed=True, block_size=4).init()
+buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+numbers = set()
+for batch in [*buffer.batches(buffer.dataset(20).take(9)), *(buffer.sample(None, 20) for _ in "abc")]:
+    numbers |= set(batch.obs[:, 0].numpy().tolist())
+print(len(numbers))
+buffer.close()
+"""
+
+
+def test_deterministic_ops():
+    code = DETERMINISTIC.format(folder=str(Path(__file__).parent))
+    result = forked.run([sys.executable, "-c", code])
+    assert result.stdout.split() == ["20"], result.stderr
 
 
 def test_each_transition_is_drawn():

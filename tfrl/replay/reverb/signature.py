@@ -173,14 +173,22 @@ class PackedItems:
     def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the leaves `[N, ...]` by path: of blocks, those of one transition of each.
 
+        To be traced: the transitions are drawn with seeds that are chosen here.
+
         Args:
           packed: uint8 [N, bytes of a block], N static.
         """
         if self._block_size > 1:
             packed = tf.reshape(packed, [-1, self._block_size, self.dtype.itemsize])
-            # Reverb's draw of the block does not repeat either.
+            # Reverb's draw of the block does not repeat either. Without seeds of its own the op is
+            # refused where ops are to be deterministic.
+            seed, seed2 = np.random.default_rng().integers(1, 2**31, 2).tolist()
             drawn = tf.raw_ops.RandomUniformInt(
-                shape=tf.shape(packed)[:1], minval=0, maxval=self._block_size
+                shape=tf.shape(packed)[:1],
+                minval=0,
+                maxval=self._block_size,
+                seed=seed,
+                seed2=seed2,
             )
             packed = tf.gather(packed, drawn, batch_dims=1)
         leaves = bytes_to_leaves(packed, list(self._leaves.values()))

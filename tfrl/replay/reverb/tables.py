@@ -50,7 +50,9 @@ def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> A
 
 
 def _limiter(config: TableConfig, block_size: int) -> Any:
-    limiters, least = reverb().rate_limiters, -(-(config.min_size or 1) // block_size)
+    # Whole blocks, and no more of them than there is room for.
+    least = min(-(-(config.min_size or 1) // block_size), (config.capacity or 1) // block_size)
+    limiters = reverb().rate_limiters
     if not config.samples_per_insert:
         return limiters.MinSize(least)
     ratio, tolerance = config.samples_per_insert * block_size, config.error_buffer()
