@@ -1,10 +1,12 @@
 """Blocks of transitions: each transition of the oracle once, in full blocks, drawn alike."""
 
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
 import helpers
@@ -16,6 +18,7 @@ from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.items import Columns
 from tfrl.replay.reverb.signature import PackedItems
+from tfrl.roles import tables
 
 CHUNKS = (1, 2, 6, 7, 18, 19, 30, 60)
 
@@ -98,7 +101,8 @@ tf.random.set_seed(1)
 buffer = helpers.maker(2, packed=True, block_size=4).init()
 buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
 numbers = set()
-for batch in [*buffer.batches(buffer.dataset(20).take(9)), *(buffer.sample(None, 20) for _ in "abc")]:
+batches = list(buffer.batches(buffer.dataset(20).take(9)))
+for batch in [*batches, *(buffer.sample(None, 20) for _ in range(3))]:
     numbers |= set(batch.obs[:, 0].numpy().tolist())
 print(len(numbers))
 buffer.close()
@@ -109,6 +113,26 @@ def test_deterministic_ops():
     code = DETERMINISTIC.format(folder=str(Path(__file__).parent))
     result = forked.run([sys.executable, "-c", code])
     assert result.stdout.split() == ["20"], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("obs_bytes", "options", "expected"),
+    [
+        (4, {}, 64),  # items of 24 bytes
+        (448, {}, 16),  # 912 bytes: 17 in 16,384
+        (8000, {}, 1),
+        (4, {"capacity": 5000}, 16),  # 19 batches
+        (4, {"block_size": 1}, 1),
+        (4, {"block_size": 3}, 3),
+        (4, {"kind": "prioritized"}, 1),
+    ],
+)
+def test_the_size_that_is_chosen_for_collectors(obs_bytes, options, expected):
+    options = {"capacity": 10**6, "packed": True, **options}
+    replay = helpers.maker(**options).replace(obs_spec=tf.TensorSpec([obs_bytes], tf.uint8))
+    env = types.SimpleNamespace(num_envs=10)
+    workflow = types.SimpleNamespace(batch_size=256, rollout_length=10, env=env)
+    assert tables._block_size(replay, workflow) == expected
 
 
 def test_each_transition_is_drawn():

@@ -44,7 +44,7 @@ class BlockStream(Outlet):
         """
         super().__init__(client, 1, highest, make_room)
         (config,) = replay.table_configs
-        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block_size
+        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block
         self._packing = packing
         self._discounts = np.array([replay.discount**k for k in range(self._n + 1)])
         # The newest steps of each environment, whose items are not complete; at the end of time.

@@ -231,7 +231,7 @@ class ReverbBuffer(ReplayBuffer):
 
     def size(self, table: str | None = None) -> tf.Tensor:
         """Returns how many items are in a table (None: the first one); an int64 scalar."""
-        size = self._settled_info(table).current_size * self.replay.block_size
+        size = self._settled_info(table).current_size * self.replay.block
         return tf.constant(size, tf.int64)
 
     def _settled_info(self, table: str | None) -> Any:
@@ -247,7 +247,7 @@ class ReverbBuffer(ReplayBuffer):
           table: Its name; None for the first one.
         """
         info = self._settled_info(table)
-        return tf.constant(_sampleable(info, self.replay.block_size) >= batch_size)
+        return tf.constant(_sampleable(info, self.replay.block) >= batch_size)
 
     def sample(
         self,
@@ -277,7 +277,7 @@ class ReverbBuffer(ReplayBuffer):
         config = self.replay.table(table)
         batch_size = checks.at_least("batch_size", batch_size, 1)
         info = self._settled_info(table)
-        block, least = self.replay.block_size, info.rate_limiter_info.min_size_to_sample
+        block, least = self.replay.block, info.rate_limiter_info.min_size_to_sample
         if block * info.current_size < max(batch_size, block * least):
             size = block * info.current_size
             wanted = f"at most the {size} items of table {config.name!r}, and those "

@@ -149,7 +149,7 @@ class PackedItems:
             [(path, s.dtype.as_numpy_dtype, tuple(s.shape)) for path, s in self._leaves.items()]
         )
         self.late: int = self.dtype.fields["reward"][1]  # type: ignore[index]
-        self._discount, self._block_size = replay.discount, replay.block_size
+        self._discount, self._block_size = replay.discount, replay.block
 
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
@@ -270,7 +270,7 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
         if sizes[0] != sizes[1]:
             raise UserError(
                 f"Reverb table {table.name!r}, block_size",
-                expected=f"blocks of {replay.block_size} transitions, {sizes[0]} bytes",
+                expected=f"blocks of {replay.block} transitions, {sizes[0]} bytes",
                 got=f"{sizes[1]} bytes",
                 remedy="Give ReverbReplay.block_size as the server was started with.",
             )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns a `reverb.Table` for each table of a factory, empty."""
     return [
-        _table(config, stored_signature(replay, config), replay.block_size)
+        _table(config, stored_signature(replay, config), replay.block)
         for config in replay.table_configs
     ]
 
