@@ -17,6 +17,7 @@ from tfrl.errors import UserError
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.items import Columns
+from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.signature import PackedItems
 from tfrl.roles import tables
 
@@ -162,6 +163,53 @@ def test_what_has_no_blocks(changed, message):
     with pytest.raises(UserError) as error:
         maker(1, 4).replace(**changed)
     assert message in str(error.value)
+
+
+def test_a_checkpoint_with_other_blocks_names_the_size_to_bind(tmp_path):
+    old = maker(1, 1).replace(min_size=10)
+    server = ReverbServer(old.make_tables(), checkpoint_dir=tmp_path / "replay")
+    buffer = old.replace(address=server.address).init()
+    buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+    buffer.save(str(tmp_path / "ours"))
+    buffer.close()
+    server.stop()
+    with pytest.raises(UserError) as error:
+        ReverbServer(old.replace(block_size=4).make_tables(), checkpoint_dir=tmp_path / "replay")
+    message = str(error.value)
+    assert "\n" not in message and "table 'replay' with block_size = 1 (asked: 4)" in message
+    assert (
+        "bind ReverbReplay.block_size=1" in message
+        and f"or move {tmp_path / 'replay'} away" in message
+    )
+    # What a learner keeps of such a run suits an empty server of blocks.
+    server = ReverbServer(old.replace(block_size=4).make_tables(), checkpoint_dir=tmp_path / "new")
+    buffer = old.replace(block_size=4, address=server.address).init()
+    buffer.restore(str(tmp_path / "ours"))
+    buffer.close()
+    server.stop()
+
+
+def test_a_checkpoint_goes_on_with_the_size_it_has(tmp_path):
+    for _ in range(2):
+        server = ReverbServer(maker(1, 1).make_tables(), checkpoint_dir=tmp_path / "replay")
+        buffer = maker(1, 1).replace(address=server.address).init()
+        before = int(buffer.size())
+        buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+        assert int(buffer.size()) == before + 20
+        buffer.save(str(tmp_path / "ours"))
+        buffer.close()
+        server.stop()
+    assert before == 20
+
+
+def test_a_folder_of_a_buffer_with_other_blocks_is_refused(tmp_path):
+    folder = str(tmp_path / "buffer")
+    saved, other = maker(1, 1).init(), maker(1, 4).init()
+    saved.save(folder)
+    with pytest.raises(UserError, match="table 'replay', block_size: expected 1, as the buffer"):
+        other.restore(folder)
+    saved.close()
+    other.close()
 
 
 def test_a_server_with_other_blocks_is_refused():

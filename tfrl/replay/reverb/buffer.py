@@ -507,7 +507,7 @@ class ReverbBuffer(ReplayBuffer):
         here = isinstance(self._connection, LocalServer)
         # A server elsewhere has items in its own form, which was compared when it answered.
         asked = self._asked if here else None
-        values, tables, packed = checkpoints.restore(folder, self.replay, asked)
+        values, tables, packed = checkpoints.restore(folder, self.replay, asked, not here)
         if here:
             replay = self.replay.replace(packed=packed)
             fresh = LocalServer(replay, tables)

@@ -230,6 +230,17 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
     return {path: tf.TensorSpec(shape, tf.as_dtype(dtype)) for path, dtype, shape in listed}, True
 
 
+def block_of(signature: Any) -> float:
+    """Returns how many transitions an item of a table of packed items has.
+
+    Args:
+      signature: A nest of specs that `leaves_of` finds packed.
+    """
+    listed, _ = leaves_of(signature)
+    (spec,) = struct.paths(signature).values()
+    return spec.shape[0] / sum(map(num_bytes, listed.values()))  # type: ignore[no-any-return]
+
+
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
     """Returns a factory that says whether items are packed: if it does not, as a server has them.
 
@@ -272,7 +283,8 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
                 f"Reverb table {table.name!r}, block_size",
                 expected=f"blocks of {replay.block} transitions, {sizes[0]} bytes",
                 got=f"{sizes[1]} bytes",
-                remedy="Give ReverbReplay.block_size as the server was started with.",
+                remedy=f"Bind ReverbReplay.block_size={block_of(signature):g}, as the server's "
+                "tables are, or start the server as this is.",
             )
     if packed and signature.keys() != wanted.keys():
         raise UserError(
