@@ -22,7 +22,7 @@ class BlockStream(Outlet):
     """The steps of all environments, and the blocks that are made of them.
 
     Blocks are always full: what is left waits for the next transitions, so that each transition in
-    the table is drawn as often as any other.
+    the table is drawn as often as any other. No flush, cut or close sends it.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ class ReverbBuffer(ReplayBuffer):
             self._writer.cut()
 
     def flush(self) -> None:
-        """Waits until all that was added is in the tables.
+        """Waits until all that was added is in the tables, but what has no full block yet.
 
         Raises:
           UserError: If it is not within `timeout`, of a limiter too.
@@ -445,7 +445,7 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, in all tables together."""
+        """Items that were made so far, in all tables together; a block is one."""
         return self._created + (self._writer.created if self._writer else 0)
 
     def load_values(self, values: Mapping[str, Any]) -> None:
@@ -471,8 +471,8 @@ class ReverbBuffer(ReplayBuffer):
         """Writes the buffer into a folder; one that is there is replaced when all is written.
 
         It holds items, priorities and the counts of the limiters. Steps of items that are not
-        complete, and items that a limiter holds back, are not in it. A server elsewhere is told to
-        write a checkpoint where it writes them.
+        complete, transitions that have no full block yet, and items that a limiter holds back, are
+        not in it. A server elsewhere is told to write a checkpoint where it writes them.
 
         Args:
           folder: Its path.
@@ -523,6 +523,8 @@ class ReverbBuffer(ReplayBuffer):
 
     def close(self) -> None:
         """Sends what there is and ends the writers, and the server if it is in this process.
+
+        Transitions that have no full block, up to `block_size` - 1, are not sent.
 
         Raises:
           UserError: If items could not be sent in time; all is closed nevertheless.

@@ -156,7 +156,7 @@ class ShardedBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, on all servers together."""
+        """Items that were made so far, on all servers together; a block is one."""
         return sum(shard.items_created for shard in self.shards)
 
     def save(self, folder: str, tables: bool = True) -> None:

@@ -138,7 +138,7 @@ class Writer:
         return None
 
     def flush(self) -> None:
-        """Waits until all items are in their tables.
+        """Waits until all items are in their tables; what has no full block yet is in none.
 
         Raises:
           UserError: If they are not in time.
@@ -157,7 +157,7 @@ class Writer:
                 _refuse_wait(self._replay, stream.pending, self._limited)
 
     def close(self) -> None:
-        """Ends the writers."""
+        """Ends the writers; what has no full block is not sent."""
         for stream in self._streams:
             stream.close()
 
