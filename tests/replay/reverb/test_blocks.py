@@ -14,6 +14,7 @@ import oracle
 
 from tests import forked
 from tfrl.errors import UserError
+from tfrl.launch import settings
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.items import Columns
@@ -187,6 +188,22 @@ def test_a_checkpoint_with_other_blocks_names_the_size_to_bind(tmp_path):
     buffer.restore(str(tmp_path / "ours"))
     buffer.close()
     server.stop()
+
+
+def test_the_size_is_bound_where_the_gin_file_has_a_buffer_in_the_graph():
+    bindings = ["OffPolicyWorkflow.replay = @ReverbReplay", "ReverbReplay.capacity = 51_200"]
+    bindings.append("ReverbReplay.block_size = 1")
+    limits = []
+    for bound in ([], bindings):
+        workflow = settings.assemble(["dqn/gymnasium_cartpole.gin"], bound).workflow
+        replay = tables.distributed_replay(workflow)
+        limits.append((replay.capacity, replay.min_size, replay.samples_per_insert))
+    assert replay.block_size == 1 and limits[0] == limits[1]
+    # The tables of before there were blocks.
+    item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8
+    (table,) = replay.make_tables()
+    assert table.info.max_size == 51_200
+    assert [s.shape.as_list() for s in table.info.signature.values()] == [[item]]
 
 
 def test_a_checkpoint_goes_on_with_the_size_it_has(tmp_path):

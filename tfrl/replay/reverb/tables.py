@@ -181,8 +181,9 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
         for size in (before for before, after in sizes if before != after):
             remedy = (
                 f"To go on, bind ReverbReplay.block_size={size:g}, as the checkpoint was written, "
-                f"in all processes of the run; or move {folder.parent} away to begin with empty "
-                "tables."
+                "in all processes of the run (and where the gin file has InGraphReplay, "
+                "OffPolicyWorkflow.replay = @ReverbReplay and its arguments, such as "
+                f"ReverbReplay.capacity); or move {folder.parent} away to begin with empty tables."
             )
         raise UserError(
             f"replay checkpoint {folder}",
