@@ -219,8 +219,8 @@ def test_dry_run_shows_the_commands(capsys, tmp_path):
         "Processes: 5 (1 server, 1 learner, 2 collectors, 1 evaluator)",
         "Environments: 16 (8 in each collector)",
         "Parameters: 139 kB, read by each collector",
-        # Blocks of 64 transitions.
-        "Table 'replay': up to 800 items of 3.58 kB, 2.87 MB before compression",
+        "Table 'replay': up to 800 blocks of 64 transitions, each of 3.58 kB, 2.87 MB before "
+        "compression",
     ]
 
 
@@ -357,7 +357,7 @@ def test_the_gin_file_says_how_many_servers(capsys, tmp_path):
         "server-1",
         "learner-0",
     ]
-    assert "up to 156 items" in out  # blocks of 32, of which a batch of 128 takes one each
+    assert "up to 156 blocks of 32 transitions, " in out  # a batch of 128 takes one of each
     code, out, _ = call(capsys, *args, "--replay_servers=1")
     assert code == 0
     assert "server-1" not in out

@@ -19,6 +19,7 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
     Raises:
       UserError: The gin file's training cannot be distributed.
     """
+    from tfrl.replay.reverb.signature import block_of, leaves_of
     from tfrl.roles import parameters, tables
 
     assembled = settings.assemble(list(options.gin_files), list(options.gin_bindings))
@@ -41,8 +42,10 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
         if info.name == parameters.TABLE:
             lines.append(f"Parameters: {_said(size)}, read by each {COLLECTOR}")
         elif info.name not in reports:
+            block = int(block_of(info.signature)) if leaves_of(info.signature)[1] else 1
+            items = f"blocks of {block} transitions, each" if block > 1 else "items"
             lines.append(
-                f"Table {info.name!r}: up to {info.max_size:,} items of {_said(size)}"
+                f"Table {info.name!r}: up to {info.max_size:,} {items} of {_said(size)}"
                 f"{each_server}, {_said(size * info.max_size)} before compression"
             )
     return "\n".join(lines)

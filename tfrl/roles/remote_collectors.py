@@ -257,7 +257,7 @@ class ReplayCollectors(RemoteCollectors):
             Connection(address, timeout=wait_seconds, reconnect_seconds=wait_seconds)
             for address in replay.addresses
         ]
-        self._table, self._block_size = replay.table().name, replay.block_size
+        self._table, self._block_size = replay.table().name, replay.block
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
         self._none: Nest = None  # the statistics of no observation

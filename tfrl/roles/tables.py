@@ -12,7 +12,7 @@ from tfrl.envs.host_env import HostEnv
 from tfrl.errors import UserError
 from tfrl.replay.reverb import ReverbReplay
 from tfrl.replay.reverb.library import reverb
-from tfrl.replay.reverb.signature import suits
+from tfrl.replay.reverb.signature import PackedItems, suits
 from tfrl.roles import parameters
 from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
@@ -25,8 +25,8 @@ EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
 # Of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
-# Transitions of an item of replay, at most: see `ReverbReplay.block_size`.
-_BLOCK_SIZE = 64
+# Transitions of an item of replay, and its bytes, at most: see `ReverbReplay.block_size`.
+_BLOCK_SIZE, _BLOCK_BYTES = 64, 16_384
 # Reports that no learner has read yet, at most; older ones go.
 _MOST_REPORTS = 100_000
 
@@ -250,12 +250,16 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
 
 
 def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:
-    """Transitions of an item: several where any are as good, no more than a rollout has.
+    """Transitions of an item: as said; or several where any are as good, as many as a rollout has.
 
-    Of a batch each is drawn out of another block, so that there are more of those than that.
+    Of a batch each is drawn out of another block, so that there are more of those than that. A
+    block is read whole for that one, so that it has few bytes.
     """
-    if replay.table().kind != "uniform" or replay.tables or not replay.packed:
+    if replay.block_size is not None:
         return replay.block_size
+    if replay.table().kind != "uniform" or replay.tables or not replay.packed:
+        return 1
     blocks = replay.capacity // replay.num_servers // workflow.batch_size
-    most = min(_BLOCK_SIZE, workflow.rollout_length * workflow.env.num_envs, blocks)
-    return max(replay.block_size, 1 << max(most.bit_length() - 1, 0))
+    steps = workflow.rollout_length * workflow.env.num_envs
+    most = min(_BLOCK_SIZE, _BLOCK_BYTES // PackedItems(replay).dtype.itemsize, steps, blocks)
+    return 1 << max(most.bit_length() - 1, 0)

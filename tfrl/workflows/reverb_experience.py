@@ -301,9 +301,12 @@ class ReverbExperience:
             self._forget_batches()
             self.buffer.restore(folder)
         if self._elsewhere and self.buffer.items_created and not int(self.buffer.size()):
+            block = self.buffer.replay.block
+            of_blocks = f" blocks of {block} transitions" if block > 1 else ""
             raise UserError(
                 f"the Reverb server at {self._workflow.replay.address}",
-                expected=f"items of this run, which has made {self.buffer.items_created:,}",
+                expected="items of this run, which has made "
+                f"{self.buffer.items_created:,}{of_blocks}",
                 got="none",
                 remedy="Start the server with the --root_dir that it had, or fill it anew with "
                 "--gin_bindings='OffPolicyWorkflow.checkpoint_replay = False'.",

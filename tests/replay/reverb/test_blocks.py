@@ -1,20 +1,26 @@
 """Blocks of transitions: each transition of the oracle once, in full blocks, drawn alike."""
 
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parent))
 import helpers
 import oracle
 
+from tests import forked
 from tfrl.errors import UserError
+from tfrl.launch import settings
 from tfrl.replay.reverb import TableConfig
 from tfrl.replay.reverb.blocks import BlockStream
 from tfrl.replay.reverb.items import Columns
+from tfrl.replay.reverb.server import ReverbServer
 from tfrl.replay.reverb.signature import PackedItems
+from tfrl.roles import tables
 
 CHUNKS = (1, 2, 6, 7, 18, 19, 30, 60)
 
@@ -82,6 +88,55 @@ def test_a_table_of_blocks():
     assert spec.shape.as_list() == [4 * 24]
 
 
+def test_min_size_is_no_more_than_there_is_room_for():
+    (table,) = maker(1, 64).replace(min_size=1000, samples_per_insert=2.0).make_tables()
+    assert (table.info.max_size, table.info.rate_limiter_info.min_size_to_sample) == (15, 15)
+
+
+DETERMINISTIC = """
+import sys
+sys.path.insert(0, {folder!r})
+import helpers, oracle
+import tensorflow as tf
+tf.config.experimental.enable_op_determinism()
+tf.random.set_seed(1)
+buffer = helpers.maker(2, packed=True, block_size=4).init()
+buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+numbers = set()
+batches = list(buffer.batches(buffer.dataset(20).take(9)))
+for batch in [*batches, *(buffer.sample(None, 20) for _ in range(3))]:
+    numbers |= set(batch.obs[:, 0].numpy().tolist())
+print(len(numbers))
+buffer.close()
+"""
+
+
+def test_deterministic_ops():
+    code = DETERMINISTIC.format(folder=str(Path(__file__).parent))
+    result = forked.run([sys.executable, "-c", code])
+    assert result.stdout.split() == ["20"], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("obs_bytes", "options", "expected"),
+    [
+        (4, {}, 64),  # items of 24 bytes
+        (448, {}, 16),  # 912 bytes: 17 in 16,384
+        (8000, {}, 1),
+        (4, {"capacity": 5000}, 16),  # 19 batches
+        (4, {"block_size": 1}, 1),
+        (4, {"block_size": 3}, 3),
+        (4, {"kind": "prioritized"}, 1),
+    ],
+)
+def test_the_size_that_is_chosen_for_collectors(obs_bytes, options, expected):
+    options = {"capacity": 10**6, "packed": True, **options}
+    replay = helpers.maker(**options).replace(obs_spec=tf.TensorSpec([obs_bytes], tf.uint8))
+    env = types.SimpleNamespace(num_envs=10)
+    workflow = types.SimpleNamespace(batch_size=256, rollout_length=10, env=env)
+    assert tables._block_size(replay, workflow) == expected
+
+
 def test_each_transition_is_drawn():
     buffer = maker(1, 4).init()
     streams = helpers.streams("SAME_STEP", 2, 10)
@@ -109,6 +164,69 @@ def test_what_has_no_blocks(changed, message):
     with pytest.raises(UserError) as error:
         maker(1, 4).replace(**changed)
     assert message in str(error.value)
+
+
+def test_a_checkpoint_with_other_blocks_names_the_size_to_bind(tmp_path):
+    old = maker(1, 1).replace(min_size=10)
+    server = ReverbServer(old.make_tables(), checkpoint_dir=tmp_path / "replay")
+    buffer = old.replace(address=server.address).init()
+    buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+    buffer.save(str(tmp_path / "ours"))
+    buffer.close()
+    server.stop()
+    with pytest.raises(UserError) as error:
+        ReverbServer(old.replace(block_size=4).make_tables(), checkpoint_dir=tmp_path / "replay")
+    message = str(error.value)
+    assert "\n" not in message and "table 'replay' with block_size = 1 (asked: 4)" in message
+    assert (
+        "bind ReverbReplay.block_size=1" in message
+        and f"or move {tmp_path / 'replay'} away" in message
+    )
+    # What a learner keeps of such a run suits an empty server of blocks.
+    server = ReverbServer(old.replace(block_size=4).make_tables(), checkpoint_dir=tmp_path / "new")
+    buffer = old.replace(block_size=4, address=server.address).init()
+    buffer.restore(str(tmp_path / "ours"))
+    buffer.close()
+    server.stop()
+
+
+def test_the_size_is_bound_where_the_gin_file_has_a_buffer_in_the_graph():
+    bindings = ["OffPolicyWorkflow.replay = @ReverbReplay", "ReverbReplay.capacity = 51_200"]
+    bindings.append("ReverbReplay.block_size = 1")
+    limits = []
+    for bound in ([], bindings):
+        workflow = settings.assemble(["dqn/gymnasium_cartpole.gin"], bound).workflow
+        replay = tables.distributed_replay(workflow)
+        limits.append((replay.capacity, replay.min_size, replay.samples_per_insert))
+    assert replay.block_size == 1 and limits[0] == limits[1]
+    # The tables of before there were blocks.
+    item = 4 * 4 + 4 * 4 + 8 + 4 + 4 + 8
+    (table,) = replay.make_tables()
+    assert table.info.max_size == 51_200
+    assert [s.shape.as_list() for s in table.info.signature.values()] == [[item]]
+
+
+def test_a_checkpoint_goes_on_with_the_size_it_has(tmp_path):
+    for _ in range(2):
+        server = ReverbServer(maker(1, 1).make_tables(), checkpoint_dir=tmp_path / "replay")
+        buffer = maker(1, 1).replace(address=server.address).init()
+        before = int(buffer.size())
+        buffer.add(oracle.trajectory(helpers.streams("SAME_STEP", 2, 10), 0, 10))
+        assert int(buffer.size()) == before + 20
+        buffer.save(str(tmp_path / "ours"))
+        buffer.close()
+        server.stop()
+    assert before == 20
+
+
+def test_a_folder_of_a_buffer_with_other_blocks_is_refused(tmp_path):
+    folder = str(tmp_path / "buffer")
+    saved, other = maker(1, 1).init(), maker(1, 4).init()
+    saved.save(folder)
+    with pytest.raises(UserError, match="table 'replay', block_size: expected 1, as the buffer"):
+        other.restore(folder)
+    saved.close()
+    other.close()
 
 
 def test_a_server_with_other_blocks_is_refused():

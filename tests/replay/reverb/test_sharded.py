@@ -50,6 +50,25 @@ def test_episodes_go_to_servers_in_turn_and_none_is_lost(sharded):
     assert {0.0, 1.0, 2.0, 3.0, 4.0} <= firsts[0] and not firsts[1] & {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_packed_items_of_one_step_go_to_servers_in_turn(block_size):
+    limits = {"min_size": 16, "samples_per_insert": 1.0, "tolerance": 16.0}
+    maker = helpers.maker(1, packed=True, block_size=block_size, num_servers=2, **limits)
+    servers = [ReverbServer(maker.of_one_server.make_tables()) for _ in range(2)]
+    buffer = maker.replace(address=",".join(server.address for server in servers)).init()
+    rows = helpers.streams("same_step", 1, 16, [(1000, "term")])  # no episode ends
+    for start in range(16):
+        buffer.add(oracle.trajectory(rows, start, start + 1))
+    buffer.flush()
+    assert [int(shard.size()) for shard in buffer.shards] == [8, 8]
+    # The limiter of each lets a learner begin, and each has every second step.
+    drawn = buffer.sample(None, 8).obs[:, 0].numpy()
+    assert (drawn % 2).tolist() == [0.0] * 4 + [1.0] * 4
+    buffer.close()
+    for server in servers:
+        server.stop()
+
+
 def test_priorities_come_home(sharded):
     buffer, _, _ = sharded
     buffer.add(oracle.trajectory(helpers.streams("next_step", 2, 30), 0, 30))

@@ -22,7 +22,7 @@ class BlockStream(Outlet):
     """The steps of all environments, and the blocks that are made of them.
 
     Blocks are always full: what is left waits for the next transitions, so that each transition in
-    the table is drawn as often as any other.
+    the table is drawn as often as any other. No flush, cut or close sends it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BlockStream(Outlet):
         """
         super().__init__(client, 1, highest, make_room)
         (config,) = replay.table_configs
-        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block_size
+        self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block
         self._packing = packing
         self._discounts = np.array([replay.discount**k for k in range(self._n + 1)])
         # The newest steps of each environment, whose items are not complete; at the end of time.

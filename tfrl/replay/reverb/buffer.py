@@ -208,7 +208,7 @@ class ReverbBuffer(ReplayBuffer):
             self._writer.cut()
 
     def flush(self) -> None:
-        """Waits until all that was added is in the tables.
+        """Waits until all that was added is in the tables, but what has no full block yet.
 
         Raises:
           UserError: If it is not within `timeout`, of a limiter too.
@@ -231,7 +231,7 @@ class ReverbBuffer(ReplayBuffer):
 
     def size(self, table: str | None = None) -> tf.Tensor:
         """Returns how many items are in a table (None: the first one); an int64 scalar."""
-        size = self._settled_info(table).current_size * self.replay.block_size
+        size = self._settled_info(table).current_size * self.replay.block
         return tf.constant(size, tf.int64)
 
     def _settled_info(self, table: str | None) -> Any:
@@ -247,7 +247,7 @@ class ReverbBuffer(ReplayBuffer):
           table: Its name; None for the first one.
         """
         info = self._settled_info(table)
-        return tf.constant(_sampleable(info, self.replay.block_size) >= batch_size)
+        return tf.constant(_sampleable(info, self.replay.block) >= batch_size)
 
     def sample(
         self,
@@ -277,7 +277,7 @@ class ReverbBuffer(ReplayBuffer):
         config = self.replay.table(table)
         batch_size = checks.at_least("batch_size", batch_size, 1)
         info = self._settled_info(table)
-        block, least = self.replay.block_size, info.rate_limiter_info.min_size_to_sample
+        block, least = self.replay.block, info.rate_limiter_info.min_size_to_sample
         if block * info.current_size < max(batch_size, block * least):
             size = block * info.current_size
             wanted = f"at most the {size} items of table {config.name!r}, and those "
@@ -445,7 +445,7 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, in all tables together."""
+        """Items that were made so far, in all tables together; a block is one."""
         return self._created + (self._writer.created if self._writer else 0)
 
     def load_values(self, values: Mapping[str, Any]) -> None:
@@ -471,8 +471,8 @@ class ReverbBuffer(ReplayBuffer):
         """Writes the buffer into a folder; one that is there is replaced when all is written.
 
         It holds items, priorities and the counts of the limiters. Steps of items that are not
-        complete, and items that a limiter holds back, are not in it. A server elsewhere is told to
-        write a checkpoint where it writes them.
+        complete, transitions that have no full block yet, and items that a limiter holds back, are
+        not in it. A server elsewhere is told to write a checkpoint where it writes them.
 
         Args:
           folder: Its path.
@@ -507,7 +507,7 @@ class ReverbBuffer(ReplayBuffer):
         here = isinstance(self._connection, LocalServer)
         # A server elsewhere has items in its own form, which was compared when it answered.
         asked = self._asked if here else None
-        values, tables, packed = checkpoints.restore(folder, self.replay, asked)
+        values, tables, packed = checkpoints.restore(folder, self.replay, asked, not here)
         if here:
             replay = self.replay.replace(packed=packed)
             fresh = LocalServer(replay, tables)
@@ -523,6 +523,8 @@ class ReverbBuffer(ReplayBuffer):
 
     def close(self) -> None:
         """Sends what there is and ends the writers, and the server if it is in this process.
+
+        Transitions that have no full block, up to `block_size` - 1, are not sent.
 
         Raises:
           UserError: If items could not be sent in time; all is closed nevertheless.

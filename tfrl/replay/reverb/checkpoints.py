@@ -57,7 +57,7 @@ def save(
 
 
 def restore(
-    folder: str, replay: "ReverbReplay", packed: bool | None
+    folder: str, replay: "ReverbReplay", packed: bool | None, elsewhere: bool
 ) -> tuple[dict[str, float], pathlib.Path, bool]:
     """Reads what `save` wrote.
 
@@ -65,6 +65,7 @@ def restore(
       folder: Its path.
       replay: The factory.
       packed: Whether items must be packed there; None for either.
+      elsewhere: Whether a server elsewhere has the items, in a form of its own.
 
     Returns:
       The numbers, where Reverb's checkpoint is (it is not there for a server elsewhere), and
@@ -85,6 +86,9 @@ def restore(
         ) from error
     for stored in tables.values():
         stored.setdefault("packed", False)  # before there were packed items
+        stored.setdefault("block_size", 1)
+        if elsewhere:  # its form was compared when it answered
+            stored.update(packed=bool(replay.packed), block_size=replay.block)
     result = any(stored["packed"] for stored in tables.values())
     either = packed is None and (packs(replay) or not result)
     form = replay.replace(packed=result) if either else replay
@@ -101,6 +105,7 @@ def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
             **{n: getattr(config, n) for n in names},
             "discount": replay.discount,
             "packed": bool(replay.packed),
+            "block_size": replay.block,
         }
         for config in replay.table_configs
     }

@@ -208,10 +208,11 @@ class ReverbReplay(struct.Struct):
         process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
         sequences.
       block_size: Transitions that are stored as one item of Reverb, which costs a server and its
-        clients little more than one of a single transition. A batch has one transition of each item
-        that is drawn, any of them with equal probability. With more than 1 there is one table of
-        kind "uniform", and `packed` is True. `min_size`, `capacity` and the limits count
-        transitions nevertheless.
+        clients little more than one of a single transition where these are small: what is drawn is
+        read whole, for the one transition of it that a batch has, any with equal probability. With
+        more than 1 there is one table of kind "uniform", and `packed` is True. `min_size`,
+        `capacity` and the limits count transitions nevertheless, rounded to blocks; `tolerance` is
+        at least that of two blocks. None for 1, or for what `distributed_replay` chooses.
       address: "host:port" of a server, or of each of `num_servers` with commas between them; None
         for one in this process.
       num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`;
@@ -240,7 +241,7 @@ class ReverbReplay(struct.Struct):
     timeout: float = 60.0
     reconnect_seconds: float | None = None
     packed: bool | None = None
-    block_size: int = 1
+    block_size: int | None = None
     address: str | None = None
     num_servers: int = 1
     bind: str = LOOPBACK
@@ -324,6 +325,11 @@ class ReverbReplay(struct.Struct):
         return stored_signature(self, self.table(table))
 
     @property
+    def block(self) -> int:
+        """Transitions of one item of Reverb."""
+        return self.block_size or 1
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses of its servers."""
         return [] if self.address is None else self.address.split(",")
@@ -394,15 +400,15 @@ def _check_packed(replay: ReverbReplay) -> None:
 
 
 def _check_blocks(replay: ReverbReplay) -> None:
-    checks.at_least("ReverbReplay.block_size", replay.block_size, 1)
-    if replay.block_size == 1:
+    checks.at_least("ReverbReplay.block_size", replay.block_size, 1, optional=True)
+    if replay.block == 1:
         return
     kinds = [config.kind for config in replay.table_configs]
     if kinds != ["uniform"] or not replay.packed:
         wanted = '1, but for one table of kind="uniform" with packed=True'
         _refuse("block_size", wanted, str(replay.block_size), "Leave it out.")
     least = min(config.capacity or 1 for config in replay.table_configs)
-    checks.at_least("ReverbReplay.capacity", least, replay.block_size)
+    checks.at_least("ReverbReplay.capacity", least, replay.block)
 
 
 def _refuse(name: str, expected: str, got: str, remedy: str) -> NoReturn:

@@ -21,9 +21,10 @@ T = TypeVar("T")
 class ShardedBuffer(ReplayBuffer):
     """Several buffers of equal tables, each on a server of its own, used as one.
 
-    Each episode of an environment goes to one server, the next one to the next. A batch has equally
-    many items of each server, one server's behind the other's; so priorities find their way home.
-    The weights of prioritised items are those of each server by itself.
+    Packed items of one step go to the servers in turn, those of each environment. Of others an
+    episode goes to one server, the next one to the next. A batch has equally many items of each
+    server, one server's behind the other's; so priorities find their way home. The weights of
+    prioritised items are those of each server by itself.
 
     Attributes:
       replay: The factory of all of them.
@@ -43,7 +44,10 @@ class ShardedBuffer(ReplayBuffer):
             self._each(ReverbBuffer.close)
             raise
         self.connection = Connections([shard.connection for shard in self.shards])
-        # Which server the running episode of each environment goes to.
+        # Whether each step may go elsewhere than the one before it: an item has no other.
+        single = all(config.n_step == 1 for config in replay.table_configs)
+        self._by_step = single and bool(self.shards[0].replay.packed)
+        # Which server the running episode of each environment goes to, or its next step.
         self._at = np.arange(replay.num_envs) % len(self.shards)
         self._block = 0  # rows of a batch, of one replica
 
@@ -60,11 +64,14 @@ class ShardedBuffer(ReplayBuffer):
     def add(self, trajectory: Trajectory) -> None:
         """Adds steps `[T, B, ...]`; see `ReverbBuffer.add`."""
         valid = np.asarray(trajectory.valid)
-        ends = (np.asarray(trajectory.termination) | np.asarray(trajectory.truncation)) & valid
-        ended = np.cumsum(ends, axis=0)
-        before = np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
+        moves = valid  # on to the next server
+        if not self._by_step:
+            ends = np.asarray(trajectory.termination) | np.asarray(trajectory.truncation)
+            moves = ends & valid
+        moved = np.cumsum(moves, axis=0)
+        before = np.concatenate([np.zeros_like(moved[:1]), moved[:-1]])
         home = (self._at + before) % len(self.shards)
-        self._at = (self._at + ended[-1]) % len(self.shards)
+        self._at = (self._at + moved[-1]) % len(self.shards)
         for i, shard in enumerate(self.shards):
             own = valid & (home == i)
             if own.any():
@@ -156,7 +163,7 @@ class ShardedBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, on all servers together."""
+        """Items that were made so far, on all servers together; a block is one."""
         return sum(shard.items_created for shard in self.shards)
 
     def save(self, folder: str, tables: bool = True) -> None:

@@ -149,7 +149,7 @@ class PackedItems:
             [(path, s.dtype.as_numpy_dtype, tuple(s.shape)) for path, s in self._leaves.items()]
         )
         self.late: int = self.dtype.fields["reward"][1]  # type: ignore[index]
-        self._discount, self._block_size = replay.discount, replay.block_size
+        self._discount, self._block_size = replay.discount, replay.block
 
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
@@ -173,14 +173,22 @@ class PackedItems:
     def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the leaves `[N, ...]` by path: of blocks, those of one transition of each.
 
+        To be traced: the transitions are drawn with seeds that are chosen here.
+
         Args:
           packed: uint8 [N, bytes of a block], N static.
         """
         if self._block_size > 1:
             packed = tf.reshape(packed, [-1, self._block_size, self.dtype.itemsize])
-            # Reverb's draw of the block does not repeat either.
+            # Reverb's draw of the block does not repeat either. Without seeds of its own the op is
+            # refused where ops are to be deterministic.
+            seed, seed2 = np.random.default_rng().integers(1, 2**31, 2).tolist()
             drawn = tf.raw_ops.RandomUniformInt(
-                shape=tf.shape(packed)[:1], minval=0, maxval=self._block_size
+                shape=tf.shape(packed)[:1],
+                minval=0,
+                maxval=self._block_size,
+                seed=seed,
+                seed2=seed2,
             )
             packed = tf.gather(packed, drawn, batch_dims=1)
         leaves = bytes_to_leaves(packed, list(self._leaves.values()))
@@ -220,6 +228,17 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
         return flat, False
     listed = json.loads(next(iter(flat))[len(_NAME) :])
     return {path: tf.TensorSpec(shape, tf.as_dtype(dtype)) for path, dtype, shape in listed}, True
+
+
+def block_of(signature: Any) -> float:
+    """Returns how many transitions an item of a table of packed items has.
+
+    Args:
+      signature: A nest of specs that `leaves_of` finds packed.
+    """
+    listed, _ = leaves_of(signature)
+    (spec,) = struct.paths(signature).values()
+    return spec.shape[0] / sum(map(num_bytes, listed.values()))  # type: ignore[no-any-return]
 
 
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
@@ -262,9 +281,10 @@ def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
         if sizes[0] != sizes[1]:
             raise UserError(
                 f"Reverb table {table.name!r}, block_size",
-                expected=f"blocks of {replay.block_size} transitions, {sizes[0]} bytes",
+                expected=f"blocks of {replay.block} transitions, {sizes[0]} bytes",
                 got=f"{sizes[1]} bytes",
-                remedy="Give ReverbReplay.block_size as the server was started with.",
+                remedy=f"Bind ReverbReplay.block_size={block_of(signature):g}, as the server's "
+                "tables are, or start the server as this is.",
             )
     if packed and signature.keys() != wanted.keys():
         raise UserError(

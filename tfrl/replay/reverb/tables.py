@@ -14,6 +14,7 @@ from tfrl.replay.reverb.factory import ONCE, TableConfig
 from tfrl.replay.reverb.library import reverb
 from tfrl.replay.reverb.signature import (
     as_served,
+    block_of,
     check_form,
     check_signature,
     item_signature,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def make_tables(replay: "ReverbReplay") -> list[Any]:
     """Returns a `reverb.Table` for each table of a factory, empty."""
     return [
-        _table(config, stored_signature(replay, config), replay.block_size)
+        _table(config, stored_signature(replay, config), replay.block)
         for config in replay.table_configs
     ]
 
@@ -50,7 +51,9 @@ def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> A
 
 
 def _limiter(config: TableConfig, block_size: int) -> Any:
-    limiters, least = reverb().rate_limiters, -(-(config.min_size or 1) // block_size)
+    # Whole blocks, and no more of them than there is room for.
+    least = min(-(-(config.min_size or 1) // block_size), (config.capacity or 1) // block_size)
+    limiters = reverb().rate_limiters
     if not config.samples_per_insert:
         return limiters.MinSize(least)
     ratio, tolerance = config.samples_per_insert * block_size, config.error_buffer()
@@ -169,21 +172,30 @@ def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any
             f"table '{name}' with {text}" for text in _differences(by_name[name], wanted[name])
         ]
     if result:
+        remedy = (
+            "A restored table keeps its checkpoint's limits: go back to that configuration, or "
+            "serve from another folder, whose tables begin empty."
+        )
+        pairs = [(by_name[name], wanted[name]) for name in by_name.keys() & wanted.keys()]
+        sizes = {(_block_of(_signature(old)), _block_of(new.info.signature)) for old, new in pairs}
+        for size in (before for before, after in sizes if before != after):
+            remedy = (
+                f"To go on, bind ReverbReplay.block_size={size:g}, as the checkpoint was written, "
+                "in all processes of the run (and where the gin file has InGraphReplay, "
+                "OffPolicyWorkflow.replay = @ReverbReplay and its arguments, such as "
+                f"ReverbReplay.capacity); or move {folder.parent} away to begin with empty tables."
+            )
         raise UserError(
             f"replay checkpoint {folder}",
             expected="the tables and limits that the configuration asks for",
             got="; ".join(sorted(result)),
-            remedy="A restored table keeps its checkpoint's limits: go back to that configuration, "
-            "or serve from another folder, whose tables begin empty.",
+            remedy=remedy,
         )
 
 
 def _differences(saved: Any, table: Any) -> Iterator[str]:
     """Yields `limit = saved value (asked: value)`."""
-    signature = None
-    if saved.HasField("signature"):
-        signature = tf_private.decode_structure(saved.signature)
-    old = _limits(saved) | _leaves(signature)
+    old = _limits(saved) | _leaves(_signature(saved))
     new = _limits(table.info) | _leaves(table.info.signature)
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name, "nothing"), new.get(name, "nothing")
@@ -191,10 +203,22 @@ def _differences(saved: Any, table: Any) -> Iterator[str]:
             yield f"{name} = {before} (asked: {after})"
 
 
+def _signature(saved: Any) -> Any:
+    return tf_private.decode_structure(saved.signature) if saved.HasField("signature") else None
+
+
+def _block_of(signature: Any) -> float:
+    """Transitions of an item, which is 1 in tables that are not packed."""
+    packed = isinstance(signature, dict) and leaves_of(signature)[1]
+    return block_of(signature) if packed else 1
+
+
 def _leaves(signature: Any) -> dict[str, str]:
     """Returns `{"signature <path>": "float32 [3]"}`."""
     listed, packed = leaves_of(signature) if isinstance(signature, dict) else ({}, False)
-    leaves = {"signature packed": "True"} if packed else {}
+    leaves = {"block_size": f"{_block_of(signature):g}"}
+    if packed:
+        leaves["signature packed"] = "True"
     for path, spec in tree.flatten_with_path(listed if packed else signature):
         name = f"signature {'/'.join(map(str, path)) or '(the whole)'}"
         known = spec is not None and spec.shape.rank is not None

@@ -43,7 +43,7 @@ class Writer:
         self._columns = Columns(replay)
         envs = range(replay.num_envs)
         self._streams: list[Any]
-        if replay.block_size > 1:
+        if replay.block > 1:
             packing = PackedItems(replay)
             self._streams = [BlockStream(replay, packing, client, highest, self._make_room)]
         elif replay.packed:
@@ -78,7 +78,7 @@ class Writer:
             has not taken in time.
         """
         columns = self._columns.of(trajectory)
-        if self._replay.block_size > 1:
+        if self._replay.block > 1:
             self._streams[0].add(columns)
         elif self._replay.packed:
             self._add_packed(columns)
@@ -138,7 +138,7 @@ class Writer:
         return None
 
     def flush(self) -> None:
-        """Waits until all items are in their tables.
+        """Waits until all items are in their tables; what has no full block yet is in none.
 
         Raises:
           UserError: If they are not in time.
@@ -157,7 +157,7 @@ class Writer:
                 _refuse_wait(self._replay, stream.pending, self._limited)
 
     def close(self) -> None:
-        """Ends the writers."""
+        """Ends the writers; what has no full block is not sent."""
         for stream in self._streams:
             stream.close()
 
