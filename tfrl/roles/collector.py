@@ -360,7 +360,7 @@ class RolloutCollector(Collector):
         """Returns the newest parameters; of a synchronous learner, those of its next request."""
         newest = self.parameters.newest()
         if not newest.request:  # those of a moment ago are learner steps older
-            return self.parameters.refresh()
+            return self.parameters.refresh(self.end_if_asked)
         now: Published | None = newest
         while now is None or 0 < now.request <= self._last_request:
             self.end_if_asked()
