@@ -250,3 +250,19 @@ def test_a_server_of_another_file_is_refused():
     with pytest.raises(UserError, match=r"expected .* \[16, 2\].*, got .* \[8, 2\]"):
         RolloutCollectors(other, server.address, wait_seconds=5.0)
     server.stop()
+
+
+def test_a_server_for_other_environments_or_collectors_is_refused():
+    server = ReverbServer(tables.make_tables(workflow(PPO), 2))  # 2 environments each
+    twice = [b.replace("num_envs=4", "num_envs=8") for b in PPO]
+    with pytest.raises(UserError, match=r"expected .* \[8, 4\].*, got .* \[8, 2\]"):
+        RolloutCollectors(workflow(twice), server.address, wait_seconds=5.0)
+    learner = workflow(PPO)
+    collectors = RolloutCollectors(learner, server.address, wait_seconds=5.0)
+    assert collectors.blank().valid.shape == [8, 4]
+    learner.close()
+    published = parameters.Published(tables.agent_form(workflow(twice)), 1, 0, False)
+    parameters.publish(reverb().Client(server.address), published)
+    with pytest.raises(UserError, match="expected rollouts of 4 collectors, got those of 2"):
+        RolloutCollector(workflow(twice), server.address, num_tasks=4, wait_seconds=5.0)
+    server.stop()

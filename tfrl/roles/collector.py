@@ -353,7 +353,7 @@ class RolloutCollector(Collector):
             log=log,
         )
         form = rollout_form(workflow, num_tasks)
-        check_rollouts(server, self.connection.server_info(), form)
+        check_rollouts(server, self.connection.server_info(), form, num_tasks)
         self._last_request = 0
 
     def next_parameters(self) -> Published:
