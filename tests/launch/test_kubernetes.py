@@ -8,6 +8,7 @@ import pytest
 
 from tests.launch import jobset_pods
 from tests.launch.launch_runs import in_process
+from tfrl.distribute import multi_worker
 from tfrl.errors import UserError
 from tfrl.launch import job, kubernetes, launch, placement
 
@@ -91,6 +92,16 @@ def test_each_pod_knows_its_place():
         assert f"--replay_server={replay}" in learner.command
     assert "--task_id=1" in collector.command and "--num_tasks=2" in collector.command
     assert "TF_CONFIG" not in collector.env
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_ends_the_job_and_workers_that_do_not_meet_do_not(name):
+    for replicated in rendered(name)["spec"]["replicatedJobs"]:
+        rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
+        (fatal,) = [r["onExitCodes"] for r in rules if r["action"] == "FailJob"]
+        codes = {error.exit_code for error in (UserError, multi_worker.RendezvousError)}
+        assert fatal["containerName"] == replicated["name"] and fatal["operator"] == "In"
+        assert codes & set(fatal["values"]) == {UserError.exit_code}
 
 
 REFUSED = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfrl import struct
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import settings
@@ -187,6 +188,26 @@ def test_a_block_of_transitions_counts_as_many_env_steps():
     job.server.stop()
 
 
+def test_what_a_collector_reports_at_its_end_arrives():
+    part = (*DQN, "OffPolicyWorkflow.learning_starts=500")  # until then nobody waits for a learner
+    server = ReverbServer(tables.make_tables(workflow(part), 1))
+    client = reverb().Client(server.address)
+    parameters.publish(client, parameters.Published(tables.agent_form(workflow(part)), 0, 0, False))
+    collector = ReplayCollector(workflow(part), server.address, pull_seconds=60.0)
+    # The first heartbeat comes with the first rollout of 4 steps of 2 environments.
+    assert not collector.run(lambda: collector.env_steps >= 160)
+    collector.close()
+    sizes = {name: info.current_size for name, info in client.server_info().items()}
+    assert sizes["episodes"] == 1 and sizes["statistics"] == 2
+    (episodes, _, length, total) = next(client.sample("episodes", 1, emit_timesteps=False)).data
+    assert episodes == collector.episodes > 0
+    assert 0 < length == total <= collector.env_steps == 160  # a reward of 1 a step
+    seen = client.sample("statistics", 2, emit_timesteps=False)
+    count = sorted(struct.paths(collector.form.normalizer)).index("count")
+    assert sum(float(item.data[count]) for item in seen) == 160
+    server.stop()
+
+
 def test_collectors_wait_with_one_rollout_each():
     """What waits for the learner is by old parameters: one more is in the queue."""
     job, learner = Job(PPO, 2), workflow(PPO)
@@ -249,4 +270,20 @@ def test_a_server_of_another_file_is_refused():
     other = workflow([PPO[0], *PPO[1:2], "OnPolicyWorkflow.rollout_length=16", *PPO[3:]])
     with pytest.raises(UserError, match=r"expected .* \[16, 2\].*, got .* \[8, 2\]"):
         RolloutCollectors(other, server.address, wait_seconds=5.0)
+    server.stop()
+
+
+def test_a_server_for_other_environments_or_collectors_is_refused():
+    server = ReverbServer(tables.make_tables(workflow(PPO), 2))  # 2 environments each
+    twice = [b.replace("num_envs=4", "num_envs=8") for b in PPO]
+    with pytest.raises(UserError, match=r"expected .* \[8, 4\].*, got .* \[8, 2\]"):
+        RolloutCollectors(workflow(twice), server.address, wait_seconds=5.0)
+    learner = workflow(PPO)
+    collectors = RolloutCollectors(learner, server.address, wait_seconds=5.0)
+    assert collectors.blank().valid.shape == [8, 4]
+    learner.close()
+    published = parameters.Published(tables.agent_form(workflow(twice)), 1, 0, False)
+    parameters.publish(reverb().Client(server.address), published)
+    with pytest.raises(UserError, match="expected rollouts of 4 collectors, got those of 2"):
+        RolloutCollector(workflow(twice), server.address, num_tasks=4, wait_seconds=5.0)
     server.stop()

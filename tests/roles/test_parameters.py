@@ -1,5 +1,8 @@
 """Parameters that travel through a table of Reverb, to and from TF-Agents' class."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -86,6 +89,47 @@ def test_the_newest_comes_in_the_background_and_once_when_asked(server, client):
     assert subscriber.pull().learner_steps == 2
     while subscriber.newest().learner_steps != 2:
         pass
+    subscriber.close()
+
+
+def test_a_refresh_reads_at_once_and_does_not_wait_for_a_learner(server, client):
+    parameters.publish(client, parameters.Published(filled(1), 1, 0, False))
+    connection = parameters.connect(server.address, 5.0, print)
+    subscriber = parameters.Subscriber(
+        connection, FORM, pull_seconds=60.0, wait_seconds=5.0, log=print
+    )
+    parameters.publish(client, parameters.Published(filled(2), 2, 0, False))
+    assert subscriber.newest().learner_steps == 1
+    newest = subscriber.refresh(list)
+    assert newest.learner_steps == 2 and subscriber.newest() is newest
+    assert subscriber.refresh(list) is newest  # equal parameters are not read again
+    client.reset(parameters.TABLE)  # as after a restart
+    began = time.monotonic()
+    assert subscriber.refresh(list) is newest and subscriber.pull() is None
+    assert time.monotonic() - began < 2.0
+    parameters.publish(client, parameters.Published(filled(3), 3, 0, False))
+    assert subscriber.refresh(list).learner_steps == 3
+    subscriber.close()
+
+
+class ToldToEndError(Exception):
+    pass
+
+
+def test_a_refresh_ends_when_told_to(server, client, monkeypatch):
+    parameters.publish(client, parameters.Published(filled(1), 1, 0, False))
+    subscriber = subscribe(server)
+    goes_on = threading.Event()
+    connection = subscriber._connection  # to a server that does not answer
+    monkeypatch.setattr(connection, "server_info", lambda: goes_on.wait(10.0) and {})
+
+    def end():
+        raise ToldToEndError
+
+    with pytest.raises(ToldToEndError):
+        subscriber.refresh(end)
+    subscriber._ending.set()
+    goes_on.set()
     subscriber.close()
 
 

@@ -208,7 +208,7 @@ def job_set(
                 "completions": workers,
                 "parallelism": workers,
                 "backoffLimit": max_restarts * workers,
-                "podFailurePolicy": {"rules": _failure_rules(kind, workers)},
+                "podFailurePolicy": {"rules": _failure_rules(kind)},
                 "template": {"spec": pod},
             }
         }
@@ -277,13 +277,13 @@ def _annotation(variable: str, annotation: str) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _failure_rules(kind: str, workers: int) -> list[dict[str, Any]]:
+def _failure_rules(kind: str) -> list[dict[str, Any]]:
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [evicted]}]
-    if workers == 1:  # one of several ends with it too, where the others do not come
-        mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
-        rules.append({"action": "FailJob", "onExitCodes": mistake})
-    return rules
+    mistake = {"containerName": kind, "operator": "In", "values": [_MISTAKE]}
+    return [
+        {"action": "Ignore", "onPodConditions": [evicted]},
+        {"action": "FailJob", "onExitCodes": mistake},
+    ]
 
 
 def _strategy(options: JobOptions) -> str:

@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.envs.host_env import HostEnv
+from tfrl.errors import UserError
 from tfrl.ops import statistics
+from tfrl.replay.reverb.cancellable_call import leave_behind, within
 from tfrl.replay.reverb.connection import Connection, await_tables
 from tfrl.replay.reverb.library import reverb
 from tfrl.roles import parameters
@@ -40,6 +42,7 @@ _LOOK_SECONDS = 0.002
 # Between two looks whether the run has ended, while the queue of rollouts is full.
 _SLICE_MS = 200
 _FLUSH_MS = 10_000
+_CLOSE_SECONDS = 5.0
 
 
 class _EndedError(Exception):
@@ -119,8 +122,11 @@ class Collector:
 
     def close(self) -> None:
         """Ends the connections and environments."""
-        for writer in self._reporters.values():
-            writer.close()  # what a full queue holds back is lost
+        if self.connection.lost:
+            leave_behind(self._reporters)
+        else:
+            for writer in self._reporters.values():
+                writer.close()  # what a full queue holds back is lost
         self.parameters.close()
         self.connection.close()
         if isinstance(self.env, HostEnv):
@@ -145,6 +151,14 @@ class Collector:
         for table, writer in self._reporters.items():
             flush = functools.partial(writer.flush, timeout_ms=_FLUSH_MS)
             self.connection.guard(flush, f"reports of {table}")
+
+    def _send_last_reports(self) -> None:
+        """Sends the reports, unless their server is away: that is not waited for at the end."""
+        try:
+            within(_CLOSE_SECONDS, self._send_reports, self.connection.address, "the last reports")
+        except UserError:
+            leave_behind(self._reporters)
+            self._reporters = {}
 
     # What subclasses say.
 
@@ -305,7 +319,9 @@ class ReplayCollector(Collector):
         try:
             self._buffer.on_wait = lambda: None
             self._buffer.close()
-            self.report_more()
+            if not self.connection.lost:
+                self.report_more()
+                self._send_last_reports()
         finally:
             super().close()
 
@@ -353,14 +369,14 @@ class RolloutCollector(Collector):
             log=log,
         )
         form = rollout_form(workflow, num_tasks)
-        check_rollouts(server, self.connection.server_info(), form)
+        check_rollouts(server, self.connection.server_info(), form, num_tasks)
         self._last_request = 0
 
     def next_parameters(self) -> Published:
         """Returns the newest parameters; of a synchronous learner, those of its next request."""
         newest = self.parameters.newest()
         if not newest.request:  # those of a moment ago are learner steps older
-            return self.parameters.refresh()
+            return self.parameters.refresh(self.end_if_asked)
         now: Published | None = newest
         while now is None or 0 < now.request <= self._last_request:
             self.end_if_asked()

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.errors import UserError
 from tfrl.nest_packing import builder
+from tfrl.replay.reverb.cancellable_call import ServerSilentError
 from tfrl.replay.reverb.connection import Connection, await_server
 from tfrl.replay.reverb.factory import check_address
 from tfrl.replay.reverb.library import reverb
@@ -29,6 +30,14 @@ _ENV_STEPS, _FINISHED, _PRIORITY, _REQUEST = "env_steps", "finished", "new_prior
 # While the learner has published nothing: between two looks, and before a line says so.
 _LOOK_SECONDS = 0.2
 _TELL_SECONDS = 3.0
+# A table that was filled gives its item within so long, unless its server has begun anew meanwhile.
+_READ_SECONDS = 30.0
+# Whoever wants the newest goes on with those that are known after so long.
+_REFRESH_SECONDS = 5.0
+
+
+# Of a reading: how often the server was away before, and how much it had been given.
+_Mark = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,10 +163,13 @@ class Subscriber:
         self._build = builder(form)
         self._connection = connection
         self._pull_seconds = pull_seconds
-        self._ending = threading.Event()
+        self._ending, self._awake = threading.Event(), threading.Event()
         self._error: BaseException | None = None
-        self._await_first(wait_seconds, log)
-        self._newest, self._count = self._pull(), 0
+        # Readings of the thread that began, and that ended; it alone sets `_newest`.
+        self._changed, self._begun, self._done = threading.Condition(), 0, 0
+        self._known: _Mark | None = None
+        self._pulled: _Mark | None = None
+        self._newest = self._first(wait_seconds, log)
         self._thread = threading.Thread(target=self._run, name="parameters", daemon=True)
         self._thread.start()
 
@@ -171,29 +183,45 @@ class Subscriber:
             raise self._error
         return self._newest
 
-    def refresh(self) -> Published:
-        """Reads at once what `newest` then returns."""
-        self.newest()  # raises where their server is lost
-        self._newest = self._pull()
-        return self._newest
+    def refresh(self, on_wait: Callable[[], None]) -> Published:
+        """Reads at once what `newest` then returns, unless nothing new is there.
+
+        A server that began anew has no parameters until the learner publishes again, for which it
+        may need rollouts: those that are known go on.
+
+        Args:
+          on_wait: Called while it waits; may raise.
+
+        Raises:
+          UserError: Their server is lost.
+        """
+        deadline = time.monotonic() + _REFRESH_SECONDS
+        with self._changed:
+            wanted = self._begun + 1  # one that is under way may have looked too early
+            self._awake.set()
+            while self._done < wanted and self._error is None and time.monotonic() < deadline:
+                if not self._changed.wait(_LOOK_SECONDS):
+                    on_wait()
+        return self.newest()
 
     def pull(self) -> Published | None:
         """Reads at once, if something was published since the last call; else None."""
-        count = self._connection.server_info()[TABLE].rate_limiter_info.insert_stats.completed
-        if count == self._count:
-            return None
-        self._count = count
-        return self._pull()
+        self._pulled, published = self._read(self._pulled)
+        return published
 
     def close(self) -> None:
         """Ends the reading: one that the interpreter ends would abort the process."""
         self._ending.set()
+        self._awake.set()
         self._thread.join(timeout=_CLOSE_SECONDS)
 
-    def _await_first(self, seconds: float, log: Callable[[str], None]) -> None:
+    def _first(self, seconds: float, log: Callable[[str], None]) -> Published:
         deadline = time.monotonic() + seconds
         tells_at = time.monotonic() + _TELL_SECONDS
-        while not self._connection.server_info()[TABLE].current_size:
+        while True:
+            self._known, published = self._read(self._known)
+            if published is not None:
+                return published
             if time.monotonic() > tells_at:
                 tells_at = deadline + 1.0
                 log(f"Waiting up to {seconds:g} s for the learner: no parameters yet.")
@@ -207,23 +235,53 @@ class Subscriber:
             time.sleep(_LOOK_SECONDS)
 
     def _run(self) -> None:
-        while not self._ending.wait(self._pull_seconds):
-            try:
-                self._newest = self._pull()
-            except BaseException as error:  # noqa: BLE001  (told by `newest`)
-                if not self._ending.is_set():
-                    self._error = error
+        while self._error is None:
+            self._awake.wait(self._pull_seconds)
+            self._awake.clear()
+            if self._ending.is_set():
                 return
+            with self._changed:
+                self._begun += 1
+            published = None
+            try:
+                self._known, published = self._read(self._known)
+            except BaseException as error:  # noqa: BLE001  (told by `newest`)
+                if self._ending.is_set():
+                    return
+                self._error = error
+            with self._changed:
+                self._newest = published or self._newest
+                self._done = self._begun
+                self._changed.notify_all()
 
-    def _pull(self) -> Published:
-        """Reads the table; where a server began anew, waits until it is filled again."""
+    def _read(self, known: _Mark | None) -> tuple[_Mark | None, Published | None]:
+        """Reads the table, if it has something newer than an earlier reading.
+
+        Args:
+          known: The mark that the earlier reading returned.
+
+        Returns:
+          The mark of this one, and the parameters; None for these where there is nothing new, or
+          nothing at all since the server began anew.
+        """
+        outages = self._connection.reconnections  # a server that began anew counts anew
+        info = self._connection.server_info()[TABLE]
+        mark = outages, info.rate_limiter_info.insert_stats.completed
+        if mark == known or not info.current_size:
+            return mark, None
+        try:
+            return mark, self._sample()
+        except ServerSilentError:  # it was emptied meanwhile
+            return known, None
+
+    def _sample(self) -> Published:
         client = self._connection.client
 
         def read() -> Any:
             return next(iter(client.sample(TABLE, 1)))[0].data
 
         env_steps, finished, new_priority, *values, request, learner_steps = self._connection.guard(
-            read, "reading parameters"
+            read, "reading parameters", timeout=_READ_SECONDS
         )
         by_path = dict(zip(sorted(self._leaves), values, strict=True))
         state = self._build([tf.constant(by_path[path]) for path in self._leaves])

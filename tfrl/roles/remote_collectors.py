@@ -399,11 +399,11 @@ class RolloutCollectors(RemoteCollectors):
         self._synchronous, self._max_policy_lag = synchronous, max_policy_lag
         connection = parameters.connect(server, wait_seconds, log)
         info = connection.server_info()
-        self._num_collectors = collectors_of(workflow, info)
+        self._num_collectors = collectors_of(info)
         self._form = rollout_form(workflow, self._num_collectors)
-        self._paths = sorted(rollout_signature(self._form))
+        self._paths = sorted(rollout_signature(self._form, self._num_collectors))
         self._leaves = list(struct.paths(self._form))
-        check_rollouts(server, info, self._form)
+        check_rollouts(server, info, self._form, self._num_collectors)
         self._dropped = 0
         super().__init__(
             workflow,

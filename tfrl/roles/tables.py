@@ -1,6 +1,7 @@
 """The Reverb tables of a distributed run: experience, parameters, and what collectors report."""
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,10 +26,13 @@ EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
 # Of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
+# How the spec of TASK_ID is named, so that a server says for how many collectors it is.
+_OF_COLLECTORS = "of_{}_collectors"
 # Transitions of an item of replay, and its bytes, at most: see `ReverbReplay.block_size`.
 _BLOCK_SIZE, _BLOCK_BYTES = 64, 16_384
 # Reports that no learner has read yet, at most; older ones go.
 _MOST_REPORTS = 100_000
+_REMEDY = "Start all processes of a run with the same gin file, bindings and number of collectors."
 
 
 def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int = 1) -> list[Any]:
@@ -45,7 +49,7 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
     form = agent_form(workflow)
     tables = [parameters.make_table(form), _report_table(HEARTBEATS, _HEARTBEAT)]
     if isinstance(workflow, OnPolicyWorkflow):
-        signature = rollout_signature(rollout_form(workflow, num_collectors))
+        signature = rollout_signature(rollout_form(workflow, num_collectors), num_collectors)
         if num_servers > 1:
             raise UserError(
                 "num_servers",
@@ -133,37 +137,39 @@ def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:
     return tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), played)  # type: ignore[no-any-return]
 
 
-def rollout_signature(form: Trajectory) -> dict[str, Any]:
+def rollout_signature(form: Trajectory, num_collectors: int) -> dict[str, Any]:
     """Returns the signature of a rollout of one collector, flat: `{path: tf.TensorSpec}`.
 
     Args:
       form: Of `rollout_form`.
+      num_collectors: How many processes play.
     """
     specs = {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(form).items()}
     return {
         **specs,
         POLICY_VERSION: tf.TensorSpec([], tf.int64),
         REQUEST: tf.TensorSpec([], tf.int64),
-        TASK_ID: tf.TensorSpec([], tf.int32),
+        TASK_ID: tf.TensorSpec([], tf.int32, name=_OF_COLLECTORS.format(num_collectors)),
     }
 
 
-def collectors_of(workflow: OnPolicyWorkflow, info: Mapping[str, Any]) -> int:
-    """Returns for how many collectors the rollouts of a server are.
+def collectors_of(info: Mapping[str, Any]) -> int:
+    """Returns for how many collectors a server of rollouts was started; 1 for another server.
 
     Args:
-      workflow: What the gin file describes, all of whose environments they share.
       info: `{table: reverb TableInfo}`.
     """
     signature = info[ROLLOUTS].signature if ROLLOUTS in info else {}
-    each = signature["valid"].shape[1] if "valid" in signature else workflow.env.num_envs
-    count, rest = divmod(workflow.env.num_envs, each)
-    return 1 if rest else max(count, 1)  # `check_rollouts` says what differs
+    name = signature[TASK_ID].name if TASK_ID in signature else None
+    count = re.fullmatch(_OF_COLLECTORS.format(r"(\d+)"), name or "")
+    return int(count[1]) if count else 1  # `check_rollouts` says what differs
 
 
-def check_rollouts(address: str, info: Mapping[str, Any], form: Trajectory) -> None:
-    """Raises a UserError where a server does not take rollouts of a form."""
-    want = {p: _said(spec) for p, spec in rollout_signature(form).items()}
+def check_rollouts(
+    address: str, info: Mapping[str, Any], form: Trajectory, num_collectors: int
+) -> None:
+    """Raises a UserError where a server does not take rollouts of a form and so many collectors."""
+    want = {p: _said(spec) for p, spec in rollout_signature(form, num_collectors).items()}
     table = info.get(ROLLOUTS)
     have = {} if table is None else {p: _said(spec) for p, spec in table.signature.items()}
     for path in sorted(want.keys() | have.keys()):
@@ -172,9 +178,15 @@ def check_rollouts(address: str, info: Mapping[str, Any], form: Trajectory) -> N
                 f"table {ROLLOUTS!r} at {address}, {path}",
                 expected=want.get(path, "nothing"),
                 got=have.get(path, "nothing"),
-                remedy="Start all processes of a run with the same gin file, bindings and "
-                "--num_collectors.",
+                remedy=_REMEDY,
             )
+    if collectors_of(info) != num_collectors:
+        raise UserError(
+            f"table {ROLLOUTS!r} at {address}",
+            expected=f"rollouts of {num_collectors} collectors",
+            got=f"those of {collectors_of(info)}",
+            remedy=_REMEDY,
+        )
 
 
 def _said(spec: tf.TensorSpec) -> str:
