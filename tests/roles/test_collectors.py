@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import struct
 from tfrl.envs.remote_env import RemoteEnv
 from tfrl.errors import UserError
 from tfrl.launch import settings
@@ -189,22 +188,19 @@ def test_a_block_of_transitions_counts_as_many_env_steps():
 
 
 def test_what_a_collector_reports_at_its_end_arrives():
-    part = (*DQN, "OffPolicyWorkflow.learning_starts=500")  # until then nobody waits for a learner
+    # Until learning starts nobody waits for a learner.
+    part = [*(b for b in DQN if "normalize" not in b), "OffPolicyWorkflow.learning_starts=500"]
     server = ReverbServer(tables.make_tables(workflow(part), 1))
     client = reverb().Client(server.address)
     parameters.publish(client, parameters.Published(tables.agent_form(workflow(part)), 0, 0, False))
     collector = ReplayCollector(workflow(part), server.address, pull_seconds=60.0)
-    # The first heartbeat comes with the first rollout of 4 steps of 2 environments.
+    collector._told = time.monotonic()  # no report before the end
     assert not collector.run(lambda: collector.env_steps >= 160)
     collector.close()
-    sizes = {name: info.current_size for name, info in client.server_info().items()}
-    assert sizes["episodes"] == 1 and sizes["statistics"] == 2
+    assert client.server_info()["episodes"].current_size == 1
     (episodes, _, length, total) = next(client.sample("episodes", 1, emit_timesteps=False)).data
     assert episodes == collector.episodes > 0
     assert 0 < length == total <= collector.env_steps == 160  # a reward of 1 a step
-    seen = client.sample("statistics", 2, emit_timesteps=False)
-    count = sorted(struct.paths(collector.form.normalizer)).index("count")
-    assert sum(float(item.data[count]) for item in seen) == 160
     server.stop()
 
 
