@@ -89,6 +89,7 @@ train-current: $(INSTALLED_CURRENT)
 test: $(INSTALLED)
 	@failed=0; for part in $(PARTS); do \
 	  $(PY) -m pytest -m "not slow" -n $(TEST_WORKERS) --dist loadfile --durations=15 \
+	    --max-worker-restart=0 \
 	    $$part $(ARGS) || { code=$$?; [[ $$code == 5 ]] || failed=$$code; }; \
 	done; exit $$failed  # 5: no test of this part is chosen
 
