@@ -196,7 +196,14 @@ def test_what_a_collector_reports_at_its_end_arrives():
     collector = ReplayCollector(workflow(part), server.address, pull_seconds=60.0)
     collector._told = time.monotonic()  # no report before the end
     assert not collector.run(lambda: collector.env_steps >= 160)
+    calls = []
+    for name in ("report", "_send_reports"):
+        method = getattr(collector, name)
+        noted = lambda *args, name=name, method=method: (calls.append(name), method(*args))  # noqa: E731
+        setattr(collector, name, noted)
     collector.close()
+    # A writer that is closed may lose what it was given.
+    assert "report" in calls and calls[-1] == "_send_reports"
     assert client.server_info()["episodes"].current_size == 1
     (episodes, _, length, total) = next(client.sample("episodes", 1, emit_timesteps=False)).data
     assert episodes == collector.episodes > 0

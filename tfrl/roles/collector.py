@@ -289,8 +289,8 @@ class ReplayCollector(Collector):
         self._buffer.add(played.replace(policy_extras=extras))
         ended = (np.asarray(played.termination) | np.asarray(played.truncation)) & valid
         if ended.any():
-            told = played.env_extras or {}
-            sums = [np.asarray(told[n])[ended].sum() for n in ("episode_length", "episode_return")]
+            infos = played.env_extras or {}
+            sums = [np.asarray(infos[n])[ended].sum() for n in ("episode_length", "episode_return")]
             self._ended += [np.count_nonzero(ended), *sums]
         if self._normalizes:
             self._played.append(played)
