@@ -70,7 +70,7 @@ def test_the_transitions_are_those_of_the_oracle(n_step, mode):
     stream.cut()
     expected.cut()
     wanted = sorted(expected.all(), key=helpers.first_obs)
-    left = unpacked(replay, list(stream._left))
+    left = unpacked(replay, list(stream._partial_block))
     found = sorted(unpacked(replay, client.blocks) + left, key=helpers.first_obs)
     helpers.close_to(found, wanted)
     assert len(left) == len(wanted) % 2

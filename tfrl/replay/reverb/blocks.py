@@ -51,7 +51,7 @@ class BlockStream(Outlet):
         rows = self._n - 1, replay.num_envs
         self._tail = np.empty([*rows, packing.dtype.itemsize], np.uint8)
         self._tail_rewards, self._tail_valid = np.zeros(rows), np.zeros(rows, np.bool_)
-        self._left = np.empty([0, packing.dtype.itemsize], np.uint8)
+        self._partial_block = np.empty([0, packing.dtype.itemsize], np.uint8)
 
     def add(self, columns: Mapping[str, np.ndarray]) -> None:
         """Adds steps, which go on where the last ones stopped.
@@ -60,7 +60,7 @@ class BlockStream(Outlet):
           columns: Of a trajectory, `[T, B, ...]` by path.
         """
         nothing = np.zeros_like(self._tail_valid)
-        self._make(
+        self._make_items(
             np.concatenate([self._tail, self._packing.rows(columns)]),
             np.concatenate([self._tail_rewards, columns["reward"]]),
             np.concatenate([nothing, columns["termination"]]),
@@ -73,9 +73,9 @@ class BlockStream(Outlet):
         nothing = np.zeros_like(self._tail_valid)
         ends = np.ones_like(nothing)
         ends[:-1] = False  # the tails stand at the end of time
-        self._make(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
+        self._make_items(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
 
-    def _make(
+    def _make_items(
         self,
         rows: np.ndarray,
         rewards: np.ndarray,
@@ -83,22 +83,26 @@ class BlockStream(Outlet):
         truncation: np.ndarray,
         valid: np.ndarray,
     ) -> None:
-        """Makes the items that are complete by the last of some steps `[T, B]`; keeps the rest."""
+        """Makes the items that are complete by the last of some steps `[T, B]`; keeps the rest.
+
+        An item begins at a step and holds up to n of them, fewer where its episode ends before.
+        With n = 2 and steps a, b, c of which b ends an episode: (a, b) and (b), and c is kept.
+        """
         envs, times = np.nonzero(valid.T)  # one environment's steps after the other's
         if not len(envs):
             return
         rows, rewards = rows[times, envs], rewards[times, envs].astype(np.float64)
         terminated = termination[times, envs]
         ended = terminated | truncation[times, envs]
-        at = np.arange(len(envs))
+        index = np.arange(len(envs))
         newest = np.searchsorted(envs, envs, side="right") - 1  # each environment's
         # The step that ends an episode, or one behind all of them.
-        end = np.where(ended, at, len(at))
+        end = np.where(ended, index, len(index))
         end = np.minimum.accumulate(end[::-1])[::-1]
-        last = np.minimum(at + self._n - 1, end)
+        last = np.minimum(index + self._n - 1, end)  # of the item that begins here
         complete = last <= newest
-        self._keep(rows, rewards, envs, newest - at, ~complete)
-        first, last = at[complete], last[complete]
+        self._keep(rows, rewards, envs, newest - index, ~complete)
+        first, last = index[complete], last[complete]
         first = first[np.argsort(times[last], kind="stable")]  # in the order of their steps
         last = np.minimum(first + self._n - 1, end[first])
         total = np.zeros(len(first))
@@ -117,18 +121,19 @@ class BlockStream(Outlet):
         rows: np.ndarray,
         rewards: np.ndarray,
         envs: np.ndarray,
-        behind: np.ndarray,
-        kept: np.ndarray,
+        age: np.ndarray,
+        incomplete: np.ndarray,
     ) -> None:
-        """Keeps the steps whose items are not complete, each as many steps behind the newest."""
+        """Keeps the steps whose items are not complete; `age` counts steps from the newest one."""
         self._tail_valid[:] = False
-        places = self._n - 2 - behind[kept], envs[kept]
-        self._tail[places], self._tail_rewards[places] = rows[kept], rewards[kept]
+        places = self._n - 2 - age[incomplete], envs[incomplete]
+        self._tail[places], self._tail_rewards[places] = rows[incomplete], rewards[incomplete]
         self._tail_valid[places] = True
 
     def _send(self, items: np.ndarray) -> None:
-        items = np.concatenate([self._left, items])
-        whole = len(items) // self._size * self._size
-        for block in items[:whole].reshape(-1, self._size * items.shape[1]):
+        """Sends the full blocks of what has waited and some new items; the rest waits."""
+        items = np.concatenate([self._partial_block, items])
+        in_blocks = len(items) // self._size * self._size
+        for block in items[:in_blocks].reshape(-1, self._size * items.shape[1]):
             self.create(self._tables, [self._writer.Append([block])], _SQUEEZED)
-        self._left = items[whole:].copy()
+        self._partial_block = items[in_blocks:].copy()
