@@ -7,7 +7,8 @@ import tensorflow as tf
 from tfrl import struct
 from tfrl.ops import statistics
 from tfrl.types import Nest, Trajectory
-from tfrl.workflows.run_state import RolloutResult, State
+from tfrl.workflows.rollout_result import RolloutResult
+from tfrl.workflows.run_state import State
 
 # The policy extra of an item: the learner steps behind the parameters that chose its action.
 POLICY_VERSION = "policy_version"

@@ -69,6 +69,16 @@ class Experience(Protocol):
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
 
+class RolloutSource(Protocol):
+    """What a host runner asks of the source of its rollouts."""
+
+    def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
+        """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout."""
+
+    def env_steps(self, played: Nest) -> int:
+        """Returns the env steps of what `play` gave, with those of other processes."""
+
+
 class HostIterating(Iterating, Protocol):
     """What a host runner asks of a workflow."""
 
@@ -77,11 +87,9 @@ class HostIterating(Iterating, Protocol):
     rollout_length: int
     overlap: bool
 
-    def steps_in(self, played: Nest) -> int:
-        """Returns the env steps of what a rollout gave, those of other processes too."""
-
-    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how a rollout is played."""
+    @property
+    def rollout_source(self) -> RolloutSource:
+        """Where the rollouts come from."""
 
     def action_fn_of(self, phase: RunPhase) -> Callable[..., Any]:
         """Returns how the agent acts in a phase."""
@@ -152,7 +160,8 @@ class HostRunner(Runner):
         if phase not in self._calls:
             self._calls[phase] = CompiledLearnerCall(self, self._workflow, state, run_stages)
         rest, experience = self._calls[phase], self.experience
-        play = self._workflow.host_rollout(run_stages, random=run_stages.phase.random)
+        source = self._workflow.rollout_source
+        play = source.rollout(run_stages, random=run_stages.phase.random)
         env_state, carry = state.env_state, state.carry
         form = state.replace(env_state=None, carry=None)
         counts = leaves.carried(form)
@@ -171,7 +180,7 @@ class HostRunner(Runner):
                 experience.flush(inputs.outputs)
             middle = time.perf_counter()
             played, env_state, carry = play(acting, env_state, carry, inputs.play_key)
-            env_steps += self._workflow.steps_in(played)
+            env_steps += source.env_steps(played)
             if experience is not None:
                 experience.on_rollout(played)
             end = time.perf_counter()

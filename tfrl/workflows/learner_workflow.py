@@ -5,7 +5,7 @@ import concurrent.futures
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfrl import checks, seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.distribute.replicas import Replicas
-from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.worker_group import WorkerGroup
 from tfrl.envs.core import Autoreset, Env
@@ -37,12 +36,8 @@ from tfrl.learners.learner_state import LearnerState
 from tfrl.learning import leaves
 from tfrl.metrics.accumulator import (
     EPISODE_METRICS,
-    OBS_OUTLIERS,
-    OUTLIERS,
-    REWARD_OUTLIERS,
 )
 from tfrl.rollout import rollout
-from tfrl.rollout.acting import policy_for
 from tfrl.rollout.step import ActionFn
 from tfrl.traces import Traces, logic_key, traces_of
 from tfrl.types import EnvState, Nest, Trajectory
@@ -60,10 +55,19 @@ from tfrl.workflows.checks import (
     made_agent,
     name_of,
 )
-from tfrl.workflows.collectors import CollectedRollouts, Collectors
+from tfrl.workflows.collectors import Collectors
 from tfrl.workflows.core import Advance, Workflow
 from tfrl.workflows.host_runner import HostRunner
-from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
+from tfrl.workflows.rollout_result import (
+    NONFINITE_STATISTICS,
+    RolloutResult,
+    episode_metrics,
+    finite_statistics,
+    merge_results,
+    outlier_metrics,
+)
+from tfrl.workflows.rollout_sources import CollectorSource, DeviceSource, HostSource
+from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.run_values import (
     PLAYED,
     learner_values,
@@ -77,9 +81,6 @@ from tfrl.workflows.stages import RunPhase, Stages, check_compile
 # How long workers wait for each other where none of them waits for collectors.
 _WORKER_SECONDS = 600.0
 STAGES = ("rollout", "update", "evaluation", "loop")
-
-# Whether a rollout would have made the statistics of observations non-finite.
-NONFINITE_STATISTICS = "nonfinite/statistics"
 
 
 class LearnerWorkflow(Workflow):
@@ -203,12 +204,18 @@ class LearnerWorkflow(Workflow):
           collectors: Gives what they have played, and hands them the agent's state.
           env: What is known of their environments, in the place of those of this process.
         """
-        if isinstance(self.env, HostEnv):
-            self.env.close()
+        self.rollout_source.close()
         self.collectors, self.env, self.overlap = collectors, env, False
         modes = {"rollout": "graph", "loop": "eager"}
         self.use_compile({**self.compile, **modes})
         self._divide()
+
+    @property
+    def rollout_source(self) -> DeviceSource:
+        """Where the rollouts come from: environments on the device, on the host, or collectors."""
+        if self.collectors is not None:
+            return CollectorSource(self, self.collectors)
+        return HostSource(self) if isinstance(self.env, HostEnv) else DeviceSource(self)
 
     @property
     def worker_group(self) -> WorkerGroup | None:
@@ -230,8 +237,8 @@ class LearnerWorkflow(Workflow):
         several = self.replicas.num_workers > 1
         self._worker_group: WorkerGroup | None = None
         if several:
-            waits = 0.0 if self.collectors is None else self.collectors.wait_seconds
-            self._worker_group = WorkerGroup(self.replicas.strategy, _WORKER_SECONDS + waits)
+            seconds = _WORKER_SECONDS + self.rollout_source.wait_seconds
+            self._worker_group = WorkerGroup(self.replicas.strategy, seconds)
         parts = self.replicas.num_replicas
         if parts > 1:
             self.rescale_config(parts)
@@ -327,26 +334,8 @@ class LearnerWorkflow(Workflow):
         return {**out.metrics, **metrics, **episodes}, state
 
     def merged(self, out: RolloutResult, normalizer: Nest, env_state: Nest) -> RolloutResult:
-        """Returns what a replica's rollout found together with that of the others."""
-        replicas = self.replicas
-        counts = replicas.sum(out.counts)
-        shares = {}
-        for name in ("env_steps", "episodes"):
-            own = tf.cast(out.counts[name], tf.float32)
-            shares[name] = own / tf.maximum(tf.cast(counts[name], tf.float32), 1.0)
-        of_episodes = (*EPISODE_METRICS, *map("episode_{}".format, self.env.info_fields))
-        weighted = {
-            name: x
-            if name in OUTLIERS  # counts
-            else x * shares["episodes" if name in of_episodes else "env_steps"]
-            for name, x in out.metrics.items()
-        }
-        return out.replace(  # type: ignore[no-any-return]
-            counts=counts,
-            metrics=replicas.sum(weighted),
-            normalizer=merge_over_replicas(replicas, normalizer, out.normalizer),
-            env_state=merge_over_replicas(replicas, env_state, out.env_state),
-        )
+        """Returns a replica's result with the counts, metrics and statistics of all replicas."""
+        return merge_results(self.replicas, out, normalizer, env_state, self.env.info_fields)
 
     def with_normalizer(self, state: State, normalizer: Nest) -> State:
         """Returns the state with other statistics of observations; None for those that it has."""
@@ -494,64 +483,24 @@ class LearnerWorkflow(Workflow):
 
     def process_rollout(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
         """Turns the experience of a rollout into a batch; a pure function of values."""
-        ended = (trajectory.termination | trajectory.truncation) & trajectory.valid
-        ends = tf.cast(ended, tf.float32)
-        count = tf.reduce_sum(ends)
-        extras = trajectory.env_extras
-        some = tf.maximum(count, 1.0)
-        lengths = tf.cast(extras["episode_length"], tf.float32)
-        # Of several agents: that of the team.
-        returns = tf.add_n(tf.nest.flatten(extras["episode_return"]))
-        infos = {}
-        for name in self.env.info_fields:
-            at_ends = tf.where(ended, tf.cast(extras[name], tf.float32), 0.0)
-            infos[f"episode_{name}"] = tf.reduce_sum(at_ends) / some
+        of_episodes, episodes = episode_metrics(trajectory, self.env.info_fields)
         if self.all_rows_valid:  # so nothing needs a mask
             env_steps = tf.size(trajectory.valid, tf.int64)
             trajectory = trajectory.replace(valid=None)
         else:
             env_steps = tf.math.count_nonzero(trajectory.valid)
         batch, metrics = self.make_batch(agent_state, trajectory)
-        normalizer, lost = self._observed(agent_state, trajectory)
+        normalizer = self.normalizer(self.agent.update_normalizer(agent_state, trajectory))
+        nonfinite: dict[str, tf.Tensor] = {}
+        if normalizer is not None and self.check_numerics != "off":
+            normalizer, nonfinite = finite_statistics(self.normalizer(agent_state), normalizer)
+        outliers = outlier_metrics(self.agent, agent_state, trajectory)
         return RolloutResult(
             batch=batch,
             normalizer=normalizer,
-            metrics={
-                **metrics,
-                **lost,
-                **self._outliers(agent_state, trajectory),
-                "episode_return": tf.reduce_sum(ends * returns) / some,
-                "episode_length": tf.reduce_sum(ends * lengths) / some,
-                **infos,
-            },
-            counts={"env_steps": env_steps, "episodes": tf.cast(count, tf.int64)},
+            metrics={**metrics, **nonfinite, **outliers, **of_episodes},
+            counts={"env_steps": env_steps, "episodes": episodes},
         )
-
-    def _observed(
-        self, agent_state: Any, trajectory: Trajectory
-    ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """The statistics with a rollout in them; those before where they would not be finite.
-
-        With them a metric that tells so, 1 or 0.
-        """
-        before = self.normalizer(agent_state)
-        after = self.normalizer(self.agent.update_normalizer(agent_state, trajectory))
-        if after is None or self.check_numerics == "off":
-            return after, {}
-        leaves = [x for x in tf.nest.flatten(after) if x.dtype.is_floating]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in leaves])
-        kept = tf.nest.map_structure(lambda x, y: tf.where(finite, x, y), after, before)
-        return kept, {NONFINITE_STATISTICS: tf.cast(~finite, tf.float32)}
-
-    def _outliers(self, agent_state: Any, trajectory: Trajectory) -> dict[str, tf.Tensor]:
-        """How many values the statistics took as others than they are."""
-        obs = getattr(self.agent, "count_outliers", lambda *_: None)(agent_state, trajectory)
-        rewards = (trajectory.env_extras or {}).get(OUTLIER)
-        counts = {
-            OBS_OUTLIERS: obs,
-            REWARD_OUTLIERS: None if rewards is None else tf.math.count_nonzero(rewards),
-        }
-        return {n: tf.cast(x, tf.float32) for n, x in counts.items() if x is not None}
 
     @abc.abstractmethod
     def make_batch(
@@ -617,12 +566,7 @@ class LearnerWorkflow(Workflow):
         """The environments and the carry of a replica of a run that begins."""
         if self.replicas.several:
             key = seeding.fold_in(key, self.replicas.index())
-        env_state = self.replica_env.reset(key)
-        make_carry = getattr(self.agent, "initial_carry", None)
-        carry = make_carry(self.replica_env.num_envs) if make_carry else None
-        if isinstance(self.replica_env, HostEnv):
-            return env_state, carry
-        return tf.nest.map_structure(tf.convert_to_tensor, env_state), carry
+        return self.rollout_source.reset(key)
 
     def _state_over(
         self,
@@ -673,8 +617,7 @@ class LearnerWorkflow(Workflow):
     @property
     def loops_on_host(self) -> bool:
         """Whether a rollout is a step of Python's, and all that follows it one call."""
-        on_host = isinstance(self.env, HostEnv) or self.collectors is not None
-        return on_host or self.loops_in_python
+        return self.rollout_source.in_python or self.loops_in_python
 
     @property
     def shares_traces(self) -> bool:
@@ -683,8 +626,12 @@ class LearnerWorkflow(Workflow):
         Not under several replicas: their variables stay those of the first call. Not with
         environments that Python steps within the graph, which a trace would keep.
         """
-        in_graph = on_host(self.env) and not isinstance(self.env, HostEnv)
-        return not self.replicas.several and not in_graph
+        return not self.replicas.several and not self.steps_in_graph
+
+    @property
+    def steps_in_graph(self) -> bool:
+        """Whether a graph calls Python to step the environments."""
+        return on_host(self.env) and not isinstance(self.env, HostEnv)
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
         """Returns the first `agent_state` and `opt_state`, tensors; to be overridden.
@@ -768,8 +715,7 @@ class LearnerWorkflow(Workflow):
 
     def begin_call(self, state: State) -> State:
         """Leaves out what no iteration changes; tells collectors what the agent is now."""
-        if self.collectors is not None:
-            self.collectors.begin(state)
+        self.rollout_source.begin_call(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
         return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
 
@@ -794,25 +740,6 @@ class LearnerWorkflow(Workflow):
 
     # On the host, where a rollout is Python's.
 
-    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how a rollout is played, at random or by the policy, or got from collectors."""
-        if self.collectors is not None:
-            return functools.partial(self.collectors.play, waits=not run_stages.phase.learns)
-        action_fn = self.agent.random_actions if random else None
-        collect = functools.partial(self.collect_trajectory, action_fn=action_fn)
-        if isinstance(self.env, HostEnv):
-            return collect
-        return run_stages.stage("rollout/random" if random else "rollout", collect)
-
-    def steps_in(self, played: Nest) -> int:
-        """Returns the env steps of what `host_rollout` gave, those of other processes too."""
-        if isinstance(played, CollectedRollouts):
-            played = played.trajectory
-        if self.all_rows_valid:
-            return self.rollout_length * int(self.env.num_envs)
-        steps, group = int(np.count_nonzero(played.valid)), self.worker_group
-        return steps if group is None else int(sum(group.all_gather(steps)))
-
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
         """Returns how the agent acts in a phase."""
         agent = self.agent
@@ -823,33 +750,6 @@ class LearnerWorkflow(Workflow):
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """All that follows a rollout on the host, see `host_runner.HostIterating`."""
-
-    def rollout_result(self, state: State, played: Nest) -> RolloutResult:
-        """Returns what is made of a rollout on the host.
-
-        Args:
-          state: Before the iteration.
-          played: What `host_rollout` gave: of several replicas, the rows of this process' one
-            behind the other.
-        """
-        if isinstance(played, CollectedRollouts):
-            result = self.rollout_result(state, played.trajectory)
-            return result.replace(metrics={**result.metrics, **played.metrics})  # type: ignore[no-any-return]
-        replicas, agent_state = self.replicas, state.agent_state
-        if not replicas.several:
-            return self.compiled_process_rollout(struct.values(agent_state), played)  # type: ignore[no-any-return]
-        share = self.replica_env.num_envs
-
-        def own(played: Trajectory) -> RolloutResult:
-            start = replicas.local_index() * share
-            rows = tf.nest.map_structure(lambda x: x[:, start : start + share], played)
-            values = struct.values(agent_state)
-            out = self.compiled_process_rollout(values, rows)
-            return self.merged(out, self.normalizer(values), None)
-
-        out = replicas.run(own, played)
-        common = replicas.any_replica(out.replace(batch=None))
-        return common.replace(batch=out.batch)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -921,8 +821,8 @@ class LearnerWorkflow(Workflow):
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
         """Sets the compile modes of runs that are set up from now on."""
-        more = {"rollout": ("numpy",)} if isinstance(self.env, HostEnv) else None
-        self.compile = check_compile(choices, STAGES, more)
+        more = self.rollout_source.rollout_modes
+        self.compile = check_compile(choices, STAGES, {"rollout": more} if more else None)
         if self._evaluator is not None and self.compile["evaluation"] == "auto":
             self.compile["evaluation"] = self._evaluator.compile
 
@@ -939,11 +839,9 @@ class LearnerWorkflow(Workflow):
 
     def close(self) -> None:
         """Closes environments on the host, and connections to collectors."""
-        if self.collectors is not None:
-            self.collectors.close()
-        for env in (self.env, self.eval_env):
-            if isinstance(env, HostEnv):
-                env.close()
+        self.rollout_source.close()
+        if isinstance(self.eval_env, HostEnv):
+            self.eval_env.close()
 
     # How it is compiled.
 
@@ -978,7 +876,6 @@ class LearnerWorkflow(Workflow):
 
     def trials(self, state: State, run_stages: Stages) -> Trials:
         """Returns the stages of a run, and how they are tried."""
-        host_env = isinstance(self.env, HostEnv)
 
         def keep() -> Callable[[], None]:
             learner = self.learner_of(state)
@@ -990,22 +887,15 @@ class LearnerWorkflow(Workflow):
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
-        choose: Any = functools.partial(self._choose_acting, state) if host_env else None
-        if self.collectors is not None:  # there is no rollout to be timed
-            rollout: Any = run_stages.stage("rollout", self.collect)
-            choose = lambda _: "graph"  # noqa: E731
-        elif self.loops_on_host and not host_env:
-            rollout = self.host_rollout(run_stages, random=False)
-        else:
-            rollout = run_stages.stage("rollout", functools.partial(self.collect, action_fn=None))
+        source = self.rollout_source
         return Trials(
-            rollout=rollout,
+            rollout=source.trial(run_stages),
             update=self.update_stage(state),  # type: ignore[arg-type]
             rollout_args=rollout_args,
             update_args=lambda: (self.trial_batch(state), state.key, state.metrics.env_steps),
             keep=keep,
-            choose_acting=choose,
-            python_steps=on_host(self.env) and not host_env,
+            choose_acting=source.acting_mode(state),
+            python_steps=self.steps_in_graph,
             python_loop=self.loops_on_host,
             several=self.replicas.several,
             several_workers=self.replicas.num_workers > 1,
@@ -1016,20 +906,6 @@ class LearnerWorkflow(Workflow):
     @abc.abstractmethod
     def trial_batch(self, state: State) -> Nest:
         """Returns a batch for the update to be timed on; nothing may change by making it."""
-
-    def _choose_acting(self, state: State, asked: str) -> str:
-        """How the policy is called on the host: as asked, or in the faster way."""
-        agent = self.agent
-        env = cast(HostEnv, self.env)
-        policies = [policy_for(half, agent, agent.compute_actions) for half in env.halves]
-        policy = policies[0]
-        policy.mode = None if asked == "auto" else asked
-        env_state = env.states_of(state.env_state)[0]
-        carry = None if state.carry is None else policy.fresh_carry()
-        policy.begin(struct.values(state.agent_state), state.key, 4, env_state.obs, carry)
-        for other in policies:
-            other.mode = policy.mode
-        return str(policy.mode)
 
     # What a checkpoint holds.
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.checks import boolean, number
-from tfrl.distribute.statistics import merge_over_replicas
 from tfrl.distribute.tracing import counted_apart
 from tfrl.envs.core import Env
 from tfrl.envs.host import on_host
@@ -45,15 +44,16 @@ from tfrl.workflows.checks import (
     updates_ratio,
     warn_of_no_updates,
 )
-from tfrl.workflows.collectors import POLICY_VERSION, Collected
+from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.experience import InGraphExperience
 from tfrl.workflows.host_runner import HostRunner, keys_of
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 from tfrl.workflows.options import RunOptions, with_changes
 from tfrl.workflows.reverb_experience import ReverbExperience
-from tfrl.workflows.run_state import RolloutResult, RunMetrics, State
+from tfrl.workflows.rollout_result import RolloutResult
+from tfrl.workflows.run_state import RunMetrics, State
 from tfrl.workflows.runner import Runner
-from tfrl.workflows.stages import CompiledStage, RunPhase, Stages
+from tfrl.workflows.stages import RunPhase, Stages
 
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
@@ -432,10 +432,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
         name = f"{'random' if random else 'policy'}, {'learns' if learns else 'fills'}"
         return RunPhase(name, min(ends, default=None), random=random, learns=learns)
 
-    def steps_in(self, played: Trajectory) -> int:
-        """Returns the env steps of what `host_rollout` gave."""
-        return int(played.env_steps) if isinstance(played, Collected) else super().steps_in(played)
-
     def end_call(self, before: State, after: State) -> State:
         """Notes that the updates have begun."""
         after = super().end_call(before, after)
@@ -543,7 +539,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """See `LearnerWorkflow.after_rollout`; the learner steps are on the batches, if any."""
-        return self._learn(state, self.rollout_result(state, played), key, batches)
+        return self._learn(state, self.rollout_source.result(state, played), key, batches)
 
     def _learn(
         self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
@@ -624,46 +620,6 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
         run_stages: Any = stages.current()
         return run_stages.once("rollout and replay", make)(leaves.carried(form))  # type: ignore[no-any-return]
-
-    # Of several replicas over one server.
-
-    def host_rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
-        """Returns how a rollout is played; of several replicas it has the steps of all of them."""
-        if self.collectors is not None or not self.replicas.several:
-            return super().host_rollout(run_stages, random=random)
-        act = self.agent.random_actions if random else None
-        one = CompiledStage("rollout", functools.partial(self.collect_trajectory, action_fn=act))
-        graph, xla = (functools.partial(self._collect_on_all, one, m) for m in ("graph", "xla"))
-        return run_stages.stage("rollout/random" if random else "rollout", graph, xla)
-
-    def _collect_on_all(
-        self,
-        stage: CompiledStage,
-        mode: str,
-        values: Nest,
-        env_state: Nest,
-        carry: Nest,
-        key: tf.Tensor,
-    ) -> tuple[Trajectory, Nest, Nest]:
-        """Plays on every replica and gives the steps of all of them, [T, B, ...]."""
-        replicas = self.replicas
-
-        def own(values: Nest, env_state: Nest, carry: Nest, key: tf.Tensor) -> Any:
-            key = seeding.fold_in(key, replicas.index())
-            played, after, carry = stage.compiled(mode)(values, env_state, carry, key)
-            return played, merge_over_replicas(replicas, env_state, after), carry
-
-        played, env_state, carry = replicas.run(own, values, env_state, carry, key)
-        parts = replicas.per_replica(played)
-        return tf.nest.map_structure(lambda *xs: tf.concat(xs, 1), *parts), env_state, carry
-
-    def rollout_result(self, state: State, played: Trajectory) -> RolloutResult:
-        """Of several replicas: what all of them played, though each process has its own part."""
-        if isinstance(played, Collected):
-            return played.as_result(struct.values(self.normalizer(state.agent_state)))
-        result = super().rollout_result(state, played)
-        # The experience went to the server.
-        return result.replace(batch=None) if self.replicas.several else result  # type: ignore[no-any-return]
 
     # Learner steps.
 

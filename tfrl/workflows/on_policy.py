@@ -1,23 +1,22 @@
 """The on-policy workflow: roll out, learn from it, throw it away."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
 from tfrl import seeding, struct
 from tfrl.agents.core import Agent
 from tfrl.envs.core import Env
-from tfrl.envs.host_env import HostEnv
 from tfrl.evaluation.evaluator import Evaluator
 from tfrl.learners import CheckNumerics, ModuleConfig
 from tfrl.learners.minibatches import Remainder
-from tfrl.rollout.host import blank_trajectory
 from tfrl.types import Nest, Trajectory
 from tfrl.workflows import stages
 from tfrl.workflows.checks import check_config, check_on_policy, check_whole, minibatch_sizes
 from tfrl.workflows.learner_workflow import LearnerWorkflow
-from tfrl.workflows.run_state import RolloutResult, State
+from tfrl.workflows.rollout_result import RolloutResult
+from tfrl.workflows.run_state import State
 
 
 class OnPolicyWorkflow(LearnerWorkflow):
@@ -160,23 +159,15 @@ class OnPolicyWorkflow(LearnerWorkflow):
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
         """See `LearnerWorkflow.after_rollout`; nothing is left to Python."""
-        metrics, state = self.learn_from(state, self.rollout_result(state, played), key)
+        metrics, state = self.learn_from(state, self.rollout_source.result(state, played), key)
         return metrics, state, []
 
     def trial_batch(self, state: State) -> Nest:
         """Returns the batch of a rollout, for the update to be timed on."""
         if not self.loops_on_host:
             return self.play(state, state.key).batch
-        # Steps on the host cannot be taken on trial.
-        agent_state = struct.values(state.agent_state)
-        if self.collectors is not None:
-            return self.compiled_process_rollout(agent_state, self.collectors.blank()).batch
-        fields = self.rollout_fields(state.env_state)
-        env = cast(HostEnv, self.env)
-        trajectory = blank_trajectory(
-            env, self.agent, state.env_state, agent_state, self.rollout_length, fields
-        )
-        return self.compiled_process_rollout(agent_state, trajectory).batch
+        agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
+        return self.compiled_process_rollout(agent_state, blank).batch
 
     # Hooks; they are traced.
 

@@ -1,13 +1,18 @@
-"""A run as a value, and what its rollout hands to its update."""
+"""A run as a value."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfrl import struct
 from tfrl.ops._rows import where
-from tfrl.types import EnvState, Nest
+from tfrl.types import Nest
+
+if TYPE_CHECKING:
+    from tfrl.workflows.rollout_result import RolloutResult
 
 
 @struct.dataclass
@@ -37,7 +42,7 @@ class RunMetrics(struct.Struct):
     learning_start: Any = None
 
     @classmethod
-    def start(cls) -> "RunMetrics":
+    def start(cls) -> RunMetrics:
         """Returns those of a run that begins."""
         zero, nan = tf.constant(0, tf.int64), tf.constant(np.nan, tf.float32)
         counts = dict.fromkeys(("iterations", "env_steps", "episodes", "evaluations"), zero)
@@ -49,7 +54,7 @@ class RunMetrics(struct.Struct):
         episodes: Any = 0,
         episode_return: Any = np.nan,
         episode_length: Any = np.nan,
-    ) -> "RunMetrics":
+    ) -> RunMetrics:
         """Returns the counters after one iteration more.
 
         Args:
@@ -106,7 +111,7 @@ class State(struct.Struct):
     carry: Nest = None
     prefetched: Nest = None
 
-    def after(self, out: "RolloutResult") -> "State":
+    def after(self, out: RolloutResult) -> State:
         """Returns the state with the environments and counters after an iteration's rollout."""
         metrics = self.metrics.counted(
             *(out.counts[name] for name in ("env_steps", "episodes")),
@@ -115,24 +120,3 @@ class State(struct.Struct):
         return self.replace(  # type: ignore[no-any-return]
             metrics=metrics, env_state=out.env_state, carry=out.carry
         )
-
-
-@struct.dataclass
-class RolloutResult(struct.Struct):
-    """What the rollout stage gives to the update.
-
-    Attributes:
-      batch: Rows for the learner, or experience for a replay buffer.
-      normalizer: The agent's statistics with this experience merged in, or None.
-      metrics: `{name: float32 scalar}` of the rollout.
-      counts: `{name: int64 scalar}`: `env_steps` (valid rows) and `episodes` that ended.
-      env_state: The environments after the rollout.
-      carry: The recurrent state after it, or None.
-    """
-
-    batch: Nest
-    normalizer: Nest
-    metrics: dict[str, tf.Tensor]
-    counts: dict[str, tf.Tensor]
-    env_state: EnvState | None = None
-    carry: Nest = None
