@@ -52,17 +52,17 @@ class Advance(struct.Struct):
 
 
 class Workflow(abc.ABC):
-    """Static logic of a training run; all that changes is in the state.
+    """Static logic of a training run; everything that changes is in the state.
 
-    A workflow of one's own defines `setup_agent_and_optimizer` and `iterate`, and sets `env`,
-    `agent` and `evaluator` in its constructor. Everything else follows from the state: the compiled
-    loop, `learn`, evaluations, checkpoints, videos, exported policies.
+    A user's workflow defines `setup_agent_and_optimizer` and `iterate`, and sets `env`, `agent` and
+    `evaluator` in its constructor. Everything else follows from the state: the compiled loop,
+    `learn`, evaluations, checkpoints, videos, exported policies.
 
-    A state of tensors stays as it is. Where its leaves are variables, `step` updates them in place
-    and so consumes it: using it again is an error. `snapshot` copies one.
+    `step` does not change a state of tensors. It updates a state of variables in place and consumes
+    it: using it again is an error. `snapshot` copies a state.
     """
 
-    # Attributes that say nothing of what is traced; modes are part of a trace's name.
+    # Attributes that no trace depends on; compile modes are part of a trace's name.
     _not_traced = frozenset(
         (
             "iterations_per_call",
@@ -82,8 +82,7 @@ class Workflow(abc.ABC):
         """Sets how many iterations one compiled call runs in `learn`.
 
         Args:
-          iterations_per_call: None to choose it so that a call takes about half a second. It
-            changes no result.
+          iterations_per_call: Changes no result; None for calls of about half a second.
         """
         is_int = isinstance(iterations_per_call, int) and not isinstance(iterations_per_call, bool)
         if iterations_per_call is not None and not (is_int and iterations_per_call >= 1):
@@ -97,23 +96,23 @@ class Workflow(abc.ABC):
         self.compile: Any = "graph"
         self.agent: Any = None
         self.evaluator: Any = None
-        # What `check_env` looks at before a training; None where the workflow does it itself.
+        # The environments; None for a workflow that makes them itself.
         self.env: Env | None = None
         self.replicas = Replicas()
-        # The gin bindings that it was built of, see `build_from_config`.
+        # The gin bindings of `build_from_config`.
         self.config: Mapping[str, Any] = types.MappingProxyType({})
         self.report: RunReport | None = None
-        # Over all starts of a run; checkpoints carry it.
+        # Over all starts of a run; part of checkpoints.
         self.run_time = RunTime()
         # {id of a variable of a state, None for one of tensors: (the variable, its runner)}
         self._runners: dict[int | None, tuple[Any, Runner]] = {}
-        # {what the states of a run share: the folder of its checkpoints, and how far it has come}
+        # {`run_key`: (folder of the run's checkpoints, env steps of the newest)}
         self._folders: dict[Any, tuple[pathlib.Path, int]] = {}
 
     # Hooks of a fresh run.
 
     def setup(self, seed: int | tf.Tensor) -> State:
-        """Makes a fresh run from a seed, or a key int32 [2], by the hooks below."""
+        """Returns a fresh state from a seed, or a key int32 [2], by the hooks below."""
         names = ["agent", "environment", "run", "replay_buffer"]
         keys = seeding.streams(seeding.as_key(seed), names)
         agent_state, opt_state = self.setup_agent_and_optimizer(keys["agent"])
@@ -138,7 +137,7 @@ class Workflow(abc.ABC):
         )
 
     def setup_workflow_metrics(self) -> RunMetrics:
-        """Returns the counters of a run that begins."""
+        """Returns the counters of a fresh run."""
         return RunMetrics.start()
 
     def setup_env_state(self, key: tf.Tensor) -> Any:
@@ -150,9 +149,9 @@ class Workflow(abc.ABC):
         return {}
 
     def postsetup_replay_buffer(self, state: State) -> State:
-        """Returns the state that the training begins with: fills a buffer, with demonstrations say.
+        """Returns the state that the training begins with; may fill the replay buffer.
 
-        By default it is the state as it is.
+        Returns the state unchanged by default.
         """
         return state
 
@@ -187,11 +186,11 @@ class Workflow(abc.ABC):
         return Advance(rows=rows, state=state, seconds=seconds)
 
     def ready(self, state: State) -> State:
-        """Returns the state that an iteration begins with."""
+        """Returns the state that iterations can start from."""
         return state if in_place(state) else struct.values(state)
 
     def runner(self, state: State) -> Runner:
-        """Returns what runs the iterations of a state; it is kept until the state ends."""
+        """Returns the runner of a state; it is kept as long as the state."""
         runner = self._runner_of(state)
         if runner is None:
             runner = Runner(self, traces_of(logic_key(self)))
@@ -199,7 +198,7 @@ class Workflow(abc.ABC):
         return runner
 
     def _variable_of(self, state: State) -> tf.Variable | None:
-        """A variable by which a state is known; None for one of tensors."""
+        """A variable that identifies a state; None for a state of tensors."""
         return next(iter(variables_of(state).values()), None)
 
     def _runner_of(self, state: State) -> Runner | None:
@@ -220,23 +219,23 @@ class Workflow(abc.ABC):
 
         self._runners[number] = (weakref.ref(variable, ended), runner)
 
-    # What a runner asks.
+    # For the runner.
 
     def phase_of(self, state: State) -> RunPhase:
-        """Returns the phase that a run is in: a part that is traced in one way."""
+        """Returns the phase of a run; each phase has one trace."""
         return RunPhase()
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
-        """Settles the compile modes of a run; here that of its loop is given."""
+        """Settles the compile modes of a run: the mode of the loop is `self.compile`."""
         eager = self.compile == "eager" or isinstance(self.env, HostEnv)
         run_stages.modes["loop"] = "eager" if eager else self.compile
 
     def begin_call(self, state: State) -> State:
-        """Returns the state without what no iteration changes: a loop would carry it."""
+        """Returns the state without the leaves that no iteration changes, for the loop to carry."""
         return state
 
     def end_call(self, before: State, after: State) -> State:
-        """Returns the state after a call, with what `begin_call` left out."""
+        """Returns the state after a call, with the leaves that `begin_call` dropped."""
         return after
 
     def prefetch(self, state: State) -> State:
@@ -248,16 +247,16 @@ class Workflow(abc.ABC):
         return state
 
     def times_stages(self, run_stages: Stages) -> bool:
-        """Whether the seconds of rollout and update are measured where they can be."""
+        """Whether clocks time rollout and update where possible."""
         return False
 
     def warning_of(self, row: Mapping[str, Any]) -> str | None:
-        """Returns what `learn` says, once in a run, of an iteration that has gone wrong in part."""
+        """Returns a warning about a row of metrics, or None; `learn` prints one per run."""
         return None
 
     @property
     def steps_of_iteration(self) -> int | None:
-        """Env steps of an iteration, where it is always that."""
+        """Env steps of an iteration; None where their number varies."""
         return None
 
     # Looking at a run.
@@ -276,7 +275,7 @@ class Workflow(abc.ABC):
     def final_evaluation(
         self, state: State, num_episodes: int, seed: int | None = None
     ) -> EvaluationResult:
-        """Evaluates the greedy policy over a number of episodes of its own.
+        """Evaluates the greedy policy over a number of episodes.
 
         Args:
           state: The newest state of a run.
@@ -289,7 +288,7 @@ class Workflow(abc.ABC):
     def _evaluation(
         self, state: State, num_episodes: int | None, key: tf.Tensor
     ) -> EvaluationResult:
-        """Plays episodes; as many as an evaluation has if none are given."""
+        """Plays `num_episodes` episodes; the evaluator's number by default."""
         if self.evaluator is None:
             raise UserError(
                 f"{type(self).__name__}.evaluator",
@@ -359,26 +358,26 @@ class Workflow(abc.ABC):
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:
-        """Columns that the line of progress shows beside return and length: the agent's own."""
+        """The agent's metrics that the progress line shows beside return and length."""
         return tuple(getattr(self.agent, "screen_metrics", ()))
 
     def describe(self) -> str:
-        """Returns what it trains on what, in a few words."""
+        """Returns a short description: workflow, agent, task."""
         env = self.env
         played = "" if env is None else f" on {type(env.unwrapped).__name__}"
         return f"{type(self).__name__} of {type(self.agent).__name__}{played}"
 
     def logic(self) -> dict[str, Any]:
-        """Returns what is equal for workflows whose runs are the same functions of their state."""
+        """Returns the settings that traces depend on; equal logic shares traces."""
         settings: dict[str, Any] = {}
-        for cls in reversed(type(self).__mro__):  # class attributes are read as fields are
+        for cls in reversed(type(self).__mro__):  # class attributes count as settings
             if issubclass(cls, Workflow) and not cls.__module__.startswith("tfrl."):
                 settings.update({n: x for n, x in vars(cls).items() if _is_setting(n, x)})
         settings.update(vars(self))
         return {name: x for name, x in settings.items() if name not in self._not_traced}
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
-        """Sets the compile modes by stage, as a resumed run has them stored.
+        """Sets the compile modes by stage, for example those of a checkpoint.
 
         Args:
           choices: "graph", "xla" or "eager", or `{"iterations": mode}`.
@@ -396,7 +395,7 @@ class Workflow(abc.ABC):
         return {"iterations": self.compile}
 
     def use_strategy(self, strategy: Any) -> None:
-        """Spreads runs that are set up from now on over the replicas of a tf.distribute strategy.
+        """Runs that are set up from now on use the replicas of a tf.distribute strategy.
 
         Raises:
           UserError: For sizes that the replicas cannot divide.
@@ -412,7 +411,7 @@ class Workflow(abc.ABC):
     # The state as values.
 
     def snapshot(self, state: State) -> State:
-        """Returns a copy that later steps of `state` do not change: a copy of the leaves."""
+        """Returns a copy of the leaves, which later steps of `state` do not change."""
         return tf.nest.map_structure(
             lambda x: tf.Variable(x, trainable=x.trainable) if isinstance(x, tf.Variable) else x,
             state,
@@ -423,13 +422,13 @@ class Workflow(abc.ABC):
         return int(state.metrics.env_steps)
 
     def agent_state(self, state: State) -> Any:
-        """Returns the AgentState of the policy, values."""
+        """Returns the AgentState of the policy, as tensors."""
         return struct.values(state.agent_state)
 
     def state_values(self, state: State) -> dict[str, Any]:
-        """Returns every value of the run by path: what a checkpoint holds.
+        """Returns every value of the run by path, the content of a checkpoint.
 
-        Environments on the host are not among them: a resumed run begins new episodes.
+        Environments on the host are left out: a resumed run begins new episodes.
         """
         on_host = isinstance(self.env, HostEnv)
         return struct.paths(state.replace(env_state=None) if on_host else state)
@@ -460,8 +459,8 @@ class Workflow(abc.ABC):
         Args:
           state: The state.
           values: What `state_values` returned.
-          environments: False leaves the state's own environments: an evaluation needs the others
-            only, and they fit on any number of replicas.
+          environments: Whether to load the environments' state. An evaluation does not need it and
+            so loads on any number of replicas.
         """
         own = struct.paths(state)
         if isinstance(self.env, HostEnv):
@@ -486,7 +485,7 @@ class Workflow(abc.ABC):
         state = tf.nest.pack_sequence_as(state, leaves)
         plays_on = state.env_state is not None
         if environments and plays_on and isinstance(self.env, HostEnv):
-            # Those on the host begin anew after a restore, by seeds that follow.
+            # Environments on the host begin new episodes, with seeds that follow from the run.
             key = seeding.fold_in(seeding.stream(state.key, "episodes"), state.metrics.iterations)
             state = state.replace(env_state=self.env.reset(key))
         return state
@@ -497,9 +496,9 @@ class Workflow(abc.ABC):
         return self.replicas.several
 
     def rescale_config(self, num_replicas: int) -> None:
-        """Is called before several replicas divide the sizes, which are those of all together.
+        """Called before several replicas divide the sizes, which are global.
 
-        A workflow whose sizes are meant for each replica multiplies them here.
+        A workflow whose sizes are per replica multiplies them here.
         """
         return
 
@@ -521,7 +520,7 @@ class Workflow(abc.ABC):
         callbacks: Sequence[Any] = (),
         **changes: Any,
     ) -> State:
-        """Trains until the budget, a target or a callback ends the run: the one loop.
+        """Trains until the budget, a target or a callback ends the run.
 
         Args:
           state: From `setup` or `restore`; it is consumed.
@@ -534,8 +533,8 @@ class Workflow(abc.ABC):
           The state at the end; `self.report` tells how the run ended.
 
         Raises:
-          UserError: For what a user got wrong, a non-finite loss among it, or a `root_dir` that
-            holds a run which this state does not go on.
+          UserError: For wrong arguments, a non-finite loss, or a `root_dir` that holds another
+            run.
         """
         loop = TrainingLoop(self, with_changes(options, changes), callbacks)
         state = loop.run(state)
@@ -547,9 +546,9 @@ class Workflow(abc.ABC):
     ) -> pathlib.Path:
         """Saves a checkpoint `ckpt-<env_steps>` into a folder of checkpoints.
 
-        One of the same env steps is replaced, all others stay. Compile modes that are not settled
-        yet are settled: they are part of what goes on exactly. Of several processes all must call
-        it: each gives its part, and the chief writes.
+        It replaces a checkpoint of the same env steps; all others stay. Saving settles compile
+        modes, which an exact resume needs. All processes of a strategy must call it: each gives its
+        part, and the chief writes.
 
         Args:
           state: The newest state of a run.
@@ -569,7 +568,7 @@ class Workflow(abc.ABC):
         return path
 
     def manifest(self, state: State) -> dict[str, Any]:
-        """Returns what a checkpoint tells besides values: compile modes, env steps, run time."""
+        """Returns a checkpoint's manifest: compile modes, env steps, run time."""
         return {
             "env_steps": self.env_steps(state),
             "compile_choices": self.compile_choices(state),
@@ -577,13 +576,13 @@ class Workflow(abc.ABC):
         }
 
     def run_key(self, state: State) -> Any:
-        """Returns what all states of one run share, and only they."""
+        """Returns a key that is the same for all states of a run, and for no other."""
         return tuple(state.key.numpy().tolist())
 
     def adopt(self, state: State, directory: str | pathlib.Path) -> None:
-        """Makes a folder of checkpoints that of the state's run: `learn` may go on in it.
+        """Makes a folder of checkpoints the run's own: `learn` may go on in it.
 
-        What the folder holds beyond the state's env steps is dropped by `learn`.
+        `learn` drops its checkpoints beyond the state's env steps.
         """
         place = pathlib.Path(directory).resolve()
         self._folders[self.run_key(state)] = place, self.env_steps(state)
@@ -591,7 +590,7 @@ class Workflow(abc.ABC):
     def is_of(self, state: State, directory: str | pathlib.Path) -> bool:
         """Whether the state's run was restored from this folder of checkpoints or trained in it.
 
-        A state from before what it holds is another run's: it would repeat those steps.
+        A state older than the folder's newest counts as another run: it would repeat steps.
         """
         place, env_steps = self._folders.get(self.run_key(state), (None, 0))
         return place == pathlib.Path(directory).resolve() and self.env_steps(state) >= env_steps
@@ -601,13 +600,12 @@ class Workflow(abc.ABC):
     ) -> State:
         """Restores a run from a folder of checkpoints, so that it goes on exactly.
 
-        The compile modes of the run take the place of this workflow's: other modes may round
-        otherwise.
+        The run's compile modes replace this workflow's: other modes may round differently.
 
         Args:
-          directory: What `save` or a run folder's `checkpoints/` made.
+          directory: A folder of `save`, or a run folder's `checkpoints/`.
           which: "latest", "best", or the env steps of one.
-          seed: Of the state that the values are put into; it leaves no trace.
+          seed: For the state that takes the values; changes no result.
 
         Raises:
           UserError: When there is none, none is usable, or it belongs to another configuration.
@@ -648,5 +646,5 @@ class Workflow(abc.ABC):
         return state
 
     def close(self) -> None:
-        """Frees what the workflow holds outside the state; environments on the host, for one."""
+        """Closes what the workflow holds outside the state, such as environments on the host."""
         return

@@ -1,11 +1,11 @@
 """The runner where Python steps the environments.
 
-An iteration is a rollout, step by step, and one compiled call for all that follows it. That call
-computes what the next rollout needs, too: its keys, its random draws, and the parameters.
+An iteration is a rollout, step by step, and one compiled call. The call also computes the inputs of
+the next rollout: keys, random draws and parameters.
 
-With `overlap` the call runs in the background while the next rollout is played, which acts by the
-parameters from before it. So the policy lags by the learner steps of one iteration, always: the
-run is the same whichever is faster.
+With `overlap` the call runs in the background of the next rollout, which acts by the parameters
+from before the call. The policy always lags by the learner steps of one iteration, so the result
+does not depend on timing.
 """
 
 import collections
@@ -33,28 +33,28 @@ from tfrl.workflows.runner import Iterating, MetricRows, Runner
 from tfrl.workflows.stages import RunPhase, Stages
 
 T = TypeVar("T")
-# A row of metrics has a fixed length, since its names are known only when all is traced.
+# The fixed length of a row of metrics, whose names are known only after tracing.
 _SLOTS = 512
 
 
 class Experience(Protocol):
-    """What a host runner asks of a store of experience that is not in the graph."""
+    """A store of experience outside the graph, as a host runner uses it."""
 
     @property
     def host_outputs(self) -> list[tf.DType]:
-        """The dtypes of what a call leaves to Python, see `flush`."""
+        """The dtypes of the host outputs of a call, see `flush`."""
 
     def on_rollout(self, played: Trajectory) -> None:
         """Called with each rollout, before its learner call."""
 
     def flush(self, outputs: Sequence[tf.Tensor]) -> None:
-        """Called with what a call leaves to Python when the call is done."""
+        """Called with the host outputs of a call when it is done."""
 
     def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
-        """Calls what may wait for others."""
+        """Calls a function that may wait for other processes."""
 
     def reads_batches(self, run_stages: Stages) -> str:
-        """Says who reads the batches of an iteration before its learner steps.
+        """Returns the reader of an iteration's batches before its learner steps.
 
         "graph", where XLA has the rest of the call; "python"; or "" for none.
         """
@@ -63,14 +63,14 @@ class Experience(Protocol):
         """Returns the leaves of the batches of an iteration, eagerly."""
 
     def batches_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
-        """Returns batches [K, N, ...] of what `read` gave, and how many leaves these were."""
+        """Returns the batches [K, N, ...] of the leaves of `read`, and the number of leaves."""
 
     def batches(self) -> Nest:
         """Returns the batches of an iteration, [K, N, ...]; traced."""
 
 
 class RolloutSource(Protocol):
-    """What a host runner asks of the source of its rollouts."""
+    """The source of rollouts, as a host runner uses it."""
 
     def rollout(self, run_stages: Stages, *, random: bool) -> Callable[..., Any]:
         """Returns `play(agent_state, env_state, carry, key)`, which gives a rollout."""
@@ -80,7 +80,7 @@ class RolloutSource(Protocol):
 
 
 class HostIterating(Iterating, Protocol):
-    """What a host runner asks of a workflow."""
+    """A workflow, as a host runner uses it."""
 
     env: Env
     agent: Agent
@@ -97,21 +97,21 @@ class HostIterating(Iterating, Protocol):
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """All that follows a rollout: metrics, the state, and what is left to Python; traced.
+        """Everything after a rollout; returns metrics, state and host outputs; traced.
 
         Args:
           state: Before the iteration, without environments.
-          played: What the rollout gave.
+          played: The result of `play`.
           key: int32 [2].
-          batches: Those that were read before, or ().
+          batches: Batches that were read before, or ().
         """
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
-        """Whether XLA can have all of a call but the reading of batches."""
+        """Whether XLA can compile a call, except for the reading of batches."""
 
 
 class HostRunner(Runner):
-    """Runs iterations in environments on the host, or with experience outside of the graph."""
+    """Runs iterations in environments on the host, or with experience outside the graph."""
 
     _workflow: HostIterating
 
@@ -129,22 +129,22 @@ class HostRunner(Runner):
           workflow: As for `Runner`.
           traces: Likewise.
           iterations: Likewise.
-          experience: Where experience is kept, if not in the graph.
+          experience: The store of experience outside the graph; None for none.
         """
         super().__init__(workflow, traces, iterations)
         self.experience = experience
         self._executor = AsyncExecutor() if self._workflow.overlap else None
         self._calls: dict[str, CompiledLearnerCall] = {}
-        # The count of iterations, as a tensor, and the phase that the inputs go with.
+        # The iteration count (a tensor) and the phase of the queued inputs.
         self._of: tuple[Any, str] = (None, "")
         self._inputs: collections.deque[ActorInputs] = collections.deque()
 
     def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
-        """Calls what may wait for others."""
+        """Calls a function that may wait for other processes."""
         return fn(*args) if self.experience is None else self.experience.call_guarded(fn, *args)
 
     def forget(self) -> None:
-        """Traces anew at the next call."""
+        """Drops the traces; the next call traces again."""
         self._calls, self._of, self.traces = {}, (None, ""), Traces()
 
     def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
@@ -167,14 +167,14 @@ class HostRunner(Runner):
         counts = leaves.carried(form)
         if self._of[0] is not state.metrics.iterations or self._of[1] != phase:
             self._inputs = collections.deque(rest.begin(state))
-        self._of = (None, "")  # until all is done: what fails half-way must begin anew
+        self._of = (None, "")  # until all is done: a call that fails begins again
         done, env_steps = 0, int(state.metrics.env_steps)
         playing = other = 0.0  # seconds
         rows = MetricRows(self._workflow.iterations_per_row, tf.zeros([2, _SLOTS]))
         while done < iterations and env_steps < limit:
             start = time.perf_counter()
             inputs = self._inputs.popleft()
-            # Waits for the call that they come from.
+            # Waits for the call that computes them.
             acting = self.call_guarded(rest.acting_state, state, inputs)
             if experience is not None:
                 experience.flush(inputs.outputs)
@@ -218,16 +218,15 @@ class HostRunner(Runner):
 
 
 class ActorInputs:
-    """What a rollout acts by.
+    """The inputs of a rollout.
 
     Attributes:
       play_key: int32 [2].
-      learn_key: int32 [2], of what follows it.
-      learner_steps: int64, those behind the parameters.
-      values: The leaves of the acting state; empty for the variables as they are.
-      joined: For policies in NumPy in their place, what they read of it and their draws; see
-        `JoinedOutputs`.
-      outputs: What the call that made it leaves to Python.
+      learn_key: int32 [2], for the call after the rollout.
+      learner_steps: int64, the learner steps that made the parameters.
+      values: The leaves of the acting state; empty to read the variables.
+      joined: For NumPy policies: the parameters and draws that they read, see `JoinedOutputs`.
+      outputs: The host outputs of the call that made these inputs.
     """
 
     __slots__ = ("joined", "learn_key", "learner_steps", "outputs", "play_key", "values")
@@ -241,9 +240,9 @@ class ActorInputs:
 
 
 class CompiledLearnerCall:
-    """All that follows a rollout in a phase, as one compiled call of flat tensors.
+    """Everything after a rollout of a phase, as one compiled call of flat tensors.
 
-    It holds no variable: those of a state are given with each call.
+    It holds no variables; each call gets the variables of a state.
     """
 
     def __init__(
@@ -256,7 +255,7 @@ class CompiledLearnerCall:
         self._length = workflow.rollout_length
         agent, env = workflow.agent, workflow.env
         act = workflow.action_fn_of(run_stages.phase)
-        # Environments on the device are played by a compiled function.
+        # Only environments on the host have policies outside the graph.
         halves = env.halves if isinstance(env, HostEnv) else []
         self._policies: list[HostPolicy] = [policy_for(half, agent, act) for half in halves]
         self._form: Nest = tf.nest.map_structure(lambda x: 0, state.agent_state)
@@ -274,7 +273,7 @@ class CompiledLearnerCall:
         self.tally: Any = None
 
     def call(self, form: Any, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Makes the call over the variables of a state; see `partition` for its results."""
+        """Calls it over the variables of a state; `partition` takes the results apart."""
         if self._compiled is None:
             if self._eager:
                 return self._traced(form, *arguments)
@@ -290,7 +289,7 @@ class CompiledLearnerCall:
             if self._reads == "python":
                 arguments = [*self._experience.read(wait=True), *arguments]
             result = call(arguments)
-            call.forget_function()  # it holds variables; the trace does not
+            call.forget_function()  # it holds variables, the trace does not
             self._compiled = call
             return result
         if self._reads == "python":
@@ -298,8 +297,8 @@ class CompiledLearnerCall:
         return self._compiled(arguments)
 
     def _bind(self, form: Any, make: Callable[[], Any], args: Any) -> Any:
-        """Returns the call, traced if it was not for another run; and takes what tracing tells."""
-        # What a policy reads, and how it acts, is known of these environments only.
+        """Returns the call, traced unless another run has, and takes the notes of its trace."""
+        # The policies' modes were settled for these environments only.
         how = tuple(policy.mode for policy in self._policies)
         name = ("after the rollout", self._lag, how, *self._how)
         call = self._runner.bind(form, name, make, args)
@@ -315,9 +314,9 @@ class CompiledLearnerCall:
     # Acting.
 
     def begin(self, state: State) -> list[ActorInputs]:
-        """Returns what the first rollouts act by: the variables as they are now."""
+        """Returns the inputs of the first rollouts: the present values of the variables."""
         values = []
-        if self._lag:  # a copy: the variables will change while it is used
+        if self._lag:  # a copy: the variables change while it is in use
             values = [tf.identity(x) for x in tf.nest.flatten(struct.values(state.agent_state))]
         steps = tf.identity(state.metrics.learner["learner_steps"].read_value())
         inputs = []
@@ -327,12 +326,12 @@ class CompiledLearnerCall:
         return inputs
 
     def acting_state(self, state: State, inputs: ActorInputs) -> Nest:
-        """Returns the state to act by, and hands policies in NumPy what they would compute."""
+        """Returns the acting state, and gives NumPy policies their precomputed inputs."""
         wait_for(inputs.learner_steps)
         if inputs.values:
             return tf.nest.pack_sequence_as(self._form, inputs.values)
         if not inputs.joined:
-            # Variables as they are: reading them into tensors is dear, and nothing changes them.
+            # The variables themselves: reading them is slow, and nothing changes them now.
             return state.agent_state
         arrays = self._joined.arrays(inputs.joined)
         at = len(self._policies[0].reads)
@@ -342,7 +341,7 @@ class CompiledLearnerCall:
             policy.foresee(arrays[:at], arrays[start : start + each])
         return None
 
-    # What a rollout gave.
+    # The trajectory.
 
     def tensors_of(self, played: Trajectory) -> list[tf.Tensor]:
         """Returns a trajectory as tensors."""
@@ -396,7 +395,7 @@ class CompiledLearnerCall:
         if lag or self._in_numpy:
             with tf.control_dependencies([steps]):
                 read = tf.nest.flatten(struct.values(state.agent_state))
-                if self._in_numpy:  # each that is read in Python takes its time
+                if self._in_numpy:  # reading a tensor in Python takes time
                     read = [read[i] for i in self._policies[0].reads]
                 values = [tf.identity(x) for x in read]
         if self._in_numpy:
@@ -411,7 +410,7 @@ class CompiledLearnerCall:
         return [*known, play_key, next_key, steps, self.tally.add(sums, floats), counters]
 
     def partition(self, outputs: list[tf.Tensor]) -> Any:
-        """Takes the results of a call apart: counts, the rollout to come, sums and counters."""
+        """Splits the results of a call: counts, next inputs, sums of metrics, counters."""
         parts, at = [], 0
         for size in self._parts:
             parts.append(outputs[at : at + size])
@@ -423,16 +422,16 @@ class CompiledLearnerCall:
 
 
 def wait_for(result: tf.Tensor) -> None:
-    """Waits for the call that a tensor is a result of, and so for all its results.
+    """Waits for the call that computes a tensor, and so for all its results.
 
-    Their shapes must not be asked for before: TensorFlow would wait for them with the interpreter
-    locked, which the call may need to end.
+    Do not ask for their shapes before: TensorFlow would wait while it holds Python's global lock,
+    which the call may need.
     """
     result.numpy()
 
 
 def keys_of(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
-    """The keys of an iteration's rollout and update."""
+    """Returns the keys of an iteration's rollout and update."""
     return (_graph_of_keys if tf.executing_eagerly() else _keys)(key, iteration)
 
 
@@ -440,5 +439,5 @@ def _keys(key: tf.Tensor, iteration: tf.Tensor) -> list[tf.Tensor]:
     return tf.unstack(seeding.split(seeding.fold_in(key, iteration), 2))
 
 
-# For loops in Python: a few operations take longer eagerly.
+# Python loops call a compiled function: eager operations take longer.
 _graph_of_keys = tf.function(_keys, autograph=False)

@@ -1,4 +1,4 @@
-"""What the workflows over one learner share: environments, hooks, and the run as a value."""
+"""The base of the on-policy and off-policy workflows: one learner, one set of environments."""
 
 import abc
 import concurrent.futures
@@ -78,19 +78,20 @@ from tfrl.workflows.run_values import (
 from tfrl.workflows.runner import Runner
 from tfrl.workflows.stages import RunPhase, Stages, check_compile
 
-# How long workers wait for each other where none of them waits for collectors.
+# Timeout between the workers of a multi-worker strategy; a wait for collectors comes on top.
 _WORKER_SECONDS = 600.0
 STAGES = ("rollout", "update", "evaluation", "loop")
 
 
 class LearnerWorkflow(Workflow):
-    """Trains the modules of one learner in one set of environments; subclasses say how.
+    """Trains the modules of one learner in one set of environments.
 
-    They say what an iteration is (`iterate`), and what becomes of a rollout's experience
-    (`make_batch`, `update`). All hooks but those that make something are traced.
+    A subclass defines an iteration (`iterate`), how a trajectory becomes a batch (`make_batch`) and
+    how the learner trains on it (`update_options`, `update`). All hooks except the setup hooks are
+    traced.
 
-    One learner serves all states: `learner_of` gives it over the variables of a state. What is
-    compiled for these is kept by a `Runner` of theirs.
+    One learner serves all states: `learner_of` returns it over the variables of a state. Each state
+    has a `Runner`, which keeps the compiled functions.
     """
 
     _not_traced = Workflow._not_traced | {
@@ -101,13 +102,13 @@ class LearnerWorkflow(Workflow):
         "_evaluators",
         "compiled_process_rollout",
     }
-    # Whether Python runs the loop over iterations, as it must where it steps the environments.
+    # Whether Python runs the loop over iterations although the environments are on the device.
     loops_in_python = False
-    # Who plays in the place of `env`, see `use_collectors`.
+    # Processes that play in place of `env`, see `use_collectors`.
     collectors: Collectors | None = None
-    # Whether learning runs in the background of the next rollout on the host.
+    # On the host: whether the update runs in the background of the next rollout.
     overlap = False
-    # What the host's runner does in two parts: the rollout in Python, one call for the rest.
+    # Methods that the host's runner replaces by a rollout in Python and one compiled call.
     _played_in_two: tuple[str, ...] = ("iterate", "play", "collect")
     env: Env
 
@@ -128,18 +129,18 @@ class LearnerWorkflow(Workflow):
         iterations_per_call: int | None,
         strategy: tf.distribute.Strategy | None,
     ):
-        """Takes what they have in common; a constructor ends with `_complete`.
+        """Sets the common fields; a subclass constructor ends with `_complete`.
 
         Args:
           env: The training environments.
           agent: An agent, or a function that makes one from `obs_spec` and `action_spec`.
-          optimizer: What `ModuleConfig.optimizer` takes, in its place; None to leave it.
-          evaluator: Plays the evaluations, in its own environments; None for one that follows from
-            `eval_env` and `eval_episodes`.
+          optimizer: Replaces `ModuleConfig.optimizer`; None to leave it.
+          evaluator: Plays the evaluations in its own environments; None to make one of `eval_env`
+            and `eval_episodes`.
           eval_env: The environments to evaluate on, or None for the training ones.
           rollout_length: Steps per environment and iteration (T).
           learner_config: Of the agent's module, or None.
-          default_config: What None stands for.
+          default_config: Used where `learner_config` is None.
           check_numerics: "off", "skip" or "raise", see `Learner`.
           eval_episodes: Episodes of one evaluation.
           compile: As of `OnPolicyWorkflow`.
@@ -162,11 +163,11 @@ class LearnerWorkflow(Workflow):
             check_evaluator(evaluator, eval_env)
             eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
-        # An agent of several policies names them; any other is the only module of the learner.
+        # A multi-policy agent names its modules; any other agent is the learner's only module.
         self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
-        own = all(map(trains_itself, self.modules.values()))  # by optimizers that are not ours
+        own = all(map(trains_itself, self.modules.values()))  # by an external optimizer
         self.learner_config = learner_config or (ModuleConfig() if own else default_config)
         self.check_numerics = check_numerics
         self.use_compile(compile)
@@ -186,23 +187,23 @@ class LearnerWorkflow(Workflow):
         """Raises a UserError for an agent that this workflow does not train."""
 
     def _complete(self) -> None:
-        """The last step of a constructor, when all sizes are known."""
+        """Ends a constructor, once all sizes are known."""
         self._divide()
-        # Says now, not after the training, that an evaluation could not end.
+        # Checks before the training that an evaluation can end.
         self.evaluator = self.make_evaluator(self.eval_episodes, self.compile["evaluation"])
 
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
-        """Spreads runs that are set up from now on over the replicas of a strategy."""
+        """Runs that are set up from now on use the replicas of a strategy."""
         self.replicas = Replicas(strategy)
         self._learner = None
         self._divide()
 
     def use_collectors(self, collectors: Collectors, env: Env) -> None:
-        """Lets runs that are set up from now on learn from what other processes play.
+        """Runs that are set up from now on learn from the experience of other processes.
 
         Args:
-          collectors: Gives what they have played, and hands them the agent's state.
-          env: What is known of their environments, in the place of those of this process.
+          collectors: Receives their experience and sends them the agent's state.
+          env: The specs of their environments; replaces this process' environments.
         """
         self.rollout_source.close()
         self.collectors, self.env, self.overlap = collectors, env, False
@@ -224,16 +225,16 @@ class LearnerWorkflow(Workflow):
 
     @property
     def divided_sizes(self) -> dict[str, int]:
-        """Rows that the replicas divide among them, by module."""
+        """Batch sizes that the replicas divide, by module."""
         return {}
 
     @property
     def divides_rollouts(self) -> bool:
-        """Whether each replica has its part of the environments, or of what they have played."""
+        """Whether each replica has a part of the environments or of the collectors' rollouts."""
         return True
 
     def _divide(self) -> None:
-        """Makes each replica's part of the environments."""
+        """Divides the environments among the replicas."""
         several = self.replicas.num_workers > 1
         self._worker_group: WorkerGroup | None = None
         if several:
@@ -245,7 +246,7 @@ class LearnerWorkflow(Workflow):
         for env in (self.env, self.eval_env):
             if isinstance(env, HostEnv) and self.collectors is None:
                 check_place(env.backend.name, parts)
-        # A learner that steps no environment plays those of its evaluations by itself.
+        # One process plays evaluations on the host, whatever the number of replicas.
         eval_parts = 1 if isinstance(self.eval_env, HostEnv) else parts
         sizes = {"num_envs": self.env.num_envs} if self.divides_rollouts else {}
         if eval_parts > 1:
@@ -263,16 +264,16 @@ class LearnerWorkflow(Workflow):
     def play(
         self, state: State, key: tf.Tensor, action_fn: ActionFn | None = None
     ) -> RolloutResult:
-        """Rolls out on every replica; statistics, counts and metrics are those of all.
+        """Rolls out on every replica; sums statistics, counts and metrics over the replicas.
 
         Args:
           state: Before the iteration.
           key: int32 [2].
-          action_fn: How the agent acts; its `compute_actions` by default.
+          action_fn: Chooses the actions; the agent's `compute_actions` by default.
         """
         replicas, agent_state = self.replicas, state.agent_state
         collect: Any = functools.partial(self.collect, action_fn=action_fn)
-        if not isinstance(self.env, HostEnv):  # whose policy alone is compiled
+        if not isinstance(self.env, HostEnv):  # there only the policy is compiled
             name = "rollout" if action_fn is None else "rollout/random"
             collect = stages.stage(name, collect, inline=self.overlaps)
 
@@ -290,12 +291,12 @@ class LearnerWorkflow(Workflow):
     def fit(
         self, state: State, batch: Nest, key: tf.Tensor, timesteps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Trains on a batch: metrics, and the state after the update.
+        """Trains on a batch; returns metrics and the state after the update.
 
         Pure where the state's leaves are tensors; in place where they are variables.
 
         Raises:
-          UserError: For a state of tensors where `update` is a workflow's own, which changes
+          UserError: For a state of tensors where a subclass overrides `update`, which changes
             variables.
         """
         if leaves.in_place(state.agent_state):
@@ -316,20 +317,20 @@ class LearnerWorkflow(Workflow):
     def update_stage(self, state: State) -> Callable[..., Any]:
         """Returns the stage of `update` over the variables of a state."""
         update = functools.partial(self.update, self.learner_of(state))
-        # Under several replicas the sums over them stand between what XLA compiles.
+        # Several replicas: XLA compiles the parts between the sums over replicas.
         xla = functools.partial(update, jit=True) if self.replicas.several else None
         return stages.stage("update", update, xla)
 
     def finished(
         self, state: State, out: RolloutResult, metrics: Mapping[str, tf.Tensor]
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Returns the row of an iteration and the state with its counters."""
+        """Returns the metrics of an iteration and the state with updated counters."""
         state = state.after(out)
         if stages.current() is None and tf.executing_eagerly():  # `iterate` was called by itself
             self._note_iterations(state)
         episodes = {name: getattr(state.metrics, name) for name in EPISODE_METRICS}
         for name in map("episode_{}".format, self.env.info_fields):
-            some = out.counts["episodes"] > 0  # without any there is no mean
+            some = out.counts["episodes"] > 0  # no episode, no mean
             episodes[name] = tf.where(some, out.metrics[name], np.nan)
         return {**out.metrics, **metrics, **episodes}, state
 
@@ -338,7 +339,7 @@ class LearnerWorkflow(Workflow):
         return merge_results(self.replicas, out, normalizer, env_state, self.env.info_fields)
 
     def with_normalizer(self, state: State, normalizer: Nest) -> State:
-        """Returns the state with other statistics of observations; None for those that it has."""
+        """Returns the state with new observation statistics; None keeps the old ones."""
         if normalizer is None:
             return state
         after = tf.nest.map_structure(leaves.put, self.normalizer(state.agent_state), normalizer)
@@ -352,7 +353,7 @@ class LearnerWorkflow(Workflow):
         return state.replace(agent_state=agent_state)  # type: ignore[no-any-return]
 
     def stages_of(self, state: State) -> Stages | None:
-        """Returns the stages in use, None where `iterate` is called by itself: once for a state."""
+        """Returns the stages in use; None where the user calls `iterate`, once per state."""
         run_stages = stages.current()
         if run_stages is None and tf.executing_eagerly() and self._runner_of(state) is not None:
             self.ready(state)
@@ -365,17 +366,17 @@ class LearnerWorkflow(Workflow):
 
     @property
     def learner(self) -> Learner:
-        """The learner whose logic trains all states; `learner_of` is it over one of them."""
+        """The learner without variables; `learner_of` binds it to a state."""
         if self._learner is None:
-            # In a thread of its own: what is traced here may be in a loop, and variables would take
-            # over its scopes.
+            # In a thread of its own: this may run while a loop is traced, whose name scopes the
+            # variables would take over.
             with concurrent.futures.ThreadPoolExecutor(1) as threads:
                 learner = threads.submit(lambda: self.setup_agent(seeding.key(0))).result()
             self._learner = learner.form()
         return self._learner
 
     def learner_of(self, state: State) -> Learner:
-        """Returns the learner over the variables of a state."""
+        """Returns the learner bound to the variables of a state."""
         return self.learner.over(self.learner_state(state))
 
     def learner_state(self, state: State) -> LearnerState:
@@ -392,7 +393,7 @@ class LearnerWorkflow(Workflow):
         )
 
     def with_learner_state(self, state: State, learner_state: LearnerState) -> State:
-        """Returns the state with another part of the learner."""
+        """Returns the state with a new learner state."""
         agent_state: Any = learner_state.agent_state
         opt_state = learner_state.opt_state
         if not hasattr(self.agent, "modules"):
@@ -406,7 +407,7 @@ class LearnerWorkflow(Workflow):
     # Hooks; all are traced.
 
     def setup_agent(self, key: tf.Tensor) -> Learner:
-        """Makes the built learner of the agent."""
+        """Returns a built learner for the agent's modules."""
         learner = Learner(
             self.modules,
             config=self.learner_config,
@@ -417,7 +418,7 @@ class LearnerWorkflow(Workflow):
         return learner
 
     def normalizer(self, agent_state: Any) -> Nest:
-        """Returns the observation statistics out of an AgentState, or those of several by id."""
+        """Returns the observation statistics of an AgentState, or `{module_id: statistics}`."""
         if hasattr(self.agent, "modules"):
             statistics = {m: state.normalizer for m, state in agent_state.items()}
             statistics = {m: x for m, x in statistics.items() if x is not None}
@@ -432,9 +433,9 @@ class LearnerWorkflow(Workflow):
         key: tf.Tensor,
         action_fn: ActionFn | None = None,
     ) -> RolloutResult:
-        """Rolls out, and turns the experience into a batch; a pure function of values.
+        """Rolls out and turns the trajectory into a batch; a pure function of values.
 
-        Under a strategy it runs on every replica, in `replica_env`, with the replica's own key.
+        A strategy runs it on every replica, in `replica_env`, with the replica's own key.
         """
         trajectory, env_state, carry = self.collect_trajectory(
             agent_state, env_state, carry, key, action_fn
@@ -451,9 +452,9 @@ class LearnerWorkflow(Workflow):
         key: tf.Tensor,
         action_fn: ActionFn | None = None,
     ) -> tuple[Trajectory, EnvState, Nest]:
-        """Plays `rollout_length` steps; in environments on the host in NumPy, not in a graph.
+        """Plays `rollout_length` steps; environments on the host are stepped in NumPy.
 
-        By the agent's `compute_actions`, unless `action_fn` is given.
+        The agent's `compute_actions` chooses the actions, unless `action_fn` is given.
         """
         return rollout(
             self.replica_env,
@@ -474,7 +475,7 @@ class LearnerWorkflow(Workflow):
         return self.rollout_length * self.env.num_envs
 
     def rollout_fields(self, env_state: EnvState) -> tuple[str, ...]:
-        """The fields of `info` that are stored; agents that end together have no `agents`."""
+        """The fields of `info` to store; agents that end together have no field `agents`."""
         asked = getattr(self.agent, "env_extra_fields", ())
         own = (name for name in asked if name != "agents" or name in env_state.info)
         counted = (name for name in (OUTLIER,) if name in env_state.info)
@@ -482,9 +483,9 @@ class LearnerWorkflow(Workflow):
         return tuple(dict.fromkeys(fields))
 
     def process_rollout(self, agent_state: Any, trajectory: Trajectory) -> RolloutResult:
-        """Turns the experience of a rollout into a batch; a pure function of values."""
+        """Turns a trajectory into a batch, statistics and metrics; a pure function of values."""
         of_episodes, episodes = episode_metrics(trajectory, self.env.info_fields)
-        if self.all_rows_valid:  # so nothing needs a mask
+        if self.all_rows_valid:  # no mask needed
             env_steps = tf.size(trajectory.valid, tf.int64)
             trajectory = trajectory.replace(valid=None)
         else:
@@ -506,12 +507,12 @@ class LearnerWorkflow(Workflow):
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Returns what the update takes of a rollout, and metrics, `{name: float32 scalar}`."""
+        """Returns the batch for the update, and metrics `{name: float32 scalar}`."""
 
     @property
     @abc.abstractmethod
     def update_options(self) -> dict[str, Any]:
-        """The arguments of `Learner.update` that say how it trains on a batch."""
+        """Arguments of `Learner.update`: epochs, minibatches, shuffling."""
 
     def update(
         self,
@@ -521,9 +522,9 @@ class LearnerWorkflow(Workflow):
         timesteps: tf.Tensor,
         jit: bool = False,
     ) -> dict[str, tf.Tensor]:
-        """Trains on a batch; returns float32 scalars.
+        """Trains on a batch; returns metrics, float32 scalars.
 
-        Those of one of several modules are named `<module_id>/<name>`.
+        With several modules the names are `<module_id>/<name>`.
         """
         if not self.learns:
             return {}
@@ -531,7 +532,7 @@ class LearnerWorkflow(Workflow):
         return self.named(learner.update(batch, key=key, timesteps=timesteps, jit=jit, **options))
 
     def named(self, results: Mapping[str, Mapping[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Returns a learner's results as one dict; those of several modules begin with its id."""
+        """Returns a learner's results as one dict; with several modules `<module_id>/<name>`."""
         return {
             (name if m == DEFAULT_MODULE_ID else f"{m}/{name}"): x
             for m, row in results.items()
@@ -541,7 +542,7 @@ class LearnerWorkflow(Workflow):
     # The run.
 
     def setup(self, seed: int | tf.Tensor) -> State:
-        """Makes a fresh run from a seed, or a key int32 [2], by the hooks of `Workflow`."""
+        """Returns a fresh state from a seed, or a key int32 [2], by the hooks of `Workflow`."""
         keys = seeding.streams(
             seeding.as_key(seed), ["agent", "environment", "run", "replay_buffer"]
         )
@@ -563,7 +564,7 @@ class LearnerWorkflow(Workflow):
         return self.postsetup_replay_buffer(state)
 
     def _begin(self, key: tf.Tensor) -> tuple[EnvState, Nest]:
-        """The environments and the carry of a replica of a run that begins."""
+        """Resets the environments and the recurrent state of one replica."""
         if self.replicas.several:
             key = seeding.fold_in(key, self.replicas.index())
         return self.rollout_source.reset(key)
@@ -578,7 +579,7 @@ class LearnerWorkflow(Workflow):
         carry: Nest,
         replay_buffer_state: Any,
     ) -> State:
-        """A state over the variables of a learner, with a runner for it."""
+        """Returns a state over the variables of a learner, and adds its runner."""
         self._learner = self._learner or learner.form()
         own = learner.learner_state
         state = State(
@@ -599,7 +600,7 @@ class LearnerWorkflow(Workflow):
         return steps if isinstance(steps, tf.Variable) else None
 
     def make_runner(self, state: State) -> Runner:
-        """Returns what runs the iterations over the variables of a state."""
+        """Returns the runner of a state."""
         shares = self.shares_traces
         traces = traces_of(logic_key((type(self), self, self.learner))) if shares else Traces()
         kind = HostRunner if self.loops_on_host and not self.changed_hooks else Runner
@@ -607,24 +608,24 @@ class LearnerWorkflow(Workflow):
 
     @property
     def changed_hooks(self) -> list[str]:
-        """The parts of an iteration that a class of one's own has in the library's place.
+        """Names of the methods of an iteration that a user's subclass overrides.
 
-        On the host such a workflow's `iterate` runs as it is written, without overlap.
+        On the host the `iterate` of such a workflow runs as written, without overlap.
         """
         methods = ((name, getattr(type(self), name)) for name in self._played_in_two)
         return [name for name, method in methods if not method.__module__.startswith("tfrl.")]
 
     @property
     def loops_on_host(self) -> bool:
-        """Whether a rollout is a step of Python's, and all that follows it one call."""
+        """Whether Python runs each rollout, and one compiled call follows it."""
         return self.rollout_source.in_python or self.loops_in_python
 
     @property
     def shares_traces(self) -> bool:
-        """Whether runs of equal logic have the same compiled functions.
+        """Whether runs of equal logic share compiled functions.
 
-        Not under several replicas: their variables stay those of the first call. Not with
-        environments that Python steps within the graph, which a trace would keep.
+        Not under several replicas: a trace keeps the distributed variables of its first call. Not
+        where the graph calls Python environments: a trace would keep them alive.
         """
         return not self.replicas.several and not self.steps_in_graph
 
@@ -634,10 +635,10 @@ class LearnerWorkflow(Workflow):
         return on_host(self.env) and not isinstance(self.env, HostEnv)
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, Any]:
-        """Returns the first `agent_state` and `opt_state`, tensors; to be overridden.
+        """Returns the first `agent_state` and `opt_state`, nests of tensors; may be overridden.
 
-        Call it for those of a fresh learner, and return others of the same form: parameters of
-        another run, say.
+        An override calls it for a fresh learner's values and returns values of the same form, for
+        example the parameters of another run.
         """
         fresh = self.setup_agent(key)
         state = State(
@@ -649,9 +650,9 @@ class LearnerWorkflow(Workflow):
         return struct.values((state.agent_state, state.opt_state))
 
     def ready(self, state: State) -> State:
-        """Returns a state over variables of this workflow's, the newest of its run.
+        """Returns a state over this workflow's variables.
 
-        One of tensors, or of another workflow, is copied into variables.
+        A state of tensors or of another workflow is copied into variables.
 
         Raises:
           UserError: For a state that a later step has consumed.
@@ -668,8 +669,8 @@ class LearnerWorkflow(Workflow):
 
         Args:
           state: Of tensors, or of variables.
-          runner: That of the state, whose compile modes the copy has too; None for a state that
-            has none.
+          runner: The state's runner, whose compile modes the copy takes over; None for a state
+            without one.
         """
         learner = self.setup_agent(state.key) if runner is None else self.learner_of(state).clone()
         copy = self._state_over(
@@ -714,23 +715,23 @@ class LearnerWorkflow(Workflow):
         return done.replace(rows=rows)  # type: ignore[no-any-return]
 
     def begin_call(self, state: State) -> State:
-        """Leaves out what no iteration changes; tells collectors what the agent is now."""
+        """Drops the leaves that no iteration changes; publishes the agent's state to collectors."""
         self.rollout_source.begin_call(state)
         metrics = state.metrics.replace(evaluations=None, learning_start=None)
         return state.replace(metrics=metrics, prefetched=None)  # type: ignore[no-any-return]
 
     def end_call(self, before: State, after: State) -> State:
-        """Puts back what `begin_call` left out."""
+        """Puts back the leaves that `begin_call` dropped."""
         kept = {n: getattr(before.metrics, n) for n in ("evaluations", "learning_start")}
         return after.replace(metrics=after.metrics.replace(**kept))  # type: ignore[no-any-return]
 
     def times_stages(self, run_stages: Stages) -> bool:
-        """Rollout and update are timed, but not by clocks where they overlap in a graph."""
+        """Whether clocks time rollout and update; not where the two overlap in a graph."""
         return True
 
     @property
     def steps_of_iteration(self) -> int | None:
-        """Env steps of an iteration, where all rows are steps."""
+        """Env steps of an iteration; None where autoreset rows change their number."""
         return self.steps_per_iteration if self.all_rows_valid else None
 
     @property
@@ -738,10 +739,10 @@ class LearnerWorkflow(Workflow):
         """Whether the rollout and the update of some phase run at the same time in a graph."""
         return False
 
-    # On the host, where a rollout is Python's.
+    # For the host's runner.
 
     def action_fn_of(self, phase: RunPhase) -> ActionFn:
-        """Returns how the agent acts in a phase."""
+        """Returns the function that chooses the actions of a phase."""
         agent = self.agent
         return agent.random_actions if phase.random else agent.compute_actions  # type: ignore[no-any-return]
 
@@ -749,7 +750,7 @@ class LearnerWorkflow(Workflow):
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """All that follows a rollout on the host, see `host_runner.HostIterating`."""
+        """Everything after a rollout on the host, see `host_runner.HostIterating`."""
 
     @functools.cached_property
     def compiled_process_rollout(self) -> Any:
@@ -757,20 +758,20 @@ class LearnerWorkflow(Workflow):
         return tf.function(counted_apart(self.process_rollout), autograph=False)
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
-        """Whether XLA has all that follows a rollout where it has the update."""
+        """Whether an XLA update takes everything after a rollout into its program."""
         return False
 
     def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics of a module out of a row."""
+        """The metrics of one module in a row."""
         if module_id == DEFAULT_MODULE_ID:
             return dict(row)
         prefix = f"{module_id}/"
         return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
 
     def replica_function(self, state: State) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns all that a device does in a call of `advance`, and example arguments.
+        """Returns the loop over iterations as one function, and example arguments.
 
-        For `tfrl.distribute.check_compilable`: on a TPU it is one program.
+        For `tfrl.distribute.check_compilable`: a TPU runs it as one program.
         """
         return self.runner(state).whole(self.ready(state))
 
@@ -779,7 +780,7 @@ class LearnerWorkflow(Workflow):
     ) -> EvaluationResult:
         """Plays greedy episodes, divided among the replicas."""
         if self._runner_of(state) is not None:
-            state = self.ready(state)  # one that was consumed is an error
+            state = self.ready(state)  # a consumed state is an error
         n, replicas = num_episodes or self.eval_episodes, self.replicas
         known, mode = self._evaluators, self.evaluation_mode
         alone = not replicas.several or isinstance(self.eval_env, HostEnv)
@@ -793,7 +794,7 @@ class LearnerWorkflow(Workflow):
 
     @property
     def evaluation_mode(self) -> str:
-        """Graph on a CPU, where an episode's loop ends early, unless told otherwise."""
+        """The evaluation's compile mode; "auto" is graph on a CPU, where its loop can end early."""
         if self.compile["evaluation"] != "auto":
             return str(self.compile["evaluation"])
         if on_host(self.eval_env):
@@ -801,7 +802,7 @@ class LearnerWorkflow(Workflow):
         return "graph" if stages.auto_needs_timing() else "xla"
 
     def video_env(self) -> Env:
-        """The evaluation's environments, of which a video shows the first."""
+        """The evaluation's environments; a video shows the first one."""
         return self.eval_env
 
     def describe(self) -> str:
@@ -817,17 +818,17 @@ class LearnerWorkflow(Workflow):
 
     @abc.abstractmethod
     def describe_updates(self) -> str:
-        """Returns how it learns, in a few words."""
+        """Returns a short description of the updates."""
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
-        """Sets the compile modes of runs that are set up from now on."""
+        """Sets the compile modes for runs that are set up from now on."""
         more = self.rollout_source.rollout_modes
         self.compile = check_compile(choices, STAGES, {"rollout": more} if more else None)
         if self._evaluator is not None and self.compile["evaluation"] == "auto":
             self.compile["evaluation"] = self._evaluator.compile
 
     def make_evaluator(self, num_episodes: int, compile: str) -> Evaluator:
-        """Makes the evaluator of this workflow's environments for some number of episodes."""
+        """Returns an evaluator of a number of episodes in this workflow's environments."""
         evaluator = self._evaluator
         if evaluator is None:
             evaluator = Evaluator(
@@ -846,15 +847,15 @@ class LearnerWorkflow(Workflow):
     # How it is compiled.
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Chooses the compile mode of every stage if it is not yet chosen, and returns them."""
+        """Settles the compile mode of every stage and returns `{stage: mode}`."""
         state = self.ready(state)
-        # Of any phase: to ask which one it is may be a call of all processes.
+        # Any phase will do; `phase_of` may need all processes.
         modes = self.runner(state).settled(state, RunPhase()).modes
         chosen = {name: modes[name] for name in ("loop", "rollout", "update")}
         return {**chosen, "evaluation": self.evaluation_mode}
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
-        """Settles the modes of a run's stages; what was timed once holds for equal logic."""
+        """Settles the compile modes of a run; equal logic reuses earlier timings."""
         notes = self.runner(state).traces.notes
         note = ("modes", tuple(sorted(self.compile.items())))
         trials = self.trials(state, run_stages)
@@ -863,19 +864,19 @@ class LearnerWorkflow(Workflow):
             for name, mode in modes.items():
                 run_stages.set_mode(name, mode)
             run_stages.seconds.update(seconds)
-            if trials.choose_acting is not None:  # known of other environments
+            if trials.choose_acting is not None:  # timed in other environments
                 trials.choose_acting(run_stages.modes["rollout"])
             return
         tuner = CompileModeTuner(self.compile, trials, run_stages)
         tuner.settle(lambda mode: stages.may_have_clocks(mode) and not self.loops_on_host)
         settled = (dict(run_stages.modes), {k: dict(v) for k, v in run_stages.seconds.items()})
-        # A run that is restored asks for these modes by name.
+        # A restored run asks for these modes by name.
         named = {n: run_stages.modes[n] for n in ("loop", "rollout", "update")}
         named["evaluation"] = self.evaluation_mode
         notes[note] = notes["modes", tuple(sorted(named.items()))] = settled
 
     def trials(self, state: State, run_stages: Stages) -> Trials:
-        """Returns the stages of a run, and how they are tried."""
+        """Returns the stages of a run and how to time them."""
 
         def keep() -> Callable[[], None]:
             learner = self.learner_of(state)
@@ -883,7 +884,7 @@ class LearnerWorkflow(Workflow):
             return lambda: learner.assign_variables(before)
 
         def rollout_args() -> tuple[Any, ...]:
-            # The rollout of one replica tells how the others' will do.
+            # One replica's rollout stands for the others.
             env_state, carry = self.replicas.per_replica((state.env_state, state.carry))[0]
             return struct.values(state.agent_state), env_state, carry, state.key
 
@@ -905,16 +906,16 @@ class LearnerWorkflow(Workflow):
 
     @abc.abstractmethod
     def trial_batch(self, state: State) -> Nest:
-        """Returns a batch for the update to be timed on; nothing may change by making it."""
+        """Returns a batch to time the update on; making it must change nothing."""
 
     # What a checkpoint holds.
 
     def run_key(self, state: State) -> Any:
-        """Returns what all states of one run share, and only they."""
+        """Returns a key that is the same for all states of a run, and for no other."""
         return weakref.ref(self.runner(state))
 
     def state_values(self, state: State) -> dict[str, Any]:
-        """Every value of the run by path."""
+        """Returns every value of the run by path."""
         state = self.ready(state)
         return {**progress_values(self, state), **learner_values(self, state)}
 
@@ -923,7 +924,7 @@ class LearnerWorkflow(Workflow):
         return set(self.state_values(state))
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
-        """All; but without environments not those of environments and carry."""
+        """Whether a path is loaded; without `environments` not theirs and the recurrent state."""
         return environments or not path.startswith(PLAYED)
 
     def load_values(
@@ -937,7 +938,7 @@ class LearnerWorkflow(Workflow):
 
 
 def _assign(what: str, variables: Nest, values: Nest) -> None:
-    """Assigns a nest of values; raises a UserError for one of another form."""
+    """Assigns a nest of values; raises a UserError for another structure or shape."""
     own, new = struct.paths(variables), struct.paths(values)
     wrong = sorted(set(own) ^ set(new)) or [
         f"{p} of shape {tuple(new[p].shape)} for {tuple(x.shape)}"

@@ -58,9 +58,9 @@ from tfrl.workflows.stages import RunPhase, Stages
 # Iterations share a row of metrics until it is about so many env steps.
 _STEPS_PER_ROW = 100
 _CAPACITY = 1_000_000
-# What paths of the buffer in a checkpoint begin with.
+# Prefix of the buffer's paths in a checkpoint.
 REPLAY = "replay/"
-# `learning_start` of a run whose updates have begun.
+# `learning_start` once the updates have begun.
 _BEGUN = -1
 _BETA = "0.4 is usual, often annealed to 1."
 
@@ -69,12 +69,12 @@ class OffPolicyWorkflow(LearnerWorkflow):
     """Trains an off-policy agent from a replay buffer.
 
     One iteration: `rollout_length` steps in each of the environments, which are added to the
-    buffer, then `updates_per_step` learner steps for each of these env steps, on a fresh sample
-    each. Before that the buffer is filled by random play. On device environments many iterations
-    run in one compiled call; how many never changes a result. Some iterations share a row of
-    metrics.
+    buffer, then `updates_per_step` learner steps for each of these env steps, each on a fresh
+    sample. Before the first learner step random actions fill the buffer. On device environments one
+    compiled call runs many iterations; their number never changes a result. Several iterations may
+    share a row of metrics.
 
-    An algorithm differs from this template by its agent and by the hooks `setup_replay`, `collect`,
+    An algorithm is an agent and, where needed, overrides of the hooks `setup_replay`, `collect`,
     `make_batch`, `update` and `priorities`.
     """
 
@@ -107,7 +107,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         overlap: bool = True,
         strategy: tf.distribute.Strategy | None = None,
     ):
-        """Assembles the static logic; `setup` makes what changes.
+        """Assembles the static logic; `setup` makes the state.
 
         Args:
           env: The training environments, as `tfrl.make_env` gives them.
@@ -210,7 +210,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         check_config(self.agent, learner_config)
 
     def _make_replay(self, replay: Any, name: str) -> Any:
-        """The maker of the buffer, the argument of a name."""
+        """Returns the replay factory of the argument called `name`."""
         env, agent = self.env, self.agent
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
@@ -231,28 +231,28 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     @property
     def prioritized(self) -> bool:
-        """Whether items are sampled by priority."""
+        """Whether sampling is prioritized."""
         return sampled(self.replay).kind == "prioritized"
 
     @property
     def divides_rollouts(self) -> bool:
-        """Not where collectors put what they have played into a replay server."""
+        """Whether each replica has a part of the rollouts; collectors write to a replay server."""
         return self.collectors is None
 
     @property
     def loops_in_python(self) -> bool:  # type: ignore[override]
-        """Whether Python runs the loop: experience goes to a Reverb server."""
+        """Whether Python runs the loop, since it writes the experience to a Reverb server."""
         return isinstance(self.replay, ReverbReplay)
 
     def use_replay_server(self, address: str, reconnect_seconds: float | None = None) -> None:
-        """Lets runs that are set up from now on use a Reverb server that runs already.
+        """Runs that are set up from now on use a running Reverb server.
 
-        A buffer in the graph becomes the one on Reverb that holds the same items.
+        A buffer in the graph becomes a Reverb buffer with the same items.
 
         Args:
           address: "host:port", as `bin/reverb_server.py` prints it.
-          reconnect_seconds: How long to wait for a server that was lost; None for what `replay`
-            says, which is to end in an error where it says nothing.
+          reconnect_seconds: How long to wait for a lost server; None for the factory's own setting,
+            by default not at all: a lost server is an error.
 
         Raises:
           UserError: For an address of another form, or a buffer that Reverb cannot hold.
@@ -264,7 +264,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     @property
     def divided_sizes(self) -> dict[str, int]:
-        """Rows of a learner step."""
+        """Checks the batch size, the rows of a learner step."""
         check_batch_size(self.batch_size, self.replicas.num_replicas)
         check_room(self.replay, self.batch_size)
         return {}
@@ -286,18 +286,18 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # Checkpoints.
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
-        """All, but no experience for an evaluation, nor without `checkpoint_replay`."""
+        """Whether a path is loaded; experience only for a training, with `checkpoint_replay`."""
         if path.startswith(REPLAY):
             return environments and self.checkpoint_replay
         return super().is_loaded(path, environments=environments)
 
     def check_paths(self, checkpoint: str, want: set[str], have: set[str]) -> None:
-        """Tells a checkpoint whose experience was elsewhere from others that do not fit."""
+        """Checks the paths; has a message of its own for another place of the replay buffer."""
         check_place_of_replay(checkpoint, want, have)
         super().check_paths(checkpoint, want, have)
 
     def state_values(self, state: State) -> dict[str, Any]:
-        """Every value of the run by path, those of the buffer under `replay/`."""
+        """Returns every value of the run by path; the buffer's under `replay/`."""
         values = super().state_values(state)
         if self.checkpoint_replay:
             own = self._experience(state).values()
@@ -305,7 +305,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return values
 
     def state_paths(self, state: State) -> set[str]:
-        """The paths of `state_values`, without a copy of the buffer."""
+        """Returns the paths of `state_values`, without copying the buffer."""
         paths = super().state_paths(state)
         if self.checkpoint_replay:
             paths |= {f"{REPLAY}{path}" for path in self._experience(state).paths()}
@@ -316,7 +316,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     ) -> State:
         """Returns `state` with every value replaced; see `Workflow.load_values`.
 
-        Without a buffer among them it is filled again before the updates go on. Without
+        Without a buffer among them, the run fills it again before the updates go on. Without
         environments, the buffer stays as it is.
         """
         state = super().load_values(state, values, environments=environments)
@@ -335,7 +335,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # A run.
 
     def setup_workflow_metrics(self) -> RunMetrics:
-        """Returns the counters of a run that begins."""
+        """Returns the counters of a fresh run."""
         start = tf.constant(self.learning_starts, tf.int64)
         return super().setup_workflow_metrics().replace(learning_start=start)  # type: ignore[no-any-return]
 
@@ -344,7 +344,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return state.replace(metrics=metrics)  # type: ignore[no-any-return]
 
     def setup_replay(self) -> ReplayBuffer:
-        """Makes the empty replay buffer of a fresh run; of several processes that of this one."""
+        """Returns this process' empty replay buffer for a fresh run."""
         if not self.loops_in_python:
             return self.replay.init()  # type: ignore[no-any-return]
         buffer = self.replay.part(self.replicas.num_workers).init()
@@ -352,18 +352,18 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return buffer
 
     def setup_replay_buffer(self, key: tf.Tensor) -> dict[str, tf.Variable]:
-        """Returns the variables of an empty buffer by path; of one on a server none."""
+        """Returns the variables of an empty buffer by path; none if it is on a server."""
         if self.loops_in_python:
             return {}
         with self.replicas.scope():
             return self.setup_replay().variables()  # type: ignore[attr-defined,no-any-return]
 
     def replay_buffer(self, state: State) -> ReplayBuffer:
-        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
+        """Returns the replay buffer of a state, with `add`, `sample`, `size`."""
         return self._experience(state).buffer
 
     def make_runner(self, state: State) -> Runner:
-        """Returns what runs the iterations of a state; with Reverb it has the experience."""
+        """Returns the runner of a state; with Reverb it holds the experience."""
         if not self.loops_in_python:
             return super().make_runner(state)
         if changed := self.changed_hooks:
@@ -375,13 +375,13 @@ class OffPolicyWorkflow(LearnerWorkflow):
             )
         with self.replicas.scope():
             experience = ReverbExperience(self, self.setup_replay())
-        # The server of a run that nobody refers to any more ends with it.
+        # The server ends with the last reference to its run.
         weakref.finalize(experience, experience.buffer.close).atexit = False
         iterations = int(state.metrics.iterations)
         return HostRunner(self, Traces(), iterations, experience=experience)
 
     def copied(self, state: State, runner: Runner | None) -> State:
-        """Returns a copy of a state in variables of its own; with Reverb also of its server."""
+        """Returns a copy of a state in variables of its own, and of its Reverb server."""
         if not self.loops_in_python:
             return super().copied(state, runner)
         if runner is None:
@@ -397,50 +397,50 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return copy
 
     def _reverb(self, state: State) -> ReverbExperience:
-        """What an iteration asks of the buffer of a state where Reverb has it."""
+        """Returns the Reverb experience of a state."""
         return self.runner(state).experience  # type: ignore[attr-defined,no-any-return]
 
     def _experience(self, state: State) -> InGraphExperience | ReverbExperience:
-        """What an iteration asks of the replay buffer of a state."""
+        """Returns the experience of a state, on Reverb or in the graph."""
         if self.loops_in_python:
             return self._reverb(state)
         variables = as_variables(state.replay_buffer_state)
         return InGraphExperience(self, self.replay.over(variables, self.replicas))
 
     def close(self) -> None:
-        """Closes environments on the host, and what is Reverb's."""
+        """Closes environments on the host and Reverb servers."""
         super().close()
-        with contextlib.ExitStack() as stack:  # all are closed, whatever one of them raises
+        with contextlib.ExitStack() as stack:  # closes all, even if one raises
             for buffer in tuple(self._servers):
                 stack.callback(buffer.close)
             self._servers.clear()
 
-    # Phases: who acts, and whether the agent learns.
+    # Phases: random or policy actions, filling or learning.
 
     def phase_of(self, state: State) -> RunPhase:
         """Returns the phase that a run is in."""
         env_steps, start = int(state.metrics.env_steps), int(state.metrics.learning_start)
-        # Items that episodes' ends make come and go. What has begun goes on with those that there
-        # are, however many iterations a call has: they are drawn with replacement.
+        # The number of items may fall at an episode's end. A run whose updates have begun goes on
+        # with any number, drawn with replacement, so that calls of any length have one result.
         size = 1 if start == _BEGUN else self.batch_size
         due, random = env_steps >= start, env_steps < self.random_steps
-        random &= self.collectors is None  # it is theirs
+        random &= self.collectors is None  # collectors decide it
         learns = due and self._experience(state).can_sample(size, state)
         ends = [n for n in (self.random_steps, start) if env_steps < n]
         if due and not learns:
-            ends.append(env_steps + 1)  # an iteration may suffice
+            ends.append(env_steps + 1)  # one more iteration may suffice
         name = f"{'random' if random else 'policy'}, {'learns' if learns else 'fills'}"
         return RunPhase(name, min(ends, default=None), random=random, learns=learns)
 
     def end_call(self, before: State, after: State) -> State:
-        """Notes that the updates have begun."""
+        """Returns the state after a call, and notes that the updates have begun."""
         after = super().end_call(before, after)
         run_stages = stages.current()
         learns = run_stages is not None and run_stages.phase.learns
         return self._with_start(after, _BEGUN) if learns else after
 
     def always_due(self) -> int | None:
-        """The learner steps of an iteration, where their number is always the same."""
+        """Learner steps of an iteration; None where their number varies."""
         with tf.init_scope():
             zero = tf.constant(0, tf.int64)
             due = self.updates_due(zero, zero)
@@ -451,14 +451,14 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """Whether the rollout and the update of some phase run at the same time in a graph.
 
         An iteration then learns from a batch that was drawn before its own steps were added. Not
-        with priorities: a learner step changes those of the next draw.
+        with priorities: a learner step changes the priorities of the next draw.
         """
         return not self.loops_on_host and not self.prioritized and self.always_due() == 1
 
     def fuses_sampling(self, run_stages: Stages | None) -> bool:
         """Whether rollout, buffer and sample are one XLA program though the update is a graph.
 
-        Their operations are so small that the graph executor takes longer to schedule them.
+        Their operations are small: the graph executor would take longer to schedule them.
         """
         if (
             run_stages is None
@@ -473,7 +473,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         )
 
     def times_stages(self, run_stages: Stages) -> bool:
-        """Not where the stages run at the same time: clocks would make them wait."""
+        """Whether clocks time the stages; not where they run at the same time and would wait."""
         alone = self.replicas.num_workers == 1 and not on_host(self.env)
         together = self.overlaps and run_stages.phase.learns
         return not (together and run_stages.modes["loop"] == "graph" and alone)
@@ -538,13 +538,13 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """See `LearnerWorkflow.after_rollout`; the learner steps are on the batches, if any."""
+        """See `LearnerWorkflow.after_rollout`; the learner steps take `batches`, if any."""
         return self._learn(state, self.rollout_source.result(state, played), key, batches)
 
     def _learn(
         self, state: State, out: RolloutResult, key: tf.Tensor, batches: Nest = ()
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """Stores a rollout if it is not yet, and takes the learner steps that are due."""
+        """Stores a rollout, unless it is stored, and takes the learner steps that are due."""
         run_stages = stages.current()
         learns = self.phase_of(state).learns if run_stages is None else run_stages.phase.learns
         before = state.metrics.env_steps
@@ -552,7 +552,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         metrics: dict[str, tf.Tensor] = {}
         outputs: list[tf.Tensor] = []
         ahead = self.overlaps and learns
-        if ahead or self.fuses_sampling(run_stages):  # the experience is in the buffer
+        if ahead or self.fuses_sampling(run_stages):  # the experience is stored already
             batch, update_key, _ = state.prefetched if ahead else out.batch
             if self.all_rows_valid:  # known without waiting for the rollout
                 env_steps = before + self.steps_per_iteration
@@ -566,15 +566,15 @@ class OffPolicyWorkflow(LearnerWorkflow):
                     state, before, env_steps, key, batches
                 )
             else:
-                # Nothing is updated, yet the schedules of acting go on.
+                # No update, but the schedules of acting go on.
                 state = self._follow_schedules(state, env_steps)
         metrics, state = self.finished(state, out, metrics)
         return metrics, state.replace(prefetched=out.batch if ahead else None), outputs
 
-    # A batch that is drawn before the rollout of its learner step.
+    # Batches that are drawn one iteration ahead.
 
     def prefetch(self, state: State) -> State:
-        """Draws the batch of the first iteration of a call, where it is known before it."""
+        """Draws the batch of the first iteration of a call, where batches are drawn ahead."""
         run_stages = stages.current()
         if not self.overlaps or run_stages is None or not run_stages.phase.learns:
             return state
@@ -585,16 +585,16 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return state.replace(prefetched=batch)  # type: ignore[no-any-return]
 
     def drop_prefetched(self, state: State) -> State:
-        """The next call draws the same batch again."""
+        """Drops the batch; the next call draws the same one again."""
         return state.replace(prefetched=None)  # type: ignore[no-any-return]
 
     def _batch_of(self, state: State, iteration: tf.Tensor, env_steps: tf.Tensor) -> Nest:
-        """The sample of an iteration's learner step, the key of its update, and its rollout's."""
+        """Returns the sample of an iteration's learner step, and the keys of update and rollout."""
         play_key, key = keys_of(state.key, iteration)
         return *self._sample_number(state, tf.constant(0), key, env_steps), play_key
 
     def _stored_and_sampled(self, state: State, out: RolloutResult) -> tuple[State, RolloutResult]:
-        """Stores a rollout, and puts a sampled batch in the place of its experience."""
+        """Stores a rollout and replaces its experience by a sampled batch."""
         state = self.with_normalizer(state, out.normalizer)
         # Before the sample: a write after a read makes XLA copy the whole buffer.
         self._experience(state).add(out.batch)
@@ -650,7 +650,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         *,
         inline: bool = False,
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """A learner step on a batch: its metrics, the state, and what is left to Python."""
+        """Takes a learner step on a batch; returns metrics, state and host outputs."""
         if not leaves.in_place(state.agent_state):
             return *self.fit(state, batch, key, env_steps), []
         result = self.update_stage(state, inline=inline)(batch, key, env_steps)
@@ -661,7 +661,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return result["metrics"], state, outputs
 
     def _follow_schedules(self, state: State, env_steps: tf.Tensor) -> State:
-        """Lets the agent act by its schedules, where nothing is updated."""
+        """Returns the state with the schedules of acting at `env_steps`, without an update."""
         learner = self.learner_of(state) if leaves.in_place(state.agent_state) else self.learner
         own = learner.follow_schedules(self.learner_state(state), DEFAULT_MODULE_ID, env_steps)
         return self.with_learner_state(state, own)
@@ -674,10 +674,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
         env_steps: tf.Tensor,
         batches: Nest = (),
     ) -> tuple[Nest, tf.Tensor]:
-        """The sample of a learner step of an iteration, and the key of its update."""
+        """Returns the sample of learner step `number` of an iteration, and its update's key."""
         keys = seeding.streams(seeding.fold_in(key, number), ("sample", "update"))
         beta = make_schedule(self.priority_beta)(env_steps)
-        if tf.nest.flatten(batches):  # they were read from Reverb
+        if tf.nest.flatten(batches):  # read from Reverb before
             batch = tf.nest.map_structure(lambda x: x[number], batches)
             batch = self._reverb(state).weighted(batch, beta)
         else:
@@ -699,11 +699,10 @@ class OffPolicyWorkflow(LearnerWorkflow):
           before: int64, env steps before the rollout.
           env_steps: int64, with those of the rollout.
           key: int32 [2].
-          batches: Those that were read before, or ().
+          batches: Batches that were read before, or ().
 
         Returns:
-          The means of their metrics, the state, and what is left to Python, [K, ...] of K learner
-          steps.
+          The means of the metrics, the state, and the host outputs [K, ...] of K learner steps.
         """
         due = self.updates_due(before, env_steps)
         if not isinstance(due, int) or due == 0:
@@ -738,7 +737,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return row, state, [array.stack() for array in kept]
 
     def _age_of(self, state: State, batch: Nest) -> dict[str, tf.Tensor]:
-        """How many learner steps were taken since the policies that played a batch.
+        """Returns the mean number of learner steps since the policies that played a batch.
 
         The age of a transition in https://arxiv.org/abs/2007.06700.
         """
@@ -754,20 +753,20 @@ class OffPolicyWorkflow(LearnerWorkflow):
     # How it is compiled.
 
     def fuses_on_host(self, state: State, run_stages: Stages) -> bool:
-        """Whether XLA has all that follows a rollout: many small operations on the buffer."""
+        """Whether an XLA update takes the small operations on the buffer into its program."""
         if not self.loops_in_python:
             return True
         reads = not run_stages.phase.learns or self._reverb(state).fetches(run_stages)
         return not self.replicas.several and reads
 
     def forget_traces(self, experience: ReverbExperience) -> None:
-        """Traces anew what refers to the iterator of an experience."""
+        """Drops the traces that refer to the iterator of an experience."""
         for _, runner in self._runners.values():
             if isinstance(runner, HostRunner) and runner.experience is experience:
                 runner.forget()
 
     def trials(self, state: State, run_stages: Stages) -> Trials:
-        """Returns the stages of a run, and how they are tried."""
+        """Returns the stages of a run and how to time them."""
         trials = super().trials(state, run_stages)
         fuses = not (self.loops_in_python and self.replicas.several)
         return dataclasses.replace(
@@ -775,7 +774,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         )
 
     def trial_batch(self, state: State) -> Nest:
-        """Returns a batch of zeros: nothing may have been added yet."""
+        """Returns a batch of zeros; the buffer may be empty."""
         form = self._experience(state).batch_form(state.key)
         return self.replicas.run_traced(
             lambda: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), form)
@@ -786,11 +785,11 @@ class OffPolicyWorkflow(LearnerWorkflow):
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Returns what the buffer is given of a rollout: all of it, and no metrics."""
+        """Returns the trajectory, which the buffer stores, and no metrics."""
         return trajectory, {}
 
     def updates_due(self, before: tf.Tensor, after: tf.Tensor) -> int | tf.Tensor:
-        """Returns how many learner steps follow from env steps, a number where it is always that.
+        """Returns the number of learner steps that env steps cause; an int if it never varies.
 
         Args:
           before: int64, env steps before them.
@@ -798,7 +797,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         """
         up, down = self.updates_per_step.numerator, self.updates_per_step.denominator
         steps = self.steps_per_iteration
-        if self.collectors is not None:  # the limiter of the server keeps the ratio
+        if self.collectors is not None:  # the server's rate limiter keeps the ratio
             return -(-steps * up // down)
         if self.all_rows_valid and steps * up % down == 0:
             return steps * up // down
@@ -806,7 +805,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     @property
     def update_options(self) -> dict[str, Any]:
-        """A sampled batch is one learner step, in its order."""
+        """No shuffling: a sampled batch is one learner step."""
         return {"shuffle": False}
 
     def priorities(self, state: Any, batch: Nest, key: tf.Tensor) -> tf.Tensor:
@@ -814,7 +813,7 @@ class OffPolicyWorkflow(LearnerWorkflow):
         return self.agent.td_errors(state, batch, key) + self.priority_epsilon
 
     def describe_updates(self) -> str:
-        """Returns how it learns, in a few words."""
+        """Returns a short description of the updates."""
         return (
             f"{float(self.updates_per_step):g} updates per env step on {self.batch_size} rows of a "
             f"{sampled(self.replay).kind} replay of {sampled(self.replay).capacity:,}"

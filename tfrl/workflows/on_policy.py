@@ -158,12 +158,12 @@ class OnPolicyWorkflow(LearnerWorkflow):
     def after_rollout(
         self, state: State, played: Trajectory, key: tf.Tensor, batches: Nest
     ) -> tuple[dict[str, tf.Tensor], State, list[tf.Tensor]]:
-        """See `LearnerWorkflow.after_rollout`; nothing is left to Python."""
+        """See `LearnerWorkflow.after_rollout`; returns no host outputs."""
         metrics, state = self.learn_from(state, self.rollout_source.result(state, played), key)
         return metrics, state, []
 
     def trial_batch(self, state: State) -> Nest:
-        """Returns the batch of a rollout, for the update to be timed on."""
+        """Returns the batch of a rollout to time the update on."""
         if not self.loops_on_host:
             return self.play(state, state.key).batch
         agent_state, blank = struct.values(state.agent_state), self.rollout_source.blank(state)
@@ -174,8 +174,8 @@ class OnPolicyWorkflow(LearnerWorkflow):
     def make_batch(
         self, agent_state: Any, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Returns the rows that the losses take, and the agent's metrics of a rollout."""
-        if not self.learns:  # shares all but the update
+        """Returns the rows for the losses, and the agent's metrics of the rollout."""
+        if not self.learns:  # there is no update
             return trajectory.reward, {}
         return self.agent.learner_batch(agent_state, trajectory)
 
@@ -189,6 +189,6 @@ class OnPolicyWorkflow(LearnerWorkflow):
         }
 
     def describe_updates(self) -> str:
-        """Returns how it learns, in a few words."""
+        """Returns a short description of the updates."""
         sizes = dict.fromkeys(self.minibatch_sizes.values())
         return f"minibatches of {', '.join(map(str, sizes))}"

@@ -1,8 +1,8 @@
-"""Runs several iterations of a workflow in one call: in a loop of the graph, or in Python's.
+"""Runs several iterations of a workflow in one call, in a graph loop or in Python.
 
-It knows no agent, no learner and no buffer: an iteration is the workflow's `iterate`. What it keeps
-belongs to the variables of one state: compile modes, and compiled functions with the handles of
-these variables. It holds no variable, so that a state ends when nobody refers to it.
+It knows no agent, learner or buffer: an iteration is the workflow's `iterate`. A runner belongs to
+the variables of one state. It keeps compile modes, and compiled functions with the handles of these
+variables. It holds no variable, so that a state is freed with the last reference to it.
 """
 
 import functools
@@ -26,15 +26,15 @@ from tfrl.xla import never_in_xla
 
 # Rows of metrics that one call can return.
 MAX_ROWS = 1024
-# Metrics of a row in a loop, whose names are known only when all is traced. A loop with more is
-# traced again.
+# Metrics of a row in a loop; their names are known only after tracing. A loop with more is traced
+# again.
 _SLOTS = 40
 
 COUNTERS = ("iterations", "env_steps", "episodes", "learner_steps")
 
 
 class Iterating(Protocol):
-    """What a runner asks of a workflow."""
+    """A workflow, as a runner uses it."""
 
     # Iterations that share a row of metrics.
     iterations_per_row: int
@@ -49,10 +49,10 @@ class Iterating(Protocol):
         """Settles the compile mode of every stage, and that of the loop."""
 
     def begin_call(self, state: State) -> State:
-        """Returns the state without what no iteration changes."""
+        """Returns the state without the leaves that no iteration changes."""
 
     def end_call(self, before: State, after: State) -> State:
-        """Returns the state after a call, with what `begin_call` left out."""
+        """Returns the state after a call, with the leaves that `begin_call` dropped."""
 
     def prefetch(self, state: State) -> State:
         """Returns the state that the first iteration of a call begins with; traced."""
@@ -61,22 +61,22 @@ class Iterating(Protocol):
         """Returns the state as the last iteration of a call leaves it; traced."""
 
     def times_stages(self, stages: Stages) -> bool:
-        """Whether the seconds of the stages are measured where they can be."""
+        """Whether clocks time the stages where possible."""
 
     @property
     def steps_of_iteration(self) -> int | None:
-        """Env steps of an iteration, where it is always that."""
+        """Env steps of an iteration; None where their number varies."""
 
 
 class Runner:
     """Runs the iterations of a run, and collects rows of metrics.
 
     Attributes:
-      iterations: That of the newest state: those before it were consumed.
-      modes: `{stage: compile mode}`, as far as they are settled.
-      seconds: `{stage: {mode: seconds}}` that were timed.
-      traces: What was traced for the logic of the run.
-      phases: Names of the phases that were run; the first call of one compiles.
+      iterations: The iteration count of the newest state; older states are consumed.
+      modes: `{stage: compile mode}`, as far as settled.
+      seconds: `{stage: {mode: seconds}}`, as far as timed.
+      traces: The traces of the workflow's logic.
+      phases: Names of the phases so far; the first call of a phase compiles.
     """
 
     def __init__(self, workflow: Iterating, traces: Traces, iterations: int = 0):
@@ -159,7 +159,7 @@ class Runner:
         carried = leaves.carried(state)
         args = (carried, tf.constant(iterations), tf.constant(limit, tf.int64))
         how: tuple[Any, ...] = (run_stages.phase.name, *sorted(run_stages.modes.items()))
-        if not leaves.in_place(state):  # such a runner serves states of any form
+        if not leaves.in_place(state):  # this runner serves states of any form
             how = (*how, specs_of(args))
         if how not in self._loops:
             self._loops[how] = self._traced(state, run_stages, ("loop", *how), args)
@@ -200,7 +200,7 @@ class Runner:
     def _iterate(
         self, state: State, run_stages: Stages
     ) -> tuple[State, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """State, float metrics, counters, and seconds by stage."""
+        """Returns state, float metrics, counters, and seconds by stage."""
         timed = self._has_clocks(run_stages)
         start = tf.timestamp() if timed else tf.constant(0.0, tf.float64)
         key = seeding.fold_in(state.key, state.metrics.iterations)
@@ -223,11 +223,11 @@ class Runner:
     def loop(
         self, state: State, run_stages: Stages, iterations: tf.Tensor, limit: tf.Tensor
     ) -> Any:
-        """Runs iterations until there are so many, or so many env steps; traced.
+        """Runs iterations up to a number of iterations or env steps; traced.
 
         Returns:
-          What the loop carries of the state, the number of rows, their floats and counters, and
-          seconds by part.
+          The carried leaves of the state, the number of rows, their floats and counters, and
+          seconds by stage.
         """
         begun = self._workflow.prefetch(state)
         floats = tf.TensorArray(tf.float32, MAX_ROWS, element_shape=[self._slots])
@@ -263,7 +263,7 @@ class Runner:
         n: Any,
         limit: Any,
     ) -> Any:
-        """The iterations of one row of metrics: the state, how many are done, and the row."""
+        """Runs the iterations of a row of metrics; returns state, iterations done, and the row."""
 
         def iterated(carried: Any) -> Any:
             state, *row = self._iterate(of(carried), run_stages)
@@ -274,7 +274,7 @@ class Runner:
             carried, *row = iterated(carried)
             return carried, done + 1, *row
         zeros = tf.zeros([2, self._slots])
-        # What a loop carries costs a graph several operations in each iteration.
+        # Each carried tensor costs a graph several operations per iteration.
         timed = self._has_clocks(run_stages)
         zero = tf.zeros([2], tf.float64)
         most = tf.minimum(done + per_row, n)
@@ -287,9 +287,9 @@ class Runner:
             return MetricAccumulator(self._names[run_stages.phase.name], self._slots)
 
         start = (carried, zeros, [zero] if timed else [])
-        if steps is not None:  # it is known now where the limit is reached
+        if steps is not None:  # the iteration that reaches the limit is known
             left = (limit - of(carried).metrics.env_steps - 1) // steps + 1
-            # At least 1: the caller has seen that neither end is reached.
+            # At least 1: the caller checked that neither limit is reached.
             number = tf.cast(tf.minimum(tf.cast(most - done, tf.int64), left), tf.int32)
             carried, sums, seconds = tf.while_loop(
                 lambda *_: tf.constant(True),
@@ -312,7 +312,7 @@ class Runner:
         return carried, done, tally().result(sums), counters, seconds[0] if timed else zero
 
     def _run_eagerly(self, state: State, run_stages: Stages, iterations: int, limit: int) -> Any:
-        """As `loop`, from Python."""
+        """Runs the loop in Python; see `loop`."""
         state = self._workflow.prefetch(state)
         rows = MetricRows(self._workflow.iterations_per_row)
         done, env_steps, seconds = 0, int(state.metrics.env_steps), np.zeros(2)
@@ -346,18 +346,17 @@ class Runner:
 
 
 class MetricRows:
-    """Collects the rows of a call from Python; each sums up so many iterations.
+    """Collects the rows of metrics of a Python loop.
 
     Attributes:
       length: Iterations of a row.
-      sums: Of the row that has begun, float32 [2, n], see `MetricAccumulator`; before that the
-        start.
+      sums: The sums of the current row, float32 [2, n], see `MetricAccumulator`.
       floats: The metrics of each row.
       counters: The `COUNTERS` of each.
     """
 
     def __init__(self, length: int, start: tf.Tensor | None = None):
-        """Starts without any row; `start` is the sums of no iteration."""
+        """Starts without rows; `start` is the sums of a row without iterations."""
         self.length = length
         self._start = self.sums = start
         self._counters: Any = None
@@ -369,7 +368,7 @@ class MetricRows:
         self.sums, self._counters = sums, counters
 
     def end(self, accumulator: MetricAccumulator, number: int) -> None:
-        """Ends a row, of which so many metrics have names; waits for its last call."""
+        """Ends a row with `number` named metrics; waits for its last call."""
         self.counters.append(self._counters.numpy())
         self.floats.append(accumulator.result(self.sums).numpy()[:number])
         self.sums = self._start
