@@ -10,7 +10,7 @@ from tests.launch import jobset_pods
 from tests.launch.launch_runs import in_process
 from tfrl.distribute import multi_worker
 from tfrl.errors import UserError
-from tfrl.launch import job, kubernetes, launch, placement
+from tfrl.launch import job, kubernetes, launch, resources
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 OPTIONS = job.JobOptions(
@@ -29,7 +29,7 @@ CASES = {
     "gpu_workers": (
         dataclasses.replace(OPTIONS, learners=2, replay_servers=2, evaluators=0),
         {
-            "placement": placement.parsed(["learner:cpu=4,memory=16Gi,gpu=1", "server:memory=8Gi"]),
+            "resources": resources.parsed(["learner:cpu=4,memory=16Gi,gpu=1", "server:memory=8Gi"]),
             "node_selectors": kubernetes.node_selectors(
                 ["learner:cloud.google.com/gke-accelerator=nvidia-l4"]
             ),
@@ -118,7 +118,7 @@ REFUSED = {
         {"tpu_topology": "v4:2x2x1"},
         "got --learners=1 --strategy=mirrored",
     ),
-    "chips": ({}, {"placement": placement.parsed(["learner:tpu=4"])}, "expected --tpu_topology"),
+    "chips": ({}, {"resources": resources.parsed(["learner:tpu=4"])}, "expected --tpu_topology"),
 }
 
 
@@ -133,7 +133,7 @@ def test_refused(name):
 @pytest.mark.parametrize("value", ["learner", "actor:cpu=1", "learner:cpu=x", "learner:ram=1Gi"])
 def test_resources_of_another_form_are_refused(value):
     with pytest.raises(UserError) as error:
-        placement.parsed([value])
+        resources.parsed([value])
     assert str(error.value).startswith(f"--resources={value}: expected ROLE:NAME=AMOUNT")
 
 

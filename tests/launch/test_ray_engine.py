@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.launch_runs import in_process
 from tfrl.errors import UserError
-from tfrl.launch import job, launch, local_engine, placement, ray_engine, termination
+from tfrl.launch import job, launch, local_engine, ray_engine, resources, termination
 
 SERVES = "import time; print('serves'); time.sleep(60)"
 
@@ -80,7 +80,7 @@ def fixture_ray(monkeypatch):
     return PlayedRay()
 
 
-def engine(ray, tmp_path, programs, *resources):
+def engine(ray, tmp_path, programs, *asked):
     said, addresses = [], []
 
     def make_job(given):
@@ -93,7 +93,7 @@ def engine(ray, tmp_path, programs, *resources):
         tmp_path,
         num_servers=1,
         host=None,
-        placement=placement.parsed(resources),
+        resources=resources.parsed(asked),
         wait_seconds=5.0,
         command=lambda role: [sys.executable, "-S", "-c", programs[role.name]],
         say=said.append,

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 from tfrl.errors import UserError
 
-E = TypeVar("E", bound="Episode")
+E = TypeVar("E", bound="BaseEpisode")
 
 
-class Episode(abc.ABC):
+class BaseEpisode(abc.ABC):
     """Steps `t_started` to `t` of an episode, or a chunk of it, behind a lookback."""
 
     id_: str

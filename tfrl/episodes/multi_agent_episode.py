@@ -8,7 +8,7 @@ import numpy as np
 
 from tfrl.episodes import lookback_buffer
 from tfrl.episodes.agent_log import AgentLog
-from tfrl.episodes.episode import Episode
+from tfrl.episodes.episode import BaseEpisode
 from tfrl.episodes.lookback_buffer import Indices, resolve
 from tfrl.episodes.single_agent_episode import SingleAgentEpisode
 from tfrl.errors import UserError
@@ -76,7 +76,7 @@ def default_mapping(agent_id: AgentID, episode: Any) -> str:
     return DEFAULT_MODULE_ID
 
 
-class MultiAgentEpisode(Episode):
+class MultiAgentEpisode(BaseEpisode):
     """Steps of an environment in which agents act at different times and end at different times.
 
     An agent that is given an observation is asked to act on it, at the next step or later. A step

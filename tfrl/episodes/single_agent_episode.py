@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.episodes import lookback_buffer
-from tfrl.episodes.episode import Episode
+from tfrl.episodes.episode import BaseEpisode
 from tfrl.episodes.lookback_buffer import Indices, LookbackBuffer, resolve
 from tfrl.episodes.trajectories import episodes_of, trajectory_of
 from tfrl.errors import UserError
@@ -39,7 +39,7 @@ def _last(steps: int, flag: bool) -> np.ndarray:
     return column
 
 
-class SingleAgentEpisode(Episode):
+class SingleAgentEpisode(BaseEpisode):
     """Observations o_0 .. o_T and, between them, T actions, rewards and policy extras, in NumPy.
 
     Step t is (o_t, a_t, r_t, o_{t+1}); the last observation is the true successor of the last

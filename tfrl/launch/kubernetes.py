@@ -11,7 +11,7 @@ from absl import flags
 
 from tfrl.errors import UserError
 from tfrl.launch.job import COLLECTOR, EVALUATOR, LEARNER, SERVER, SERVERS, JobOptions, Role, roles
-from tfrl.launch.placement import KINDS, Placement
+from tfrl.launch.resources import KINDS, RoleResources
 
 flags.DEFINE_string("image", None, "Container image with tfrl and the gin files (kubernetes).")
 flags.DEFINE_string("job_name", "tfrl", "Name of the job (kubernetes, tpu_vm).")
@@ -62,7 +62,7 @@ def check(
     image: str | None,
     volume: str | None,
     tpu_topology: str | None,
-    placement: Placement,
+    resources: RoleResources,
 ) -> None:
     """Refuses what no cluster could run.
 
@@ -72,7 +72,7 @@ def check(
       image: Value of `--image`.
       volume: Value of `--volume`.
       tpu_topology: Value of `--tpu_topology`.
-      placement: Of the roles.
+      resources: Resources of the roles.
 
     Raises:
       UserError: See there.
@@ -122,7 +122,7 @@ def check(
                 expected="--learners=1 with --strategy=tpu: one process drives the chips of a host",
                 got=f"--learners={options.learners} --strategy={strategy}",
             )
-    elif placement.of(LEARNER).get("tpu"):
+    elif resources.of(LEARNER).get("tpu"):
         raise UserError(
             "--resources=learner:tpu=...",
             expected="--tpu_topology, from which the number of chips follows",
@@ -139,7 +139,7 @@ def job_set(
     volume: str | None = None,
     tpu_topology: str | None = None,
     node_selectors: Mapping[str, Mapping[str, str]] | None = None,
-    placement: Placement | None = None,
+    resources: RoleResources | None = None,
     max_restarts: int = 3,
 ) -> dict[str, Any]:
     """Returns the JobSet of a job, as YAML has it.
@@ -156,27 +156,27 @@ def job_set(
       volume: "claim:/folder", a volume that all pods mount.
       tpu_topology: "type:topology" of the learner's TPU.
       node_selectors: Labels of the nodes, by role.
-      placement: Resources of the roles.
+      resources: Resources of the roles.
       max_restarts: Of each pod.
 
     Raises:
       UserError: What cannot run.
     """
-    placement = placement or Placement({})
+    resources = resources or RoleResources({})
     check(
         options,
         name=name,
         image=image,
         volume=volume,
         tpu_topology=tpu_topology,
-        placement=placement,
+        resources=resources,
     )
     selectors = {kind: dict(labels) for kind, labels in (node_selectors or {}).items()}
-    resources = {k: dict(placement.of(k)) for k in KINDS}
+    amounts = {k: dict(resources.of(k)) for k in KINDS}
     learner_flags: tuple[str, ...] = ()
     if tpu_topology:
         chips, labels = _tpu(tpu_topology)
-        resources[LEARNER]["tpu"] = str(chips)
+        amounts[LEARNER]["tpu"] = str(chips)
         selectors[LEARNER] = {**labels, **selectors.get(LEARNER, {})}
         learner_flags = ("--strategy=tpu", "--tpu=local")
     by_kind: dict[str, list[Role]] = {}
@@ -185,7 +185,7 @@ def job_set(
     jobs = []
     for kind, of_kind in by_kind.items():
         workers = options.learners if kind == LEARNER else 1
-        container = _container(of_kind[0], image, resources[kind], name=name, workers=workers)
+        container = _container(of_kind[0], image, amounts[kind], name=name, workers=workers)
         if kind == LEARNER:
             container["command"] += learner_flags
         pod: dict[str, Any] = {
@@ -342,7 +342,7 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
     return result
 
 
-def rendered(options: JobOptions, max_restarts: int, placement: Placement) -> str:
+def rendered(options: JobOptions, max_restarts: int, resources: RoleResources) -> str:
     """Returns what `--engine=kubernetes` prints, as the flags say."""
     values = flags.FLAGS
     nest = job_set(
@@ -352,7 +352,7 @@ def rendered(options: JobOptions, max_restarts: int, placement: Placement) -> st
         volume=values.volume,
         tpu_topology=values.tpu_topology,
         node_selectors=node_selectors(values.node_selector),
-        placement=placement,
+        resources=resources,
         max_restarts=max_restarts,
     )
     return text(nest)

@@ -12,8 +12,8 @@ from tfrl.launch import (
     app,
     gin_files,
     kubernetes,
-    placement,
     ray_engine,
+    resources,
     tpu_vm,
     wait_flag,  # noqa: F401
 )
@@ -98,7 +98,7 @@ def main() -> int:
         learner_flags=_learner_flags(values),
         learners=asked.learners,
     )
-    where = placement.parsed(asked.resources)
+    where = resources.parsed(asked.resources)
     local = asked.engine == "local"
     workers = options.learners if local and options.learners > 1 else 0
     free = [f"localhost:{port}" for port in free_ports(options.replay_servers + workers)]
@@ -127,7 +127,7 @@ def main() -> int:
             log_dir,
             termination,
             num_servers=options.replay_servers,
-            placement=where,
+            resources=where,
             max_restarts=asked.max_restarts,
             wait_seconds=options.wait_seconds,
         )

@@ -22,7 +22,7 @@ from tfrl.extras import require
 from tfrl.launch import local_engine
 from tfrl.launch.job import SERVER, Role
 from tfrl.launch.local_engine import LocalEngine
-from tfrl.launch.placement import Placement, in_bytes
+from tfrl.launch.resources import RoleResources, in_bytes
 from tfrl.launch.termination import Termination
 
 flags.DEFINE_string(
@@ -179,7 +179,7 @@ class RayEngine(LocalEngine):
         *,
         num_servers: int,
         host: str | None,
-        placement: Placement,
+        resources: RoleResources,
         wait_seconds: float,
         **options: Any,
     ):
@@ -191,14 +191,14 @@ class RayEngine(LocalEngine):
           log_dir: As of `LocalEngine`.
           num_servers: How many there are.
           host: The servers' name; None for the address of the node that each is placed on.
-          placement: Resources of the roles.
+          resources: Resources of the roles.
           wait_seconds: How long a process may wait for them.
           **options: As of `LocalEngine`.
 
         Raises:
           UserError: No node has room for a server.
         """
-        self._ray, self._placement, self._wait_seconds = ray, placement, wait_seconds
+        self._ray, self._resources, self._wait_seconds = ray, resources, wait_seconds
         self.server_lost = False
         self._servers = {f"{SERVER}-{i}": self._place(SERVER) for i in range(num_servers)}
         asked = [actor.address.remote(host) for actor in self._servers.values()]
@@ -207,7 +207,7 @@ class RayEngine(LocalEngine):
         except ray.exceptions.GetTimeoutError as error:
             raise UserError(
                 "--resources of servers",
-                expected=f"a node with room for {_said(placement.of(SERVER))} within "
+                expected=f"a node with room for {_said(resources.of(SERVER))} within "
                 f"{wait_seconds:g} s",
                 got="none",
                 remedy="`ray status` shows what the cluster has.",
@@ -215,7 +215,7 @@ class RayEngine(LocalEngine):
         super().__init__(make_job(addresses), log_dir, **options)
 
     def _place(self, kind: str) -> Any:
-        asked = self._placement.of(kind)
+        asked = self._resources.of(kind)
         options: dict[str, Any] = {"num_cpus": float(asked["cpu"]), "max_restarts": 0}
         if "gpu" in asked:
             options["num_gpus"] = int(asked["gpu"])
@@ -230,7 +230,7 @@ class RayEngine(LocalEngine):
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
         started = actor.start.remote(arguments, role.name, os.getcwd())
-        asked = _said(self._placement.of(role.kind))
+        asked = _said(self._resources.of(role.kind))
         keeps = role.name in self._servers
         return _RemoteProcess(self._ray, actor, started, asked, self._wait_seconds, keeps)
 
@@ -296,7 +296,7 @@ def run(
     termination: Termination,
     *,
     num_servers: int,
-    placement: Placement,
+    resources: RoleResources,
     max_restarts: int,
     wait_seconds: float,
 ) -> int:
@@ -307,7 +307,7 @@ def run(
       log_dir: As of `LocalEngine`.
       termination: As of `LocalEngine.run`.
       num_servers: How many servers there are.
-      placement: Resources of the roles.
+      resources: Resources of the roles.
       max_restarts: Of each process; and of all where a server's node is lost.
       wait_seconds: How long processes wait for room.
 
@@ -320,7 +320,7 @@ def run(
     # On one machine all have room, as with the local engine.
     bind = "" if address is None else "0.0.0.0"  # nosec B104
     any_job = make_job(["localhost:1"] * num_servers, bind)
-    num_cpus = sum(float(placement.of(role.kind)["cpu"]) for role in any_job)
+    num_cpus = sum(float(resources.of(role.kind)["cpu"]) for role in any_job)
     code = 0
     with cluster(ray, address, num_cpus):
         for _ in range(max_restarts + 1):
@@ -330,7 +330,7 @@ def run(
                 log_dir,
                 num_servers=num_servers,
                 host="localhost" if address is None else None,
-                placement=placement,
+                resources=resources,
                 max_restarts=max_restarts,
                 wait_seconds=wait_seconds,
             )

@@ -26,7 +26,7 @@ _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class RoleResources:
     """Resources by role.
 
     Attributes:
@@ -40,7 +40,7 @@ class Placement:
         return {"cpu": "1", **self.asked.get(kind, {})}
 
 
-def parsed(values: Sequence[str]) -> Placement:
+def parsed(values: Sequence[str]) -> RoleResources:
     """Returns what `--resources` asks for.
 
     Raises:
@@ -60,7 +60,7 @@ def parsed(values: Sequence[str]) -> Placement:
                     remedy="Such as learner:cpu=4,memory=16Gi,gpu=1.",
                 )
             asked.setdefault(kind, {})[name] = amount
-    return Placement(asked)
+    return RoleResources(asked)
 
 
 def in_bytes(memory: str) -> int:
