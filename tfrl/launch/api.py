@@ -3,6 +3,8 @@
 Nothing here defines an absl flag, so that a program with flags of its own may import it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import pathlib
@@ -13,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tfrl.errors import UserError
 from tfrl.launch.termination import Termination
 from tfrl.loading import distrust
+
+if TYPE_CHECKING:
+    from tfrl.workflows import Workflow
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -109,11 +114,11 @@ def train(
 
 
 def assemble(
-    make_settings: Callable[[], "Settings"],
-    make_strategy: Callable[[], "tf.distribute.Strategy"],
+    make_settings: Callable[[], Settings],
+    make_strategy: Callable[[], tf.distribute.Strategy],
     chosen: str,
     root_dir: str | None,
-) -> tuple["Settings", "tf.distribute.Strategy"]:
+) -> tuple[Settings, tf.distribute.Strategy]:
     """Returns settings and strategy, with the threads that suit what will train.
 
     A strategy over processes must be made before anything computes. With any other TensorFlow
@@ -136,10 +141,10 @@ def assemble(
 
 
 def start(
-    settings: "Settings",
+    settings: Settings,
     options: StartOptions,
     root_dir: str,
-    strategy: "tf.distribute.Strategy",
+    strategy: tf.distribute.Strategy,
     termination: Termination,
     started: float,
     *,
@@ -180,7 +185,7 @@ def default_root_dir(files: list[str]) -> str:
     return f"runs/{name.replace('/', '_')}"
 
 
-def check_environments(workflow: Any, seed: int) -> None:
+def check_environments(workflow: Workflow, seed: int) -> None:
     """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
     if workflow.env is not None:
         from tfrl.envs.checker_host import check_before_training

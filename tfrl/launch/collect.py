@@ -1,8 +1,10 @@
 """`bin/collect.py`: plays the environments of a training for a learner in another process."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -10,6 +12,9 @@ from tfrl.errors import UserError
 from tfrl.launch import app, server_flag, variable_flag, wait_flag  # noqa: F401
 from tfrl.launch import flags as common_flags
 from tfrl.launch.termination import Termination
+
+if TYPE_CHECKING:
+    from tfrl.workflows import OffPolicyWorkflow, Workflow
 
 DOC = """Plays by the parameters of bin/learn.py, and writes into bin/reverb_server.py.
 
@@ -57,7 +62,7 @@ def main() -> int:
     return termination.exit_code if termination.requested else 0
 
 
-def _collector(workflow: Any, server: str) -> Any:
+def _collector(workflow: Workflow, server: str) -> Any:
     from tfrl.roles.collector import ReplayCollector, RolloutCollector
     from tfrl.workflows import OnPolicyWorkflow
 
@@ -71,6 +76,7 @@ def _collector(workflow: Any, server: str) -> Any:
     }
     if isinstance(workflow, OnPolicyWorkflow):
         return RolloutCollector(workflow, values.variable_server or server, **common)
+    workflow = cast("OffPolicyWorkflow", workflow)  # another one is refused there
     return ReplayCollector(workflow, server, values.variable_server, **common)
 
 

@@ -1,7 +1,9 @@
 """`bin/learn.py`: trains from what collectors play in other processes."""
 
+from __future__ import annotations
+
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -33,8 +35,11 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 
+if TYPE_CHECKING:
+    from tfrl.workflows import OffPolicyWorkflow, Workflow
 
-def prepare(workflow: Any) -> None:
+
+def prepare(workflow: Workflow) -> None:
     """Gives a workflow its collectors, as the flags say.
 
     Args:
@@ -58,6 +63,7 @@ def prepare(workflow: Any) -> None:
             **common,
         )
     else:
+        workflow = cast("OffPolicyWorkflow", workflow)  # another one is refused there
         ReplayCollectors(workflow, server, values.variable_server, **common)
 
 

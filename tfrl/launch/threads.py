@@ -1,7 +1,9 @@
 """How many threads an operation of TensorFlow has in a run."""
 
+from __future__ import annotations
+
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -10,8 +12,11 @@ from tfrl.errors import UserError
 from tfrl.experiment import metadata
 from tfrl.experiment.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from tfrl.workflows import Workflow
 
-def settle(workflow: Any, root_dir: str | None = None) -> int:
+
+def settle(workflow: Workflow, root_dir: str | None = None) -> int:
     """Leaves a core to Python where it steps environments while the agent learns.
 
     TensorFlow splits an operation over all cores. Two operations run at a time anyway, and what
@@ -36,8 +41,8 @@ def settle(workflow: Any, root_dir: str | None = None) -> int:
     elif tf.config.list_physical_devices("GPU"):
         number = 0
     else:
-        overlap = bool(getattr(workflow, "overlap", False)) and on_host(workflow.env)
-        number = max(1, cores - 1) if overlap else 0
+        steps = workflow.env is not None and on_host(workflow.env)
+        number = max(1, cores - 1) if steps and getattr(workflow, "overlap", False) else 0
     if number:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(number)

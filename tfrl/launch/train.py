@@ -1,10 +1,12 @@
 """`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -46,6 +48,9 @@ flags.DEFINE_float(
     "Seconds to wait for a --replay_server that was lost, and go on; without it the training ends.",
     lower_bound=0.0,
 )
+
+if TYPE_CHECKING:
+    from tfrl.workflows import Workflow
 
 
 def main(prepare: Callable[[Any], None] | None = None) -> int:
@@ -101,7 +106,9 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     )
 
 
-def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | None = None) -> None:
+def use_replay_server(
+    workflow: Workflow, address: str, reconnect_seconds: float | None = None
+) -> None:
     """Lets a workflow keep its experience in a server, and waits for it.
 
     Args:
@@ -113,16 +120,16 @@ def use_replay_server(workflow: Any, address: str, reconnect_seconds: float | No
       UserError: The workflow has no replay buffer; the server does not answer in time, or has
         other tables.
     """
-    use = getattr(workflow, "use_replay_server", None)
-    if use is None:
+    from tfrl.replay.reverb.connection import await_tables
+    from tfrl.workflows import OffPolicyWorkflow
+
+    if not isinstance(workflow, OffPolicyWorkflow):
         raise UserError(
             "--replay_server",
             expected="a workflow with a replay buffer: OffPolicyWorkflow",
             got=type(workflow).__name__,
         )
-    use(address, reconnect_seconds)
-    from tfrl.replay.reverb.connection import await_tables
-
+    workflow.use_replay_server(address, reconnect_seconds)
     # Here already, so that a wrong address leaves no folder.
     await_tables(workflow.replay, app.say)
 
