@@ -211,6 +211,16 @@ class Agent(abc.ABC):
     # Passes over a rollout and gradient steps of a pass, the defaults of a workflow.
     epochs_and_minibatches = (4, 4)
 
+    def random_actions(
+        self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
+    ) -> ActionOutput:
+        """Draws actions uniformly, to fill a replay buffer. Arguments as `compute_actions`."""
+        raise NotImplementedError(f"{type(self).__name__} does not learn from a replay buffer")
+
+    def td_errors(self, state: AgentState, batch: Nest, key: tf.Tensor) -> tf.Tensor:
+        """Returns |target - Q(o, a)| of sampled rows, float32 [N], for their priorities."""
+        raise NotImplementedError(f"{type(self).__name__} has no TD errors")
+
     @property
     def updates(self) -> tuple[Update | ExternalUpdate, ...]:
         """The updates of one learner step, in order; empty for an agent that does not learn."""

@@ -152,7 +152,7 @@ class LearnerWorkflow(Workflow):
         self._learner: Learner | None = None
         self._evaluators: dict[Any, Evaluator] = {}
         self.env = check_episodes("env", env)
-        self.agent: Any = made_agent(agent, env)
+        self.agent: Agent = made_agent(agent, env)
         agent = self.agent
         if optimizer is not None:
             learner_config = learner_config or default_config
@@ -164,7 +164,7 @@ class LearnerWorkflow(Workflow):
             eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # A multi-policy agent names its modules; any other agent is the learner's only module.
-        self.modules: dict[str, Any] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
+        self.modules: dict[str, Agent] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
         own = all(map(trains_itself, self.modules.values()))  # by an external optimizer

@@ -211,7 +211,8 @@ class OffPolicyWorkflow(LearnerWorkflow):
 
     def _make_replay(self, replay: Any, name: str) -> Any:
         """Returns the replay factory of the argument called `name`."""
-        env, agent = self.env, self.agent
+        env = self.env
+        agent: Any = self.agent  # n_step and discount are fields of agents that learn from replay
         if replay is None:
             capacity = max(_CAPACITY // env.num_envs, 1) * env.num_envs
             kind = ReverbReplay if on_host(env) else InGraphReplay
