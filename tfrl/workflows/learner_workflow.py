@@ -164,7 +164,8 @@ class LearnerWorkflow(Workflow):
             eval_env, eval_episodes = evaluator.env, evaluator.num_episodes
         check_whole(rollout_length=rollout_length, eval_episodes=eval_episodes)
         # A multi-policy agent names its modules; any other agent is the learner's only module.
-        self.modules: dict[str, Agent] = getattr(agent, "modules", None) or {DEFAULT_MODULE_ID: agent}
+        own_modules = getattr(agent, "modules", None)
+        self.modules: dict[str, Agent] = own_modules or {DEFAULT_MODULE_ID: agent}
         self.learns = any(module.updates for module in self.modules.values())
         self.rollout_length = rollout_length
         own = all(map(trains_itself, self.modules.values()))  # by an external optimizer
