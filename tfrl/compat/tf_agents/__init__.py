@@ -1,10 +1,10 @@
-"""TF-Agents: environments of this library as TF-Agents' own, and experience in its layout.
+"""TF-Agents: this library's environments and agents for TF-Agents, and experience in its layout.
 
-The other direction of environments is the suite `tf_agents` of `tfrl.make_env`. Reverb is imported
-when something is written or read, and not before.
+The suite `tf_agents` of `tfrl.make_env` is the other direction of environments. Reverb is imported
+only when experience is written or read.
 """
 
-# ruff: noqa: E402  (what follows imports TF-Agents)
+# ruff: noqa: E402  (these imports need TF-Agents)
 from tfrl import extras
 
 extras.require_tf_agents("tfrl.compat.tf_agents")

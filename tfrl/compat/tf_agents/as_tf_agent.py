@@ -28,7 +28,7 @@ def check_agent(agent: Any) -> bool:
     """Returns whether an agent learns from replayed windows; else it learns from rollouts.
 
     Raises:
-      UserError: For what does neither.
+      UserError: For an agent that learns from neither.
     """
     rolls = isinstance(agent, Agent) and type(agent).learner_batch is not Agent.learner_batch
     if not rolls and not isinstance(agent, OffPolicy):
@@ -59,43 +59,45 @@ def as_tf_agent(
     check_numerics: CheckNumerics = "skip",
     compile: str = "graph",
 ) -> "LearnerAgent":
-    """Makes a TF-Agents agent that is trained by a `tfrl.learners.Learner`.
+    """Makes a TF-Agents agent that a `tfrl.learners.Learner` trains.
 
-    To be called in the scope of the strategy that it will be trained under, as all of TF-Agents'
-    agents. `train` of an off-policy agent takes windows of n_step + 1 frames and is one learner
-    step. That of an on-policy agent takes sequences `[B, T + 1]`, T steps each, and is all epochs
-    of minibatches on them. Ends follow from boundary frames, so experience must hold them, as
-    TF-Agents' drivers and buffers do: values at a truncation are those of the terminal observation.
+    Call it in the scope of its strategy, like all of TF-Agents' agents. `train` of an off-policy
+    agent takes windows of n_step + 1 frames and is one learner step. `train` of an on-policy agent
+    takes sequences `[B, T + 1]` of T steps each and runs all epochs of minibatches on them. Ends of
+    episodes follow from boundary frames, so experience must include them, as TF-Agents' drivers and
+    buffers do: values at a truncation use the terminal observation.
 
     Args:
       agent: A tfrl agent.
-      learner_config: Learning rate and gradient clipping; None for what the workflows have.
+      learner_config: Learning rate and gradient clipping; None for the workflows' defaults.
       optimizer_fn: Makes the optimizer of one update; None for `ModuleConfig.optimizer`.
-      seed: Of the parameters and of what losses draw.
-      train_step_counter: The step, to be incremented by every `train`; None for TensorFlow's global
+      seed: The seed of the parameters and of random draws in losses.
+      train_step_counter: The step, which every `train` increments; None for TensorFlow's global
         step.
-      env_steps: Returns the env steps so far, such as a metric's `result`, by which schedules
-        go; None to count the steps learnt from, of an off-policy agent one a `train`.
-      num_epochs: On-policy: passes over the experience of one `train`; None for the agent's own.
-      num_minibatches: On-policy: gradient steps of a pass; None likewise.
-      remainder: On-policy: "pad", "drop", "wrap" or "error", where the rows do not divide.
-      max_sequence_length: On-policy: frames that sequences of open lengths (whole episodes) are
-        padded to, at least those of the longest.
+      env_steps: Returns the env steps so far for schedules, for example the `result` of a metric;
+        None to count the trained steps, for an off-policy agent one per `train`.
+      num_epochs: On-policy: passes over the experience of one `train`; None for the agent's
+        default.
+      num_minibatches: On-policy: gradient steps per pass; None for the agent's default.
+      remainder: On-policy: "pad", "drop", "wrap" or "error", if the minibatches do not divide the
+        rows.
+      max_sequence_length: On-policy: the number of frames to pad sequences of open length (whole
+        episodes) to, at least the longest.
       compute_value_and_advantage_in_train: On-policy: False for agents under `PPOLearner` with
         minibatches. Then `preprocess_sequence` computes advantages, and each `train` is one
-        gradient step on what came out of it.
+        gradient step on its result.
       update_normalizers_in_train: Whether `train` merges observations into the agent's statistics,
-        after its gradient steps; of windows, their first steps. False for `PPOLearner`, which
+        after its gradient steps; of windows only the first steps. False for `PPOLearner`, which
         does it before.
-      check_numerics: "skip" leaves gradient steps out that are not finite; "off" applies them.
+      check_numerics: "skip" leaves out non-finite gradient steps; "off" applies them.
       compile: "graph"; "xla" compiles losses and gradients by XLA.
 
     Returns:
-      The agent. `loss` of its LossInfo is the sum of those of all optimizers, `extra` a dict of
-      metrics, means over the gradient steps.
+      The agent. `loss` of its LossInfo is the sum of all optimizers' losses, and `extra` is a dict
+      of metrics, means over the gradient steps.
 
     Raises:
-      UserError: For an agent that does not learn, and arguments that are none of their choices.
+      UserError: For an agent that does not learn, and for unknown choices.
     """
     off_policy = check_agent(agent)
     settings: dict[str, Any] = {
@@ -106,7 +108,7 @@ def as_tf_agent(
     for argument, count in settings.items():
         if count is not None:
             checks.at_least(argument, count, 1, remedy="Leave it out for the usual.")
-    # Nothing can be raised where TF-Agents trains.
+    # Errors cannot be raised during TF-Agents' training.
     remedy = "skip counts steps that were left out in the extra of LossInfo."
     checks.one_of("check_numerics", check_numerics, ("skip", "off"), remedy=remedy)
     remedy = "graph is the faster on CPUs for all but small networks."
@@ -157,12 +159,12 @@ class LearnerAgent(TFAgent):
         policy: ActingPolicy,
         collect_policy: ActingPolicy,
     ):
-        """Assembles what `as_tf_agent` made.
+        """Assembles the parts from `as_tf_agent`.
 
         Args:
-          training: What `train` does.
+          training: The implementation of `train`.
           policy: The greedy policy over the learner's variables.
-          collect_policy: The policy that explores, likewise.
+          collect_policy: The exploring policy over the learner's variables.
         """
         agent = training.agent
         data_spec = collect_policy.trajectory_spec
@@ -178,9 +180,9 @@ class LearnerAgent(TFAgent):
             train_step_counter=training.counter,
         )
         self._training = training
-        # A learner is no module, and states are dataclasses: a checkpoint sees neither.
+        # Checkpoints track neither a learner (no module) nor states (dataclasses).
         self._saved_variables = dict(training.learner.variables())
-        # What PPOLearner reads of its agent.
+        # Attributes that PPOLearner reads.
         self._compute_value_and_advantage_in_train = training.row_spec is None
         self.update_normalizers_in_train = training.observes
         self._actor_net = self._value_net = _NetworkOf(policy.policy_state_spec)
@@ -217,22 +219,22 @@ class LearnerAgent(TFAgent):
             for name in (n for n in metrics if not n.startswith("nonfinite/")):
                 tf.summary.scalar(f"Losses/{name}", metrics[name], self.train_step_counter)
 
-    # PPOLearner calls these with all experience of an iteration, before it trains on it.
+    # PPOLearner calls these with all experience of an iteration before training.
 
     def update_observation_normalizer(self, observation: Nest) -> None:
         """Merges observations `[B, T, ...]` into the agent's statistics.
 
         Args:
-          observation: Of frames, boundaries among them.
+          observation: The observations of frames, including boundary frames.
         """
         self._training.observe_frames(observation)
 
     def update_reward_normalizer(self, reward: tf.Tensor) -> None:
-        """Does nothing: rewards are normalised by wrappers of environments here."""
+        """Does nothing: this library normalises rewards by environment wrappers."""
 
 
 class _NetworkOf:
-    """What `PPOLearner` asks of networks: whether they have state."""
+    """The part of a network that `PPOLearner` reads: whether it has state."""
 
     def __init__(self, state_spec: Nest):
         self.state_spec = state_spec

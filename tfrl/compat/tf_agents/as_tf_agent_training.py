@@ -1,4 +1,4 @@
-"""What TF-Agents' `train` does with an agent of this library: one update of a `Learner`."""
+"""TF-Agents' `train` of an agent of this library: one update of a `Learner`."""
 
 import abc
 import math
@@ -20,24 +20,24 @@ from tfrl.learners import Learner
 from tfrl.learners.batches import valid_rows
 from tfrl.types import AgentState, Nest, Trajectory
 
-# What an update reports beside the loss of each optimizer's step.
+# The metric of an update beside the loss of each optimizer's step.
 _LOSS = "loss"
 
 
 class Training(abc.ABC):
-    """Experience of TF-Agents in, one update of the learner out. No tf.Module: it has no state.
+    """Takes TF-Agents' experience and makes one update of the learner. Stateless: no tf.Module.
 
     Attributes:
       agent: The agent.
-      learner: A built learner of it.
-      extras: Policy info as the agent's extras.
-      env_steps: Env steps so far, for schedules; None for what the subclass counts.
-      observes: Whether statistics are merged in `train`.
-      jit: Whether losses and gradients are compiled by XLA.
+      learner: A built learner of the agent.
+      extras: Converts policy info to the agent's extras.
+      env_steps: Returns the env steps so far, for schedules; None for the subclass's count.
+      observes: Whether `train` merges statistics.
+      jit: Whether XLA compiles losses and gradients.
       counter: Counts the updates.
     """
 
-    # Whether schedules are those of the actions that follow, or of the experience learnt from.
+    # Whether schedules count for the next actions, or for the trained experience.
     acts_next = True
 
     def __init__(
@@ -51,39 +51,39 @@ class Training(abc.ABC):
         observes: bool,
         jit: bool,
     ):
-        """Keeps what it is given; see the attributes."""
+        """Stores the arguments; see the attributes."""
         self.agent, self.learner, self.counter, self.extras = agent, learner, counter, extras
         self.env_steps, self.observes, self.jit = env_steps, observes, jit
 
-    # What kinds of agents differ in.
+    # For subclasses.
 
     @abc.abstractmethod
     def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
-        """Returns what the losses take, and what `observe` takes, of one replica's experience."""
+        """Returns the inputs of the losses and of `observe` from one replica's experience."""
 
     @abc.abstractmethod
     def options(self, rows: Nest) -> dict[str, Any]:
-        """Returns the arguments of `Learner.update` beside the batch, its key and env steps."""
+        """Returns the arguments of `Learner.update` beside batch, key and env steps."""
 
     @abc.abstractmethod
     def steps_in(self, rows: Nest) -> tf.Tensor:
-        """Returns by how many env steps a replica's rows go on, an int64 scalar."""
+        """Returns the number of env steps of a replica's rows, int64 scalar."""
 
     @abc.abstractmethod
     def observe(self, state: AgentState, seen: Nest) -> AgentState:
-        """Returns the state with the statistics of a replica's experience merged in."""
+        """Returns the state with a replica's experience merged into its statistics."""
 
     def takes(self, shape: tf.TensorShape) -> bool:
-        """Whether it can be traced for experience whose step types have this shape."""
+        """Whether `train` can be traced for step types of this shape."""
         return bool(shape.is_fully_defined())
 
     def preprocess(self, experience: Any) -> Any:
-        """Returns experience as `train` takes it."""
+        """Returns the experience in the form for `train`."""
         return experience
 
     @property
     def row_spec(self) -> dict[str, tf.TensorSpec] | None:
-        """The policy info that `preprocess` makes; None where it changes nothing."""
+        """The spec of the policy info from `preprocess`; None if it changes nothing."""
         return None
 
     # Traced.
@@ -93,14 +93,14 @@ class Training(abc.ABC):
         return struct.values(self.learner.state)
 
     def update(self, experience: Any, weights: Any) -> dict[str, tf.Tensor]:
-        """Takes one update, in the replica that this is called in or on all of them.
+        """Takes one update, called in a replica context or in the cross-replica context.
 
-        The learner's loops and conditions stand outside of the replicas: from inside of them all
-        meet, and one call does it for them.
+        The learner's loops and conditions need the cross-replica context. So in a replica context
+        the replicas merge, and one call updates for all.
 
         Returns:
-          Metrics, float32 scalars; under several replicas the R-th part of each, since TF-Agents
-          adds up what replicas return.
+          Metrics, float32 scalars; for several replicas each divided by R, since TF-Agents sums the
+          replicas' results.
         """
         replicas = self.learner.replicas
         inside = replicas.several and not replicas.outside
@@ -117,7 +117,7 @@ class Training(abc.ABC):
 
         context = tf.distribute.get_replica_context()
         metrics = context.merge_call(together, args=tuple(leaves[i] for i in tensors))
-        # One tensor for all replicas would not be a value of each to TensorFlow.
+        # TensorFlow would not accept one tensor as the value of each replica.
         return {name: tf.identity(x) for name, x in metrics.items()}
 
     def _update(self, experience: Any, weights: Any) -> dict[str, tf.Tensor]:
@@ -138,7 +138,7 @@ class Training(abc.ABC):
             **self.options(rows),
         )
         metrics = replicas.any_replica(results[DEFAULT_MODULE_ID])
-        # Only now: the losses must see the statistics that acted.
+        # After the update: the losses must use the statistics of acting.
         with tf.control_dependencies(list(metrics.values())):
             if self.observes:
                 self.merge_statistics(seen)
@@ -147,7 +147,7 @@ class Training(abc.ABC):
         return _shared_out(metrics, replicas)
 
     def merge_statistics(self, seen: Nest) -> None:
-        """Assigns the agent's statistics with those of new experience merged in."""
+        """Merges new experience into the agent's statistics, in place."""
         learner, before = self.learner, self.state_values()
         if before.normalizer is None:
             return
@@ -160,7 +160,7 @@ class Training(abc.ABC):
         learner.assign(DEFAULT_MODULE_ID, before, before.replace(normalizer=common))
 
     def observe_frames(self, obs: Nest) -> None:
-        """Merges observations `[B, T, ...]` into the statistics, boundary frames among them."""
+        """Merges observations `[B, T, ...]`, including boundary frames, into the statistics."""
         obs = tf.nest.pack_sequence_as(self.agent.obs_spec, tf.nest.flatten(obs))
         leaf = tf.nest.flatten(obs)[0]
         before = self.state_values()
@@ -180,7 +180,7 @@ class Training(abc.ABC):
         self.learner.assign(DEFAULT_MODULE_ID, before, self.agent.update_normalizer(before, steps))
 
     def losses(self, experience: Any, weights: Any) -> dict[str, tf.Tensor]:
-        """Returns the losses of a replica's experience, of the parameters as they are."""
+        """Returns the losses of a replica's experience at the present parameters."""
         rows, _ = self.rows(experience, weights)
         replicas, state = self.learner.replicas, self.state_values()
         rows = self.agent.prepare_minibatch(state, rows, replicas.sum)
@@ -188,13 +188,13 @@ class Training(abc.ABC):
         found = {}
         for update in self.agent.updates:
             if isinstance(update, ExternalUpdate):
-                continue  # it tells no loss without a step
+                continue  # it has no loss without a step
             loss, _ = update.loss(state.params, state, rows, seeding.stream(key, update.name))
             found[f"{update.name}/{_LOSS}"] = loss
         return _shared_out(found, replicas)
 
     def packed(self, experience: Any) -> Any:
-        """Returns experience with the nests of the agent in the place of plain ones."""
+        """Returns experience with plain nests packed into the agent's nests."""
         info = experience.policy_info
         return experience._replace(
             observation=pack(self.agent.obs_spec, experience.observation),
@@ -204,7 +204,7 @@ class Training(abc.ABC):
 
 
 def pack(structure: Nest, plain: Nest) -> Nest:
-    """Returns the leaves of a plain nest in the structure of another one."""
+    """Packs the leaves of a plain nest into the structure of another."""
     return tf.nest.pack_sequence_as(structure, tf.nest.flatten(plain))
 
 
@@ -212,8 +212,8 @@ def total_loss(metrics: dict[str, tf.Tensor], updates: Any) -> tf.Tensor:
     """Returns the sum of the losses of all optimizers' steps.
 
     Args:
-      metrics: What `Training` returned.
-      updates: The agent's updates; one that waits in this step (TD3's delayed actor) has none.
+      metrics: The metrics of `Training`.
+      updates: The agent's updates; a delayed update (TD3's actor) may have no loss in this step.
     """
     if _LOSS in metrics:
         return metrics[_LOSS]
@@ -228,9 +228,9 @@ def total_loss(metrics: dict[str, tf.Tensor], updates: Any) -> tf.Tensor:
 
 
 def refuse_dynamic(experience: Any) -> tf.Operation:
-    """Returns an operation that fails: experience must have static sizes where it is trained on.
+    """Returns an operation that fails: training needs experience of static sizes.
 
-    TF-Agents traces `train` once with open sizes, before there is any data.
+    TF-Agents traces `train` once with open sizes before any data.
     """
     message = UserError(
         "experience of train",
@@ -249,7 +249,7 @@ def _shared_out(metrics: dict[str, tf.Tensor], replicas: Replicas) -> dict[str, 
 
 
 def check_weights(weights: Any, rows: int) -> tf.Tensor:
-    """Returns importance weights float32 [N] of a scalar or a vector."""
+    """Returns importance weights float32 [N] from a scalar or a vector."""
     weights = tf.cast(weights, tf.float32)
     return tf.broadcast_to(weights, [rows])
 
@@ -260,7 +260,7 @@ class OffPolicyTraining(Training):
     agent: OffPolicy
 
     def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
-        """Returns transitions, and the steps that they were made of."""
+        """Returns transitions, and the steps that they were made from."""
         experience = self.packed(experience)
         self._check_length(experience.step_type.shape)
         items = transitions(experience, self.agent.discount)
@@ -273,7 +273,7 @@ class OffPolicyTraining(Training):
         return MaskedTransition(**fields, mask=mask), seen
 
     def _check_length(self, shape: tf.TensorShape) -> None:
-        """Raises a UserError for windows that would be items of another number of steps."""
+        """Raises a UserError for windows of another number of steps."""
         wanted = self.agent.n_step + 1
         if shape.rank != 2 or shape[1] != wanted:
             raise UserError(
@@ -284,11 +284,11 @@ class OffPolicyTraining(Training):
             )
 
     def options(self, rows: Nest) -> dict[str, Any]:
-        """All rows at once, in their order."""
+        """Returns options for all rows at once, in order."""
         return {"shuffle": False}
 
     def steps_in(self, rows: Nest) -> tf.Tensor:
-        """One env step a train step, of all replicas together."""
+        """Returns one env step per train step, over all replicas."""
         replicas = self.learner.replicas
         return tf.cast(replicas.index() == 0, tf.int64)
 
@@ -302,13 +302,13 @@ _FIELDS = ("obs", "action", "reward", "next_obs", "discount", "extras", "weight"
 
 
 class OnPolicyTraining(Training):
-    """Epochs of minibatches on sequences `[B, T + 1]` of frames, which show T steps each.
+    """Epochs of minibatches on sequences `[B, T + 1]` of frames, T steps each.
 
     Attributes:
       num_epochs: Passes over the rows.
-      num_minibatches: Gradient steps of a pass.
+      num_minibatches: Gradient steps per pass.
       remainder: See `tfrl.learners.MinibatchPlan`.
-      max_sequence_length: Frames that sequences of an open length are padded to, or None.
+      max_sequence_length: The number of frames to pad sequences of open length to, or None.
     """
 
     acts_next = False
@@ -322,7 +322,7 @@ class OnPolicyTraining(Training):
         max_sequence_length: int | None,
         **kwargs: Any,
     ):
-        """Keeps what it is given; see the attributes, and `Training`."""
+        """Stores the arguments; see the attributes, and `Training`."""
         super().__init__(*args, **kwargs)
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
         self.remainder, self.max_sequence_length = remainder, max_sequence_length
@@ -341,7 +341,7 @@ class OnPolicyTraining(Training):
         return batch, steps if self.observes else ()
 
     def takes(self, shape: tf.TensorShape) -> bool:
-        """As of `Training`; sequences of an open length too, where they are padded."""
+        """See `Training`; also takes sequences of open length if they are padded."""
         pads = self.max_sequence_length is not None
         return super().takes(shape[:1] if pads and shape.rank == 2 else shape)
 
@@ -359,7 +359,7 @@ class OnPolicyTraining(Training):
         return from_trajectory(self.packed(experience))
 
     def options(self, rows: Nest) -> dict[str, Any]:
-        """Epochs and minibatches."""
+        """Returns the options of epochs and minibatches."""
         replicas = self.learner.replicas
         local = replicas.per_replica(rows)[0] if replicas.outside else rows
         num_rows = next(iter(struct.paths(local).values())).shape[0]
@@ -370,7 +370,7 @@ class OnPolicyTraining(Training):
         }
 
     def steps_in(self, rows: Nest) -> tf.Tensor:
-        """The rows that count."""
+        """Returns the number of valid rows."""
         return tf.cast(valid_rows(rows), tf.int64)
 
     def observe(self, state: AgentState, seen: Nest) -> AgentState:
@@ -379,18 +379,18 @@ class OnPolicyTraining(Training):
 
 
 class RowTraining(OnPolicyTraining):
-    """One gradient step on frames `[B, T]` whose policy info is what `preprocess` made of them."""
+    """One gradient step on frames `[B, T]` with the rows of `preprocess` as policy info."""
 
     def __init__(self, *args: Any, collect_spec: Any, **kwargs: Any):
-        """Finds out what rows the agent makes of a rollout.
+        """Finds the specs of the rows that the agent makes from a rollout.
 
         Args:
-          *args: As of `OnPolicyTraining`.
-          collect_spec: The spec of a frame that is collected.
-          **kwargs: As of `OnPolicyTraining`.
+          *args: See `OnPolicyTraining`.
+          collect_spec: The spec of a collected frame.
+          **kwargs: See `OnPolicyTraining`.
 
         Raises:
-          UserError: For an agent whose rows are sequences.
+          UserError: For an agent with sequences as rows.
         """
         super().__init__(*args, **kwargs)
         if getattr(self.agent, "learns_sequences", False):
@@ -408,11 +408,11 @@ class RowTraining(OnPolicyTraining):
 
     @property
     def row_spec(self) -> dict[str, tf.TensorSpec]:
-        """Leaves of the rows, by their paths."""
+        """The specs of the rows' leaves, by path."""
         return self._row_spec
 
     def _rows_of(self, collect_spec: Any) -> Nest:
-        """The rows of the shortest rollout there is, as specs."""
+        """Returns the specs of the rows of the shortest rollout."""
         length = 1 + (getattr(self.agent, "gae_horizon", None) or 1)
         frames = tf.nest.map_structure(
             lambda s: tf.TensorSpec([1, length, *s.shape], s.dtype), collect_spec
@@ -430,7 +430,7 @@ class RowTraining(OnPolicyTraining):
     def preprocess(self, experience: Any) -> Any:
         """Returns frames `[T, ...]` or `[B, T, ...]` with rows to learn from as policy info.
 
-        Of the last frame the successor is not known: it counts in no loss.
+        The last frame has no known successor and counts in no loss.
         """
         if experience.step_type.shape.rank == 1:
             one = self.preprocess(tf.nest.map_structure(lambda x: x[tf.newaxis], experience))
@@ -450,11 +450,11 @@ class RowTraining(OnPolicyTraining):
         return experience._replace(policy_info=info)
 
     def takes(self, shape: tf.TensorShape) -> bool:
-        """Only static sizes: nothing is padded any more."""
+        """Whether the sizes are static: rows are not padded here."""
         return bool(shape.is_fully_defined())
 
     def rows(self, experience: Any, weights: Any) -> tuple[Nest, Nest]:
-        """Returns the rows that `preprocess` made."""
+        """Returns the rows from `preprocess`."""
         if weights is not None:
             return super().rows(experience, weights)
         info = experience.policy_info
@@ -466,14 +466,14 @@ class RowTraining(OnPolicyTraining):
         return tf.nest.pack_sequence_as(self._record, leaves), ()
 
     def options(self, rows: Nest) -> dict[str, Any]:
-        """All rows at once: TF-Agents' learner shuffles them."""
+        """Returns options for all rows at once: TF-Agents' learner shuffles them."""
         return {"shuffle": False}
 
 
 def padded(experience: Any, length: int) -> Any:
-    """Returns frames `[B, length, ...]` of fewer; those behind count in nothing.
+    """Pads frames to `[B, length, ...]`; the padding counts nowhere.
 
-    The last frame that is there shows an observation, and no step that counts.
+    The last given frame only shows an observation; its step does not count.
     """
     found = tf.shape(experience.step_type)[1]
     with tf.control_dependencies(

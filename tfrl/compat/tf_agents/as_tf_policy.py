@@ -1,4 +1,4 @@
-"""A policy of this library as TF-Agents' `TFPolicy`, and in the layout of its PolicySaver."""
+"""This library's policies as TF-Agents' `TFPolicy`, and in the layout of its PolicySaver."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ from tfrl.experiment.export import quiet
 from tfrl.experiment.export_client import KEY_SCOPE
 from tfrl.types import ActionOutput, AgentState, Nest
 
-# Of the batch that is traced to learn what a policy gives; no size that shapes have by chance.
+# Batch size of the trace that finds a policy's outputs; a size unlikely in other shapes.
 _TRACED = 3
 
 
@@ -35,31 +35,31 @@ def as_tf_policy(
 ) -> "ActingPolicy":
     """Makes a TF-Agents policy of an agent and its state.
 
-    It goes wherever a TFPolicy goes: drivers, the Actor, `PolicySaver`, checkpoints. The action
-    mask is the item `action_mask` of the observation, as everywhere in this library. Policies with
-    memory have it as policy state, which begins anew where a time step is FIRST.
+    It works wherever a TFPolicy does: drivers, the Actor, `PolicySaver`, checkpoints. The action
+    mask is the item `action_mask` of the observation, as everywhere in this library. A memory is
+    the policy state; it is reset at a FIRST time step.
 
     Args:
-      agent: What has `obs_spec`, `action_spec`, `compute_actions` and `evaluate_actions`.
-      state: Its state. Variables in it are used as they are, so that the policy follows their
+      agent: An object with `obs_spec`, `action_spec`, `compute_actions` and `evaluate_actions`.
+      state: The agent's state. Its variables are used directly, so that the policy follows their
         training; other leaves are copied into new variables.
-      explore: Whether actions are those of `compute_actions`, and its extras (such as `log_prob`)
-        the policy's info; else those of `evaluate_actions`.
-      clip: Whether actions are clipped to the bounds of their spec; None where it does not explore.
-        Experience to learn from must hold what the policy drew: environments clip by themselves.
+      explore: If True, actions come from `compute_actions`, and its extras (for example `log_prob`)
+        become the policy's info; else actions come from `evaluate_actions`.
+      clip: Whether to clip actions to the bounds of their spec; None to clip unless `explore`.
+        Experience for training needs unclipped actions: environments clip them anyway.
       name: The module's name.
 
     Returns:
-      The policy. `variables()` are those that acting reads. The seed of `action` is as everywhere
-      in TF-Agents: None and a number are stateful, a tensor of two numbers is the key itself. The
-      `distribution` of a policy that explores is what it draws from, see
+      The policy. `variables()` returns the variables that acting reads. The seed of `action` has
+      TF-Agents' meaning: None and a number are stateful, a tensor of two numbers is the key itself.
+      The `distribution` of an exploring policy is the one that it samples from, see
       `policy_distributions.exploring_distribution`, which raises NotImplementedError for agents
-      without one, such as TD3; the info beside it has a `log_prob` of 0, as in TF-Agents, since
-      there is no action yet. Elsewhere `distribution` is deterministic.
+      without one, for example TD3. Its info has a `log_prob` of 0, as in TF-Agents, since there is
+      no action yet. Without `explore`, `distribution` is deterministic.
 
     Raises:
-      UserError: For an agent that lacks something, whose extras are no batch, or that cannot act
-        on the state because it is another agent's.
+      UserError: For an agent that lacks an attribute, extras without a batch axis, or the state of
+        another agent.
     """
     missing = [
         n
@@ -78,7 +78,7 @@ def as_tf_policy(
 
 
 def as_variables(state: AgentState) -> AgentState:
-    """Returns the state with a variable in the place of every leaf that is none."""
+    """Returns the state with every leaf converted to a variable, if it is not one already."""
 
     def variable(path: str, leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable) or hasattr(leaf, "assign"):
@@ -90,9 +90,9 @@ def as_variables(state: AgentState) -> AgentState:
 
 
 class _Acting:
-    """How an agent acts, over plain nests.
+    """Calls an agent's action functions on plain nests.
 
-    No tf.Module: a module would go through the state, and what it finds there is not saved.
+    It is no tf.Module: a module would track the state, without saving it.
     """
 
     def __init__(self, agent: Any, state: AgentState, explore: bool):
@@ -108,18 +108,18 @@ class _Acting:
         return None if initial is None else initial(batch_size)
 
     def plain_carry(self, batch_size: Any) -> Nest:
-        """The carry at an episode's start as policy state."""
+        """Returns the initial carry as policy state."""
         return _plain(self.initial_carry(batch_size))
 
     def _packed(self, obs: Nest, carry: Nest) -> tuple[Nest, Nest]:
-        """Plain nests as the agent takes them."""
+        """Packs plain nests into the agent's nests."""
         obs = tf.nest.pack_sequence_as(self.agent.obs_spec, tf.nest.flatten(obs))
         if self._carry is None:
             return obs, None
         return obs, tf.nest.pack_sequence_as(self._carry, tf.nest.flatten(carry))
 
     def distribution(self, obs: Nest, carry: Nest) -> Nest:
-        """What actions are drawn from, a plain nest of distributions."""
+        """Returns the distributions of actions, a plain nest."""
         from tfrl.compat.tf_agents.distributions import exploring_distribution
 
         found = exploring_distribution(self.agent, self.state, *self._packed(obs, carry))
@@ -137,13 +137,13 @@ class _Acting:
         return action, _plain(output.carry), _plain(output.extras)
 
     def extras(self, info: Nest) -> Nest:
-        """Returns policy info as the extras that it was made of."""
+        """Converts policy info back to extras."""
         if self._extras is None:
             return None
         return tf.nest.pack_sequence_as(self._extras, tf.nest.flatten(info))
 
     def _traced(self) -> tuple[Nest, list[tf.Variable]]:
-        """What acting gives beside actions, and the variables that it reads."""
+        """Returns the outputs of acting beside actions, and the variables that it reads."""
 
         def batch(s: tf.TensorSpec) -> tf.TensorSpec:
             return tf.TensorSpec([_TRACED, *s.shape], s.dtype)
@@ -153,7 +153,7 @@ class _Acting:
         call = tf.function(self.__call__, autograph=False)
         try:
             traced = call.get_concrete_function(obs, carry, tf.TensorSpec([2], tf.int32))
-        except Exception as error:  # whatever acting on another agent's state happens to end in
+        except Exception as error:  # acting on another agent's state raises various errors
             self._check_state(error)
             raise
         self._check_carry(traced.structured_outputs[1])
@@ -161,7 +161,7 @@ class _Acting:
         return info, list(traced.graph.variables)
 
     def _check_state(self, error: Exception) -> None:
-        """Raises UserError from an error where the state lacks what the agent's own has."""
+        """Raises a UserError from an error if the state does not match the agent's own."""
         if not hasattr(self.agent, "init"):
             return
         got = {p: tuple(x.shape) for p, x in struct.paths(self.state).items()}
@@ -191,12 +191,12 @@ class ActingPolicy(TFPolicy):
     """See `as_tf_policy`."""
 
     def __init__(self, acting: _Acting, *, clip: bool, name: str | None):
-        """Makes the specs, and keeps the variables that acting reads.
+        """Makes the specs, and stores the variables that acting reads.
 
         Args:
-          acting: How the agent acts.
-          clip: As of `as_tf_policy`.
-          name: As of `as_tf_policy`.
+          acting: The action functions of the agent.
+          clip: See `as_tf_policy`.
+          name: See `as_tf_policy`.
         """
         agent = acting.agent
         super().__init__(
@@ -207,7 +207,7 @@ class ActingPolicy(TFPolicy):
             clip=clip,
             name=name,
         )
-        # By path, so that checkpoints of other programs fit. Others are not the state's.
+        # By path, so that checkpoints of other programs match; without variables outside the state.
         names = {v.ref(): path for path, v in struct.paths(acting.state).items()}
         used = {v.ref(): v for v in acting.variables}
         self._acting_variables = {
@@ -242,7 +242,7 @@ class ActingPolicy(TFPolicy):
         return step._replace(action=tf.nest.map_structure(distributions.Deterministic, step.action))
 
     def extras_of(self, info: Nest) -> Nest:
-        """Returns policy info as the extras of the agent that it was made of.
+        """Converts policy info back to the agent's extras.
 
         Args:
           info: A nest like the info of a step, with any leading axes.
@@ -251,26 +251,26 @@ class ActingPolicy(TFPolicy):
 
 
 def _without_log_prob(info: Nest) -> Nest:
-    """Policy info without what belongs to one action."""
+    """Returns policy info with `log_prob` set to 0, since it belongs to one action."""
     if isinstance(info, dict) and "log_prob" in info:
         return {**info, "log_prob": tf.zeros_like(info["log_prob"])}
     return info
 
 
 def key_of(seed: Any) -> tf.Tensor:
-    """Returns a key int32 [2] of a seed, with the meaning that seeds have in TF-Agents.
+    """Converts a seed of TF-Agents to a key, int32 [2].
 
     Args:
-      seed: None or a number for a stateful draw; two numbers for that key.
+      seed: None or a number for a stateful draw; two numbers are the key itself.
     """
     from tensorflow_probability import random
 
-    with tf.name_scope(KEY_SCOPE):  # by which an exported policy's key is found
+    with tf.name_scope(KEY_SCOPE):  # identifies the key of an exported policy
         return tf.ensure_shape(tf.cast(random.sanitize_seed(seed), tf.int32), [2])
 
 
 def _plain(nest: Nest) -> Nest:
-    """A nest of dicts and tuples only, `()` where there is nothing; as TF-Agents wants it."""
+    """Returns a nest of only dicts and tuples, `()` if empty, as TF-Agents requires."""
     if nest is None or not struct.paths(nest):
         return ()
     found = specs.plain(nest)
@@ -279,7 +279,7 @@ def _plain(nest: Nest) -> Nest:
 
 
 def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
-    """The specs of one row of a batch, named by their paths."""
+    """Returns the specs of one row of a batch, named by their paths."""
     plain = _plain(nest)
 
     def spec(path: str, x: tf.Tensor) -> Any:
@@ -297,7 +297,7 @@ def _spec_of(name: str, nest: Nest, batch_size: int) -> Nest:
     return tf.nest.pack_sequence_as(plain, [spec(path, x) for path, x in found.items()])
 
 
-# As TF-Agents' PolicySavedModelTrigger names them.
+# The names of TF-Agents' PolicySavedModelTrigger.
 POLICY, COLLECT_POLICY, CHECKPOINTS = "policy", "collect_policy", "checkpoints"
 
 
@@ -307,17 +307,17 @@ def write_policies(
     """Writes policies that `tf_agents.policies.SavedModelPyTFEagerPolicy` loads, and a checkpoint.
 
     - `policy/` acts greedily, `collect_policy/` as in training;
-    - `checkpoints/<policy>_checkpoint_<learner steps>/` has the values of each, for
-      `update_from_checkpoint`; that of another export of the same configuration fits too.
+    - `checkpoints/<policy>_checkpoint_<learner steps>/` has the values of each policy, for
+      `update_from_checkpoint`; checkpoints of other exports with the same configuration also match.
 
     Args:
       agent: The agent.
-      agent_state: Its state; the values are copied.
-      directory: The folder, which is made.
-      learner_steps: The gradient steps behind the state, TF-Agents' train step; None for 0.
+      agent_state: The agent's state; the values are copied.
+      directory: The folder, which is created.
+      learner_steps: The learner steps of the state, TF-Agents' train step; None for 0.
 
     Returns:
-      What to say of it in `metadata.json`.
+      The entries for `metadata.json`.
 
     Raises:
       UserError: TF-Agents cannot trace the policy.
@@ -338,7 +338,7 @@ def write_policies(
                 got=next(iter(str(error).strip().splitlines()), type(error).__name__),
                 remedy="Export it as saved_model.",
             ) from error
-        # Each has its own: a checkpoint numbers the variables that its policy reads.
+        # One checkpoint per policy: it numbers the variables that the policy reads.
         checkpoint = pathlib.Path(CHECKPOINTS, f"{name}_checkpoint_{learner_steps or 0:010d}")
         saver.save_checkpoint(str(directory / checkpoint))
         written.append(name)
@@ -352,7 +352,7 @@ def write_policies(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps PolicySaver's remarks on names and on distributions off the screen."""
+    """Silences PolicySaver's remarks about names and distributions."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:

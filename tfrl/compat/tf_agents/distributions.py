@@ -1,8 +1,8 @@
-"""Distributions that TF-Agents' networks give, as distributions of this library.
+"""Converts distributions of TF-Agents' networks to distributions of this library.
 
-A network of TF-Agents ends in a nest of distributions of TensorFlow Probability, objects that do
-not leave a compiled function. Their parameters do: `parameters` takes them out, and `distribution`
-makes of them, and of the spec of the actions, what our agents take.
+A TF-Agents network returns a nest of TensorFlow Probability distributions, which cannot leave a
+compiled function. Their parameters can: `parameters` extracts them, and `distribution` builds this
+library's distribution from them and the action spec.
 """
 
 from typing import Any
@@ -30,19 +30,19 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
 
     Args:
       agent: The agent.
-      state: Its state, an `AgentState`; of a `MultiAgent` a dict of them.
-      obs: A nest `[B, ...]` of its `obs_spec`. Actions that its `action_mask` forbids have
+      state: The agent's state, an `AgentState`; for a `MultiAgent` a dict of them.
+      obs: A nest `[B, ...]` of the agent's `obs_spec`. Actions forbidden by its `action_mask` have
         probability 0.
       carry: The recurrent state before the step, or None.
 
     Returns:
-      A nest like an action of plain dicts and tuples: of a Discrete leaf a (Shifted)Categorical, of
-      a MultiDiscrete or MultiBinary one independent ones; of a Box a Normal or
-      MultivariateNormalDiag, or for squashed actions TF-Agents' SquashToSpecNormal. Of DQN it is
-      the mixture of its best action and, with probability epsilon, of all valid ones.
+      A nest like an action, of plain dicts and tuples: for a Discrete leaf a (Shifted)Categorical,
+      for a MultiDiscrete or MultiBinary leaf independent ones; for a Box a Normal or
+      MultivariateNormalDiag, or for squashed actions TF-Agents' SquashToSpecNormal. For DQN it is
+      the mixture of the best action and, with probability epsilon, all valid actions.
 
     Raises:
-      NotImplementedError: The agent has no such distribution, or it is not known.
+      NotImplementedError: The agent has no distribution, or it is unknown.
     """
     if isinstance(agent, MultiAgent):
         found = {}
@@ -74,7 +74,7 @@ def exploring_distribution(agent: Any, state: Any, obs: Nest, carry: Nest) -> Ne
 def _parted(
     kind: str, parameters: dict[str, Any], leaves: dict[str, Any]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Parts the parameters of one vector of all leaves."""
+    """Splits the parameters of a joint vector into leaves."""
     sizes = [spec.shape.num_elements() for spec in leaves.values()]
     parts = {name: tf.split(x, sizes, axis=-1) for name, x in parameters.items()}
     return {path: (kind, {n: x[i] for n, x in parts.items()}) for i, path in enumerate(leaves)}
@@ -102,7 +102,7 @@ def _distribution(kind: str, parameters: dict[str, Any], spec: Any) -> Any:
 
 
 def _masked_categorical(logits: tf.Tensor, spec: Any) -> Any:
-    """One categorical for each element, whose values begin with the spec's minimum."""
+    """Returns one categorical per element; its values begin at the spec's minimum."""
     shape = spec.shape.as_list()
     if len(shape) != 1 and shape:
         lead, last = tf.shape(logits)[:-2], [*shape, logits.shape[-1]]
@@ -120,7 +120,7 @@ def _masked_categorical(logits: tf.Tensor, spec: Any) -> Any:
 
 
 def _shaped(flat: tf.Tensor, shape: list[int]) -> tf.Tensor:
-    """Parameters `[B, ...]` in the shape of an action."""
+    """Reshapes parameters `[B, ...]` to the shape of an action."""
     whole = [*flat.shape[:1], *shape]
     if flat.shape.as_list() == whole:
         return flat
@@ -128,7 +128,7 @@ def _shaped(flat: tf.Tensor, shape: list[int]) -> tf.Tensor:
 
 
 def parameters(nest: Nest) -> tuple[Parameters, ...]:
-    """Takes the parameters out of the distributions of all leaves of an action.
+    """Extracts the parameters of the distributions of all leaves of an action.
 
     Args:
       nest: A nest of distributions, one for each leaf.
@@ -168,10 +168,9 @@ def distribution(
     """Makes the distribution over the actions of a spec.
 
     Args:
-      found: As from `parameters`, leaves `[..., *leaf shape]`, of logits one axis more.
+      found: The result of `parameters`, leaves `[..., *leaf shape]`; logits have one more axis.
       action_spec: The nest of specs of one action.
-      masks: Which values of each leaf are valid, or None; as `ActionDistribution.check_mask` gives
-        them.
+      masks: The valid values of each leaf, or None; from `ActionDistribution.check_mask`.
     """
     leaves = tf.nest.flatten(action_spec)
     parts = tuple(_leaf(p, s, m) for p, s, m in zip(found, leaves, masks, strict=True))
@@ -209,7 +208,7 @@ def _categorical(logits: tf.Tensor, spec: Any, mask: Any) -> distributions.Distr
 
 
 def _flat(x: tf.Tensor, event_rank: int) -> tf.Tensor:
-    """Makes one axis of those of an action; a scalar one gets one."""
+    """Flattens the axes of an action into one; a scalar gets an axis."""
     if event_rank == 1:
         return x
     lead = x.shape.rank - event_rank

@@ -1,4 +1,4 @@
-"""Environments of this library as TF-Agents' `PyEnvironment` and `TFEnvironment`."""
+"""This library's environments as TF-Agents' `PyEnvironment` and `TFEnvironment`."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class BatchedEnvironment(PyEnvironment):
         """Reads the specs; nothing is reset yet.
 
         Args:
-          player: What plays the environments.
+          player: The player of the environments.
         """
         super().__init__()
         self._player = player
@@ -49,7 +49,7 @@ class BatchedEnvironment(PyEnvironment):
 
     @property
     def batch_size(self) -> int | None:
-        """How many environments there are."""
+        """The number of environments."""
         return self._player.env.num_envs
 
     @property
@@ -66,15 +66,15 @@ class BatchedEnvironment(PyEnvironment):
         return self._action_spec
 
     def seed(self, seed: int) -> None:
-        """Sets what the next reset begins with."""
+        """Sets the seed of the next reset."""
         self._player.seed(seed)
 
     def get_info(self) -> dict[str, Any]:
-        """What the last `EnvState.info` has, but for the observations."""
+        """Returns the last `EnvState.info`, without the observations."""
         return self._player.info
 
     def render(self, mode: str = "rgb_array") -> np.ndarray:
-        """Draws the environments as they are now, uint8 RGB `[B, H, W, 3]`."""
+        """Renders the environments, uint8 RGB `[B, H, W, 3]`."""
         if mode != "rgb_array":
             raise NotImplementedError("only rgb_array")
         return np.stack([self._player.render(i) for i in range(self._player.env.num_envs)])
@@ -100,15 +100,15 @@ class SingleEnvironment(BatchedEnvironment):
 
     @property
     def batch_size(self) -> None:
-        """None, as of all that have no batch axis."""
+        """None, since there is no batch axis."""
         return None
 
     def get_info(self) -> dict[str, Any]:
-        """What the last `EnvState.info` has, but for the observations."""
+        """Returns the last `EnvState.info`, without the observations."""
         return tf.nest.map_structure(lambda x: x[0], self._player.info)
 
     def render(self, mode: str = "rgb_array") -> np.ndarray:
-        """Draws the environment as it is now, uint8 RGB `[H, W, 3]`."""
+        """Renders the environment, uint8 RGB `[H, W, 3]`."""
         return super().render(mode)[0]
 
     def _reset(self) -> TimeStep:
@@ -119,15 +119,15 @@ class SingleEnvironment(BatchedEnvironment):
 
 
 def _row(batch: TimeStep) -> TimeStep:
-    # Arrays even of numbers: TF-Agents' specs know no NumPy scalars.
+    # Arrays also for numbers: TF-Agents' specs reject NumPy scalars.
     return tf.nest.map_structure(lambda x: np.asarray(x[0]), batch)
 
 
 class GraphEnvironment(TFEnvironment):
-    """A device environment whose state is held in variables.
+    """A device environment with its state in variables.
 
-    The episodes of the first `reset` are those of `env.reset(tfrl.seeding.key(seed))`; they are
-    what the environment begins with when it is not reset. Further resets begin others.
+    The first `reset` starts the episodes of `env.reset(tfrl.seeding.key(seed))`; so does an
+    environment without a reset. Further resets start different episodes.
     """
 
     def __init__(self, env: Env, seed: int, discount: float):
@@ -135,8 +135,8 @@ class GraphEnvironment(TFEnvironment):
 
         Args:
           env: An environment with autoreset NEXT_STEP.
-          seed: As of `as_tf_environment`.
-          discount: As of `as_tf_environment`.
+          seed: See `as_tf_environment`.
+          discount: See `as_tf_environment`.
         """
         super().__init__(
             tensor_spec.from_spec(time_step_spec(env.obs_spec)),
@@ -161,7 +161,7 @@ class GraphEnvironment(TFEnvironment):
         return self._env.max_episode_steps
 
     def seed(self, seed: int) -> None:
-        """Sets what the next `reset` begins with."""
+        """Sets the seed of the next `reset`."""
         self._key.assign(seeding.key(seed))
         self._resets.assign(0)
 
@@ -201,7 +201,7 @@ class GraphEnvironment(TFEnvironment):
         return self._step_fn(as_tensors(action, self._env.action_spec))
 
     def render(self) -> tf.Tensor:
-        """Draws the environments as they are now, uint8 RGB `[B, H, W, 3]`; not in a graph."""
+        """Renders the environments, uint8 RGB `[B, H, W, 3]`; not in a graph."""
         state = carrying(self._values()[0])
         return tf.constant(
             np.stack([self._env.render(state, i) for i in range(self._env.num_envs)])
@@ -211,25 +211,25 @@ class GraphEnvironment(TFEnvironment):
 def as_py_environment(
     env: Env, seed: int = 0, discount: float = 1.0, batched: bool | None = None
 ) -> PyEnvironment:
-    """Makes a TF-Agents PyEnvironment of an environment.
+    """Makes a TF-Agents PyEnvironment from an environment.
 
-    The episodes are those of `env.reset(seed)`; further resets begin others, which follow from the
-    seed too. `close` closes environments on the host.
+    The first reset starts the episodes of `env.reset(seed)`; further resets start different ones,
+    which also follow from the seed. `close` closes environments on the host.
 
     Args:
-      env: What `make_env` returns, of any autoreset mode. Several environments on the host of
-        another mode than NEXT_STEP are closed, and made anew with it.
-      seed: What the first reset is made from; later `seed(...)` sets another.
-      discount: Of steps that do not terminate; above 0. It is a part of the task: agents multiply
-        it by their own gamma.
-      batched: Whether actions and time steps have a batch axis. None for one environment without,
-        and several with it.
+      env: The result of `make_env`, of any autoreset mode. Several environments on the host of
+        another mode than NEXT_STEP are closed and created again with this mode.
+      seed: The seed of the first reset; `seed(...)` sets another.
+      discount: The discount of steps that do not terminate; above 0. It belongs to the task: agents
+        multiply it by their gamma.
+      batched: Whether actions and time steps have a batch axis; None for a batch axis only with
+        several environments.
 
     Returns:
       The environment; `get_info()` has the items of `EnvState.info`.
 
     Raises:
-      UserError: For an environment that has no form there.
+      UserError: For an environment that TF-Agents cannot represent.
     """
     env = _checked(env, discount)
     if batched is None:
@@ -246,18 +246,18 @@ def as_py_environment(
 
 
 def as_tf_environment(env: Env, seed: int = 0, discount: float = 1.0) -> TFEnvironment:
-    """Makes a TF-Agents TFEnvironment of an environment.
+    """Makes a TF-Agents TFEnvironment from an environment.
 
-    One of the device becomes operations of the graph, its state variables: a driver's loop over
-    it holds no Python. One on the host becomes a TFPyEnvironment.
+    A device environment becomes graph operations with its state in variables, so that a driver's
+    loop needs no Python. An environment on the host becomes a TFPyEnvironment.
 
     Args:
-      env: As of `as_py_environment`.
-      seed: As of `as_py_environment`.
-      discount: As of `as_py_environment`.
+      env: See `as_py_environment`.
+      seed: See `as_py_environment`.
+      discount: See `as_py_environment`.
 
     Raises:
-      UserError: For an environment that has no form there.
+      UserError: For an environment that TF-Agents cannot represent.
     """
     if isinstance(env, HostEnv):
         return TFPyEnvironment(as_py_environment(env, seed, discount, batched=True))
@@ -265,7 +265,7 @@ def as_tf_environment(env: Env, seed: int = 0, discount: float = 1.0) -> TFEnvir
 
 
 def _checked(env: Any, discount: float) -> Env:
-    """Returns an environment whose episodes begin in rows of their own."""
+    """Returns an environment whose episodes begin in separate rows (NEXT_STEP)."""
     fits = isinstance(env, Env) and not isinstance(env.unwrapped, MultiAgentEnv)
     if not fits or env.autoreset is None:
         raise UserError(
@@ -285,7 +285,7 @@ def _checked(env: Any, discount: float) -> Env:
     if isinstance(env, HostEnv):
         if env.num_envs == 1 or env.autoreset is Autoreset.NEXT_STEP:
             return env
-        # TF-Agents shows the first observation in a step of its own, while the others go on.
+        # TF-Agents returns the first observation in a separate step, while other rows continue.
         other = env.copy(autoreset=Autoreset.NEXT_STEP)
         env.close()
         return other

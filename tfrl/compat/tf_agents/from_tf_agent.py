@@ -1,4 +1,4 @@
-"""Agents of TF-Agents as modules of the Learner and as agents of the workflows."""
+"""TF-Agents' agents as modules of the Learner and as agents of the workflows."""
 
 import functools
 from collections.abc import Callable
@@ -36,18 +36,18 @@ from tfrl.types import ActionOutput, AgentState, Nest, Trajectory
 class TFAgentModule(Agent):
     """A TFAgent as an agent of this library.
 
-    Its code stays as it is; its state is held outside, in an `AgentState`: networks in `params`,
-    target networks in `target_params`, optimizers, counters, normalisers and all else in `extra`.
-    It trains by its own `train`, with its own optimizers. Random numbers come from keys.
+    Its code runs unchanged; its state is outside, in an `AgentState`: networks in `params`, target
+    networks in `target_params`, optimizers, counters, normalisers and other variables in `extra`.
+    It trains by its own `train` and optimizers. Random numbers come from keys.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
       make_agent: A function `(time_step_spec, action_spec)` that makes the TFAgent; `init` calls it
-        with every random number drawn from the key. Or a TFAgent, whose values `init` copies.
-      learns_from: "replay" or "rollout"; None for what is known of the class.
-      gamma: The factor by which its losses multiply discounts; None for its own.
-      steps: Steps of an item of the replay buffer (n); None for its own number.
+        with all random numbers drawn from the key. Or a TFAgent; `init` copies its values.
+      learns_from: "replay" or "rollout"; None for the default of its class.
+      gamma: The factor by which its losses multiply discounts; None for the agent's gamma.
+      steps: Steps of an item of the replay buffer (n); None for the agent's number.
       logic: The TFAgent.
       discount: `gamma`, for the replay buffer.
       n_step: `steps`, for the replay buffer.
@@ -64,8 +64,8 @@ class TFAgentModule(Agent):
     n_step: int = struct.derived()
 
     def __post_init__(self) -> None:
-        """Makes the TFAgent, and traces its training for the variables that it has."""
-        # Not in `tf.init_scope`, under which no gradient is recorded.
+        """Makes the TFAgent, and traces its training to find its variables."""
+        # Not in `tf.init_scope`, which would record no gradients.
         self.logic = Logic(self.make_agent, self.obs_spec, self.action_spec, self.learns_from)
         agent = self.logic.agent
         gamma = getattr(agent, "_gamma", None) if self.gamma is None else self.gamma
@@ -77,7 +77,7 @@ class TFAgentModule(Agent):
 
     def _checked_gamma(self, gamma: Any) -> float:
         if self.logic.form in ("frame", "sequence", "rollout") and gamma is None:
-            return 1.0  # nothing is discounted by it
+            return 1.0  # unused
         number = isinstance(gamma, int | float | np.number) and not isinstance(gamma, bool)
         if not number or not 0.0 < float(gamma) <= 1.0:
             raise UserError(
@@ -120,12 +120,12 @@ class TFAgentModule(Agent):
     # State.
 
     def init(self, key: tf.Tensor) -> AgentState:
-        """Makes fresh values of all variables; eagerly, and outside of a strategy's scope."""
+        """Returns fresh values of all variables; computed eagerly, outside a strategy's scope."""
         with tf.init_scope():
             return self.logic.state(key)
 
     def initial_carry(self, batch_size: int) -> Nest:
-        """Returns what the policy carries from step to step as episodes begin, or None."""
+        """Returns the initial carry of the policy, or None."""
         return initial_carry(self.logic, batch_size)
 
     # Acting.
@@ -142,11 +142,11 @@ class TFAgentModule(Agent):
     def _in_graph(
         self, name: str, function: Callable[..., Any], state: AgentState, *args: Any
     ) -> Any:
-        """Calls a function of values in a graph: eager kernels read variables past their methods.
+        """Calls a function in a graph, since eager kernels bypass the variables' methods.
 
         Args:
-          name: Of the function among those of this module, each of which is traced once.
-          function: Of `state` and `args`.
+          name: The name of the function; each is traced once.
+          function: A function of `state` and `args`.
           state: Values or variables.
           *args: Nests.
         """
@@ -160,30 +160,30 @@ class TFAgentModule(Agent):
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Acts as the collect policy does."""
+        """Acts by the collect policy."""
         return self._act("explore", state, obs, key, carry)
 
     def evaluate_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Acts as the policy does, by the mode of its distribution."""
+        """Acts by the mode of the policy's distribution."""
         return self._act("greedy", state, obs, key, carry)
 
     def random_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Draws actions uniformly, to fill a replay buffer with."""
+        """Draws uniform actions, to fill a replay buffer."""
         random = RandomAgent(obs_spec=self.obs_spec, action_spec=self.action_spec)
         output = random.compute_actions(state, obs, key, carry)
         return output.replace(extras=no_info(self.logic, tf.nest.flatten(obs)[0].shape[0]))
 
     # Learning.
 
-    epochs_and_minibatches = (1, 1)  # an agent has epochs of its own
+    epochs_and_minibatches = (1, 1)  # the agent runs epochs itself
 
     @property
     def learns_from_replay(self) -> bool:  # type: ignore[override]
-        """Whether it learns from replayed experience."""
+        """Whether the agent learns from replayed experience."""
         return self.logic.form != "rollout"
 
     @property
@@ -193,20 +193,20 @@ class TFAgentModule(Agent):
 
     @property
     def updates(self) -> tuple[ExternalUpdate, ...]:  # type: ignore[override]
-        """One update: its `train`."""
+        """One update: the agent's `train`."""
         return (ExternalUpdate(name="train", step=self.train),)
 
     def train(self, state: AgentState, batch: Nest, key: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes a training step of the TFAgent.
 
         Args:
-          state: Variables, which change in place.
+          state: Variables, which are changed in place.
           batch: See `experience_of`.
           key: int32 [2].
 
         Returns:
-          `loss`, and the means of what the agent reports beside it. REINFORCE takes no step where
-          no episode ends: then all are 0, and `no_episode_end` is 1.
+          `loss`, and the means of the agent's other metrics. REINFORCE takes no step if no episode
+          ends: then all metrics are 0, and `no_episode_end` is 1.
         """
         plain = undecorated(self.logic.agent)
         with plain, self.logic.variables.stand_for(state), drawn_from(key), unchecked():
@@ -223,7 +223,7 @@ class TFAgentModule(Agent):
         return scalars(info.loss, info.extra)
 
     def _trained_if_ended(self, batch: Nest) -> dict[str, tf.Tensor]:
-        """REINFORCE's step, which counts up to the last end of an episode, if there is one."""
+        """Takes REINFORCE's step, which uses steps up to the last end of an episode, if any."""
         ended = tf.reduce_any(batch[EXPERIENCE].is_last())
         nothing = dict.fromkeys(self.logic.metrics, tf.constant(0.0))
         row = tf.cond(ended, lambda: self._trained(batch), lambda: nothing)
@@ -232,21 +232,21 @@ class TFAgentModule(Agent):
     def learner_batch(
         self, state: AgentState, trajectory: Trajectory
     ) -> tuple[Nest, dict[str, tf.Tensor]]:
-        """Turns a rollout of autoreset NEXT_STEP into frames, one row for each environment."""
+        """Converts a rollout of autoreset NEXT_STEP to frames, one row for each environment."""
         return rollout_batch(self.logic, trajectory), {}
 
     def num_rows(self, rollout_length: int, num_envs: int) -> int:
-        """The environments: rows are whole sequences."""
+        """Returns the number of environments: rows are whole sequences."""
         return num_envs
 
     def check_env(self, env: Env) -> None:
-        """Raises a UserError for training environments whose ends it would not see."""
+        """Raises a UserError for an autoreset mode without boundary frames, if needed."""
         if self.logic.form == "rollout" and env.autoreset is not Autoreset.NEXT_STEP:
             raise needs_boundaries(self.logic, getattr(env.autoreset, "name", "none"))
 
     @property
     def tells_td_errors(self) -> bool:
-        """Whether prioritised replay will do: DQN alone reports errors and takes weights."""
+        """Whether prioritised replay works: only DQN reports TD errors and takes weights."""
         agent: Any = self.logic.agent
         return isinstance(agent, DqnAgent) and not isinstance(agent, CategoricalDqnAgent)
 
@@ -286,7 +286,7 @@ def from_tf_agent(
     obs_spec: Nest = None,
     action_spec: Nest = None,
 ) -> Any:
-    """Makes an agent of this library of a TFAgent.
+    """Makes an agent of this library from a TFAgent.
 
     `OffPolicyWorkflow(env=env, agent=from_tf_agent(make_agent))` trains it on any environments, and
     `Learner(from_tf_agent(make_agent, obs_spec=..., action_spec=...))` on any data.
@@ -294,17 +294,18 @@ def from_tf_agent(
     Args:
       make_agent: A function `(time_step_spec, action_spec)` that returns a TFAgent, or a TFAgent.
       learns_from: "replay" (items, or sequences for a network with a memory) or "rollout" (its own
-        experience); None for what is known: PPO and REINFORCE learn from rollouts.
-      gamma: The factor by which its losses multiply discounts; None for its own.
-      n_step: Steps of an item of the replay buffer; None for its own number.
-      obs_spec: The nest of specs of one observation; None where a workflow will give it.
-      action_spec: The nest of specs of one action; likewise.
+        experience); None for the default: PPO and REINFORCE learn from rollouts, others from
+        replay.
+      gamma: The factor by which its losses multiply discounts; None for the agent's gamma.
+      n_step: Steps of an item of the replay buffer; None for the agent's number.
+      obs_spec: The nest of specs of one observation; None if a workflow passes it.
+      action_spec: The nest of specs of one action; None if a workflow passes it.
 
     Returns:
       A `TFAgentModule`; without specs a function that makes one from them.
 
     Raises:
-      UserError: For what makes no TFAgent, or one whose state cannot be held outside of it.
+      UserError: If `make_agent` makes no TFAgent, or the agent's state cannot be kept outside.
     """
     made = functools.partial(
         TFAgentModule, make_agent=make_agent, learns_from=learns_from, gamma=gamma, steps=n_step

@@ -1,4 +1,4 @@
-"""What a TFAgent is called with: time steps to act on, experience to train on."""
+"""The inputs of a TFAgent: time steps to act on, experience to train on."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -27,12 +27,12 @@ from tfrl.errors import UserError
 from tfrl.learners.batches import counted, field
 from tfrl.types import ActionOutput, AgentState, Nest, Sequences, Trajectory, Transition
 
-# What is stored with a step of a policy that has policy info.
+# The policy extra that stores policy info.
 INFO = "info"
 
 
 def initial_carry(logic: Logic, batch_size: int) -> dict[str, Any] | None:
-    """Returns what a policy carries from step to step as an episode begins; None for nothing.
+    """Returns the initial carry of a policy; None without one.
 
     Args:
       logic: The agent.
@@ -70,22 +70,22 @@ def act(
 ) -> ActionOutput:
     """Acts by the values of a state; a pure function, to be called in a graph.
 
-    The policy sees a time step with reward 0 and discount 1, FIRST where an episode begins if it
-    carries anything, else always MID.
+    The policy gets a time step with reward 0 and discount 1. It is FIRST at the start of an
+    episode for a policy with a carry, else always MID.
 
     Args:
       logic: The agent.
       which: "explore" or "greedy".
-      state: Values.
+      state: The values of the state.
       obs: A nest `[B, ...]`.
       key: int32 [2].
-      carry: Like `initial_carry`.
-      specs: Those of one observation and of one action.
+      carry: A carry like `initial_carry`.
+      specs: The specs of one observation and of one action.
     """
     obs_spec, action_spec = specs
     policy = _policies(logic)[which]
     leaf = tf.nest.flatten(obs)[0]
-    batch = leaf.shape[0] or tf.shape(leaf)[0]  # exported policies take any size
+    batch = leaf.shape[0] or tf.shape(leaf)[0]  # exported policies have an open batch size
     kinds = tf.fill([batch], MID)
     if carry is not None:
         kinds = tf.where(carry["fresh"], FIRST, MID)
@@ -117,21 +117,21 @@ def act(
 
 
 def no_info(logic: Logic, batch_size: int) -> dict[str, Any] | None:
-    """Returns extras of zeros, for steps that the policy has not played."""
+    """Returns extras of zeros, for actions that the policy has not chosen."""
     info = tf.nest.flatten(logic.agent.collect_policy.info_spec)
     zeros = [tf.zeros([batch_size, *s.shape], s.dtype) for s in info]
     return {INFO: zeros} if zeros else None
 
 
 def _noisy(policy: Any) -> Any:
-    """The policy with Ornstein-Uhlenbeck noise inside of others, if there is one."""
+    """Returns the inner policy with Ornstein-Uhlenbeck noise, or None."""
     while policy is not None and not isinstance(policy, OUNoisePolicy):
         policy = getattr(policy, "_wrapped_policy", None)
     return policy
 
 
 class _Process:
-    """TF-Agents' `OUProcess` with a value for every environment, in the place of its variable."""
+    """TF-Agents' `OUProcess` with a value per environment instead of a variable."""
 
     def __init__(self, value: tf.Tensor, damping: Any, stddev: Any):
         self.value, self._damping, self._stddev = value, damping, stddev
@@ -146,12 +146,12 @@ class _Process:
 def _noise(
     policy: Any, carry: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> Iterator[None]:
-    """Gives a policy its noise out of the carry, which in TF-Agents is a variable of its own."""
+    """Makes a policy use noise from the carry; in TF-Agents the noise is a variable."""
     if policy is None or carry is None or after is None:
         yield
         return
     made = [_Process(x, policy._ou_damping, policy._ou_stddev) for x in carry["noise"]]
-    # Past `tf.Module`, which would wrap a list.
+    # Bypasses `tf.Module`, which would wrap a list.
     vars(policy)["_ou_process"] = tf.nest.pack_sequence_as(policy.action_spec, made)
     try:
         yield
@@ -160,24 +160,23 @@ def _noise(
     after["noise"] = [process.value for process in made]
 
 
-# The column of a batch that is what the TFAgent takes, as it is.
+# The column of a batch with experience in TF-Agents' form.
 EXPERIENCE = "experience"
 
 
 def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
-    """Turns a batch into what the agent's `train` takes.
+    """Converts a batch to the experience for the agent's `train`.
 
     Args:
       logic: The agent.
       batch: A `Transition` or `Sequences` of a replay buffer; a dict with the column
-        `experience`, which is TF-Agents' own; or a dict of the columns of a Transition, of which
-        behavioural cloning needs `obs` and `action` alone.
-      gamma: By which the agent's losses multiply; n of its steps give an item's discount.
+        `experience` in TF-Agents' form; or a dict of the columns of a Transition, of which
+        behavioural cloning needs only `obs` and `action`.
+      gamma: The factor of discounts in the agent's losses; gamma^n is an item's discount.
       n_step: Steps of an item.
 
     Raises:
-      UserError: For sequences where it takes items, or the other way round, and for columns that
-        are missing.
+      UserError: For sequences instead of items, or vice versa, and for missing columns.
     """
     if isinstance(batch, Mapping) and EXPERIENCE in batch:
         return batch[EXPERIENCE]
@@ -194,7 +193,7 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
         info = (steps.policy_extras or {}).get(INFO)
         frames = frames_of(logic, steps, info, time_major=False)
         if isinstance(logic.agent, BehavioralCloningAgent):
-            # Every frame is a label to it, and the last repeats an action.
+            # It learns the action of every frame, and the last frame repeats an action.
             return tf.nest.map_structure(lambda x: x[:, :-1], frames)
         return frames
     if isinstance(batch, Mapping):
@@ -207,7 +206,7 @@ def experience_of(logic: Logic, batch: Nest, gamma: float, n_step: int) -> Nest:
 def frames_of(
     logic: Logic, steps: Trajectory, info: Any, *, time_major: bool = True, first: Any = None
 ) -> Frames:
-    """Turns steps into frames `[B, T + 1, ...]`, with the policy info that was stored."""
+    """Converts steps to frames `[B, T + 1, ...]`, with the stored policy info."""
     spec = logic.agent.collect_policy.info_spec
     if info is None:
         lead = steps.reward.shape[:2]
@@ -218,10 +217,10 @@ def frames_of(
 
 
 def rollout_batch(logic: Logic, trajectory: Trajectory) -> dict[str, Frames]:
-    """Turns a rollout `[T, B, ...]` into frames `[B, T + 1, ...]`, under `experience`.
+    """Converts a rollout `[T, B, ...]` to frames `[B, T + 1, ...]`, under `experience`.
 
     Raises:
-      UserError: Where episodes end without a row that shows the terminal observation.
+      UserError: If episodes end without a row that shows the terminal observation.
     """
     if trajectory.valid is None:
         raise needs_boundaries(logic, "SAME_STEP")
@@ -240,7 +239,7 @@ def needs_boundaries(logic: Logic, got: str) -> UserError:
 
 
 def batch_spec(logic: Logic, obs_spec: Nest, action_spec: Nest, size: int = 2) -> Nest:
-    """Returns the nest of specs of a batch for `experience_of`, of so many rows."""
+    """Returns the nest of specs of a batch of `size` rows for `experience_of`."""
     if logic.form in ("sequence", "rollout"):
         spec = logic.agent.collect_data_spec
         spec = tf.nest.map_structure(lambda s: tf.TensorSpec([size, 3, *s.shape], s.dtype), spec)
@@ -262,7 +261,7 @@ def _wanted(form: str) -> str:
 
 
 def _items_of(logic: Logic, columns: Mapping[str, Any], gamma: float) -> Transition:
-    """A Transition of columns; to an agent that imitates, all but two say nothing."""
+    """Returns a Transition from columns; behavioural cloning needs only two of them."""
     name = type(logic.agent).__name__
     if not isinstance(logic.agent, BehavioralCloningAgent):
         return transition_of(name, columns)
@@ -301,9 +300,10 @@ def _of_items(logic: Logic, items: Transition, gamma: float, n_step: int) -> Nes
 
 
 def _as_frames(frame: Frames, pair: FramePair, gamma: float, n_step: int) -> Frames:
-    """Makes frames `[N, n + 1, ...]` of which n steps have an item's reward and discount.
+    """Makes frames `[N, n + 1, ...]`; their n steps have an item's reward and discount in all.
 
-    The reward stands in the first. The others have none, and a discount that gamma makes 1.
+    The first step has the reward. The others have reward 0 and discount 1 / gamma, which cancels
+    gamma.
     """
     nothing = frame.reward * 0.0
     mid = tf.fill(frame.step_type.shape, MID)
@@ -324,12 +324,12 @@ def _as_frames(frame: Frames, pair: FramePair, gamma: float, n_step: int) -> Fra
 def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
     """Returns the weights of a batch, float32 `[N]` or `[N, T]`, or None.
 
-    They are importance weights; where rows do not count, those have weight 0 and the others so
-    much more that a loss is the mean of those that do.
+    They are importance weights. Invalid rows have weight 0, and the weights of valid rows are
+    scaled so that a loss is the mean over valid rows.
 
     Raises:
-      UserError: For masks where there is not one row an item; for masks and importance weights
-        where the loss takes no weights.
+      UserError: For masks if there is not one row per item; for masks and importance weights if the
+        loss takes no weights.
     """
     weights = field(batch, "weight")
     if weights is not None and isinstance(logic.agent, CategoricalDqnAgent):
@@ -341,7 +341,7 @@ def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
         )
     if logic.form == "sequence" and isinstance(batch, Sequences):
         if not isinstance(logic.agent, BehavioralCloningAgent):
-            return weights  # what is behind an end, TF-Agents' step types say
+            return weights  # TF-Agents' step types mask the steps after an end
         counts = batch.steps.valid
         weights = None if weights is None else weights[:, tf.newaxis]
     else:
@@ -364,7 +364,7 @@ def weights_of(logic: Logic, batch: Nest) -> tf.Tensor | None:
 
 
 def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
-    """Returns the loss, and the means of what an agent reports beside it.
+    """Returns the loss, and the means of an agent's other metrics.
 
     Args:
       loss: The total loss.
@@ -373,13 +373,13 @@ def scalars(loss: tf.Tensor, extra: Any) -> dict[str, tf.Tensor]:
     found = {"loss": tf.cast(loss, tf.float32)}
     for path, x in struct.paths(_named(extra)).items():
         if tf.is_tensor(x) and x.dtype.is_floating:
-            # Behavioural cloning tells a `loss` of its own, of every example and without weights.
+            # Behavioural cloning also reports a `loss` per example, without weights.
             found.setdefault(path, tf.cast(tf.reduce_mean(x), tf.float32))
     return found
 
 
 def _named(extra: Any) -> Any:
-    """Named tuples as dicts, without what is empty."""
+    """Converts named tuples to dicts, without empty items."""
     if hasattr(extra, "_asdict"):
         extra = extra._asdict()
     if isinstance(extra, Mapping):

@@ -1,4 +1,4 @@
-"""How a TFAgent is made, and what it is like."""
+"""Creates a TFAgent and finds its form and variables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CONVERTED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def tell_limits(logic: Logic) -> None:
-    """Warns of what is known of the agent's class."""
+    """Warns of known limits of the agent's class."""
     if isinstance(logic.agent, PPOAgent):
         _tell_of_ppo()
     if logic.form == "sequence" and isinstance(logic.agent, SacAgent | Td3Agent | DdpgAgent):
@@ -47,7 +47,7 @@ def tell_limits(logic: Logic) -> None:
 
 @functools.cache
 def _tell_of_ppo() -> None:
-    """Says once where TF-Agents' PPO differs from what its name promises."""
+    """Warns once of the differences of TF-Agents' PPO from the standard algorithm."""
     lines, first = inspect.getsourcelines(PPOAgent.compute_advantages)
     at = next((i for i, line in enumerate(lines) if "final_value=value_preds" in line), 0)
     _LOG.warning(
@@ -61,7 +61,7 @@ def _tell_of_ppo() -> None:
 
 @functools.cache
 def _tell_of_padding() -> None:
-    """Says once that losses which are sums over time take no weights `[B, T]`."""
+    """Warns once that losses summed over time take no weights `[B, T]`."""
     _LOG.warning(
         "TF-Agents' SAC, TD3 and DDPG sum their losses over time before they weight them: with a "
         "network that has a memory they also train on what stands behind an episode's end in a "
@@ -74,23 +74,23 @@ class Logic:
 
     Attributes:
       agent: The TFAgent.
-      policy: How it acts to be judged.
-      form: What its `train` takes: "transition" (pairs of time steps), "frame" (single frames),
-        "frames" (n + 1 of them), "sequence" (any number, of one episode), "rollout" (any number, of
+      policy: The policy for evaluation.
+      form: The input of its `train`: "transition" (pairs of time steps), "frame" (single frames),
+        "frames" (n + 1 frames), "sequence" (any number, of one episode), "rollout" (any number, of
         several episodes).
       variables: Its variables.
-      metrics: The names of what a training step reports.
-      traced: What is called eagerly, `{name: tf.function}`.
+      metrics: The names of the metrics of a training step.
+      traced: The functions for eager calls, `{name: tf.function}`.
     """
 
     def __init__(self, make: Any, obs_spec: Nest, action_spec: Nest, learns_from: str | None):
         """Makes the agent.
 
         Args:
-          make: A function `(time_step_spec, action_spec)` that makes it, or a TFAgent.
+          make: A function `(time_step_spec, action_spec)` that makes the agent, or a TFAgent.
           obs_spec: The nest of specs of one observation.
           action_spec: The nest of specs of one action.
-          learns_from: "replay" or "rollout"; None for what is known of the agent's class.
+          learns_from: "replay" or "rollout"; None for the default of the agent's class.
         """
         self._make = make
         self._specs = (
@@ -102,13 +102,13 @@ class Logic:
         self.form = _form(self.agent, learns_from)
         policy = self.agent.policy
         self.policy = policy if isinstance(policy, GreedyPolicy) else GreedyPolicy(policy)
-        # Known once the training has been traced.
+        # Set once the training has been traced.
         self.variables: Any = None
         self.metrics: tuple[str, ...] = ()
         self.traced: dict[str, Any] = {}
 
     def _new(self, key: tf.Tensor) -> tuple[TFAgent, list[tf.Variable]]:
-        """An agent, and the variables made with it."""
+        """Returns an agent, and the variables created with it."""
         if isinstance(self._make, TFAgent):
             return self._make, []
         if not callable(self._make):
@@ -129,7 +129,7 @@ class Logic:
         return agent, made
 
     def _check_specs(self) -> None:
-        """Checks that an agent is for these observations and actions."""
+        """Checks that the agent has these observation and action specs."""
         mine = (self.agent.time_step_spec.observation, self.agent.action_spec)
         wanted = (self._specs[0].observation, self._specs[1])
         for name, have, want in zip(("observation", "action"), mine, wanted, strict=True):
@@ -146,11 +146,11 @@ class Logic:
                 )
 
     def find_variables(self, train: Callable[..., Any], batch_spec: Nest) -> None:
-        """Traces a training step, which makes the optimizers' variables, and lists all.
+        """Traces a training step, which creates the optimizers' variables, and lists all variables.
 
         Args:
           train: A function of the batch.
-          batch_spec: The nest of specs of one.
+          batch_spec: The nest of specs of a batch.
         """
         with recorded() as made, undecorated(self.agent):
             traced = tf.function(train, autograph=False).get_concrete_function(batch_spec)
@@ -169,23 +169,23 @@ class Logic:
             )
 
     def state(self, key: tf.Tensor) -> AgentState:
-        """Returns fresh values, drawn from a key; of a TFAgent that was given its present ones."""
+        """Returns fresh values, drawn from a key; for a given TFAgent its present values."""
         values = struct.paths(self.variables.values())
         if not isinstance(self._make, TFAgent):
             agent, made = self._new(key)
             fresh = struct.paths(AgentVariables(agent, made).values())
-            # Slots of optimizers have not been made, and start like those that have.
+            # Its optimizers have no slots yet; they start like the slots of the first agent.
             values = {path: fresh.get(path, x) for path, x in values.items()}
         return tf.nest.pack_sequence_as(self.variables.form, list(values.values()))
 
 
 @contextlib.contextmanager
 def undecorated(agent: TFAgent) -> Iterator[None]:
-    """Lets methods of an agent's class that are decorated with `tf.function` be called plainly.
+    """Removes `tf.function` from methods of an agent's class within the context.
 
-    Such a function keeps a trace, over the variables that it saw first; what trains and acts here
-    is compiled as a whole. What AutoGraph makes of one (a condition on a tensor, for instance) is
-    kept: as of the `actor_loss` of TF-Agents' CqlSacAgent.
+    A tf.function keeps a trace over its first variables; here training and acting are compiled as a
+    whole. AutoGraph's conversion of a method (for example of a condition on a tensor) is kept, as
+    in `actor_loss` of TF-Agents' CqlSacAgent.
     """
     plain = {}
     for name in dir(type(agent)):
@@ -193,12 +193,12 @@ def undecorated(agent: TFAgent) -> Iterator[None]:
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             plain[name] = functools.partial(_converted(function), agent)
     with _LOCK:
-        # Past `tf.Module`; an attribute of the object goes before one of its class.
+        # Bypasses `tf.Module`; an attribute of the object precedes one of its class.
         before = {name: vars(agent)[name] for name in plain if name in vars(agent)}
         vars(agent).update({name: plain[name] for name in plain if name not in before})
         try:
             with warnings.catch_warnings():
-                if plain:  # of "is ()" in TF-Agents' networks, which AutoGraph compiles anew
+                if plain:  # AutoGraph recompiles TF-Agents' networks, which contain "is ()"
                     warnings.simplefilter("ignore", SyntaxWarning)
                 yield
         finally:
@@ -208,7 +208,7 @@ def undecorated(agent: TFAgent) -> Iterator[None]:
 
 
 def _converted(function: Any) -> Callable[..., Any]:
-    """The Python function below a `tf.function`, through AutoGraph if that would be."""
+    """Returns the Python function of a `tf.function`, converted by AutoGraph if enabled."""
     plain: Callable[..., Any] = function.python_function
     if not getattr(function, "_autograph", True):
         return tf.autograph.experimental.do_not_convert(plain)
@@ -218,7 +218,7 @@ def _converted(function: Any) -> Callable[..., Any]:
 
 
 def _check_plain(agent: TFAgent, graph: Any) -> None:
-    """Raises a UserError for a traced function inside of a training step: it keeps variables."""
+    """Raises a UserError for a tf.function inside a training step: it keeps variables."""
     calls = ("PartitionedCall", "StatefulPartitionedCall")
     for op in graph.get_operations():
         if op.type in calls and any(x.dtype == tf.resource for x in op.inputs):

@@ -1,11 +1,10 @@
-"""A TFAgent's code over the variables and the random numbers of others.
+"""Runs a TFAgent's code over other variables and random numbers.
 
-A TFAgent owns its variables and optimizers. Here it is logic: its own variables are never read nor
-written once it is made. For acting they are read as values, which leaves no variable in the graph.
-For training, which writes them by fused kernels, inside conditions and through optimizers, they
-lend their places: while a training step is traced, each has the handle of a variable of the
-Learner, so that what is traced reads and writes that one, without a copy. What its code draws
-meanwhile follows from a key.
+A TFAgent owns its variables and optimizers. Here it is logic: its own variables are never read or
+written after its creation. Acting reads given values in their place, which leaves no variable in
+the graph. Training writes variables by fused kernels, inside conditions and through optimizers. So
+while a training step is traced, each variable has the handle of a variable of the Learner, and the
+trace reads and writes that one without a copy. Random draws of the code follow from a key.
 """
 
 import contextlib
@@ -24,12 +23,12 @@ _LOCK = threading.RLock()
 
 
 class AgentVariables:
-    """The variables of one TFAgent under names that are the same in every process.
+    """The variables of one TFAgent, under names that are equal in every process.
 
     Attributes:
-      form: The variables as an AgentState: `params` has a group for each network that is no target,
-        be it an attribute or in a collection or module; `target_params` those, `extra` optimizers,
-        counters and all else.
+      form: The variables as an AgentState. `params` has a group for each network except targets,
+        from attributes, collections and modules; `target_params` has the target networks; `extra`
+        has optimizers, counters and other variables.
     """
 
     def __init__(self, agent: Any, made: Sequence[tf.Variable]):
@@ -37,7 +36,7 @@ class AgentVariables:
 
         Args:
           agent: The TFAgent.
-          made: All variables that were made with it, as far as known, in their order.
+          made: All known variables created with the agent, in order.
         """
         names = _named(agent, made)
         self.form: AgentState = _as_state(names)
@@ -46,7 +45,7 @@ class AgentVariables:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the leaves, in their order."""
+        """The paths of the leaves, in order."""
         return list(self._paths)
 
     def values(self) -> AgentState:
@@ -54,7 +53,7 @@ class AgentVariables:
         return tf.nest.pack_sequence_as(self.form, [tf.identity(v) for v in self._leaves])
 
     def check_untouched(self, agent: Any) -> None:
-        """Raises a UserError if the graph that is traced reads or writes one of these by itself."""
+        """Raises a UserError if the graph being traced reads or writes one of these variables."""
         graph = tf.compat.v1.get_default_graph()
         mine = {id(v.handle): path for v, path in zip(self._leaves, self._paths, strict=True)}
         touched = [mine[id(t)] for t, _ in getattr(graph, "captures", []) if id(t) in mine]
@@ -74,10 +73,10 @@ class AgentVariables:
 
     @contextlib.contextmanager
     def read_as(self, state: AgentState) -> Iterator[None]:
-        """Lets the agent's code read the values of a state; for code inside a graph.
+        """Makes the agent's code read the values of a state; for code inside a graph.
 
         Raises:
-          UserError: Where the code assigns to a variable.
+          UserError: If the code assigns to a variable.
         """
         values = [tf.convert_to_tensor(x) for x in tf.nest.flatten(state)]
         with _LOCK, keras.read_as(self._leaves, values) as now:
@@ -95,7 +94,7 @@ class AgentVariables:
 
     @contextlib.contextmanager
     def stand_for(self, state: AgentState) -> Iterator[None]:
-        """Lets the agent's code read and write the variables of a state.
+        """Makes the agent's code read and write the variables of a state.
 
         Args:
           state: Variables like those of `form`.
@@ -106,7 +105,7 @@ class AgentVariables:
         theirs = [_plain(v) for v in tf.nest.flatten(state)]
         self._check_alike(theirs)
         with _LOCK:
-            # Meanwhile another thread may have lent others.
+            # Another thread may have set other handles meanwhile.
             before = [v.handle for v in self._leaves]
             try:
                 for mine, variable in zip(self._leaves, theirs, strict=True):
@@ -133,14 +132,14 @@ class AgentVariables:
 
 
 def _plain(variable: Any) -> Any:
-    """The one variable of a strategy of one replica."""
+    """Returns the single variable of a strategy of one replica."""
     values = getattr(variable, "values", None)
     return values[0] if isinstance(values, tuple) else variable
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tf.Variable]]:
-    """Lists the variables that are made meanwhile, in their order."""
+    """Lists the variables created within the context, in order."""
     made: list[tf.Variable] = []
 
     def creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -153,7 +152,7 @@ def recorded() -> Iterator[list[tf.Variable]]:
 
 
 def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
-    """`{path: variable}`, each once."""
+    """Returns `{path: variable}`, each once."""
     names: dict[str, tf.Variable] = {}
     known: set[int] = set()
 
@@ -165,7 +164,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
 
     attributes = [(name.lstrip("_"), x) for name, x in sorted(vars(agent).items())]
     own = [one for name, x in attributes for one in _networks(name, x, set(), modules=False)]
-    # Those of the agent itself have its names, though its policies have them too.
+    # The agent's attributes name the variables, even if its policies have them too.
     own.sort(key=lambda found: found[0].count("/"))
     seen = {id(agent)}
     parts = [one for name, x in attributes for one in _networks(name, x, seen, modules=True)]
@@ -189,7 +188,7 @@ def _named(agent: Any, made: Sequence[tf.Variable]) -> dict[str, tf.Variable]:
 
 
 def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterator[tuple[str, Any]]:
-    """The Keras layers in an attribute or a collection, or in a module too, with their paths."""
+    """Yields the Keras layers, with paths, in an attribute, a collection, or also a module."""
     if keras.is_layer(thing):
         yield name, thing
         return
@@ -209,7 +208,7 @@ def _networks(name: str, thing: Any, seen: set[int], *, modules: bool) -> Iterat
 
 
 def _base(variable: Any) -> str:
-    """The last part of a variable's name, without what tells it apart from earlier ones."""
+    """Returns the last part of a variable's name, without its counter."""
     name = variable.name.split(":")[0].split("/")[-1]
     return re.sub(r"_\d+$", "", re.sub(r"[^A-Za-z0-9_]", "_", name))
 
@@ -217,10 +216,10 @@ def _base(variable: Any) -> str:
 def _of_optimizer(
     optimizer: Any, primaries: dict[str, tf.Variable]
 ) -> Iterator[tuple[str, tf.Variable]]:
-    """The variables of an optimizer of TensorFlow 1 or of Keras, by names that do not vary."""
+    """Yields the variables of an optimizer of TensorFlow 1 or Keras, under stable names."""
     own = keras.optimizer_variables(optimizer)
     slots = {id(v): path for path, v in _slots(optimizer, primaries)}
-    # Keras' newer ones name a slot by what it belongs to; names may count what was made before.
+    # Newer Keras optimizers name a slot by its variable; names may have counters.
     short = {v.name: path for path, v in primaries.items()}
     short = short if len(short) == len(primaries) else {}
     rest = []
@@ -264,7 +263,7 @@ def _as_state(names: dict[str, tf.Variable]) -> AgentState:
 
 
 class _Draws:
-    """The functions of `tf_private.random_ops`, with the same arguments; seeds are not read."""
+    """The functions of `tf_private.random_ops`, with equal arguments; seeds are ignored."""
 
     def __init__(self, key: tf.Tensor):
         self._key = key
@@ -350,7 +349,7 @@ _NAMES = [name for name in vars(_Draws) if not name.startswith("_")]
 def drawn_from(key: tf.Tensor) -> Iterator[None]:
     """Makes this thread's stateful random operations draw from a key, the first from child 1.
 
-    A draw in the body of a `tf.while_loop` is traced once, and so the same in each pass.
+    A draw in the body of a `tf.while_loop` is traced once, so it is equal in each iteration.
 
     Args:
       key: int32 [2].
@@ -371,9 +370,9 @@ def drawn_from(key: tf.Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
-    """Makes `tf.debugging.check_numerics` of this thread give back what it is given.
+    """Makes `tf.debugging.check_numerics` of this thread return its argument.
 
-    TF-Agents' training steps check their losses by it, which ends a program in graph mode and does
+    TF-Agents' training steps check their losses with it, which raises in graph mode and does
     nothing in XLA. The Learner has its own check, which undoes the step.
     """
     me = threading.get_ident()
@@ -394,7 +393,7 @@ def unchecked() -> Iterator[None]:
 def _replaced(
     module: Any, names: list[str], made: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Puts `made(name, usual)` in the place of functions of a module."""
+    """Replaces functions of a module with `made(name, usual)` within the context."""
     with _LOCK:
         before = {name: getattr(module, name) for name in names}
         try:

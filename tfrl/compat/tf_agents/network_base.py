@@ -1,4 +1,4 @@
-"""Networks of TF-Agents as pure functions of values, and calls of what makes one."""
+"""TF-Agents' networks as pure functions of values, and calls of their factories."""
 
 import contextlib
 import inspect
@@ -21,10 +21,10 @@ MakeNetwork = Callable[..., Any]
 
 
 def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
-    """Makes the network; arguments as of `from_tf_agents_network`.
+    """Makes the network; see `from_tf_agents_network` for the arguments.
 
     Raises:
-      UserError: For what is no function of these specs, or makes no Network of TF-Agents.
+      UserError: Unless `make_network` is a function of these specs that makes a TF-Agents Network.
     """
     given = [tensor_spec(floats(spec), "observation")]
     if action_spec is not None:
@@ -33,7 +33,7 @@ def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
     try:
         network = make_network(*given)
     except UserError:
-        raise  # it is a ValueError, and says enough
+        raise  # a UserError is a ValueError too
     except (TypeError, ValueError) as error:
         raise UserError(
             "make_network",
@@ -54,7 +54,7 @@ def made(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Any:
 
 
 def _check_makes(make_network: Any, count: int) -> None:
-    """Refuses what is no function of `count` specs: 1 of observations, 2 with actions."""
+    """Raises unless it is a function of `count` specs: 1 (observation) or 2 (with action)."""
     if isinstance(make_network, tf.Module) or not callable(make_network):
         raise UserError(
             "make_network",
@@ -91,14 +91,14 @@ def _check_makes(make_network: Any, count: int) -> None:
 
 
 def _takes(make_network: Any, count: int) -> bool:
-    """Whether a call with specs of observations, and of actions with a count of 2, fits."""
+    """Whether the function takes `count` specs: of observations, and of actions for 2."""
     try:
         bound = inspect.signature(make_network).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # some callables of C have no signature
+    except ValueError:  # some C callables have no signature
         return True
-    # The second of a value network's or an encoder's arguments is a setting.
+    # The second argument of a value network or an encoder is a setting.
     return "preprocessing_layers" not in bound.arguments
 
 
@@ -108,7 +108,7 @@ def _name_of(make_network: Any) -> str:
 
 
 def floats(spec: Nest) -> Nest:
-    """Specs with float32 in place of other floats."""
+    """Returns specs with float32 in place of other floats."""
 
     def one(s: Any) -> Any:
         if not s.dtype.is_floating or s.dtype == tf.float32:
@@ -124,7 +124,7 @@ Params = dict[str, Any]
 
 
 class _Model(keras.api.Model):
-    """A network of TF-Agents as a Keras model of (observation, step_type, network_state)."""
+    """A TF-Agents network as a Keras model of (observation, step_type, network_state)."""
 
     def __init__(self, network: Any):
         super().__init__()
@@ -134,7 +134,7 @@ class _Model(keras.api.Model):
         self._takes_training = keywords or "training" in accepted
 
     def draws_from(self, key: tf.Tensor | None) -> Any:
-        """The context of a call: TF-Agents' dropout draws by TensorFlow's stateful operations."""
+        """Returns the context of a call: TF-Agents' dropout uses stateful random operations."""
         return contextlib.nullcontext() if key is None else drawn_from(key)
 
     def call(self, inputs: Nest, training: bool = False) -> tuple[Nest, Nest]:
@@ -150,10 +150,10 @@ class _Model(keras.api.Model):
 
 @struct.logic_dataclass
 class TFAgentsNetwork(networks.Network):
-    """A network of TF-Agents; parameters are those of a `KerasNetwork`.
+    """A TF-Agents network with the parameters of a `KerasNetwork`.
 
     Attributes:
-      make_network: As of `from_tf_agents_network`.
+      make_network: See `from_tf_agents_network`.
       spec: The nest of specs of one input, without an action mask.
       action_spec: The nest of specs of one action, or None.
       model: The network inside a Keras model.
@@ -174,7 +174,7 @@ class TFAgentsNetwork(networks.Network):
 
     @property
     def output(self) -> Nest:
-        """What comes out for one input; see `output_spec`."""
+        """The output for one input; see `output_spec`."""
         return self.model.template.output[0]
 
     def init(self, key: tf.Tensor, spec: Nest = None) -> Params:
@@ -182,7 +182,7 @@ class TFAgentsNetwork(networks.Network):
 
         Args:
           key: int32 [2].
-          spec: Of the shapes of `self.spec`, or None.
+          spec: A spec with the shapes of `self.spec`, or None.
         """
         if spec is not None and _shapes(spec) != _shapes(self.spec):
             raise UserError(
@@ -199,7 +199,7 @@ class TFAgentsNetwork(networks.Network):
         obs = [
             _cast(v, s) for v, s in zip(tf.nest.flatten(x), tf.nest.flatten(obs_spec), strict=True)
         ]
-        if not tf.is_tensor(step_type):  # one for all
+        if not tf.is_tensor(step_type):  # one value for all rows
             rank = obs[0].shape.rank - tf.nest.flatten(obs_spec)[0].shape.rank
             step_type = tf.fill(tf.shape(obs[0])[:rank], step_type)
             step_type.set_shape(obs[0].shape[:rank])
@@ -233,7 +233,7 @@ class TFAgentsNetwork(networks.Network):
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has a network state."""
+        """Whether the network has a state."""
         return bool(tf.nest.flatten(self.model.spec[2]))
 
     def initial_carry(self, batch_size: int) -> Nest:
@@ -253,7 +253,7 @@ class TFAgentsNetwork(networks.Network):
     def unroll(
         self, params: Params, x: Nest, carry: Nest, starts: tf.Tensor, key: tf.Tensor | None
     ) -> tuple[Any, Params]:
-        """Goes over sequences; see `Network.unroll`."""
+        """Runs over sequences; see `Network.unroll`."""
         if not self.recurrent:
             return super().unroll(params, x, carry, starts, key)
         _check_carry(carry)
@@ -263,7 +263,7 @@ class TFAgentsNetwork(networks.Network):
         return _swapped(output), {**params, "state": after}
 
     def _check_memory(self) -> None:
-        """Refuses a network that does not begin anew where a step type is FIRST."""
+        """Raises for a network that does not reset its state at a FIRST step type."""
         params = self.model.init(tf.zeros([2], tf.int32))
         inputs = specs.zeros(self.model.spec[0], (1, 2))
         call = tf.function(self.model.call, autograph=False)
@@ -285,15 +285,15 @@ class TFAgentsNetwork(networks.Network):
 
 
 def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nest:
-    """Returns what a network gives for one input, without the batch axis.
+    """Returns the spec of a network's output for one input, without the batch axis.
 
     Args:
-      make_network: As of `from_tf_agents_network`.
+      make_network: See `from_tf_agents_network`.
       spec: The nest of specs of one input.
       action_spec: The nest of specs of one action, or None.
 
     Returns:
-      A nest of specs; of distributions a tuple of dicts of those of their parameters.
+      A nest of specs; for distributions a tuple of dicts of their parameters' specs.
     """
     with tf.init_scope():
         network = made(make_network, spec, action_spec)
@@ -302,7 +302,7 @@ def output_spec(make_network: MakeNetwork, spec: Nest, action_spec: Nest) -> Nes
 
 
 def _input_spec(network: Any, spec: Nest) -> Nest:
-    """The specs of (observation, step_type, network_state)."""
+    """Returns the specs of (observation, step_type, network_state)."""
     return floats(spec), tf.TensorSpec([], tf.int32), floats(plain(network.state_spec))
 
 
@@ -329,7 +329,7 @@ def _swapped(nest: Nest) -> Nest:
 
 
 def _check_carry(carry: Nest) -> None:
-    """Refuses to begin with zeros in silence: in every step that would be another policy."""
+    """Raises for a missing carry: zeros in every step would be another policy."""
     if carry is None:
         raise UserError(
             "TF-Agents network",

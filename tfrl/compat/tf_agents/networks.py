@@ -1,4 +1,4 @@
-"""Networks of TF-Agents as policies, values, Q-networks and torsos of this library."""
+"""TF-Agents' networks as policies, value networks, Q-networks and torsos of this library."""
 
 import tensorflow as tf
 
@@ -19,35 +19,33 @@ from tfrl.types import Nest
 def from_tf_agents_network(
     make_network: MakeNetwork, obs_spec: Nest, action_spec: Nest = None
 ) -> networks.Network:
-    """Turns a network of TF-Agents into one of this library.
+    """Converts a TF-Agents network to a network of this library.
 
-    What comes out depends on what the network gives:
+    The kind of the result depends on the network's output:
 
     * distributions, with an `action_spec`: a policy network, for `PPO(policy=...)` and its like;
-    * a vector of as many numbers as there are actions, with an `action_spec`: a Q-network, for
-      `DQN(q=...)`;
+    * a vector with a number for each action, with an `action_spec`: a Q-network, for `DQN(q=...)`;
     * actions, with an `action_spec` of Boxes: an actor, for `TD3(actor_network=...)` and DDPG;
-    * one number, without an `action_spec`: a value network, for `PPO(value=...)`; of the tuple
-      (observation, action) a critic, for `SAC(critic_network=...)`, TD3 and DDPG, which gives it
-      actions as one vector in [-1, 1];
-    * a vector, without an `action_spec`: a torso, for all agents; of a critic it takes the tuple
-      (observation, action), so `obs_spec` is a tuple of both specs.
+    * one number, without an `action_spec`: a value network, for `PPO(value=...)`. With the tuple
+      (observation, action) as input it is a critic, for `SAC(critic_network=...)`, TD3 and DDPG,
+      which pass actions as one vector in [-1, 1];
+    * a vector, without an `action_spec`: a torso, for all agents. The torso of a critic takes the
+      tuple (observation, action), so `obs_spec` is a tuple of both specs.
 
-    Initialisers draw from the key of `init`, random layers from that of `apply_training`; dropout
-    that is `permanent` draws without a key in `apply`. Regularisation losses of layers are not
-    seen.
+    Initialisers draw from the key of `init`, random layers from the key of `apply_training`;
+    `permanent` dropout draws without a key in `apply`. Regularisation losses of layers are ignored.
 
     Args:
       make_network: Makes the network from TF-Agents' specs: `make_network(obs_spec)`, or
-        `make_network(obs_spec, action_spec)` where an `action_spec` is given. A class of TF-Agents'
-        or a `functools.partial` of one will do.
+        `make_network(obs_spec, action_spec)` with an `action_spec`. It may be a class of TF-Agents
+        or a `functools.partial` of one.
       obs_spec: The nest of specs of one observation. An item `action_mask` is left out: agents
         take it from the observation. Floats are float32.
       action_spec: The nest of specs of one action; see above.
 
     Raises:
-      UserError: For what is no Network of TF-Agents, for other outputs, and for a recurrent
-        network that does not begin anew where a step type is FIRST.
+      UserError: For objects other than TF-Agents networks, for other outputs, and for a recurrent
+        network that does not reset its state at a FIRST step type.
     """
     fields = {"make_network": make_network, "spec": split_mask(obs_spec)[0]}
     output = output_spec(**fields, action_spec=action_spec)
@@ -85,7 +83,7 @@ def _refused(
 
 
 def _is_action(output: Nest, spec: Nest) -> bool:
-    """Whether it is like an action of Boxes."""
+    """Whether an output has the form of an action of Boxes."""
     try:
         tf.nest.assert_same_structure(output, spec, check_types=False)
     except (TypeError, ValueError):
@@ -96,29 +94,29 @@ def _is_action(output: Nest, spec: Nest) -> bool:
 
 @struct.logic_dataclass
 class TFAgentsActor(TFAgentsNetwork):
-    """A network of TF-Agents that gives actions within their bounds, such as `ActorNetwork`."""
+    """A TF-Agents network that returns actions within their bounds, e.g. `ActorNetwork`."""
 
 
 @struct.logic_dataclass
 class TFAgentsTorso(TFAgentsNetwork, networks.Torso):
-    """A network of TF-Agents whose output is a vector, such as `EncodingNetwork`."""
+    """A TF-Agents network that returns a vector, for example `EncodingNetwork`."""
 
     def output_size(self, spec: Nest) -> int:
-        """Returns the number of features that come out."""
+        """Returns the number of output features."""
         return self.output.shape[0]
 
 
 @struct.logic_dataclass
 class TFAgentsValue(TFAgentsNetwork):
-    """A network of TF-Agents whose output is one number, such as `ValueNetwork`."""
+    """A TF-Agents network that returns one number, for example `ValueNetwork`."""
 
 
 @struct.logic_dataclass
 class TFAgentsQNetwork(TFAgentsNetwork):
-    """A network of TF-Agents with one value for each action, such as `QNetwork`.
+    """A TF-Agents network that returns a value for each action, for example `QNetwork`.
 
     Attributes:
-      num_actions: How many actions.
+      num_actions: The number of actions.
     """
 
     num_actions: int = 0
@@ -126,10 +124,10 @@ class TFAgentsQNetwork(TFAgentsNetwork):
 
 @struct.logic_dataclass
 class TFAgentsPolicy(TFAgentsNetwork):
-    """A network of TF-Agents that gives distributions, such as `ActorDistributionNetwork`.
+    """A TF-Agents network that returns distributions, e.g. `ActorDistributionNetwork`.
 
     Attributes:
-      distribution: Knows the shapes of action masks.
+      distribution: Checks action masks.
     """
 
     distribution: distributions.ActionDistribution = struct.derived()
@@ -172,7 +170,7 @@ class TFAgentsPolicy(TFAgentsNetwork):
         key: tf.Tensor | None,
         mask: Nest = None,
     ) -> tuple[distributions.Distribution, Params]:
-        """Goes over sequences; see `Network.unroll`."""
+        """Runs over sequences; see `Network.unroll`."""
         if not self.recurrent:
             if key is None:
                 return self.apply(params, x, mask), params

@@ -1,4 +1,4 @@
-"""What plays an environment for a `PyEnvironment`: batched time steps in NumPy."""
+"""Players step an environment for a `PyEnvironment`: batched time steps in NumPy."""
 
 import abc
 from typing import Any
@@ -20,16 +20,16 @@ class Player(abc.ABC):
 
     Attributes:
       env: The environment.
-      info: What the last state's `info` has, in NumPy.
+      info: The `info` of the last state, in NumPy.
     """
 
     def __init__(self, env: Env, seed: int, discount: float):
-        """Begins nothing yet.
+        """Does not reset yet.
 
         Args:
           env: The environment.
-          seed: Of the first reset.
-          discount: As of `time_steps.time_step`.
+          seed: The seed of the first reset.
+          discount: See `time_steps.time_step`.
         """
         self.env = env
         self.info: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Player(abc.ABC):
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Sets what the next reset begins with."""
+        """Sets the seed of the next reset."""
         self._seed, self._resets = int(seed), 0
 
     def reset(self) -> TimeStep:
@@ -55,20 +55,20 @@ class Player(abc.ABC):
 
     @abc.abstractmethod
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index`."""
+        """Renders environment `index`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees what there is to be freed."""
+        """Frees the resources."""
 
 
 def _later(seed: int, number: int) -> tf.Tensor:
-    """The key of a later reset."""
+    """Returns the key of a later reset."""
     return seeding.fold_in(seeding.key(seed), number)
 
 
 class DevicePlayer(Player):
-    """Plays an environment of the device, by one compiled call a step."""
+    """Plays a device environment, by one compiled call per step."""
 
     def __init__(self, env: Env, seed: int, discount: float):
         """Compiles nothing before the first call."""
@@ -98,31 +98,31 @@ class DevicePlayer(Player):
         return seen
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index`."""
+        """Renders environment `index`."""
         return self.env.render(carrying(self._state), index)
 
     def close(self) -> None:
-        """Forgets the state; there is nothing else."""
+        """Drops the state."""
         self._state = None
 
 
 class HostEnvPlayer(Player):
-    """Plays a `HostEnv`: of NEXT_STEP, or one environment of any mode."""
+    """Plays a `HostEnv` with autoreset NEXT_STEP, or one environment of any mode."""
 
     env: HostEnv
 
     def __init__(self, env: HostEnv, seed: int, discount: float):
-        """Keeps the environment."""
+        """Stores the environment."""
         super().__init__(env, seed, discount)
         self._state: Any = None
-        self._over = False  # whether the one environment's last frame was shown
+        self._over = False  # whether the last time step of the single environment was returned
 
     def _begin(self, key: Any) -> TimeStep:
         self._over = False
         return self._seen(self.env.reset(key))
 
     def step(self, action: Nest) -> TimeStep:
-        """Takes a step; after an end that the environment does not show, shows the start."""
+        """Takes a step; without NEXT_STEP, returns the first time step after an end."""
         if self._over:
             self._over = False
             return self._start()
@@ -133,7 +133,7 @@ class HostEnvPlayer(Player):
         return self._seen(state, state.info["final_obs"])
 
     def _start(self) -> TimeStep:
-        """The first frame of the episode after an end."""
+        """Returns the first time step of the episode after an end."""
         if self.env.autoreset is Autoreset.DISABLED:
             return self.reset()
         no, none = np.zeros(1, bool), np.zeros(1, np.float32)
@@ -153,7 +153,7 @@ class HostEnvPlayer(Player):
         return time_step(shown, self.env.obs_spec, self._discount)
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index`; only of environments that were made for it."""
+        """Renders environment `index`, if the environments were created for rendering."""
         return self.env.render(self._state, index)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ def make_player(env: Env, seed: int, discount: float) -> Player:
 
 
 def as_tensors(action: Nest, action_spec: Nest) -> Nest:
-    """Returns actions as tensors of the specs' dtypes, in the specs' own kinds of dicts."""
+    """Returns actions as tensors of the specs' dtypes, in the specs' structure."""
     pairs = zip(tf.nest.flatten(action), tf.nest.flatten(action_spec), strict=True)
     leaves = [tf.convert_to_tensor(a, spec.dtype) for a, spec in pairs]
     return tf.nest.pack_sequence_as(action_spec, leaves)

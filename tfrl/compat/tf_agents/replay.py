@@ -1,9 +1,9 @@
-"""Experience in Reverb tables of TF-Agents' layout: written for it, and read from it.
+"""Writes and reads experience in Reverb tables of TF-Agents' layout.
 
-TF-Agents stores frames: a step, and behind the last step of an episode a boundary frame that shows
+TF-Agents stores frames: one per step, and after the last step of an episode a boundary frame with
 the terminal observation (LAST, followed by FIRST). T steps of an episode are T + 1 frames. An item
-is a window of L consecutive frames, that is of L - 1 steps. At a termination the discount is 0; at
-a truncation the next step type is LAST and the discount is not 0.
+is a window of L consecutive frames, with L - 1 steps. At a termination the discount is 0; at a
+truncation the next step type is LAST and the discount is not 0.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tfrl.types import Nest, Sequences, Trajectory, Transition
 
 
 def trajectory_spec(obs_spec: Nest, action_spec: Nest, length: int | None = None) -> Any:
-    """Returns the spec of a frame as TF-Agents has it, without policy info.
+    """Returns the spec of a TF-Agents frame, without policy info.
 
     Args:
       obs_spec: Nest of specs of one observation.
@@ -49,10 +49,10 @@ def trajectory_spec(obs_spec: Nest, action_spec: Nest, length: int | None = None
 
 
 def sequences(windows: Any, index: tf.Tensor | None = None) -> Sequences:
-    """Turns windows of TF-Agents' frames into sequences of this library.
+    """Converts windows of TF-Agents' frames to sequences of this library.
 
     Args:
-      windows: A TF-Agents Trajectory `[N, L, ...]`. What comes behind a boundary is not valid.
+      windows: A TF-Agents Trajectory `[N, L, ...]`. Steps after a boundary are invalid.
       index: int64 [N], or None.
 
     Returns:
@@ -70,11 +70,11 @@ def sequences(windows: Any, index: tf.Tensor | None = None) -> Sequences:
 
 
 def transitions(windows: Any, discount: float, index: tf.Tensor | None = None) -> Transition:
-    """Turns windows of TF-Agents' frames into items of n = L - 1 steps, or fewer at an end.
+    """Converts windows of TF-Agents' frames to items of n = L - 1 steps, or fewer at an end.
 
     Args:
       windows: A TF-Agents Trajectory `[N, L, ...]` of windows that do not begin with a boundary.
-      discount: gamma; discounts of TF-Agents' environments other than 0 are taken for 1.
+      discount: gamma; nonzero discounts of TF-Agents' environments count as 1.
       index: int64 [N], or None.
     """
     steps = sequences(windows).steps
@@ -90,7 +90,7 @@ def transitions(windows: Any, discount: float, index: tf.Tensor | None = None) -
         obs=tf.nest.map_structure(lambda x: x[:, 0], steps.obs),
         action=tf.nest.map_structure(lambda x: x[:, 0], steps.action),
         reward=tf.reduce_sum(steps.reward * powers[:-1], axis=1),
-        # Behind the end the last observation stands still.
+        # The last observation is repeated after the end.
         next_obs=tf.nest.map_structure(lambda x: x[:, -1], steps.next_obs),
         discount=tf.where(ended, 0.0, tf.gather(powers, taken)),
         extras=extras,
@@ -99,7 +99,7 @@ def transitions(windows: Any, discount: float, index: tf.Tensor | None = None) -
 
 
 def _valid(windows: Any) -> tf.Tensor:
-    """Whether the first L - 1 frames are steps of the window's first episode, bool [N, L - 1]."""
+    """Returns which of the first L - 1 frames are steps of the first episode, bool [N, L - 1]."""
     is_step = tf.not_equal(windows.step_type[:, :-1], LAST)
     return tf.cast(tf.math.cumprod(tf.cast(is_step, tf.int32), axis=1), tf.bool)
 
@@ -124,30 +124,30 @@ def window_dataset(
     timeout: float = 60.0,
     prefetch: int = 1,
 ) -> tf.data.Dataset:
-    """Reads what TF-Agents' observers wrote.
+    """Reads experience from TF-Agents' observers.
 
-    `ReverbAddTrajectoryObserver` and `ReverbTrajectorySequenceObserver` write windows of L frames;
-    of the second kind, which may go over the ends of episodes, the steps behind the first end are
-    not valid. `ReverbAddEpisodeObserver` writes whole episodes of up to so many frames.
+    `ReverbAddTrajectoryObserver` and `ReverbTrajectorySequenceObserver` write windows of L frames.
+    Windows of the latter may cross ends of episodes; steps after the first end are invalid.
+    `ReverbAddEpisodeObserver` writes whole episodes of at most L frames.
 
     Args:
       address: "host:port" of the server.
       table: The table's name.
-      data_spec: The spec of one frame, such as an agent's `collect_data_spec`.
-      length: L, frames of an item; of whole episodes the most, its boundary frame included.
+      data_spec: The spec of one frame, for example an agent's `collect_data_spec`.
+      length: L, frames of an item; for whole episodes the most frames, including the boundary.
       batch_size: N.
       discount: gamma, for batches of `Transition`; None for `Sequences`.
-      whole_episodes: Whether items are of any length. They are padded to L - 1 steps; behind the
-        end steps are not valid, and the last observation stands still. They are `Sequences`.
-      timeout: Seconds to wait for something to sample; then the dataset ends.
-      prefetch: Batches that are made ahead.
+      whole_episodes: Whether items have any length. They are `Sequences`, padded to L - 1 steps;
+        steps after the end are invalid, and repeat the last observation.
+      timeout: Seconds to wait for items; then the dataset ends.
+      prefetch: Batches to prepare ahead.
 
     Returns:
       Batches of items; windows that begin with a boundary are left out.
 
     Raises:
-      UserError: For whole episodes with a discount. A longer episode is a
-        `tf.errors.InvalidArgumentError` of the iterator.
+      UserError: For whole episodes with a discount. For a longer episode the iterator raises
+        `tf.errors.InvalidArgumentError`.
     """
     if whole_episodes and discount is not None:
         raise UserError(
@@ -181,9 +181,9 @@ def window_dataset(
 
 
 def _padded(frames: Any, length: int) -> Any:
-    """Frames [k, ...] of an episode with boundary frames behind them, L in all.
+    """Pads frames [k, ...] of an episode with boundary frames to length L.
 
-    The last frame shows a successor alone, of an episode that was written before its end too.
+    The last frame only shows a successor, also if the episode was written before its end.
     """
     taken = tf.shape(frames.step_type)[0]
     message = f"an episode has more frames than length={length} of window_dataset:"
@@ -202,7 +202,7 @@ def _padded(frames: Any, length: int) -> Any:
 class TrajectoryWriter:
     """Writes trajectories of this library as windows of TF-Agents' frames.
 
-    A step is written when it is known whether the episode goes on: one step later.
+    A step is written one step later, when it is known whether the episode continues.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class TrajectoryWriter:
           action_spec: Nest of specs of one action.
           num_envs: B.
           length: L, frames of an item.
-          stride: Frames from the start of an item to that of the next of the same episode.
+          stride: Frames from the start of an item to the start of the next of the same episode.
           timeout: Seconds to wait for the server.
         """
         replay = ReverbReplay(
@@ -240,13 +240,13 @@ class TrajectoryWriter:
         self._nests = {"obs": obs_spec, "next_obs": obs_spec, "action": action_spec}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Adds steps `[T, B, ...]`, which go on where the last ones stopped.
+        """Adds steps `[T, B, ...]` that continue the last ones.
 
         Args:
-          trajectory: NumPy arrays or eager tensors; rows that are not valid are left out.
+          trajectory: NumPy arrays or eager tensors; invalid rows are left out.
 
         Raises:
-          UserError: For a leaf that does not match the specs; if the server takes too long.
+          UserError: For a leaf that does not match the specs, and if the server times out.
         """
         rows = self._columns.of(trajectory)
         leaves = {name: list(struct.paths(spec, name)) for name, spec in self._nests.items()}
@@ -259,7 +259,7 @@ class TrajectoryWriter:
             self._envs[b].step(obs, action, rows["reward"][t, b], after, *flags)
 
     def cut(self) -> None:
-        """Truncates the episodes that go on, and sends what there is."""
+        """Truncates the unfinished episodes, and sends the pending items."""
         for env in self._envs:
             env.cut()
         self.flush()
@@ -268,13 +268,13 @@ class TrajectoryWriter:
         """Waits until all items are in the table.
 
         Raises:
-          UserError: If they are not in time.
+          UserError: If it times out.
         """
         for env in self._envs:
             env.flush(0)
 
     def close(self) -> None:
-        """Sends what there is and ends the writers; the last step of open episodes is left out."""
+        """Sends pending items and closes the writers; drops the last step of open episodes."""
         try:
             self.flush()
         finally:
@@ -283,7 +283,7 @@ class TrajectoryWriter:
 
 
 def _plain(spec: Nest, leaves: list[Any]) -> Nest:
-    """Returns leaves as a nest of dicts and tuples, as TF-Agents has them."""
+    """Packs leaves into a nest of dicts and tuples, as in TF-Agents."""
     return tf.nest.pack_sequence_as(specs.plain(spec), leaves)
 
 
@@ -309,7 +309,7 @@ class _Frames:
             action_spec,
             [np.zeros(s.shape, s.dtype.as_numpy_dtype) for s in tf.nest.flatten(action_spec)],
         )
-        self._held: Any = None  # the newest step and its successor, while the episode goes on
+        self._held: Any = None  # the newest step and its successor, while the episode is open
         self._count = self._pending = 0
 
     def step(
@@ -325,7 +325,7 @@ class _Frames:
             self.cut()
 
     def cut(self) -> None:
-        """Ends the episode that goes on, if one does."""
+        """Truncates an unfinished episode."""
         if self._held is None:
             return
         frame, after = self._held
@@ -349,7 +349,7 @@ class _Frames:
         return within(self._timeout, fn, f"Reverb table {self._table!r}", what)
 
     def close(self) -> None:
-        """Ends the writer."""
+        """Closes the writer."""
         self._within(self.writer.close, "closing a writer")
 
     def flush(self, left: int) -> None:

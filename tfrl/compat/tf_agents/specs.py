@@ -1,4 +1,4 @@
-"""Specs of this library as TF-Agents' array and tensor specs, and back."""
+"""Converts specs of this library to TF-Agents' array and tensor specs, and back."""
 
 import re
 from typing import Any
@@ -16,13 +16,13 @@ plain = tf_agents_specs.plain
 
 
 def array_spec(spec: Nest, name: str | None = None) -> Nest:
-    """Turns a nest of specs into TF-Agents' array specs.
+    """Converts a nest of specs to TF-Agents' array specs.
 
-    TF-Agents has no infinite bounds: they become the ends of the dtype, as everywhere there.
+    TF-Agents has no infinite bounds: they become the limits of the dtype, as in TF-Agents.
 
     Args:
       spec: A nest of specs.
-      name: The name of a single leaf, others are `name/path`; None for no name and `path`.
+      name: The name of a single leaf; other leaves are `name/path`. None for no name, and `path`.
 
     Returns:
       Dicts and tuples of ArraySpec and BoundedArraySpec.
@@ -32,12 +32,12 @@ def array_spec(spec: Nest, name: str | None = None) -> Nest:
 
 
 def tensor_spec(spec: Nest, name: str | None = None) -> Nest:
-    """Turns a nest of specs into TF-Agents' tensor specs; see `array_spec`."""
+    """Converts a nest of specs to TF-Agents' tensor specs; see `array_spec`."""
     return tensor_spec_lib.from_spec(array_spec(spec, name))
 
 
 def from_tf_agents_spec(spec: Nest, kind: str = "observation") -> Nest:
-    """Turns TF-Agents' specs into those of this library.
+    """Converts TF-Agents' specs to specs of this library.
 
     Args:
       spec: A nest of array or tensor specs.
@@ -45,7 +45,7 @@ def from_tf_agents_spec(spec: Nest, kind: str = "observation") -> Nest:
         action.
 
     Raises:
-      UserError: For a leaf that is no spec of numbers with a static shape.
+      UserError: For a leaf other than a spec of numbers with a static shape.
     """
     return tf_agents_specs.from_tf_agents_spec("TF-Agents", kind, spec)
 
@@ -53,7 +53,7 @@ def from_tf_agents_spec(spec: Nest, kind: str = "observation") -> Nest:
 def _name(name: str | None, path: str) -> str | None:
     if path == ".":
         return name
-    # Names of operations are made of it.
+    # The name becomes part of operations' names.
     return re.sub(r"[^A-Za-z0-9_./-]", "_", path if name is None else f"{name}/{path}")
 
 
@@ -63,5 +63,5 @@ def _leaf(name: str | None, spec: Any) -> array_spec_lib.ArraySpec:
         return array_spec_lib.ArraySpec(shape, dtype, name)
     low, high = specs.bounds(spec)
     if np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
-        low, high = low.flat[0], high.flat[0]  # shorter to print, and what TF-Agents' own have
+        low, high = low.flat[0], high.flat[0]  # shorter to print, and as in TF-Agents' specs
     return array_spec_lib.BoundedArraySpec(shape, dtype, low, high, name)

@@ -1,4 +1,4 @@
-"""Agents of TF-Agents in the task layer: trained on the environments of a worker pool."""
+"""TF-Agents' agents in the task layer, trained on the environments of a worker pool."""
 
 import abc
 import functools
@@ -16,7 +16,7 @@ from tfrl.types import Nest, Trajectory, Transition
 
 
 class TFAgentTask(RLTask):
-    """An `RLTask` whose model is a TFAgent, which acts and trains as it does elsewhere.
+    """An `RLTask` with a TFAgent as model, policy and training step.
 
     ```python
     class MyTask(TFAgentTask):
@@ -26,14 +26,14 @@ class TFAgentTask(RLTask):
             return from_tf_agent(make_agent, obs_spec=obs_spec, action_spec=action_spec)
     ```
 
-    Each update is one `train` of the TFAgent, on `batch_size` clips of `num_samples` samples: of
-    an agent that learns from replayed items a clip is an item of so many steps, of one that learns
-    from its own rollouts (PPO, REINFORCE; `on_policy=True`) a sequence of them. As everywhere in
-    the task layer what it draws as it acts follows from the global seeds; what it draws as it
-    trains follows from the seed of the run and the number of updates.
+    Each update is one `train` of the TFAgent, on `batch_size` clips of `num_samples` samples. For
+    an agent that learns from replay, a clip is an item of `num_samples` steps; for an agent that
+    learns from rollouts (PPO, REINFORCE; `on_policy=True`) it is a sequence of them. Random draws
+    of acting follow from the global seeds, as everywhere in the task layer; random draws of
+    training follow from the run's seed and the number of updates.
 
-    Agents whose policy carries a state from step to step (a memory, DDPG's noise) are refused: the
-    task layer asks for the actions of whichever workers are ready.
+    Agents with a policy state (a memory, DDPG's noise) are not supported: the task layer acts for
+    varying subsets of workers.
     """
 
     @abc.abstractmethod
@@ -42,18 +42,18 @@ class TFAgentTask(RLTask):
 
         Args:
           obs_spec: The nest of specs of one observation of `get_environment`.
-          action_spec: That of one action.
+          action_spec: The nest of specs of one action.
 
         Returns:
-          A `TFAgentModule`: of `from_tf_agent`, or of `tfrl.compat.tf_agents_factories`.
+          A `TFAgentModule`, from `from_tf_agent` or `tfrl.compat.tf_agents_factories`.
         """
 
     @functools.cached_property
     def agent(self) -> TFAgentModule:
-        """The module, which is logic: the values are the model's.
+        """The agent module, which is logic; the model has the values.
 
         Raises:
-          UserError: For something else, or an agent that cannot be trained so.
+          UserError: Unless it is a `TFAgentModule` that can be trained in a task.
         """
         env = self.get_environment()
         try:
@@ -100,11 +100,11 @@ class TFAgentTask(RLTask):
             )
 
     def get_model(self) -> tf.Module:
-        """Makes the agent's values; they follow from the global seeds."""
+        """Creates the agent's values; they follow from the global seeds."""
         return _Model(self.agent)
 
     def get_actions(self, model: Any, states: Nest, optimal: bool) -> Any:
-        """Acts as the collect policy, or with `optimal` as the greedy one."""
+        """Acts by the collect policy, or by the greedy policy if `optimal`."""
         obs = tf.nest.map_structure(tf.convert_to_tensor, states)
         return model.act(obs, tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32), optimal)
 
@@ -140,15 +140,15 @@ class _Model(tf.Module):
         self._acting = _hidden(acting)
 
     def state(self) -> Any:
-        """The values as the agent's state, of variables."""
+        """Returns the variables as the agent's state."""
         return tf.nest.pack_sequence_as(self._form(), self.values)
 
     def next_key(self) -> tf.Tensor:
-        """The key of one more update."""
+        """Counts an update and returns its key."""
         return seeding.fold_in(self.key, self.updates.assign_add(1))
 
     def act(self, obs: Nest, key: tf.Tensor, optimal: bool) -> Any:
-        """Actions, and what the agent must be told of them when it trains."""
+        """Returns actions, and the extras that training needs."""
         return self._acting()[optimal](obs, key)
 
     def _act(self, optimal: bool, obs: Nest, key: tf.Tensor) -> Any:
@@ -161,7 +161,7 @@ class _Model(tf.Module):
 
 
 def _hidden(value: Any) -> Callable[[], Any]:
-    """Hides a value from tf.Module, which would go through it for variables."""
+    """Hides a value from tf.Module, which would search it for variables."""
     return lambda: value
 
 
@@ -170,7 +170,7 @@ def _named(path: str) -> str:
 
 
 def _rows(agent: TFAgentModule, batch: Samples) -> Nest:
-    """Clips `[B, n, ...]` as what the agent trains on."""
+    """Converts clips `[B, n, ...]` to a batch for the agent."""
     if agent.learns_from_replay:
         return _items(agent, batch)
     after = tf.nest.map_structure(
@@ -191,7 +191,7 @@ def _rows(agent: TFAgentModule, batch: Samples) -> Nest:
 
 
 def _items(agent: TFAgentModule, batch: Samples) -> Transition:
-    """Each clip as one item of n steps: only its last sample can have ended the episode."""
+    """Converts each clip to an item of n steps; only its last sample can end the episode."""
     steps = batch.reward.shape[1]
     weights = tf.constant([agent.discount**t for t in range(steps)], tf.float32)
     going_on = 1.0 - tf.cast(batch.termination[:, -1], tf.float32)

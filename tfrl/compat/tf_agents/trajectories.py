@@ -1,10 +1,10 @@
-"""Trajectories of this library as TF-Agents' trajectories and transitions, and back.
+"""Converts trajectories of this library to TF-Agents' trajectories and transitions, and back.
 
-Both count steps alike: row t has o_t, a_t and what followed. They differ at ends. TF-Agents stores
-frames: o_{t+1} is the observation of the next frame, so behind the last step of an episode stands a
-boundary frame (LAST, followed by FIRST) that shows the terminal observation. Here every row has its
-own successor, and under autoreset NEXT_STEP the invalid row is that very frame. So T rows are T
-frames, and one more frame shows the successor of the last row.
+Both index steps equally: row t has o_t, a_t and the outcome. They differ at ends of episodes.
+TF-Agents stores frames: o_{t+1} is the observation of the next frame. So the last step of an
+episode is followed by a boundary frame (LAST, followed by FIRST) with the terminal observation.
+Here every row has its successor, and the invalid row of autoreset NEXT_STEP is the boundary frame.
+So T rows are T frames, and one more frame has the successor of the last row.
 """
 
 from typing import Any, NamedTuple
@@ -26,14 +26,14 @@ FIRST, MID, LAST = (np.int32(kind) for kind in (StepType.FIRST, StepType.MID, St
 
 
 class Seen(NamedTuple):
-    """What a time step tells, leaves `[B, ...]` or, of one environment, without that axis.
+    """The content of a time step, leaves `[B, ...]`, or without this axis for one environment.
 
     Attributes:
       obs: A nest of observations.
-      reward: Of the step that led here; 0 where an episode begins.
+      reward: The reward of the last step; 0 at the start of an episode.
       termination: bool; the episode ended in a terminal state.
-      truncation: bool; the episode was cut.
-      first: bool; the time step begins an episode. After an end that row is not a step.
+      truncation: bool; the episode was truncated.
+      first: bool; the time step begins an episode. After an end this row is not a step.
     """
 
     obs: Nest
@@ -44,13 +44,13 @@ class Seen(NamedTuple):
 
 
 def from_time_step(step: TimeStep) -> Seen:
-    """Tells what a time step of TF-Agents says, in the terms of this library.
+    """Converts a time step of TF-Agents to the terms of this library.
 
     Args:
-      step: A time step, of tensors or of NumPy arrays, batched or not.
+      step: A time step of tensors or NumPy arrays, batched or not.
 
     Returns:
-      An episode that ended with discount 0 terminated, with any other it was truncated.
+      The content; an end with discount 0 is a termination, any other end a truncation.
     """
     last, terminal = step.step_type == LAST, step.discount == 0.0
     return Seen(
@@ -63,22 +63,22 @@ def from_time_step(step: TimeStep) -> Seen:
 
 
 def time_step(state: EnvState | Seen, obs_spec: Nest, discount: float = 1.0) -> TimeStep:
-    """Turns a state of environments with autoreset NEXT_STEP into a time step.
+    """Converts a state of environments with autoreset NEXT_STEP to a time step.
 
-    FIRST where an episode begins, LAST where it ends, else MID. The discount is 0 where the
-    episode terminates, `discount` at all other steps, truncations included, and 1 at FIRST.
+    The step type is FIRST at the start of an episode, LAST at its end, else MID. The discount is 0
+    at a termination, 1 at FIRST, and `discount` at all other steps, including truncations.
 
     Args:
-      state: What `reset` or `step` returned, of tensors or of NumPy arrays `[B, ...]`; or what
-        `from_time_step` told.
+      state: The result of `reset` or `step`, of tensors or NumPy arrays `[B, ...]`; or the result
+        of `from_time_step`.
       obs_spec: The nest of specs of one observation.
-      discount: What is not an end by termination; above 0.
+      discount: The discount of steps that do not terminate; above 0.
 
     Returns:
       A batched time step of the same kind: int32, float32 and float32 `[B]`, and observations.
     """
     lib: Any = tf if tf.is_tensor(state.reward) else np
-    # Only a row that begins an episode has length 0: after a reset, and after an autoreset.
+    # Only a row that begins an episode has length 0, after a reset or an autoreset.
     first = state.first if isinstance(state, Seen) else state.info["episode_length"] == 0
     zero, one, usual = np.array([0.0, 1.0, discount], np.float32)
     last = state.termination | state.truncation
@@ -89,7 +89,7 @@ def time_step(state: EnvState | Seen, obs_spec: Nest, discount: float = 1.0) -> 
 
 
 def observation(obs: Nest, obs_spec: Nest) -> Nest:
-    """Returns observations as a nest of dicts and tuples, of which the specs are made too."""
+    """Returns observations as a nest of dicts and tuples, like the specs."""
     return tf.nest.pack_sequence_as(specs.plain(obs_spec), tf.nest.flatten(obs))
 
 
@@ -103,16 +103,16 @@ def time_step_spec(obs_spec: Nest) -> TimeStep:
 
 
 def split_action_mask(obs: Nest) -> tuple[Nest, Nest]:
-    """Parts an observation, or its spec, from its action mask.
+    """Splits an observation, or its spec, from its action mask.
 
-    It is what TF-Agents' agents and policies take as `observation_and_action_constraint_splitter`
-    for environments whose observation has the item `action_mask`.
+    Use it as `observation_and_action_constraint_splitter` of TF-Agents' agents and policies, for
+    observations with the item `action_mask`.
 
     Args:
       obs: A nest of observations or of specs.
 
     Returns:
-      What the network sees, and the mask.
+      The network's input, and the mask.
     """
     return split_mask(obs)
 
@@ -125,35 +125,34 @@ def to_trajectory(
     policy_info: Nest = None,
     time_major: bool = True,
 ) -> Frames:
-    """Turns T steps into T + 1 frames of TF-Agents, batch-major.
+    """Converts T steps to T + 1 frames of TF-Agents, batch-major.
 
-    Of an end that is both, the termination is told. The last frame shows the successor of the last
-    row: it repeats the last action and policy info, and its reward (0), discount (1) and next step
-    type are no data. Most of TF-Agents reads none of them, but behavioural cloning learns the
-    action (leave the frame out for it), and PPO's normaliser counts the reward.
+    An end that is both a termination and a truncation becomes a termination. The last frame shows
+    the successor of the last row: it repeats the last action and policy info, and its reward (0),
+    discount (1) and next step type are placeholders. TF-Agents mostly ignores them, but behavioural
+    cloning learns the action (leave the frame out), and PPO's normaliser counts the reward.
 
     Args:
-      steps: Leaves `[T, B, ...]`, of tensors or of NumPy arrays, of autoreset NEXT_STEP or
-        DISABLED; or of one episode each, like those of `Sequences`.
-      discount: That of steps which do not terminate; above 0.
-      first: bool `[B]`, or one for all: whether row 0 begins an episode. None: as
-        `env_extras["episode_length"]` says, where it was recorded; else it does not.
-      policy_info: What to give as policy info, leaves like those of `steps`; None for
-        `steps.policy_extras`.
-      time_major: False where leaves are `[B, T, ...]`.
+      steps: Leaves `[T, B, ...]`, of tensors or NumPy arrays, of autoreset NEXT_STEP or DISABLED;
+        or of one episode each, as in `Sequences`.
+      discount: The discount of steps that do not terminate; above 0.
+      first: bool `[B]` or scalar: whether row 0 begins an episode. None reads
+        `env_extras["episode_length"]` if recorded, else it is False.
+      policy_info: The policy info, leaves like those of `steps`; None for `steps.policy_extras`.
+      time_major: False for leaves `[B, T, ...]`.
 
     Returns:
       A TF-Agents Trajectory `[B, T + 1, ...]` of the same kind of arrays.
 
     Raises:
-      UserError: For an end that the next row does not show, as in experience of SAME_STEP. Inside
-        a `tf.function` values cannot be looked at, and such frames come out wrong.
+      UserError: For an end that the next row does not show, as in experience of SAME_STEP. Inside a
+        `tf.function` this cannot be checked, and the frames are wrong.
     """
     steps = steps if time_major else _swapped(steps)
     _check_boundaries(steps)
     ended = steps.termination | steps.truncation
     step_type = _step_types(steps, _begins(steps, first))  # [T, B]
-    # Two invalid rows, or an invalid one with flags, are frozen or padded: no episode begins there.
+    # Two invalid rows, or an invalid row with flags, are padding: no episode begins there.
     before = _concat([steps.valid[:1] | True, steps.valid])[-2]
     shows_end = ended[-1] | ~(before | steps.valid[-1])
     final = _where(shows_end, LAST, _where(steps.valid[-1], MID, FIRST))
@@ -175,26 +174,26 @@ def to_trajectory(
 def to_transitions(
     steps: Trajectory | Transition, gamma: float = 1.0, *, first: Any = None
 ) -> FramePair:
-    """Turns steps, or items of a replay buffer, into TF-Agents' transitions, of any autoreset mode.
+    """Converts steps, or items of a replay buffer, to TF-Agents' transitions, for any autoreset.
 
-    The losses of TF-Agents multiply `next_time_step.discount` by their gamma: so of an item of k
-    steps it is gamma^(k - 1), as `AsNStepTransition` has it, and their targets are the same. An
-    invalid row becomes a transition from LAST to FIRST, which their losses mask as they do those of
-    boundary frames: DQN does, SAC and TD3 do not. Leave such rows out for those.
+    TF-Agents' losses multiply `next_time_step.discount` by their gamma. So the discount of an item
+    of k steps is gamma^(k - 1), as in `AsNStepTransition`, which gives the same targets. An invalid
+    row becomes a transition from LAST to FIRST, like a boundary frame. DQN masks these; SAC and TD3
+    do not, so leave invalid rows out for them.
 
     Args:
       steps: A Trajectory, leaves `[T, B, ...]`, for T * B transitions of one step; or a
         Transition, leaves `[N, ...]`.
-      gamma: The discount that a Transition was made with, above 0.
-      first: As of `to_trajectory`.
+      gamma: The discount of a Transition, above 0.
+      first: See `to_trajectory`.
 
     Returns:
       A TF-Agents Transition, leaves `[T * B, ...]` or `[N, ...]`, of the same kind of arrays.
-      Reward and discount of `time_step` are zeros, which nobody reads; an item's step types are
-      MID, but LAST behind a termination.
+      Reward and discount of `time_step` are unused zeros. An item's step types are MID, but LAST
+      after a termination.
 
     Raises:
-      UserError: For a gamma that is not above 0.
+      UserError: Unless gamma is above 0.
     """
     if isinstance(steps, Transition):
         return _items(steps, gamma)
@@ -212,23 +211,23 @@ def to_transitions(
 
 
 def from_trajectory(trajectory: Frames, *, time_major: bool = True) -> Trajectory:
-    """Turns T + 1 frames of TF-Agents into T steps, as of autoreset NEXT_STEP.
+    """Converts T + 1 frames of TF-Agents to T steps in the form of autoreset NEXT_STEP.
 
-    Boundary frames become invalid rows. An episode that ends with a discount of 0 terminates, with
-    any other it is truncated; discounts themselves are not kept.
+    Boundary frames become invalid rows. An end with discount 0 is a termination, any other end a
+    truncation; the discounts themselves are dropped.
 
     Args:
       trajectory: A TF-Agents Trajectory `[B, T + 1, ...]` with its boundary frames, of tensors or
-        of NumPy arrays.
+        NumPy arrays.
       time_major: False for leaves `[B, T, ...]`.
 
     Returns:
-      A trajectory, leaves `[T, B, ...]`, of the same kind of arrays. Policy info is its
+      A trajectory, leaves `[T, B, ...]`, of the same kind of arrays. Policy info becomes
       `policy_extras`; `env_extras` is None.
 
     Raises:
-      UserError: For fewer than two frames; for an end behind which no boundary frame stands (not
-        inside a `tf.function`).
+      UserError: For fewer than two frames; for an end without a boundary frame (not checked inside
+        a `tf.function`).
     """
     _check_frames(trajectory)
     steps = steps_of(trajectory)
@@ -236,7 +235,7 @@ def from_trajectory(trajectory: Frames, *, time_major: bool = True) -> Trajector
 
 
 def steps_of(trajectory: Frames) -> Trajectory:
-    """Turns frames `[B, T + 1, ...]` into rows `[B, T, ...]`, each as it stands; see above."""
+    """Converts frames `[B, T + 1, ...]` to rows `[B, T, ...]`; see `from_trajectory`."""
     now = tf.nest.map_structure(lambda x: x[:, :-1], trajectory)
     after = tf.nest.map_structure(lambda x: x[:, 1:], trajectory.observation)
     valid = now.step_type != LAST
@@ -282,16 +281,16 @@ def _pair(
 
 
 def _begins(steps: Trajectory, first: Any) -> Any:
-    """Whether row 0 begins an episode, bool [B]."""
+    """Returns whether row 0 begins an episode, bool [B]."""
     if first is None:
         length = (steps.env_extras or {}).get("episode_length")
-        # It counts the row's own step.
+        # The length includes the row's step.
         first = False if length is None else length[0] == 1
     return steps.valid[0] & first
 
 
 def _step_types(steps: Trajectory, begins: Any) -> Any:
-    """Step types of rows, int32 [T, B]; `begins` [B] of row 0."""
+    """Returns the step types of rows, int32 [T, B]; `begins` [B] is for row 0."""
     over = ~steps.valid | steps.termination | steps.truncation
     begins = _concat([begins[None], over[:-1]])
     return _where(steps.valid, _where(begins, FIRST, MID), LAST)
@@ -346,7 +345,7 @@ def _check_frames(trajectory: Frames) -> None:
 
 
 def _known(x: Any) -> np.ndarray | None:
-    """The value of an array or of an eager tensor; None while tracing."""
+    """Returns the value of an array or an eager tensor; None while tracing."""
     return tf.get_static_value(x) if tf.is_tensor(x) else np.asarray(x)
 
 
@@ -363,13 +362,13 @@ def _concat(parts: list[Any]) -> Any:
 
 
 def _with_last(nest: Nest, after: Nest = None) -> Nest:
-    """Rows [T, ...] and behind them the last row of `after`, or of `nest` again."""
+    """Appends to rows [T, ...] the last row of `after`, by default of `nest`."""
     after = nest if after is None else after
     return tf.nest.map_structure(lambda x, y: _concat([x, y[-1:]]), nest, after)
 
 
 def _padded(nest: Nest, value: float) -> Nest:
-    """Rows [T, ...] and behind them one of a single value."""
+    """Appends to rows [T, ...] a row of a single value."""
     return tf.nest.map_structure(
         lambda x: _concat([x, _zeros_like(x[-1:]) + np.asarray(value).astype(_dtype(x))]), nest
     )
@@ -380,7 +379,7 @@ def _dtype(x: Any) -> Any:
 
 
 def _swapped(nest: Nest) -> Nest:
-    """Exchanges the two leading axes of every leaf."""
+    """Swaps the two leading axes of every leaf."""
 
     def swap(x: Any) -> Any:
         if not tf.is_tensor(x):
@@ -391,7 +390,7 @@ def _swapped(nest: Nest) -> Nest:
 
 
 def _merged(x: Any) -> Any:
-    """Makes one axis of the two leading ones."""
+    """Merges the two leading axes."""
     if not tf.is_tensor(x):
         return np.reshape(x, (-1, *x.shape[2:]))
     return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
