@@ -18,5 +18,5 @@ def counted_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
       fn: A method or a closure, for one `tf.function`.
     """
     own = functools.partial(fn)
-    own.__name__ = getattr(fn, "__name__", type(fn).__name__)  # type: ignore[attr-defined]  # graphs go on with its name
+    own.__name__ = getattr(fn, "__name__", type(fn).__name__)  # type: ignore[attr-defined]  # graphs keep its name
     return own

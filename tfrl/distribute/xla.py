@@ -70,7 +70,7 @@ def walk(graph: Any) -> list[Problem]:
       graph: A FuncGraph.
 
     Returns:
-      The problems; an inner function's come before those of the op that calls it.
+      The problems; an inner function's problems come before the problems of the op that calls it.
     """
     problems: list[Problem] = []
     for path, op in operations(graph):

@@ -138,7 +138,7 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
 
 
 def forget_parameters(server: Any) -> None:
-    """Empties the table of parameters: a checkpoint may have those of a run that has ended.
+    """Empties the table of parameters: a checkpoint may have parameters of an ended run.
 
     Args:
       server: A `ReverbServer` with the tables of a distributed run.

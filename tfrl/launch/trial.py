@@ -114,7 +114,7 @@ def _redirect(log: int) -> int:
 
 
 def _check_names(space: SearchSpace) -> None:
-    """Checks that every binding of a space exists; the trials check those of functions."""
+    """Checks that every binding of a space exists; the trials check bindings from functions."""
     for key in space.entries or {}:
         name = key.rpartition("/")[2]
         if "." in name:
@@ -188,7 +188,7 @@ class _Outcome:
         value = summary.get(_METRIC)
         if value is None:
             return self.ended("FAIL", "failed: its final return is not finite")
-        # Stores the bindings: those of a function are not the trial's parameters.
+        # Stores the bindings: a function's bindings are not the trial's parameters.
         self._trial.set_user_attr("bindings", lines)
         with studies.locked(self._options.root):
             self._study.tell(self._trial, float(value))

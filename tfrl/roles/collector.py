@@ -374,7 +374,7 @@ class RolloutCollector(Collector):
         self._last_request = 0
 
     def next_parameters(self) -> Published:
-        """Returns the newest parameters; for a synchronous learner those of its next request."""
+        """Returns the newest parameters; with a synchronous learner, waits for its next request."""
         newest = self.parameters.newest()
         if not newest.request:  # reads again: parameters may be learner steps old already
             return self.parameters.refresh(self.end_if_asked)

@@ -246,7 +246,7 @@ class Subscriber:
             published = None
             try:
                 self._known, published = self._read(self._known)
-            except BaseException as error:  # noqa: BLE001  (told by `newest`)
+            except BaseException as error:  # noqa: BLE001  (raised by `newest`)
                 if self._ending.is_set():
                     return
                 self._error = error

@@ -263,7 +263,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
 
 
 def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:
-    """Returns the transitions per item: `block_size` if set, or those of a rollout if uniform.
+    """Returns the transitions per item: `block_size` if set, else up to a rollout's if uniform.
 
     Each transition of a batch comes from another block, so the table must have more blocks than
     that. Sampling reads the whole block for one transition, so a block must have few bytes.

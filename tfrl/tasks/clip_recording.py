@@ -92,7 +92,7 @@ def clip_options(
 
 
 class ClipPlayer:
-    """Plays one episode in an environment, with samples like those of `iter_samples`.
+    """Plays one episode in an environment, with samples as from `iter_samples`.
 
     Attributes:
       fps: The environment's frames per second.

@@ -19,7 +19,7 @@ from tfrl.tasks.task import CallForms, RLTask, call_forms, check_trainable, trai
 from tfrl.tasks.training_state import TrainingState
 from tfrl.types import AgentState, Nest
 
-# Metrics of an update beside those of `compute_loss`.
+# Metrics of an update beside the metrics of `compute_loss`.
 OWN_METRICS = ("loss", "gradient_norm", "finite")
 _GROUP = "model"
 # Prefix that separates a task's metrics from the Learner's.

@@ -109,7 +109,7 @@ class ReplayDataset:
         return self.samples.sample_batch(self._batch_size, *self._clip)
 
     def as_dataset(self) -> tf.data.Dataset:
-        """Returns an infinite dataset of batches like those of `draw`, as tensors.
+        """Returns an infinite dataset of batches as from `draw`, as tensors.
 
         Raises:
           UserError: No stored trajectory is long enough. (If that happens later, the iterator

@@ -218,7 +218,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
 
         Args:
           num_updates: Updates since the collection, including this one.
-          metrics: The update's metrics: `loss`, `gradient_norm`, and those of `compute_loss`,
+          metrics: The update's metrics: `loss`, `gradient_norm`, and metrics of `compute_loss`,
             scalar tensors.
         """
         return num_updates >= self.config.num_update_steps
@@ -429,7 +429,7 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
             (`metadata["render_fps"]`, 30 without one).
           return_images: Whether to return the frames; None for yes, unless the clip is saved or
             shown in TensorBoard.
-          return_states: Whether to return the samples, like those of `iter_samples`.
+          return_states: Whether to return the samples, as from `iter_samples`.
           writer: The encoder of the file: "ffmpeg" (imageio-ffmpeg; Pillow for .gif), "matplotlib"
             or "opencv" (.mp4). A `tf.summary` writer is taken as `summary_writer`, for one release.
           standardize_images: Whether the returned frames are uint8 `[T + 1, H, W, 3]`, RGB, with

@@ -153,7 +153,7 @@ class ERLWorkflow(Workflow):
           learning_starts: Env steps before the first learner step.
           learner_config: Learning rate and gradient clipping; the default is 3e-4 and none.
           check_numerics: "off", "skip" or "raise", see `Learner`.
-          eval_env: The environments to evaluate on; by default those of `env`.
+          eval_env: The environments to evaluate on; by default the task of `env`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph", "eager", or a dict of them by stage: play (the episodes),
             update (one learner step). "auto" times graph against XLA.

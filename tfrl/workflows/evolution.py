@@ -119,7 +119,7 @@ class EvolutionWorkflow(Workflow):
             members' observations, or statistics of a "fixed" batch of random play; else "none".
           max_episode_steps: Steps after which episodes are truncated; None for the environment's
             limit.
-          eval_env: The environments to evaluate on; by default those of `env`.
+          eval_env: The environments to evaluate on; by default the task of `env`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
           iterations_per_call: Generations per compiled call; None for calls of half a second.

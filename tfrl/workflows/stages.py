@@ -19,8 +19,8 @@ MODES = ("xla", "graph", "eager")
 
 # A mode must be faster by this factor: a choice near the tie would differ from run to run.
 _MARGIN = 1.15
-# Timing stops after so many seconds for each mode, and so many rounds. Each mode is timed over 6
-# calls a round, so that an update that runs every 2 or 3 steps counts equally.
+# Timing stops after this time for each mode, and this number of rounds. Each mode is timed over 6
+# calls per round, so that an update that runs every 2 or 3 steps counts equally.
 _TIMING_ROUNDS = 3
 _TIMING_SECONDS = 0.1
 _TURN_CALLS = 6

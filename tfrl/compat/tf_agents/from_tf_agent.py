@@ -294,8 +294,8 @@ def from_tf_agent(
     Args:
       make_agent: A function `(time_step_spec, action_spec)` that returns a TFAgent, or a TFAgent.
       learns_from: "replay" (items, or sequences for a network with a memory) or "rollout" (its own
-        experience); None for the default: PPO and REINFORCE learn from rollouts, others from
-        replay.
+        experience); None for the default: PPO and REINFORCE learn from rollouts, TF-Agents' other
+        agents from replay.
       gamma: The factor by which its losses multiply discounts; None for the agent's gamma.
       n_step: Steps of an item of the replay buffer; None for the agent's number.
       obs_spec: The nest of specs of one observation; None if a workflow passes it.

@@ -72,7 +72,7 @@ class MAPElites(PopulationSearch):
         )
         return MAPElitesState(population=self.first_population(mean, key), archive=archive)
 
-    def tell(  # type: ignore[override]  # the descriptors are what the search is about
+    def tell(  # type: ignore[override]  # the search needs descriptors
         self,
         state: EvoState,
         fitness: tf.Tensor,

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfrl.types import Sequences, Transition
 
-# A writer resends an item with the same key as soon as it has reconnected. At most so many items of
-# other writers may come between.
+# A writer resends an item with the same key as soon as it has reconnected. This is the most items
+# of other writers in between.
 _WINDOW = 2**16
 
 

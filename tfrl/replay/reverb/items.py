@@ -128,7 +128,7 @@ def sequence_plan(
 class Columns:
     """Splits trajectories into columns, `{path: array [T, B, ...]}`, and checks them.
 
-    Paths are those of `struct.paths`: `obs`, `action`, `policy_extras/log_prob`, ...
+    Paths come from `struct.paths`: `obs`, `action`, `policy_extras/log_prob`, ...
     """
 
     def __init__(self, replay: "ReverbReplay"):

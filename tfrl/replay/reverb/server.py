@@ -164,8 +164,8 @@ class ReverbServer:
           max_to_keep: The number of checkpoints to keep in `checkpoint_dir`.
           restore_from: A checkpoint of `save`, in place of the newest of `checkpoint_dir`.
           log: Takes lines about damaged and failed checkpoints; by default `warnings.warn`.
-          on_checkpoint: Called with the folder of each finished checkpoint in `checkpoint_dir`, in
-            another thread for those of `checkpoint_interval`.
+          on_checkpoint: Called with the folder of each finished checkpoint in `checkpoint_dir`;
+            checkpoints of `checkpoint_interval` call it in another thread.
 
         Raises:
           UserError: The port is in use; the folder cannot be written or is in use; none of its

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 # The most unconfirmed items of a writer, and the number that a regular flush leaves: it need not
 # wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
 MOST_PENDING, LEFT_PENDING = 40, 20
-# Observations of at least so many bytes are written in chunks of a fixed length, with these most
-# steps. Reverb would tune the length by the confirmed items, and short chunks of frames take more
-# memory. A sequence needs whole chunks; an n-step item needs two observations of its chunks.
+# Observations of at least this size in bytes are written in chunks of a fixed length, up to these
+# numbers of steps for sequences and n-step items. Reverb would tune the length by the confirmed
+# items, and short chunks of frames take more memory. A sequence uses whole chunks; an n-step item
+# uses two observations of its chunks.
 _FRAME_BYTES, _SEQUENCE_CHUNK, _ITEM_CHUNK = 1024, 16, 2
 _SQUEEZED = [True]  # for the one column of a packed item
 
