@@ -205,8 +205,8 @@ class TFAgentModule(Agent):
           key: int32 [2].
 
         Returns:
-          `loss`, and the means of the agent's other metrics. REINFORCE takes no step if no episode
-          ends: then all metrics are 0, and `no_episode_end` is 1.
+          `loss`, and the means of the agent's other metrics. If no episode ends, REINFORCE takes no
+          step: all metrics are then 0, and `no_episode_end` is 1.
         """
         plain = undecorated(self.logic.agent)
         with plain, self.logic.variables.stand_for(state), drawn_from(key), unchecked():
