@@ -160,7 +160,7 @@ class KerasModule(Module):
         initialisers by the key.
       model: A model, in place of `model_fn`; `init` then starts from its present weights.
       loss_fn: A function `(batch, outputs)` that returns a scalar, a loss for each row `[N]` (the
-        mean over the rows that count by `mask`, `loss_mask` and `seq_lens` is taken), or one of
+        mean over the valid rows by `mask`, `loss_mask` and `seq_lens` is taken), or one of
         these and metrics `{name: scalar}`; or a loss of Keras or its name, of the columns `y` and
         the outputs; or None for a model that is not trained.
       spec: The nest of specs of one input; None to take it from a model that knows its inputs.
@@ -227,7 +227,7 @@ class KerasModule(Module):
         return self.network.apply(params[_GROUP], x)
 
     def loss(self, params: dict[str, Any], batch: Nest, outputs: Any, key: tf.Tensor) -> LossResult:
-        """Computes the loss, the mean over the rows that count."""
+        """Computes the loss, the mean over the valid rows."""
         mask = counted(batch)
         mask = None if mask is None else tf.cast(mask, tf.bool)
         if self.keras_loss is not None:

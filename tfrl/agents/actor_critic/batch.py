@@ -26,7 +26,7 @@ class PolicyBatch(struct.Struct):
       advantage: float32 `[N]`.
       value_target: float32 `[N]`.
       value: float32 `[N]`, V(o_t) when the rows were collected.
-      mask: bool `[N]`, the rows that count, or None for all.
+      mask: bool `[N]`, the valid rows, or None for all.
       state_in: The recurrent state before a sequence, leaves `[S, ...]`, or None.
       starts: bool `[S, T]`, the steps that are the first of an episode, or None for none.
     """

@@ -53,7 +53,7 @@ def actor_loss(value: tf.Tensor, mask: Any = None) -> tf.Tensor:
 
     Args:
       value: float32 [N], as a function of the actor's parameters.
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.
@@ -76,7 +76,7 @@ def temperature_loss(
       log_alpha: float32 scalar.
       entropy: float32 [N], or minus the log-probability of a sampled action; no gradient.
       target_entropy: Nats, a number or float32 [N].
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.

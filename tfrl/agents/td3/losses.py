@@ -39,7 +39,7 @@ def actor_loss(q: tf.Tensor, mask: Any = None) -> tf.Tensor:
 
     Args:
       q: float32 [N], as a function of the actor's parameters.
-      mask: bool [N], True where a row counts, or None.
+      mask: bool [N], True for valid rows, or None.
 
     Returns:
       float32 scalar.

@@ -20,7 +20,7 @@ Nest = Any
 class Batch(Connector):
     """Concatenates the rows (or sequences) of a module's episodes: `{module_id: {column: nest}}`.
 
-    Every batch has a bool column `mask`, of the rows that count.
+    Every batch has a bool column `mask`, of the valid rows.
     """
 
     def __call__(
