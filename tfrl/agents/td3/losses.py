@@ -18,7 +18,7 @@ def smoothed(action: tf.Tensor, key: tf.Tensor, sigma: float, clip: float) -> tf
       action: float32 [N, D] in [-1, 1].
       key: int32 [2].
       sigma: Standard deviation of the noise; 0 for none.
-      clip: Its largest size.
+      clip: Clipping bound of the noise.
 
     Returns:
       float32 [N, D] in [-1, 1].
