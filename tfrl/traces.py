@@ -1,9 +1,9 @@
 """Compiled functions that belong to logic: traced once for all states of equal logic.
 
-A function is traced where it is first called, with the variables of that state as captured inputs.
-For another state the same trace is called with the handles of that state's variables in their
-place: TensorFlow looks at nothing but the handles, which costs less than to look at variables given
-as arguments, and what captures variables of its own (a Keras optimizer) needs no other form.
+The first call traces a function, with that state's variables as captured inputs. A call for another
+state passes the handles of that state's variables instead. TensorFlow then only processes handles,
+which is faster than variables as arguments, and objects that capture their own variables (a Keras
+optimizer) need no changes.
 """
 
 import collections
@@ -23,35 +23,35 @@ from tfrl import tf_private
 
 Variables = Mapping[str, tf.Variable]
 
-# So many logics keep what was traced for them; the least recently used is forgotten.
+# Number of logics with cached traces; the least recently used is evicted.
 _KEPT = 32
 _all: collections.OrderedDict[Hashable, "Traces"] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
 class Traces:
-    """What has been traced for one logic.
+    """The traces of one logic.
 
     Attributes:
       functions: `{name: TracedFunction}`.
-      notes: What tracing has found out: names of metrics, compile modes.
+      notes: Facts found by tracing: names of metrics, compile modes.
     """
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts without traces."""
         self.functions: dict[Hashable, TracedFunction] = {}
         self.notes: dict[Hashable, Any] = {}
 
     def bound(
         self, name: Hashable, make: Callable[[], Any], args: Any, variables: Variables
     ) -> "BoundFunction":
-        """Returns a function over the variables of a state, traced if it was not before.
+        """Returns a function over the variables of a state; traces it at the first call.
 
         Args:
-          name: Of the function, with all that its trace depends on beside the logic.
-          make: Makes the `tf.function`, over these variables, where there is no trace yet.
+          name: The function's name, with everything besides the logic that its trace depends on.
+          make: Makes the `tf.function` over these variables if there is no trace.
           args: Arguments for the trace.
-          variables: All variables that it may use, by path.
+          variables: All variables that the function may use, by path.
         """
         name = (name, specs_of(args))
         traced = self.functions.get(name)
@@ -64,7 +64,7 @@ class Traces:
 
 
 def traces_of(key: Hashable) -> Traces:
-    """Returns what has been traced for the logic of a key, see `logic_key`."""
+    """Returns the traces for a `logic_key`."""
     with _lock:
         traces = _all.setdefault(key, Traces())
         _all.move_to_end(key)
@@ -74,13 +74,13 @@ def traces_of(key: Hashable) -> Traces:
 
 
 def forget_all() -> None:
-    """Traces anew from here on."""
+    """Removes all cached traces."""
     with _lock:
         _all.clear()
 
 
 class TracedFunction:
-    """A trace, and which variable is behind each of its captured inputs."""
+    """A trace, and the path of the variable behind each captured input."""
 
     def __init__(self, function: Any, args: Any, variables: Variables):
         """Traces.
@@ -94,7 +94,7 @@ class TracedFunction:
         paths = {id(handle): place for place, handle in _handles(variables).items()}
         self._captured = list(self._concrete.captured_inputs)
         self._places = [paths.get(id(x)) for x in self._captured]
-        # Anything else may belong to the state too: a constant that was made of a seed, a table.
+        # Other captures may belong to the state too: a constant from a seed, a table.
         self.is_shareable = None not in self._places
         if self.is_shareable:
             for variable, handle in _owners(variables, set(self._places)):
@@ -114,11 +114,11 @@ class BoundFunction:
     """A trace over the variables of one state."""
 
     def __init__(self, concrete: Any, captured: list[tf.Tensor]):
-        """Takes a concrete function, and what stands in the place of its captured inputs."""
+        """Takes a concrete function and replacements for its captured inputs."""
         self._concrete, self._captured = concrete, captured
 
     def __call__(self, *args: Any) -> Any:
-        """Calls it with arguments of the form that was traced."""
+        """Calls it with arguments of the traced structure."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         return self.flat([x for x in leaves if tf.is_tensor(x)])
 
@@ -127,19 +127,19 @@ class BoundFunction:
         return tf_private.call_flat(self._concrete, leaves, self._captured)
 
     def direct(self) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-        """Returns `flat` of a function of lists, without TensorFlow's checks of each tensor."""
+        """Returns `flat` without TensorFlow's checks of each tensor, for functions of lists."""
         return tf_private.direct_call(self._concrete, self._captured)
 
 
 def specs_of(args: Any) -> Hashable:
-    """Returns what tells the forms of arguments apart: their structure, shapes and dtypes."""
+    """Returns a key of the arguments' structure, shapes and dtypes."""
     leaves = tf.nest.flatten(args, expand_composites=True)
     form = tf.nest.map_structure(lambda x: 0, args, expand_composites=True)
     return str(form), tuple((str(x.shape), x.dtype) if hasattr(x, "dtype") else x for x in leaves)
 
 
 def _handles(variables: Variables) -> dict[str, Any]:
-    """The handles of variables by path; of a variable of several replicas there are several."""
+    """The handles of variables by path; a variable of several replicas has several."""
     handles = {}
     for path, variable in variables.items():
         several = getattr(variable, "values", None)
@@ -155,7 +155,7 @@ def _owners(variables: Variables, places: set[Any]) -> list[tuple[Any, Any]]:
 
 
 def _empty_with(variable: Any, handle: Any) -> None:
-    """Frees the memory behind a handle with its variable: the trace goes on holding the handle."""
+    """Frees a handle's memory together with its variable, since the trace keeps the handle."""
 
     def empty() -> None:
         with tf.init_scope():
@@ -167,7 +167,7 @@ def _empty_with(variable: Any, handle: Any) -> None:
 
 
 class _Same:
-    """Equal to another one of the same object; that object may end meanwhile."""
+    """Equal to another `_Same` of the same object; holds it weakly."""
 
     def __init__(self, value: Any):
         self._hash = id(value)
@@ -185,10 +185,10 @@ class _Same:
 
 
 def logic_key(value: Any) -> Hashable:
-    """Returns what is equal for objects of equal logic: of equal fields, items and functions.
+    """Returns a key that is equal for objects of equal logic (fields, items, functions).
 
-    An object with a method `logic` is what that returns. Objects that do not say when they are
-    equal are so only to themselves.
+    For an object with a method `logic`, its result is the key. Objects without a definition of
+    equality equal only themselves.
     """
     if value is None or isinstance(value, str | bytes | numbers.Number):
         return type(value), repr(value)  # 1, 1.0 and True are equal

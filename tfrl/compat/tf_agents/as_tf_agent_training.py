@@ -370,7 +370,7 @@ class OnPolicyTraining(Training):
         }
 
     def steps_in(self, rows: Nest) -> tf.Tensor:
-        """The rows that count."""
+        """The valid rows."""
         return tf.cast(valid_rows(rows), tf.int64)
 
     def observe(self, state: AgentState, seen: Nest) -> AgentState:
