@@ -1,7 +1,7 @@
-"""All that the library uses of TensorFlow's private parts; nothing else imports them.
+"""The library's uses of TensorFlow's private API; no other module imports it.
 
-TensorFlow may change these in any minor version. `tests/test_tf_private.py` has a test of each, so
-that a version that does fails there, by the name of what it has changed.
+TensorFlow may change it in any minor version. `tests/test_tf_private.py` tests each use, so that an
+incompatible version fails there, by the name of the change.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.saved_model import nested_structure_coder
 
-# The spec of which `tfrl.specs.BoundedTensorSpec` is a subclass.
+# The base class of `tfrl.specs.BoundedTensorSpec`.
 BoundedTensorSpec = tensor_spec.BoundedTensorSpec
-# Here `tf.random.uniform` and the like find the operations that draw from a global state.
+# The module with the raw operations of `tf.random.uniform` and others, which have a global state.
 random_ops = gen_random_ops
 
 
@@ -29,7 +29,7 @@ random_ops = gen_random_ops
 
 
 def in_xla(graph: Any) -> bool:
-    """Whether XLA compiles a graph that is being traced, or one around it."""
+    """Whether XLA compiles the graph being traced, or a graph around it."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
@@ -39,12 +39,12 @@ def is_control_flow(graph: Any) -> bool:
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """Returns the graph of a function of this name that a graph calls; None without one."""
+    """Returns the graph of the function `name` that a graph calls; None without one."""
     return getattr(graph._get_function(name), "graph", None)
 
 
 def remove_control_inputs(op: Any) -> None:
-    """Lets an operation wait for nothing but the tensors that it takes."""
+    """Makes an operation wait only for its input tensors."""
     op._remove_all_control_inputs()
 
 
@@ -57,24 +57,24 @@ def decode_structure(proto: Any) -> Any:
 
 
 def is_resource_variable(value: Any) -> bool:
-    """Whether a value is a variable with one handle, which is no strategy's."""
+    """Whether a value is a variable with one handle, not a variable of a strategy."""
     return isinstance(value, resource_variable_ops.ResourceVariable)
 
 
 def set_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
-    """Makes a variable read and write the memory of another."""
+    """Makes a variable read and write the memory of another variable."""
     variable._handle = handle
 
 
 class TracedValue:
-    """The value of one variable during a call that is traced.
+    """The value of one variable during the trace of a call.
 
-    Inside a graph every read of a variable goes through methods of the variable object, and so does
-    every assignment.
+    Inside a graph every read and every assignment of a variable goes through methods of the
+    variable object.
 
     Attributes:
-      value: As it is now.
-      methods: What replaces the variable's methods: reads return `value`, assignments change it.
+      value: The present value.
+      methods: Replacements of the variable's methods: reads return `value`, assignments change it.
     """
 
     def __init__(self, variable: tf.Variable, value: tf.Tensor):
@@ -102,14 +102,14 @@ class TracedValue:
 
 
 def call_flat(function: Any, tensors: Sequence[tf.Tensor], captured: list[tf.Tensor]) -> Any:
-    """Calls a concrete function, with other tensors in the place of those that it captured.
+    """Calls a concrete function with replaced captured inputs.
 
     Source: `ConcreteFunction._call_flat(arguments, captured_inputs)`.
 
     Args:
-      function: Concrete.
+      function: The concrete function.
       tensors: The tensors of its arguments.
-      captured: Like its `captured_inputs`.
+      captured: Tensors in the form of its `captured_inputs`.
     """
     return function._call_flat(list(tensors), captured)
 
@@ -119,7 +119,7 @@ def direct_call(
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """Returns a call of a concrete function of lists without TensorFlow's checks of each tensor.
 
-    Source: `AtomicFunction.call_flat` and `Context.call_function`; what they do besides concerns
+    Source: `AtomicFunction.call_flat` and `Context.call_function`, without their code for
     gradients, handles among the outputs, and calls inside a graph.
     """
     atomic = function._inference_function
@@ -139,7 +139,7 @@ def direct_call(
 
 
 def element_reader(iterator: Any) -> Callable[[], list[tf.Tensor]]:
-    """Returns a call that gives the next element's leaves of a dataset's iterator."""
+    """Returns a function that reads the leaves of the next element of a dataset's iterator."""
     types, shapes = iterator._flat_output_types, iterator._flat_output_shapes
     attributes = (
         *("output_types", [dtype.as_datatype_enum for dtype in types]),
@@ -159,12 +159,12 @@ def element_reader(iterator: Any) -> Callable[[], list[tf.Tensor]]:
 
 
 def has_started() -> bool:
-    """Whether TensorFlow's devices have started, after which they cannot be set up any more."""
+    """Whether TensorFlow's devices have started; they can no longer be configured then."""
     return context.context()._context_handle is not None
 
 
 def is_op_determinism_enabled() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` was called; it can only be set."""
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
     return bool(config.is_op_determinism_enabled())
 
 
@@ -174,8 +174,8 @@ def async_executor() -> Any:
 
 
 def call_within(chosen: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    """Calls `fn(*args)`, whose operations an executor of `async_executor` runs."""
-    # What `context.executor_scope` does, without the generator of a context manager.
+    """Calls `fn(*args)`; an executor of `async_executor` runs its operations."""
+    # Like `context.executor_scope`, without the generator of a context manager.
     ctx = context.context()
     before = ctx.executor
     ctx.executor = chosen

@@ -1,1 +1,1 @@
-"""What makes parts of this library parts of others, and those of others parts of this one."""
+"""Converts agents and environments between this library and others."""

@@ -1,4 +1,4 @@
-"""Environments of TF-Agents as the backend of a `HostEnv`."""
+"""TF-Agents' environments as the backend of a `HostEnv`."""
 
 import abc
 import dataclasses
@@ -37,10 +37,10 @@ from tfrl.types import Nest
 
 
 def own_limit(env: Any) -> int | None:
-    """Returns the steps after which an environment of TF-Agents truncates its episodes itself.
+    """Returns the step limit of a TF-Agents environment, or None.
 
-    TF-Agents' TimeLimit, gym's below a GymWrapper, and `max_episode_steps` of an environment that
-    says so are known; with wrappers that repeat actions between, episodes are shorter.
+    It finds TF-Agents' TimeLimit, gym's below a GymWrapper, and an attribute `max_episode_steps`.
+    With wrappers in between that repeat actions, episodes are shorter.
     """
     found = []
     while env is not None:
@@ -59,7 +59,7 @@ def own_limit(env: Any) -> int | None:
 
 
 def _gym_limits(env: Any) -> list[int]:
-    """The limits of gym's wrappers around an environment."""
+    """Returns the step limits of gym's wrappers around an environment."""
     from gym import Wrapper
     from gym.wrappers import TimeLimit as GymTimeLimit
 
@@ -72,7 +72,7 @@ def _gym_limits(env: Any) -> list[int]:
 
 
 def frames_per_second(env: Any) -> float:
-    """Frames per second as gym's environments tell them."""
+    """Returns the frames per second from the metadata of gym's environments."""
     metadata = getattr(env, "metadata", None)
     told = metadata.get("render_fps") if isinstance(metadata, dict) else None
     return float(told or Backend.render_fps)
@@ -83,7 +83,7 @@ _GYM_TRUNCATED = "TimeLimit.truncated"  # in the info of gym's own TimeLimit
 
 
 class Frames(NamedTuple):
-    """Time steps of a part, leaves of observations in the order of `tf.nest`."""
+    """The time steps of a part, with observation leaves in the order of `tf.nest`."""
 
     step_type: np.ndarray  # [B]
     reward: np.ndarray  # [B]
@@ -92,39 +92,39 @@ class Frames(NamedTuple):
 
 
 def frames(leaves: list[np.ndarray]) -> Frames:
-    """Makes frames of the leaves of time steps: three numbers, then observations."""
+    """Makes frames from the leaves of time steps: three numbers, then observations."""
     step_type, reward, discount, *obs = leaves
     return Frames(step_type, reward, discount, obs)
 
 
 def _leaves(time_step: Any) -> list[Any]:
-    """Step type, reward, discount, then the leaves of the observation."""
+    """Returns step type, reward, discount, then the leaves of the observation."""
     numbers = [time_step.step_type, time_step.reward, time_step.discount]
     return numbers + tf.nest.flatten(time_step.observation)
 
 
 class Part(abc.ABC):
-    """One environment object of TF-Agents, which is a batch of at least one.
+    """One environment object of TF-Agents, a batch of one or more environments.
 
     Attributes:
       name: The id, for messages.
-      num_envs: How many environments it has.
+      num_envs: The number of environments in the batch.
     """
 
     def __init__(self, name: str, env: Any, num_envs: int):
-        """Keeps the environment.
+        """Stores the environment.
 
         Args:
           name: The id, for messages.
           env: TF-Agents' environment.
-          num_envs: How many environments it has.
+          num_envs: The number of environments in the batch.
         """
         self.name, self.env, self.num_envs = name, env, num_envs
         self._action_spec = env.action_spec()
 
     @property
     def resets_rows(self) -> bool:
-        """Whether one environment can be reset while the others stand still."""
+        """Whether one environment can be reset without the others."""
         return self.num_envs == 1
 
     @abc.abstractmethod
@@ -145,21 +145,21 @@ class Part(abc.ABC):
         return [leaf[0] for leaf in self.reset().obs]
 
     def seed(self, seeds: np.ndarray) -> bool:
-        """Gives the environments their seeds, `[B]`; returns whether they take any."""
+        """Seeds the environments, `[B]`; returns whether they support seeds."""
         seed = getattr(self.env, "seed", None)
         return seed is not None and _implemented(seed, int(seeds[0]))
 
     def truncated(self, index: int) -> bool:
-        """Tells whether the end of an episode with discount 0 was a time limit of gym's."""
+        """Returns whether an episode's end with discount 0 was gym's time limit."""
         return False
 
     def render(self, index: int) -> Any:
-        """Draws environment `index`."""
+        """Renders environment `index`."""
         picture = np.asarray(self.env.render())
         return picture[index] if picture.ndim == 4 else picture
 
     def close(self) -> None:
-        """Frees the environment; those of TF-Agents' graph need not have a method for it."""
+        """Closes the environment; a TFEnvironment need not have `close`."""
         close = getattr(self.env, "close", None)
         if close is not None:
             close()
@@ -169,7 +169,7 @@ class SinglePart(Part):
     """A PyEnvironment without a batch axis."""
 
     def __init__(self, name: str, env: PyEnvironment):
-        """Keeps the environment."""
+        """Stores the environment."""
         super().__init__(name, env, 1)
 
     def reset(self) -> Frames:
@@ -180,7 +180,7 @@ class SinglePart(Part):
         """Takes a step, or starts an episode."""
         if first[0]:
             return self.reset()
-        # A copy: the environment may keep or change what it is given.
+        # A copy: the environment may keep or change its arguments.
         own = [np.array(leaf[0]) for leaf in action]
         return self._frames(self.env.step(tf.nest.pack_sequence_as(self._action_spec, own)))
 
@@ -188,7 +188,7 @@ class SinglePart(Part):
         return frames([np.asarray(x)[None] for x in _leaves(time_step)])
 
     def truncated(self, index: int) -> bool:
-        """Asks gym."""
+        """See `Part.truncated`; from gym's info."""
         return _told(self.env)
 
 
@@ -196,14 +196,14 @@ class BatchedPart(Part):
     """A PyEnvironment with a batch axis."""
 
     def __init__(self, name: str, env: PyEnvironment):
-        """Keeps the environment, and those that it is made of where they can be reached."""
+        """Stores the environment, and its single environments if they are accessible."""
         super().__init__(name, env, int(env.batch_size))
         known = isinstance(env, BatchedPyEnvironment | ParallelPyEnvironment)
         self._rows: Sequence[Any] = env.envs if known else ()
 
     @property
     def resets_rows(self) -> bool:
-        """Where its environments can be reached, or there is one only."""
+        """Whether the single environments are accessible, or there is only one."""
         return bool(self._rows) or self.num_envs == 1
 
     def reset(self) -> Frames:
@@ -211,7 +211,7 @@ class BatchedPart(Part):
         return self._frames(self.env.reset())
 
     def step(self, action: list[np.ndarray], first: np.ndarray) -> Frames:
-        """Takes a step; an environment of TF-Agents starts anew by itself after its last frame."""
+        """Takes a step; TF-Agents' environments reset themselves after the last time step."""
         own = [np.array(leaf) for leaf in action]
         seen = self._frames(self.env.step(tf.nest.pack_sequence_as(self._action_spec, own)))
         late = first & (seen.step_type != FIRST)
@@ -234,12 +234,12 @@ class BatchedPart(Part):
         """Starts an episode in one environment."""
         if not self._rows:
             return super().reset_row(index)
-        # TF-Agents' processes may hand time steps over as flat lists: observations come last.
+        # TF-Agents' processes may return time steps as flat lists: observations come last.
         leaves = tf.nest.flatten(self._rows[index].reset())
         return [np.asarray(x) for x in leaves[3:]]
 
     def seed(self, seeds: np.ndarray) -> bool:
-        """Gives each its seed where they can be reached, else the first seed to all of them."""
+        """Seeds each environment if they are accessible, else all with the first seed."""
         if isinstance(self.env, ParallelPyEnvironment):
             return _implemented(self.env.seed, [int(s) for s in seeds])
         if self._rows:
@@ -249,15 +249,15 @@ class BatchedPart(Part):
         return super().seed(seeds)
 
     def truncated(self, index: int) -> bool:
-        """Asks gym."""
+        """See `Part.truncated`; from gym's info."""
         return bool(self._rows) and _told(self._rows[index])
 
 
 class GraphPart(Part):
-    """A TFEnvironment: its operations are compiled into one call a step."""
+    """A TFEnvironment; its operations are compiled into one call per step."""
 
     def __init__(self, name: str, env: TFEnvironment):
-        """Keeps the environment."""
+        """Stores the environment."""
         super().__init__(name, env, int(env.batch_size))
         leaves = [
             tf.TensorSpec([self.num_envs, *leaf.shape.as_list()], leaf.dtype)
@@ -275,7 +275,7 @@ class GraphPart(Part):
         return self._frames(self._reset())
 
     def step(self, action: list[np.ndarray], first: np.ndarray) -> Frames:
-        """Takes a step; it starts anew by itself after its last frame."""
+        """Takes a step; the environment resets itself after the last time step."""
         own = [tf.constant(a, d) for a, d in zip(action, self._dtypes, strict=True)]
         seen = self._frames(self._step(*own))
         if self.num_envs == 1 and first[0] and seen.step_type[0] != FIRST:
@@ -291,13 +291,13 @@ def make_part(name: str, env: Any) -> Part:
 
     Args:
       name: The id, for messages.
-      env: A PyEnvironment or a TFEnvironment. A TFPyEnvironment is taken off its PyEnvironment.
+      env: A PyEnvironment or a TFEnvironment. A TFPyEnvironment is unwrapped to its PyEnvironment.
 
     Raises:
-      UserError: For anything else, and for a TFPyEnvironment that has a thread of its own.
+      UserError: For any other object, and for a TFPyEnvironment with a separate thread.
     """
     if isinstance(env, TFPyEnvironment):
-        # It hands unknown attributes on to the PyEnvironment: ask its own dict.
+        # It delegates unknown attributes to the PyEnvironment: read its own dict.
         if env.__dict__["_pool"] is not None:
             raise UserError(
                 name,
@@ -320,7 +320,7 @@ def make_part(name: str, env: Any) -> Part:
 
 
 def _implemented(seed: Any, *args: Any) -> bool:
-    """Calls a method; tells whether it is implemented."""
+    """Calls a method; returns whether it is implemented."""
     try:
         seed(*args)
     except NotImplementedError:
@@ -329,7 +329,7 @@ def _implemented(seed: Any, *args: Any) -> bool:
 
 
 def _told(env: Any) -> bool:
-    """What gym's TimeLimit tells of the last step; TF-Agents' GymWrapper forgets it."""
+    """Returns whether gym's TimeLimit ended the last step; TF-Agents' GymWrapper drops this."""
     ask = env.call("get_info") if isinstance(env, ProcessPyEnvironment) else env.get_info
     try:
         info = ask()
@@ -344,14 +344,14 @@ _NUMBERS = ("step_type", "reward", "discount")
 
 @dataclasses.dataclass(frozen=True)
 class TimeStepSource:
-    """What a batch is made from.
+    """The arguments of a batch of environments.
 
     Attributes:
       name: The id, for messages.
-      make: Makes an environment; given the number of environments where it `takes_size`.
+      make: Makes an environment; called with the number of environments if `takes_size`.
       takes_size: Whether `make` has the argument `num_envs`.
-      limit: As `make_env`'s `max_episode_steps`.
-      action_mask: Where the mask is, or None.
+      limit: `max_episode_steps` of `make_env`.
+      action_mask: The place of the action mask, or None.
     """
 
     name: str
@@ -364,15 +364,15 @@ class TimeStepSource:
 class TFAgentsBackend(Backend):
     """Steps environments of TF-Agents, one object after another.
 
-    The last frame of an episode terminates it where its discount is 0, and truncates it otherwise.
+    The last time step of an episode is a termination if its discount is 0, else a truncation.
     """
 
     def __init__(self, source: TimeStepSource, num_envs: int, autoreset: Autoreset):
         """Makes the environments.
 
         Args:
-          source: What makes them.
-          num_envs: How many (B).
+          source: The source of the environments.
+          num_envs: The number of environments (B).
           autoreset: NEXT_STEP or SAME_STEP.
         """
         self.name, self.num_envs, self.autoreset = source.name, num_envs, autoreset
@@ -390,7 +390,7 @@ class TFAgentsBackend(Backend):
         self._seeded, self._told = True, False
 
     def _make(self) -> None:
-        """Makes as many environments as are needed; each may itself be a batch."""
+        """Makes the needed number of environments; each may itself be a batch."""
         source, size = self._source, self.num_envs
         kwargs = {"num_envs": size} if source.takes_size else {}
         part = make_part(self.name, source.make(**kwargs))
@@ -447,7 +447,7 @@ class TFAgentsBackend(Backend):
         self.render_fps = frames_per_second(env)
 
     def _set_limit(self, own: int | None) -> None:
-        """Sets the limit that is kept here; the environments' own stands below it."""
+        """Sets the step limit of the backend, at most the environments' own limit."""
         given = self._source.limit
         if given is not None and own is not None and not 0 < given <= own:
             raise UserError(
@@ -463,7 +463,7 @@ class TFAgentsBackend(Backend):
     # Steps.
 
     def reset(self, seeds: np.ndarray) -> Step:
-        """Gives the environments their seeds, where they take any, and starts episodes."""
+        """Seeds the environments, if they support it, and starts episodes."""
         begin = 0
         frames = []
         for part in self._parts:
@@ -486,7 +486,7 @@ class TFAgentsBackend(Backend):
         return Step(self._obs(joined), np.zeros(self.num_envs, np.float32), none, none)
 
     def send(self, action: Nest) -> None:
-        """Keeps the actions."""
+        """Stores the actions for `receive`."""
         self._action = self._copy_action(action)
 
     def receive(self) -> Step:
@@ -511,7 +511,7 @@ class TFAgentsBackend(Backend):
         return Step(obs, reward, termination, truncation, final)
 
     def _called(self, call: str, fn: Callable[..., Frames], *args: Any) -> Frames:
-        """Calls an environment; what it raises is told as its own."""
+        """Calls an environment; reports its errors as the environment's."""
         try:
             return fn(*args)
         except UserError:
@@ -521,7 +521,7 @@ class TFAgentsBackend(Backend):
             raise env_error(error, thing, "Repeat it by the same command.") from error
 
     def _ends(self, frames: Frames, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tells ends by the task from those by a limit, and counts steps."""
+        """Returns termination and truncation, and counts steps."""
         self._lengths = np.where(first, 0, self._lengths + 1)
         last = frames.step_type == LAST
         termination = last & (frames.discount == 0)
@@ -539,7 +539,7 @@ class TFAgentsBackend(Backend):
         return termination, truncation
 
     def _check_over(self, over: np.ndarray) -> None:
-        """Refuses to end episodes in a batch whose rows cannot be reset."""
+        """Raises if episodes must end in a batch whose rows cannot be reset."""
         if over.any() and not self._parts[0].resets_rows:
             raise UserError(
                 f"max_episode_steps of {self.name}",
@@ -560,7 +560,7 @@ class TFAgentsBackend(Backend):
         return self._obs(frames._replace(obs=new))
 
     def _join(self, frames: list[Frames]) -> Frames:
-        """Puts the rows of all environments together."""
+        """Concatenates the rows of all environments."""
         leaves = [len(f.obs) for f in frames]
         wanted = len(tf.nest.flatten(self._seen_spec))
         if any(n != wanted for n in leaves):
@@ -598,7 +598,7 @@ class TFAgentsBackend(Backend):
                 "nowhere else; PyEnvironment(handle_auto_reset=True) does so.",
             )
 
-    # The rest.
+    # Other methods.
 
     def copy(
         self, num_envs: int, render: bool = False, autoreset: Autoreset | None = None
@@ -610,7 +610,7 @@ class TFAgentsBackend(Backend):
         return TFAgentsBackend(self._source, num_envs, mode)
 
     def render(self, index: int) -> np.ndarray:
-        """Draws environment `index` as it is now, uint8 RGB `[H, W, 3]`."""
+        """Renders environment `index`, uint8 RGB `[H, W, 3]`."""
         for part in self._parts:
             if index < part.num_envs:
                 break
@@ -621,7 +621,7 @@ class TFAgentsBackend(Backend):
         return np.array(picture, np.uint8)
 
     def close(self) -> None:
-        """Frees the environments; a second call does nothing."""
+        """Closes the environments; a second call has no effect."""
         parts, self._parts = self._parts, []
         for part in parts:
             part.close()

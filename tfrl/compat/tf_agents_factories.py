@@ -1,6 +1,6 @@
 """TF-Agents' agents as agents of this library, from plain numbers, for gin files.
 
-TF-Agents is imported when one is made, and not before: it takes seconds.
+TF-Agents is imported only when an agent is created, since the import takes seconds.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from tfrl.types import Nest
 
 
 def _adam(rate: Any, counter: tf.Variable) -> Any:
-    """TensorFlow's fused Adam at a rate that may follow the training steps."""
+    """Returns TensorFlow's fused Adam; its rate may follow the training steps."""
     schedule = make_schedule(rate)
     constant = isinstance(rate, int | float)
     return tf.compat.v1.train.AdamOptimizer(rate if constant else lambda: schedule(counter))
@@ -34,13 +34,13 @@ class _Rate(keras.api.optimizers.schedules.LearningRateSchedule):
 
 
 def _keras_adam(rate: Any) -> Any:
-    """Keras' Adam, which PPO asks for."""
+    """Returns Keras' Adam, which PPO requires."""
     rate = rate if isinstance(rate, int | float) else _Rate(rate)
     return keras.api.optimizers.Adam(rate, jit_compile=False)
 
 
 def _following(value: Any, counter: tf.Variable) -> Any:
-    """A number, or a function of no arguments that follows the training steps."""
+    """Returns a number, or a function without arguments that follows the training steps."""
     schedule = make_schedule(value)
     return value if isinstance(value, int | float) else lambda: schedule(counter)
 
@@ -76,18 +76,19 @@ def make_dqn(
       obs_spec: The nest of specs of one observation.
       action_spec: The spec of one Discrete action.
       hidden: Units of the layers of the Q-network.
-      learning_rate: Of Adam: a number, or a schedule over training steps.
+      learning_rate: Adam's learning rate: a number, or a schedule over training steps.
       discount: gamma.
       n_step: Steps of an item.
       epsilon: The share of random actions: a number, or a schedule over training steps.
-      double: Whether the network that learns chooses the action that the target network judges.
-      tau: The share of the way that the target network goes when it moves; 1 for a copy.
-      target_every: Training steps between its moves.
-      obs_scale: What the elements of the observation are multiplied by, for the network; None
-        leaves them as they are. TF-Agents' DQN has no running statistics.
-      grad_clip: The greatest norm of each gradient; None for any.
-      loss: Of a TD error: "huber", TF-Agents' default, which is linear beyond an error of 1 and so
-        leads to a median, that leaves rare large errors out; or "squared", which leads to a mean.
+      double: Whether the online network chooses the action that the target network evaluates.
+      tau: The step size of Polyak updates of the target network; 1 for a copy.
+      target_every: Training steps between updates of the target network.
+      obs_scale: Factors of the observation's elements for the network; None for no scaling.
+        TF-Agents' DQN has no running statistics.
+      grad_clip: The greatest norm of each gradient; None for no clipping.
+      loss: The loss of a TD error: "huber", TF-Agents' default, or "squared". Huber is linear
+        beyond an error of 1, so its minimum is near the median and ignores rare large errors; the
+        minimum of "squared" is the mean.
 
     Raises:
       UserError: For another loss.
@@ -149,19 +150,19 @@ def make_categorical_dqn(
     """Makes a `CategoricalDqnAgent` (C51).
 
     Args:
-      obs_spec: As of `make_dqn`.
-      action_spec: As of `make_dqn`.
-      hidden: As of `make_dqn`.
-      learning_rate: As of `make_dqn`.
-      discount: As of `make_dqn`.
-      n_step: As of `make_dqn`.
-      epsilon: As of `make_dqn`.
+      obs_spec: See `make_dqn`.
+      action_spec: See `make_dqn`.
+      hidden: See `make_dqn`.
+      learning_rate: See `make_dqn`.
+      discount: See `make_dqn`.
+      n_step: See `make_dqn`.
+      epsilon: See `make_dqn`.
       num_atoms: Atoms of the distribution of returns.
-      min_q: The return of the first.
-      max_q: The return of the last.
-      tau: As of `make_dqn`.
-      target_every: As of `make_dqn`.
-      grad_clip: As of `make_dqn`.
+      min_q: The return of the first atom.
+      max_q: The return of the last atom.
+      tau: See `make_dqn`.
+      target_every: See `make_dqn`.
+      grad_clip: See `make_dqn`.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
@@ -205,18 +206,20 @@ def make_sac(
     target_entropy: float | None = None,
     grad_clip: float | None = None,
 ) -> Any:
-    """Makes a `SacAgent` with a learnt temperature.
+    """Makes a `SacAgent` with a learned temperature.
 
     Args:
       obs_spec: The nest of specs of one observation.
       action_spec: A Box of floats.
       hidden: Units of the layers of the actor, and of the critics over observation and action.
-      learning_rate: Of the three Adams: a number, or a schedule over training steps.
+      learning_rate: The learning rate of the three Adam optimizers: a number, or a schedule over
+        training steps.
       discount: gamma.
       n_step: Steps of an item.
-      tau: The share of the way that the target networks go in each training step.
-      target_entropy: That of the policy; None for minus half the number of action elements.
-      grad_clip: The greatest norm of each gradient; None for any.
+      tau: The step size of Polyak updates of the target networks in each training step.
+      target_entropy: The target of the policy's entropy; None for minus half the number of action
+        elements.
+      grad_clip: The greatest norm of each gradient; None for no clipping.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
@@ -263,16 +266,17 @@ def make_td3(
     """Makes a `Td3Agent`.
 
     Args:
-      obs_spec: As of `make_sac`.
-      action_spec: As of `make_sac`.
-      hidden: As of `make_sac`.
-      learning_rate: Of both Adams: a number, or a schedule over training steps.
-      discount: As of `make_sac`.
-      n_step: As of `make_sac`.
-      exploration_std: Of the noise of `compute_actions`.
-      tau: The share of the way that the target networks go when they move.
-      actor_every: Training steps between updates of the actor, and moves of the targets.
-      grad_clip: As of `make_sac`.
+      obs_spec: See `make_sac`.
+      action_spec: See `make_sac`.
+      hidden: See `make_sac`.
+      learning_rate: The learning rate of both Adam optimizers: a number, or a schedule over
+        training steps.
+      discount: See `make_sac`.
+      n_step: See `make_sac`.
+      exploration_std: The standard deviation of the noise of `compute_actions`.
+      tau: The step size of Polyak updates of the target networks.
+      actor_every: Training steps between updates of the actor and of the target networks.
+      grad_clip: See `make_sac`.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
@@ -313,16 +317,17 @@ def make_ddpg(
     """Makes a `DdpgAgent`, which explores by Ornstein-Uhlenbeck noise.
 
     Args:
-      obs_spec: As of `make_sac`.
-      action_spec: As of `make_sac`.
-      hidden: As of `make_sac`.
-      learning_rate: Of both Adams: a number, or a schedule over training steps.
-      discount: As of `make_sac`.
-      n_step: As of `make_sac`.
-      noise_std: Of the noise's steps.
-      noise_damping: How fast it goes back to 0, from 0 to 1.
-      tau: As of `make_sac`.
-      grad_clip: As of `make_sac`.
+      obs_spec: See `make_sac`.
+      action_spec: See `make_sac`.
+      hidden: See `make_sac`.
+      learning_rate: The learning rate of both Adam optimizers: a number, or a schedule over
+        training steps.
+      discount: See `make_sac`.
+      n_step: See `make_sac`.
+      noise_std: The standard deviation of the noise's steps.
+      noise_damping: The rate at which the noise returns to 0, from 0 to 1.
+      tau: See `make_sac`.
+      grad_clip: See `make_sac`.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
@@ -368,16 +373,17 @@ def make_ppo(
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
       hidden: Units of the tanh layers of actor and value network.
-      learning_rate: Of Adam: a number, or a schedule over training steps (`num_epochs` a rollout).
+      learning_rate: Adam's learning rate: a number, or a schedule over training steps (`num_epochs`
+        per rollout).
       discount: gamma.
       gae_lambda: lambda of the advantages.
-      clip: How far the ratio of probabilities may go from 1.
-      num_epochs: Gradient steps on all of a rollout.
+      clip: The most that the ratio of probabilities may differ from 1.
+      num_epochs: Gradient steps, each on a whole rollout.
       entropy_coef: The weight of the entropy.
       value_coef: The weight of the value loss.
       normalize_obs: Whether observations are normalised by running statistics.
-      normalize_rewards: Likewise rewards.
-      grad_clip: The greatest global norm of the gradients; 0 for any.
+      normalize_rewards: Whether rewards are normalised by running statistics.
+      grad_clip: The greatest global norm of the gradients; 0 for no clipping.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:
@@ -418,18 +424,19 @@ def make_reinforce(
     entropy_coef: float | None = None,
     grad_clip: float | None = None,
 ) -> Any:
-    """Makes a `ReinforceAgent`. A rollout counts up to its last end of an episode, if it has one.
+    """Makes a `ReinforceAgent`. It uses a rollout up to its last end of an episode, if any.
 
     Args:
-      obs_spec: As of `make_ppo`.
-      action_spec: As of `make_ppo`.
+      obs_spec: See `make_ppo`.
+      action_spec: See `make_ppo`.
       hidden: Units of the tanh layers of actor and baseline.
-      learning_rate: Of Adam: a number, or a schedule over training steps (one a rollout).
+      learning_rate: Adam's learning rate: a number, or a schedule over training steps (one per
+        rollout).
       discount: gamma.
       baseline: Whether a value network is the baseline.
       normalize_returns: Whether returns are normalised over the batch.
       entropy_coef: The weight of the entropy; None for none.
-      grad_clip: The greatest norm of each gradient; None for any.
+      grad_clip: The greatest norm of each gradient; None for no clipping.
     """
 
     def make(time_step_spec: Any, action_spec: Any) -> Any:

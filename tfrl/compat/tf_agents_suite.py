@@ -1,4 +1,4 @@
-"""The suite `tf_agents`: PyEnvironments and TFEnvironments of TF-Agents."""
+"""The suite `tf_agents`: TF-Agents' PyEnvironments and TFEnvironments."""
 
 import functools
 import importlib
@@ -18,9 +18,9 @@ from tfrl.errors import UserError, nearest
 from tfrl.loading import import_code
 
 _SUITES = "tf_agents.environments"
-# What the names of a suite are made of, where `load` takes more than one.
+# The number of names that `load` of a suite takes, if more than one.
 _PARTS = {"suite_dm_control": 2}
-# The same tasks in packages that are maintained.
+# The same tasks in maintained packages.
 _INSTEAD = {
     "suite_atari": "gymnasium:ALE/Pong-v5",
     "suite_mujoco": "gymnasium:HalfCheetah-v5",
@@ -35,14 +35,14 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
     """Returns the function that makes environments.
 
     Args:
-      task: What stands behind `tf_agents:`.
+      task: The part of the id after `tf_agents:`.
       env: The user's function, or None.
 
     Returns:
       A function of the task's arguments.
 
     Raises:
-      UserError: For a task that is none, and where packages are missing.
+      UserError: For an unknown task, and for missing packages.
     """
     name = f"tf_agents:{task}"
     if env is not None:
@@ -51,7 +51,7 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
         return env
     suite, _, inside = task.partition("/")
     if suite.startswith("suite_") and inside:
-        if ":" in inside:  # gym imports what stands before it
+        if ":" in inside:  # gym imports the module before the colon
             import_code(inside.partition(":")[0], f"environment {name}")
         return _loader(name, suite, inside)
     module, _, path = task.rpartition(":")
@@ -62,7 +62,7 @@ def find(task: str, env: Any = None) -> Callable[..., Any]:
 
 
 def _function(name: str, module: str, path: str) -> Callable[..., Any]:
-    """Returns a function of the user's."""
+    """Returns a user's function."""
     found: Any = import_task(name, module)
     for part in path.split("."):
         if not hasattr(found, part):
@@ -78,7 +78,7 @@ def _function(name: str, module: str, path: str) -> Callable[..., Any]:
 
 
 def _loader(name: str, suite: str, inside: str) -> Callable[..., Any]:
-    """Returns `load` of a suite for one of its tasks."""
+    """Returns the `load` function of a suite for one of its tasks."""
     module = _import(name, suite)
     available = getattr(module, "is_available", lambda: True)
     if not available():
@@ -126,7 +126,7 @@ def _missing(name: str, suite: str, got: str) -> UserError:
 
 
 def _check_gym(name: str, suite: str, task: str) -> None:
-    """Refuses what gym, of which TF-Agents' suites are made, has not registered."""
+    """Raises for a task that gym, the base of TF-Agents' suites, has not registered."""
     import gym
 
     try:
@@ -154,7 +154,7 @@ def _gym_has(task: str) -> bool:
         return False
 
 
-# Arguments of a function that are those of make_env.
+# Arguments of a function that come from make_env.
 _GENERAL = {"num_envs", "max_episode_steps"}
 
 
@@ -172,28 +172,28 @@ def make_tf_agents(
 ) -> HostEnv:
     """Makes `tf_agents:<task>`, for example `tf_agents:suite_gym/CartPole-v1`.
 
-    A function of the user's is called for every environment of the batch. It may return a batched
-    environment, whose size then has to divide `num_envs`; one with an argument `num_envs` is called
+    A user's function is called for every environment of the batch. It may return a batched
+    environment, if its size divides `num_envs`. A function with an argument `num_envs` is called
     once.
 
     Args:
-      task: `suite_gym/CartPole-v1`, what `load` of a suite of `tf_agents.environments` makes;
-        `module:function`, a function of the user's; or any name, with `env`.
-      num_envs: How many (B).
+      task: `suite_gym/CartPole-v1`, a task for `load` of a suite of `tf_agents.environments`;
+        `module:function`, a user's function; or any name, with `env`.
+      num_envs: The number of environments (B).
       autoreset: NEXT_STEP, DISABLED, or SAME_STEP, which needs environments that can be reset one
-        by one: those without a batch axis, BatchedPyEnvironment and ParallelPyEnvironment.
-      max_episode_steps: As of `make_env`; at most the limit that the environments have themselves.
+        by one: environments without a batch axis, BatchedPyEnvironment and ParallelPyEnvironment.
+      max_episode_steps: See `make_env`; at most the environments' own limit.
       wrappers: Functions `PyEnvironment -> PyEnvironment` around each environment.
       outer_wrappers: `RewardScale`, `RewardClip` and `RewardNormalize` only.
       env: A function that returns a PyEnvironment or a TFEnvironment.
-      action_mask: The path of the action mask in the observation, such as `"mask"`; or a function
-        from an observation to the rest and the mask, as TF-Agents' agents take as
+      action_mask: The path of the action mask in the observation, for example `"mask"`; or a
+        function that splits an observation into the rest and the mask, like TF-Agents'
         `observation_and_action_constraint_splitter`.
       **kwargs: Arguments of `load`, or of the function.
 
     Raises:
-      UserError: For an unknown task or argument (with the nearest names), packages that are
-        missing, specs that have no equal here, and what cannot be combined.
+      UserError: For an unknown task or argument (with the nearest names), missing packages, specs
+        without an equivalent here, and contradictory arguments.
     """
     name = f"tf_agents:{task}"
     refuse_cached(name, autoreset)
@@ -217,7 +217,7 @@ def make_tf_agents(
 
 
 def _wrapped(make: Callable[..., Any], wrappers: Sequence[Callable[..., Any]], **size: int) -> Any:
-    """Makes an environment and puts its wrappers around it."""
+    """Makes an environment and applies its wrappers."""
     env = make(**size)
     for wrap in wrappers:
         env = wrap(env)
@@ -235,7 +235,7 @@ def _check_mask_argument(name: str, action_mask: Any) -> None:
 
 
 def _check_kwargs(name: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Refuses arguments that the function does not have, or that are missing."""
+    """Raises for unknown or missing arguments of the function."""
     parameters = inspect.signature(make).parameters.values()
     own = {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
     unknown = sorted(set(kwargs) - own)

@@ -1,6 +1,6 @@
-"""Strategies: which devices and processes a run spreads over, and what they agree on.
+"""Distribution strategies: the devices and processes of a run, and their collectives.
 
-Importing this package imports no TensorFlow, so that mistakes in flags are answered at once: names
+Importing this package does not import TensorFlow, so that wrong flags are reported at once: names
 load when first used (PEP 562).
 """
 
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first used."""
+    """Loads a public name at its first use."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)

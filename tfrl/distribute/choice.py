@@ -1,4 +1,4 @@
-"""What the flags and the environment ask for, as far as that is known without TensorFlow."""
+"""Chooses the strategy by flags and environment, as far as possible without TensorFlow."""
 
 import os
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from tfrl.errors import UserError
 
 STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
-# Where TPUClusterResolver looks when it is given no address, in its order.
+# Environment variables that TPUClusterResolver reads without an address, in its order.
 TPU_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME")
 
-# The TPU of the machine that the program runs on.
+# The TPU of this machine.
 LOCAL_TPU = "local"
 
 
@@ -23,10 +23,10 @@ def choose(
     num_logical_cpus: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the strategy that is asked for.
+    """Returns the requested strategy.
 
-    `auto` is a TPU where an address is given, several workers where TF_CONFIG names several,
-    mirrored where logical CPUs are asked for. Otherwise it stays `auto`: the GPUs decide.
+    `auto` becomes a TPU if an address is given, several workers if TF_CONFIG names several, and
+    mirrored if logical CPUs are requested. Otherwise it stays `auto`: the GPUs decide.
 
     Args:
       name: One of `STRATEGIES`.
@@ -38,7 +38,7 @@ def choose(
       One of `STRATEGIES`.
 
     Raises:
-      UserError: Flags that do not go together, a malformed TF_CONFIG, or none for `multi_worker`.
+      UserError: Contradictory flags, a malformed TF_CONFIG, or none for `multi_worker`.
     """
     environ = os.environ if environ is None else environ
     checks.one_of("--strategy", name, STRATEGIES)
@@ -67,7 +67,7 @@ def choose(
 def tpu_address(
     tpu: str | None, environ: Mapping[str, str] | None = None
 ) -> tuple[str | None, str]:
-    """Returns the TPU's address and where it comes from; (None, "") if there is none.
+    """Returns the TPU's address and its source; (None, "") without one.
 
     Args:
       tpu: Value of `--tpu`.
@@ -101,7 +101,7 @@ def _check_tpu(name: str, tpu: str | None) -> None:
 
 
 def _auto(tpu: str | None, num_logical_cpus: int, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Returns what `auto` stands for, and why."""
+    """Returns the strategy of `auto`, and the reason."""
     address, source = tpu_address(tpu, environ)
     if address is not None:
         return "tpu", f"the TPU '{address}' in {source}"

@@ -1,4 +1,4 @@
-"""Several worker processes: a start and a loss of workers that end in a message, not in a wait."""
+"""Several worker processes: a failed start or a lost worker raises an error instead of waiting."""
 
 import contextlib
 import os
@@ -23,10 +23,10 @@ _SAY_AFTER_SECONDS = 5.0
 
 
 class RendezvousError(UserError):
-    """The workers of a run have not met, or this one cannot listen where they look for it.
+    """The workers of a run have not connected, or this worker cannot listen at its address.
 
-    Binaries exit with 75, "try again": one process cannot tell a wrong address from a worker that
-    is started again, or a port that is taken for good from one of a worker that is just ending.
+    Binaries exit with 75, "try again": a process cannot distinguish a wrong address from a worker
+    that restarts, or a port in use from the port of a worker that is just ending.
     """
 
     exit_code = 75
@@ -35,15 +35,15 @@ class RendezvousError(UserError):
 def wait_for_all(
     workers: Workers, seconds: float, log: Callable[[str], None] | None = None
 ) -> None:
-    """Returns once every worker was reached.
+    """Waits until every worker has been reached.
 
     Args:
-      workers: Addresses of all, and which is this process'.
-      seconds: How long to wait.
-      log: Takes a line if the others let it wait.
+      workers: The addresses of all workers, and the index of this process.
+      seconds: Seconds to wait.
+      log: Takes a line if it has to wait.
 
     Raises:
-      RendezvousError: Workers that did not come, all by name; or this worker's own port is taken.
+      RendezvousError: For missing workers, with all names; or if this worker's port is in use.
     """
     started = time.monotonic()
     missing = dict.fromkeys(workers.others, "")
@@ -68,7 +68,7 @@ def wait_for_all(
 
 
 def refusal(address: str, timeout: float) -> str | None:
-    """Returns why nobody answers at `host:port`, or None if somebody does.
+    """Returns why no process accepts connections at `host:port`, or None if one does.
 
     Args:
       address: `host:port`.
@@ -83,14 +83,14 @@ def refusal(address: str, timeout: float) -> str | None:
 
 
 def _reason(error: OSError) -> str:
-    # Names that are not found have numbers of their own, and a time-out has none.
+    # Unknown host names have other error numbers, and a timeout has none.
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 class _Listener:
-    """Accepts connections on this worker's port until it is left."""
+    """Accepts connections on this worker's port within the context."""
 
     def __init__(self, workers: Workers):
         self._workers = workers
@@ -125,7 +125,7 @@ class _Listener:
                 self._socket.accept()[0].close()
             except TimeoutError:
                 continue
-            except OSError:  # a caller that hung up at once; the next may be all right
+            except OSError:  # a caller that closed at once; accepts the next
                 self._leaving.wait(_RETRY_SECONDS)
 
 
@@ -139,7 +139,7 @@ def _never_came(workers: Workers, missing: dict[int, str], seconds: float) -> Re
     )
 
 
-# Waits until its standard input closes: then the call came back, or this process is gone.
+# Waits until its standard input closes: the call has returned, or this process has ended.
 _WATCHDOG = """
 import os, select, signal, sys
 seconds, pid, message = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -155,8 +155,8 @@ def ends_after(seconds: float, error: UserError) -> Iterator[None]:
     """Kills this process, with a message, if the body takes longer than `seconds`.
 
     Args:
-      seconds: How long the body may take.
-      error: What standard error then says.
+      seconds: The timeout of the body.
+      error: The message for standard error.
 
     Yields:
       Nothing.
@@ -170,7 +170,7 @@ def ends_after(seconds: float, error: UserError) -> Iterator[None]:
             line.close()
 
 
-# Kinds of error that a lost worker causes and nothing else does, and kinds that need a second look.
+# Errors that only a lost worker causes, and errors whose message must be checked too.
 _ALWAYS = (tf.errors.UnavailableError, tf.errors.AbortedError)
 _PERHAPS = (
     tf.errors.CancelledError,
@@ -181,7 +181,7 @@ _PERHAPS = (
 )
 _SIGNS = ("collective", "heartbeat", "remote target", "coordination service", "/job:")
 _TASK = re.compile(r"/job:(?P<job>\w+)/(?:replica:\d+/)?task:(?P<index>\d+)")
-# Lines of a message that tell where in the graph, and what stands before what happened.
+# Lines of a message about places in the graph; and a prefix of the reason.
 _PLACES = ("Graph execution error", "Detected at ", "File ", "[[{{", "Additional GRPC")
 _ABORTED = "Collective ops is aborted by: "
 _REMEDY = (
@@ -191,10 +191,10 @@ _REMEDY = (
 
 
 class WorkerLostError(UserError):
-    """Another process of the run is gone, so this one cannot go on either.
+    """Another process of the run is lost, so this process cannot continue.
 
     Binaries print it like any `UserError`, as one paragraph. Their exit code is 75, "try again",
-    since nobody has made a mistake.
+    since it is no user error.
     """
 
     exit_code = 75
@@ -202,10 +202,10 @@ class WorkerLostError(UserError):
 
 @contextlib.contextmanager
 def lost_workers(strategy: tf.distribute.Strategy | None = None) -> Iterator[None]:
-    """Turns the errors of a lost worker into a `WorkerLostError`; all others pass.
+    """Turns errors of a lost worker into a `WorkerLostError`; other errors pass unchanged.
 
     Args:
-      strategy: The strategy; without several workers nothing is changed.
+      strategy: The strategy; no effect unless it has several workers.
 
     Yields:
       Nothing.
@@ -224,11 +224,11 @@ def lost_workers(strategy: tf.distribute.Strategy | None = None) -> Iterator[Non
 
 
 def translate(error: tf.errors.OpError, workers: Workers) -> WorkerLostError | None:
-    """Returns the message about a lost worker, or None if the error tells of something else.
+    """Returns the error for a lost worker, or None if TensorFlow's error has another cause.
 
     Args:
-      error: What TensorFlow raised.
-      workers: All workers and which this one is.
+      error: TensorFlow's error.
+      workers: All workers, and the index of this process.
     """
     if workers.count == 1:
         return None
@@ -246,10 +246,10 @@ def translate(error: tf.errors.OpError, workers: Workers) -> WorkerLostError | N
 
 
 def lost_places(message: str, workers: Workers) -> set[int]:
-    """Returns the places of the workers that are gone.
+    """Returns the indices of the lost workers.
 
-    Those whose heartbeat TensorFlow missed, and those that refuse a connection; if none is found
-    like this, those that the message names.
+    A worker is lost if TensorFlow misses its heartbeat or it refuses a connection. If there is none
+    of these, the workers that the message names count as lost.
     """
     places = {task: place for place, task in enumerate(workers.tasks)}
     named = {places.get((m["job"], int(m["index"]))) for m in _TASK.finditer(message)}
@@ -264,7 +264,7 @@ def lost_places(message: str, workers: Workers) -> set[int]:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the one line of a TensorFlow error that tells what happened."""
+    """Returns the line of a TensorFlow error with the reason."""
     text = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line and not line.startswith(_PLACES)]
@@ -277,22 +277,22 @@ def first_line(error: Exception) -> str:
 def multi_worker_strategy(
     workers: Workers, startup_seconds: float, log: Callable[[str], None] | None = None
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Meets the other workers and makes the strategy.
+    """Waits for the other workers and creates the strategy.
 
-    Reductions go in a ring, over gRPC between CPUs, and over NCCL between GPUs. A worker that dies
-    or stops answering is noticed by TensorFlow's coordination service: 10 s without a heartbeat.
+    Reductions use a ring, over gRPC between CPUs, and over NCCL between GPUs. TensorFlow's
+    coordination service notices a lost worker after 10 s without a heartbeat.
 
     Args:
-      workers: All workers and which this one is.
-      startup_seconds: How long each of the two steps of the start may take.
-      log: Takes a line if the others let it wait.
+      workers: All workers, and the index of this process.
+      startup_seconds: The timeout of each of the two steps of the start.
+      log: Takes a line if it has to wait.
 
     Returns:
       The strategy.
 
     Raises:
-      RendezvousError: Workers that did not come, or a port in use.
-      UserError: A TensorFlow that computed before.
+      RendezvousError: For missing workers, or a port in use.
+      UserError: TensorFlow has already started.
     """
     if tf_private.has_started():
         raise UserError(
@@ -323,7 +323,7 @@ def multi_worker_strategy(
             remedy="Perhaps a worker of an earlier start still runs: end them all, then start "
             "them again with the same command.",
         ) from error
-    # TensorFlow's coordination service takes SIGTERM for itself and then does nothing.
+    # TensorFlow's coordination service replaces the handler of SIGTERM and then ignores the signal.
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
     return strategy

@@ -1,9 +1,9 @@
-"""One code for one device and for many: functions run on every replica of a strategy.
+"""Runs functions on every replica of a strategy, with one code for one device and for many.
 
-Code that uses `Replicas` is written as if from outside the replicas: loops and conditions stand
-there, `run` goes in and comes out. With one replica, or inside a replica already (where a whole
-loop is one TPU program), `run` is a plain call. That order is not a matter of taste: on CPUs a
-reduction over replicas may not stand inside a loop of the replica's function.
+Code that uses `Replicas` runs in the cross-replica context: it has the loops and conditions, and
+`run` calls a function on every replica. With one replica, or in a replica context already (where a
+whole loop is one TPU program), `run` is a plain call. This order is required: on CPUs a reduction
+over replicas must not be inside a loop of the replica's function.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ class Replicas:
     """The replicas of a tf.distribute strategy.
 
     Attributes:
-      strategy: The strategy; TensorFlow's default one for one device.
+      strategy: The strategy; TensorFlow's default strategy for one device.
       num_replicas: Replicas over all workers (R).
       num_local: Replicas of this process.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None = None):
-        """Takes a strategy, by default the one whose scope this is called in."""
+        """Takes a strategy, by default the strategy of the current scope."""
         self.strategy = strategy or tf.distribute.get_strategy()
         self.num_replicas: int = self.strategy.num_replicas_in_sync
         # TensorFlow's default strategy has no worker_devices.
@@ -44,16 +44,16 @@ class Replicas:
 
     @property
     def num_workers(self) -> int:
-        """How many processes the replicas are spread over."""
+        """The number of processes of the replicas."""
         return self.num_replicas // self.num_local
 
     def scope(self) -> Any:
-        """Returns the context in which variables must be made."""
+        """Returns the context for the creation of variables."""
         return self.strategy.scope()
 
     @property
     def outside(self) -> bool:
-        """Whether this is code outside the replicas, of which there are several."""
+        """Whether this is the cross-replica context of several replicas."""
         inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
         return self.several and not inside
 
@@ -62,11 +62,11 @@ class Replicas:
 
         Args:
           fn: A function of nests of tensors, which returns a nest.
-          *args: Nests whose leaves are tensors, the same for all, or per-replica values.
+          *args: Nests of tensors, equal for all replicas, or per-replica values.
 
         Returns:
-          The nest that `fn` returns, each tensor a per-replica value. What is no tensor is the
-          first replica's.
+          The nest that `fn` returns, each tensor a per-replica value. Leaves other than tensors are
+          the first replica's.
         """
         if not self.outside:
             return fn(*args)
@@ -75,7 +75,7 @@ class Replicas:
         results: list[Nest] = []
 
         def flat(*values: tf.Tensor) -> list[tf.Tensor]:
-            # A dataclass of per-replica values has no TypeSpec: only flat leaves go in and out.
+            # A dataclass of per-replica values has no TypeSpec: passes only flat leaves.
             leaves = list(arguments)
             for i, value in zip(tensors, values, strict=True):
                 leaves[i] = value
@@ -88,7 +88,7 @@ class Replicas:
         return tf.nest.pack_sequence_as(results[0], leaves)
 
     def run_traced(self, fn: Callable[..., Nest], *args: Nest) -> Nest:
-        """As `run`, from Python and traced: eagerly TensorFlow starts a thread for each op."""
+        """`run` for calls from Python, traced: in eager mode each op would start a thread."""
         if not self.outside:
             return fn(*args)
         results: list[Nest] = []
@@ -103,10 +103,10 @@ class Replicas:
         return tf.nest.pack_sequence_as(results[0], leaves)
 
     def all_gather(self, nest: Nest) -> Nest:
-        """Returns `[R, ...]` tensors of a nest of per-replica values, from Python; traced once.
+        """Gathers a nest of per-replica values to tensors `[R, ...]`, from Python; traced once.
 
         Args:
-          nest: Numbers and bools, per-replica or the same on all of this process.
+          nest: Numbers and bools, per-replica or equal on all replicas of this process.
         """
         if not self.outside:
             return self.gather(nest)
@@ -131,26 +131,26 @@ class Replicas:
         ]
 
     def any_replica(self, nest: Nest) -> Nest:
-        """Returns this process' first replica's values, of a nest that is equal on all."""
+        """Returns the first local replica's values of a nest that is equal on all replicas."""
         return self.per_replica(nest)[0] if self.outside else nest
 
     # Inside `run`.
 
     def index(self) -> tf.Tensor:
-        """Returns the number of the replica among all R; an int32 scalar."""
+        """Returns the index of the replica among all R, int32 scalar."""
         context = tf.distribute.get_replica_context()
         if not self.several or context is None:
             return tf.constant(0)
         return tf.cast(context.replica_id_in_sync_group, tf.int32)
 
     def local_index(self) -> tf.Tensor:
-        """Returns the number of the replica among those of its process; an int32 scalar."""
+        """Returns the index of the replica within its process, int32 scalar."""
         return self.index() % self.num_local
 
     def sum(self, nest: Nest) -> Nest:
-        """Returns the sums over the replicas of the tensors of a nest, the same on each.
+        """Sums the tensors of a nest over the replicas; the result is equal on each.
 
-        One reduction for each dtype, of all its tensors together.
+        It makes one reduction for each dtype, of all its tensors together.
         """
         if not self.several:
             return nest
@@ -169,20 +169,20 @@ class Replicas:
         context = tf.distribute.get_replica_context()
         if not self._adds:
             return context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
-        # Plain additions, in the order of the replicas. TensorFlow would take collective ops on
-        # CPUs too, whose keys clash when a process makes a second strategy over the same devices.
+        # Plain additions, in the order of the replicas. TensorFlow would use collective ops on CPUs
+        # too; their keys clash if a process creates a second strategy over the same devices.
         return context.merge_call(
             lambda strategy, x: tf.add_n(strategy.experimental_local_results(x)), args=(flat,)
         )
 
     def gather(self, nest: Nest) -> Nest:
-        """Returns the tensors of all replicas, `[R, ...]`, the same on each; numbers and bools."""
+        """Gathers numbers and bools of all replicas, `[R, ...]`; the result is equal on each."""
         if not self.several:
             return tf.nest.map_structure(lambda x: x[tf.newaxis], nest)
         index = self.index()
 
         def spread(x: tf.Tensor) -> tf.Tensor:
-            # Zeros but in the own row: the sum is exact.
+            # Zeros except in this replica's row: the sum is exact.
             row = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
             mine = tf.reshape(tf.range(self.num_replicas) == index, [-1] + [1] * x.shape.rank)
             return tf.where(mine, row[tf.newaxis], tf.zeros([], row.dtype))

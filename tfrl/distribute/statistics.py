@@ -1,4 +1,4 @@
-"""Running statistics that every replica has added rows of its own to become common again."""
+"""Merges running statistics after every replica has added different rows."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ Nest = Any
 
 
 def merge_over_replicas(replicas: Replicas, before: Nest, after: Nest) -> Nest:
-    """Returns `after` with every `RunningStatistics` in it that of all replicas' rows.
+    """Returns `after` with every `RunningStatistics` extended to all replicas' rows.
 
-    To be called inside `replicas.run`. Each replica's new rows are what its statistics hold beyond
-    the common ones from before; they are gathered and joined, in the order of the replicas.
+    Call it inside `replicas.run`. The difference to the common statistics before gives each
+    replica's new rows; these are gathered and merged in the order of the replicas.
 
     Args:
       replicas: The replicas.
-      before: A nest whose statistics are the same on every replica.
+      before: A nest whose statistics are equal on every replica.
       after: The same nest after each replica has added its rows.
     """
     if not replicas.several:
@@ -32,7 +32,7 @@ def merge_over_replicas(replicas: Replicas, before: Nest, after: Nest) -> Nest:
 
 
 def _map(fn: Any, before: Nest, after: Nest) -> Nest:
-    """`after` with `fn(before, after)` in the place of every `RunningStatistics`."""
+    """Replaces every `RunningStatistics` of `after` with `fn(before, after)`."""
     if isinstance(after, RunningStatistics):
         return fn(before, after)
     layout = getattr(type(after), "_tfrl_layout", None)

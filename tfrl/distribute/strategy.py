@@ -1,4 +1,4 @@
-"""Makes the tf.distribute strategy of a run, over the devices of this machine or a TPU."""
+"""Creates the tf.distribute strategy of a run, over the devices of this machine or a TPU."""
 
 import os
 import re
@@ -15,30 +15,30 @@ from tfrl.errors import UserError
 
 
 def num_gpus() -> int:
-    """Returns how many GPUs TensorFlow can use."""
+    """Returns the number of GPUs that TensorFlow can use."""
     return len(tf.config.list_physical_devices("GPU"))
 
 
 def num_cpus() -> int:
-    """Returns into how many devices the CPU is split; does not start TensorFlow's devices."""
+    """Returns the number of logical CPU devices; does not start TensorFlow's devices."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [None])
 
 
 def found_devices() -> str:
-    """Returns what there is, for messages: for example `1 CPU device and no GPU`."""
+    """Describes the devices for messages, for example `1 CPU device and no GPU`."""
     cpus, gpus = num_cpus(), num_gpus()
     return f"{cpus} CPU device{'s' * (cpus != 1)} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
 
 
 def make_logical_cpus(count: int) -> None:
-    """Splits the CPU into several devices, on which strategies can be tried without hardware.
+    """Splits the CPU into several logical devices, to try strategies without hardware.
 
     Args:
-      count: How many; 1 leaves it as it is.
+      count: The number of devices; 1 has no effect.
 
     Raises:
-      UserError: TensorFlow has computed already, or the CPU is split otherwise.
+      UserError: TensorFlow has already started, or the CPU is split into another number.
     """
     checks.at_least("--num_logical_cpus", count, 1)
     if count == 1 or num_cpus() == count:
@@ -62,17 +62,17 @@ _ADDRESS = re.compile(r"(grpc://)?(?P<host>[^/,:\s]+)(:(?P<port>\d+))?")
 
 
 def tpu_strategy(tpu: str | None, seconds: float) -> tf.distribute.TPUStrategy:
-    """Finds the TPU, connects, initialises it, and makes the strategy over all its cores.
+    """Finds the TPU, connects, initialises it, and creates the strategy over all its cores.
 
     Args:
-      tpu: Value of `--tpu`; by default what the environment says, else the machine's own TPU.
-      seconds: How long its address may take to answer, and then the connection.
+      tpu: Value of `--tpu`; by default the environment's address, else this machine's TPU.
+      seconds: The timeout of an answer at its address, and then of the connection.
 
     Returns:
       The strategy.
 
     Raises:
-      UserError: There is no TPU there; says what was looked for and found.
+      UserError: There is no TPU; it names the address and the devices found.
     """
     address, source = choice.tpu_address(tpu)
     if address is None:
@@ -81,7 +81,7 @@ def tpu_strategy(tpu: str | None, seconds: float) -> tf.distribute.TPUStrategy:
     _wait_for(address, source, seconds)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
-    # By name it asks Google Cloud, which fails in as many ways as libraries lie below it.
+    # A lookup by name asks Google Cloud, whose libraries raise various errors.
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         raise _no_tpu(address, source, error) from error
     try:
@@ -94,7 +94,7 @@ def tpu_strategy(tpu: str | None, seconds: float) -> tf.distribute.TPUStrategy:
 
 
 def _with_scheme(address: str) -> str:
-    """Puts grpc:// before `host:port`, which otherwise would count as the TPU's name."""
+    """Puts grpc:// before `host:port`, which otherwise would be read as a TPU name."""
     parts = address.split(",")
     if all(":" in p and not p.startswith("grpc://") and _ADDRESS.fullmatch(p) for p in parts):
         return ",".join(f"grpc://{p}" for p in parts)
@@ -102,7 +102,7 @@ def _with_scheme(address: str) -> str:
 
 
 def _wait_for(address: str, source: str, seconds: float) -> None:
-    """Checks that addresses answer: TensorFlow would wait for them without end."""
+    """Checks that addresses answer, since TensorFlow would wait for them forever."""
     if not address.startswith("grpc://"):
         return
     deadline = time.monotonic() + seconds
@@ -156,31 +156,31 @@ def make_strategy(
     startup_seconds: float = 300.0,
     log: Callable[[str], None] | None = None,
 ) -> tf.distribute.Strategy:
-    """Makes a strategy; the first thing that a program does with TensorFlow.
+    """Creates a strategy; call it before any other use of TensorFlow.
 
-    What is asked for and not there is an error, never a silent CPU. `auto` takes, in this order, a
-    TPU if an address is given, all workers if TF_CONFIG names several, the logical CPUs if the CPU
-    is split, the GPUs if there are several, else one device.
+    A missing device is an error, never a silent fallback to the CPU. `auto` chooses, in this order,
+    a TPU if an address is given, all workers if TF_CONFIG names several, the logical CPUs if the
+    CPU is split, the GPUs if there are several, else one device.
 
     Args:
       name: One of `auto`, `one_device`, `mirrored`, `multi_worker`, `tpu`.
-      tpu: Name of the TPU, `grpc://host:port`, or `local`; by default what TPUClusterResolver
-        reads in the environment.
-      num_logical_cpus: Splits the CPU into so many devices, for `mirrored` without hardware.
-      startup_seconds: How long to wait for other workers, or for a TPU's address to answer.
-      log: Takes lines about what is waited for; none by default.
+      tpu: Name of the TPU, `grpc://host:port`, or `local`; by default the address that
+        TPUClusterResolver reads in the environment.
+      num_logical_cpus: The number of logical CPU devices, for `mirrored` without hardware.
+      startup_seconds: Seconds to wait for other workers, or for a TPU's address to answer.
+      log: Takes lines about waiting; None for no output.
 
     Returns:
       The strategy.
 
     Raises:
-      UserError: The devices, addresses or workers are not there, or arguments do not go together.
+      UserError: Devices, addresses or workers are missing, or arguments contradict each other.
     """
     chosen = choice.choose(name, tpu=tpu, num_logical_cpus=num_logical_cpus)
     if chosen == "tpu":
         return tpu_strategy(tpu, startup_seconds)
     if chosen == "multi_worker":
-        # choose() has refused an environment without them.
+        # choose() has rejected an environment without workers.
         result = cast(workers.Workers, workers.from_tf_config(os.environ))
         return multi_worker.multi_worker_strategy(result, startup_seconds, log)
     make_logical_cpus(num_logical_cpus)
@@ -193,12 +193,12 @@ def describe(strategy: tf.distribute.Strategy) -> str:
     """Returns one line about a strategy: its kind, replicas, devices and workers.
 
     Args:
-      strategy: The strategy; TensorFlow's default one too.
+      strategy: The strategy; also TensorFlow's default strategy.
     """
     group = workers.workers_of(strategy)
     if tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy():
         names = [name.rpartition("device:")[2] for name in strategy.extended.worker_devices]
-    else:  # TensorFlow's default strategy does not tell
+    else:  # TensorFlow's default strategy has no list of devices
         names = ["GPU:0" if num_gpus() else "CPU:0"]
     line = f"{_kind(strategy)}, {_count(strategy.num_replicas_in_sync, 'replica')}"
     if isinstance(strategy, tf.distribute.TPUStrategy):
@@ -216,7 +216,7 @@ def _several() -> bool:
 
 
 def _mirrored_devices() -> list[str]:
-    """Returns the devices to mirror over: a split CPU's, since splitting asks for it, or GPUs."""
+    """Returns the devices to mirror over: the logical CPUs of a split CPU, or the GPUs."""
     if num_cpus() > 1:
         return [f"/CPU:{i}" for i in range(num_cpus())]
     if num_gpus():

@@ -1,4 +1,4 @@
-"""Functions that are made again for every object, as TensorFlow counts their traces."""
+"""Prevents false retracing warnings for functions that are created for every object."""
 
 import functools
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from typing import Any
 
 
 def counted_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose traces TensorFlow does not count together with those of its like.
+    """Returns a copy of a function whose traces TensorFlow counts separately.
 
-    TensorFlow warns where most of the last calls of a function have traced it. It tells functions
-    apart by their code, so that the methods of several objects, or one closure made for each of
-    them, are the same to it, and five learners trained once each look like one that retraces all
-    the time. What has no code it tells apart by object. A single function that does retrace all
-    the time is still warned of.
+    TensorFlow warns if most of the last calls of a function were traces. It identifies functions by
+    their code. So it counts the methods of several objects, or the closures created for them, as
+    one function, and five learners trained once each look like one that always retraces. Callables
+    without code are identified by object. TensorFlow still warns of a single function that always
+    retraces.
 
     Args:
-      fn: A method or a closure, to be given to `tf.function` once.
+      fn: A method or a closure, for one `tf.function`.
     """
     own = functools.partial(fn)
     own.__name__ = getattr(fn, "__name__", type(fn).__name__)  # type: ignore[attr-defined]  # graphs go on with its name

@@ -1,4 +1,4 @@
-"""Collectives of the Python of several workers: small values, a flag, bytes, barriers."""
+"""Collectives between the Python processes of several workers: values, flags, bytes, barriers."""
 
 import struct
 import zlib
@@ -13,12 +13,12 @@ from tfrl.distribute.multi_worker import WorkerLostError, lost_workers
 from tfrl.distribute.tracing import counted_apart
 from tfrl.distribute.workers import workers_of
 
-# Bytes of each worker that travel at a time.
+# Bytes of each worker per transfer.
 _PIECE_BYTES = 2**23
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Returns whether this process writes what only one may write; True if it is the only one.
+    """Returns whether this process writes the files of the run; True for a single process.
 
     Args:
       strategy: The strategy, or None for one process.
@@ -27,21 +27,20 @@ def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 
 class WorkerGroup:
-    """The worker processes of a strategy and their collectives; one process is a group too.
+    """The worker processes of a strategy and their collectives; also for one process.
 
-    Every worker must make the same calls in the same order, since each call is a reduction over
-    all of them; calls that do not match are found and raise. They cost a few
-    milliseconds.
+    Every worker must make the same calls in the same order, since each call is a reduction over all
+    workers; calls that do not match raise. A call takes a few milliseconds.
 
     Attributes:
-      num_workers: How many processes there are (W).
-      index: Which one this is.
+      num_workers: The number of processes (W).
+      index: The index of this process.
     """
 
     def __init__(
         self, strategy: tf.distribute.Strategy | None = None, timeout_seconds: float = 600.0
     ):
-        """Takes the strategy, and how long the others may keep this process waiting."""
+        """Takes the strategy, and the timeout of a collective."""
         self._strategy = strategy
         self._workers = workers_of(strategy)
         self._timeout = timeout_seconds
@@ -54,7 +53,7 @@ class WorkerGroup:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the process whose word counts."""
+        """Whether this process decides and writes files."""
         return self._workers.is_chief
 
     def all_gather(self, value: float | int) -> list[float | int]:
@@ -77,7 +76,7 @@ class WorkerGroup:
         """Returns the chief's arrays, to the bit.
 
         Args:
-          arrays: Of the same shapes and dtypes in every process; those of others count nothing.
+          arrays: Arrays of equal shapes and dtypes in every process; only the chief's values count.
         """
         own = [np.asarray(x) for x in arrays]
         if self.num_workers == 1:
@@ -86,7 +85,7 @@ class WorkerGroup:
         words = np.zeros(-(-len(data) // 4), np.int32)
         if self.is_chief:
             words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-        # Integers: sums with zeros are the same bits.
+        # Integers: sums with zeros are exact.
         with lost_workers(self._strategy), self._bounded("arrays of the chief"):
             received = self._sum_of_bytes(tf.constant(words)).numpy().tobytes()
         result, start = [], 0
@@ -104,15 +103,15 @@ class WorkerGroup:
         return any(self._exchange("a flag", int(bool(flag))))
 
     def gather_to_chief(self, given: np.ndarray) -> list[np.ndarray]:
-        """Returns every worker's bytes to the chief, in the order of the workers; to others none.
+        """Gathers every worker's bytes at the chief, in the order of the workers.
 
-        They travel in pieces of a few megabytes, and nobody but the chief makes room for all.
+        The transfers have a few megabytes each, and only the chief allocates memory for all.
 
         Args:
-          given: uint8 [n], n as each worker has it.
+          given: uint8 [n]; n may differ between workers.
 
         Returns:
-          uint8 [n] of each worker; an empty list where this is not the chief.
+          uint8 [n] of each worker; an empty list in other processes than the chief.
         """
         if self.num_workers == 1:
             return [given]
@@ -124,7 +123,7 @@ class WorkerGroup:
             row = np.zeros([self.num_workers, piece], np.uint8)
             own = given[start : start + piece]
             row[self.index, : own.size] = own
-            # Integers: sums with zeros are the same bits.
+            # Integers: sums with zeros are exact.
             with lost_workers(self._strategy), self._bounded("a piece of bytes"):
                 total = self._sum_of_bytes(tf.constant(row.view(np.int32)))
                 table = total.numpy().view(np.uint8)
@@ -134,19 +133,19 @@ class WorkerGroup:
         return result
 
     def barrier(self, name: str) -> None:
-        """Waits until every worker has come to the barrier of this name.
+        """Waits until every worker has reached the barrier of this name.
 
         Args:
-          name: What messages call it.
+          name: The name of the barrier.
 
         Raises:
-          RuntimeError: A worker came to another barrier.
-          WorkerLostError: A worker is gone, or did not come in time.
+          RuntimeError: A worker has reached another barrier.
+          WorkerLostError: A worker is lost, or has not come in time.
         """
         self._exchange(f"the barrier '{name}'", 0)
 
     def _exchange(self, label: str, bits: int) -> list[int]:
-        """Returns the bits that each worker brings to the meeting called `label`."""
+        """Returns the bits of each worker for the collective `label`."""
         if self.num_workers == 1:
             return [bits]
         code = zlib.crc32(label.encode())
@@ -178,7 +177,7 @@ class WorkerGroup:
             ) from error
 
     def _sum_over_workers(self, row: tf.Tensor) -> tf.Tensor:
-        """Sums a table of each worker; it is zero but in the worker's own row."""
+        """Sums the workers' tables; each is zero except in the worker's row."""
         strategy = cast(tf.distribute.Strategy, self._strategy)  # several workers have one
         num_local = strategy.num_replicas_in_sync // self.num_workers
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=self._timeout)

@@ -1,4 +1,4 @@
-"""Which processes train together, as TF_CONFIG or a strategy tells; needs no TensorFlow to read."""
+"""The processes that train together, from TF_CONFIG or a strategy; needs no TensorFlow."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ _EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """The processes that train together, and which of them this one is.
+    """The processes that train together, and the index of this process.
 
     Attributes:
       tasks: `(job, index)` of each process, in the order of their replicas; the chief first.
-      addresses: `host:port` of each.
-      index: The place of this process in them.
+      addresses: `host:port` of each process.
+      index: The index of this process in `tasks`.
     """
 
     tasks: tuple[tuple[str, int], ...] = (("worker", 0),)
@@ -29,28 +29,28 @@ class Workers:
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return len(self.tasks)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what only one may write."""
+        """Whether this process writes the files of the run."""
         return self.index == 0
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The places of all processes but this one."""
+        """The indices of all other processes."""
         return tuple(i for i in range(self.count) if i != self.index)
 
     def cluster(self) -> dict[str, list[str]]:
-        """Returns `{job: addresses}`, as TensorFlow's ClusterSpec takes it."""
+        """Returns `{job: addresses}`, the form of TensorFlow's ClusterSpec."""
         jobs: dict[str, list[str]] = {}
         for (job, _), address in zip(self.tasks, self.addresses, strict=True):
             jobs.setdefault(job, []).append(address)
         return jobs
 
     def name(self, place: int) -> str:
-        """Returns what messages call a process, for example `worker 1 (host1:2222)`."""
+        """Returns the name of a process for messages, for example `worker 1 (host1:2222)`."""
         job, index = self.tasks[place]
         task = job if job == "chief" else f"{job} {index}"
         return f"{task} ({self.addresses[place]})"
@@ -70,7 +70,7 @@ def from_tf_config(environ: Mapping[str, str]) -> Workers | None:
       The processes; None if the variable is missing or names no cluster.
 
     Raises:
-      UserError: It is malformed; the message tells everything that is wrong at once.
+      UserError: The variable is malformed; the message lists all problems.
     """
     text = environ.get("TF_CONFIG", "")
     if not text.strip():
@@ -101,12 +101,12 @@ def from_tf_config(environ: Mapping[str, str]) -> Workers | None:
 
 
 def workers_of(strategy: Any = None) -> Workers:
-    """Returns the processes of a strategy; one, unless it is a MultiWorkerMirroredStrategy.
+    """Returns the processes of a strategy; several only for a MultiWorkerMirroredStrategy.
 
     Args:
       strategy: A tf.distribute strategy, or None for one process.
     """
-    # A TPU strategy has a cluster too, but one process that drives it.
+    # A TPU strategy also has a cluster, but only one process drives it.
     if strategy is None or not hasattr(strategy.extended, "_id_in_cluster"):
         return Workers()
     resolver = strategy.cluster_resolver
@@ -122,7 +122,7 @@ def workers_of(strategy: Any = None) -> Workers:
 
 
 def _cluster_problems(cluster: Any) -> tuple[list[str], dict[str, list[str]]]:
-    """Returns what is wrong with the cluster, and its jobs as far as they can be read."""
+    """Returns the problems of the cluster, and its jobs as far as they are readable."""
     if not isinstance(cluster, dict):
         return [f"cluster {_short(cluster)}, which is no object of jobs"], {}
     problems: list[str] = []
@@ -144,7 +144,7 @@ def _cluster_problems(cluster: Any) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _task(task: Any, jobs: dict[str, list[str]]) -> tuple[tuple[str, int], list[str]]:
-    """Returns the task of this process, and what is wrong with it."""
+    """Returns the task of this process, and its problems."""
     none = ("", -1)
     if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
         got = "no task" if task is None else f"the task {_short(task)}"

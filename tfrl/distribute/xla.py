@@ -1,7 +1,7 @@
 """Checks, on any machine, that a function would compile for a TPU.
 
-A TPU runs one program of static shapes without the host. A CPU's XLA accepts more than that
-(dynamic shapes) and drops some of it silently (asserts), so the traced graph is walked as well.
+A TPU runs one program of static shapes without the host. XLA on a CPU accepts more (dynamic shapes)
+and drops some operations silently (asserts), so the traced graph is checked as well.
 """
 
 import dataclasses
@@ -24,30 +24,30 @@ _ASSERTS = re.compile(r"Assert|CheckNumerics(V2)?|DebugNumeric\w+|VerifyTensor\w
 _DYNAMIC = re.compile(
     r"Where|Unique\w*|ListDiff|SetDiff1D|DynamicPartition|NonMaxSuppression(V\d)?|Ragged\w*"
 )
-# They compile, but draw from a generator that no key and no checkpoint knows.
+# They compile, but draw from a generator that neither a key nor a checkpoint determines.
 _RANDOM = re.compile(
     r"Random(Uniform(Int)?|StandardNormal|Shuffle|Gamma|Poisson(V2)?)|Multinomial|"
     r"(Parameterized)?TruncatedNormal"
 )
-# Frames of the library's own are no help to who looks for the line of his code.
+# Frames of these libraries do not help to find the line of the user's code.
 _LIBRARIES = (str(pathlib.Path(tf.__file__).parent), keras.folder())
 __all__ = ["Problem", "assert_compilable", "check_compilable"]
 
-# How XLA names an op that it cannot translate.
+# XLA's message for an op that it cannot translate.
 _LACKING = re.compile(r"No registered '(\w+)' OpKernel")
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that does not compile for a TPU.
+    """A problem that keeps a function from compiling for a TPU.
 
     Attributes:
       kind: `dynamic shape`, `host callback`, `string`, `assert`, `stateful random`,
         `unsupported op` or `compilation`.
-      op_type: TensorFlow's name of the op, "" for a compilation that failed.
-      op_name: The op's name, after the names of the calls and loops that lead to it.
-      where: `file:line` of the user's code that made it, or "" if unknown.
-      detail: What exactly is wrong.
+      op_type: TensorFlow's type of the op; "" for a failed compilation.
+      op_name: The op's name, after the names of the calls and loops that contain it.
+      where: `file:line` of the user's code that created it, or "" if unknown.
+      detail: The details of the problem.
     """
 
     kind: str
@@ -70,7 +70,7 @@ def walk(graph: Any) -> list[Problem]:
       graph: A FuncGraph.
 
     Returns:
-      The problems, those of an inner function before those of the op that calls it.
+      The problems; an inner function's come before those of the op that calls it.
     """
     problems: list[Problem] = []
     for path, op in operations(graph):
@@ -78,7 +78,7 @@ def walk(graph: Any) -> list[Problem]:
         if result is None:
             continue
         kind, detail = result
-        # An op that calls a function has the unknown shapes that begin in there.
+        # An op that calls a function repeats the unknown shapes that begin in the function.
         if kind == "dynamic shape" and any(p.op_name.startswith(f"{path}/") for p in problems):
             continue
         problems.append(Problem(kind, op.type, path, where(op), detail))
@@ -90,11 +90,11 @@ def operations(graph: Any, path: str = "", visited: set[str] | None = None) -> I
 
     Args:
       graph: A FuncGraph.
-      path: Names of the ops that lead here, each with a `/`.
+      path: Names of the containing ops, each with a `/`.
       visited: Names of functions that were visited already; each is visited once.
 
     Yields:
-      The ops, those of an inner function before the op that calls it.
+      The ops; an inner function's come before the op that calls it.
     """
     visited = set() if visited is None else visited
     for op in graph.get_operations():
@@ -116,7 +116,7 @@ def _problem(op: Any, inner: bool) -> tuple[str, str] | None:
     if _DYNAMIC.fullmatch(op.type):
         return "dynamic shape", "the shape of its result depends on values; use masks"
     if op.type == "Placeholder" and inner:
-        return None  # whoever calls the function is to blame
+        return None  # the problem is in the caller
     if op.type == "BroadcastGradientArgs":
         return None  # axes to sum over, which XLA computes while it compiles
     if any(t.dtype.base_dtype == tf.string for t in (*op.inputs, *op.outputs)):
@@ -129,14 +129,14 @@ def _problem(op: Any, inner: bool) -> tuple[str, str] | None:
 
 
 def without_echoes(problems: list[Problem]) -> list[Problem]:
-    """Leaves out the texts of messages: the op that prints or asserts them tells enough."""
+    """Leaves out the strings of messages: the op that prints or asserts them is reported."""
     explained = {p.where for p in problems if p.kind in ("host callback", "assert") and p.where}
     echoes = ("string", "unsupported op")
     return [p for p in problems if not (p.kind in echoes and p.where in explained)]
 
 
 def _is_unknown(tensor: Any) -> bool:
-    # Handles of variables and lists are scalars whatever shape inference knows of them.
+    # Handles of variables and lists are scalars, even if shape inference does not know it.
     if tensor.dtype.base_dtype in (tf.resource, tf.variant):
         return False
     return not tensor.shape.is_fully_defined()
@@ -167,11 +167,11 @@ def where(op: Any) -> str:
 def check_compilable(
     fn: Callable[..., Any], *example_args: Any, compile: bool = True
 ) -> list[Problem]:
-    """Traces a function and finds what would keep it from a TPU, in all its inner functions.
+    """Traces a function and finds the problems that would keep it, or inner functions, from a TPU.
 
-    Found are dynamic shapes (one problem for each op where an unknown size begins), host callbacks,
-    strings, asserts and numeric checks, random ops without a key, and what XLA itself refuses when
-    the function is lowered on this machine. Nothing is executed.
+    Problems are dynamic shapes (one problem for each op where an unknown size begins), host
+    callbacks, strings, asserts and numeric checks, random ops without a key, and errors of XLA when
+    it lowers the function on this machine. Nothing is executed.
 
     Args:
       fn: A function of nests of tensors, traced or not.
@@ -180,7 +180,7 @@ def check_compilable(
       compile: Also lower it with XLA.
 
     Returns:
-      The problems; empty if there is none.
+      The problems; empty without any.
     """
     leaves = tf.nest.flatten(example_args)
     places = [i for i, x in enumerate(leaves) if _is_array(x)]
@@ -199,7 +199,7 @@ def check_compilable(
     problems = walk(graph)
     if compile and all(spec.shape.is_fully_defined() for spec in specs):
         problems += _lowered(function, specs, graph, problems)
-    # The outermost call is the one to `fn` itself.
+    # The outermost call is the call of `fn` itself.
     return [dataclasses.replace(p, op_name=_inner(p.op_name)) for p in without_echoes(problems)]
 
 
@@ -209,13 +209,13 @@ def assert_compilable(
     """Raises if `check_compilable` finds anything.
 
     Args:
-      fn: As there.
-      *example_args: As there.
-      allow: Kinds of problems that are all right, for example `("assert",)`.
-      compile: As there.
+      fn: See `check_compilable`.
+      *example_args: See `check_compilable`.
+      allow: Kinds of problems to allow, for example `("assert",)`.
+      compile: See `check_compilable`.
 
     Raises:
-      UserError: Lists every problem.
+      UserError: With a list of all problems.
     """
     result = check_compilable(fn, *example_args, compile=compile)
     problems = [p for p in result if p.kind not in allow]
@@ -243,7 +243,7 @@ def _lowered(
             for path, op in operations(graph)
             if op.type in lacking
         ]
-        if result or known:  # else XLA repeats what was found already
+        if result or known:  # XLA would repeat the known problems
             return result
         return [Problem("compilation", "", "", "", text[:600])]
     return []
@@ -255,7 +255,7 @@ def _inner(path: str) -> str:
 
 def _is_array(x: Any) -> bool:
     if isinstance(x, tf.Variable):
-        return False  # is captured, as a function that holds variables would
+        return False  # it is captured, as in a function that refers to variables
     return isinstance(x, tf.TensorSpec) or tf.is_tensor(x) or hasattr(x, "__array_interface__")
 
 

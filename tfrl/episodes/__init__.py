@@ -1,4 +1,4 @@
-"""Episodes on the host: what one agent or several saw and did, in NumPy."""
+"""Episodes on the host, of one agent or several, in NumPy."""
 
 from tfrl.episodes.episode_files import read_episodes, write_episodes
 from tfrl.episodes.lookback_buffer import LookbackBuffer

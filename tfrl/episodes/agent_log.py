@@ -1,4 +1,4 @@
-"""What one agent of a multi-agent episode saw and did, each thing with its environment time."""
+"""One agent's observations, actions and rewards in a multi-agent episode, with their times."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ Nest = Any
 class AgentLog:
     """Columns of one agent and their times.
 
-    The environment's step k leads from time k to time k + 1: its actions have the time k, the
-    observations and rewards that it gives k + 1. Action i answers observation i, so there are as
-    many actions as observations, or one less while the last observation is unanswered. The agent's
-    step i goes from observation i to observation i + 1 and takes all rewards in between.
+    The env step k leads from time k to time k + 1: its actions have time k, its observations and
+    rewards time k + 1. Action i answers observation i, so there are as many actions as
+    observations, or one less while the last observation has no action. The agent's step i goes from
+    observation i to observation i + 1 and has all rewards in between.
 
     Attributes:
       obs: Observations, with the times `obs_t`.
       action: Actions, with the times `action_t`.
-      extras: What the policy gave beside each action, a dict.
+      extras: The policy extras of each action, a dict.
       reward: Rewards, with the times `reward_t`.
-      end_t: When the agent ended; None while it has not.
+      end_t: The time at which the agent ended, or None.
       terminated: Whether it ended in a terminal state.
-      truncated: Whether it was cut off.
-      late_obs: An observation at the end of an agent that had not acted on the one before.
+      truncated: Whether it was truncated.
+      late_obs: The last observation of an agent that ended without acting on the one before.
       steps_before: The number of the agent's steps before observation 0.
     """
 
@@ -51,12 +51,12 @@ class AgentLog:
 
     @property
     def must_act(self) -> bool:
-        """Whether there is an observation that no action has answered."""
+        """Whether the last observation has no action yet."""
         return self.end_t is None and len(self.action_t) < len(self.obs_t)
 
     @property
     def acting(self) -> bool:
-        """Whether an action waits for the observation that follows."""
+        """Whether the last action has no next observation yet."""
         return bool(self.obs_t) and len(self.action_t) == len(self.obs_t)
 
     def act(self, t: int, action: Nest, extras: Nest) -> None:
@@ -73,8 +73,8 @@ class AgentLog:
     def end(self, t: int, obs: Nest, *, terminated: bool, truncated: bool) -> None:
         """Ends the agent at time t, with its last observation or None.
 
-        A terminal step without an observation repeats the one before, whose value nobody reads. A
-        truncated one would need its true successor: without it, the step stays incomplete.
+        A terminal step without an observation repeats the one before, since its value is never
+        used. A truncated step without an observation stays incomplete: it needs its true successor.
         """
         if self.acting and (obs is not None or terminated):
             self.observe(t, self.obs.get(-1) if obs is None else obs)
@@ -83,18 +83,18 @@ class AgentLog:
         self.end_t, self.terminated, self.truncated = t, terminated, truncated
 
     def window(self, start: int, stop: int, lookback: int) -> "AgentLog | None":
-        """Returns what belongs to the times after `start` and up to `stop`, sharing memory.
+        """Returns the log of the times after `start` up to `stop`, sharing memory.
 
-        That are the agent's steps that are completed then, with all that they need from before;
-        at `stop` an action may be waiting, with the rewards that it got so far.
+        It has the agent's steps completed in these times, with the data that they need from before.
+        At `stop` an action may be pending, with its rewards so far.
 
         Args:
           start: A time.
           stop: A time.
-          lookback: How much before `start` to keep, in environment steps.
+          lookback: The env steps to keep before `start`.
 
         Returns:
-          A log, or None when the agent is not there in these times.
+          A log, or None if the agent is absent in these times.
         """
         if self.end_t is not None and self.end_t <= start:
             return None
@@ -127,7 +127,7 @@ class AgentLog:
         return part
 
     def extend(self, other: "AgentLog", start: int) -> None:
-        """Appends what another log has after the time `start`."""
+        """Appends the data of another log after time `start`."""
         observed, acted = _count(other.obs_t, start), _count(other.action_t, start - 1)
         self.obs.extend(other.obs, observed)
         self.obs_t += other.obs_t[observed:]
@@ -143,8 +143,8 @@ class AgentLog:
     def rewards(self) -> np.ndarray:
         """Returns sums of rewards, float64 `[n + 1]` for n observations.
 
-        Item 0 came before the first observation, item i + 1 after observation i; the last one
-        has not gone into a step yet.
+        Item 0 sums the rewards before the first observation, item i + 1 those after observation i.
+        The last item belongs to no complete step yet.
         """
         bins = np.searchsorted(self.obs_t, self.reward_t, side="left")
         return np.bincount(bins, weights=self.reward, minlength=len(self.obs_t) + 1)
@@ -152,18 +152,18 @@ class AgentLog:
     def episode(
         self, start: int, infos: Callable[[int], Mapping[str, Any]], **identity: Any
     ) -> SingleAgentEpisode:
-        """Returns the agent's steps that were completed after `start`, the others as lookback.
+        """Returns the agent's steps completed after `start`, with earlier steps as lookback.
 
-        An agent that ended before it acted on its last observation ended with the step before: that
-        one takes the rewards since, and its successor is the last observation that there is.
+        If an agent ended without acting on its last observation, its last step is the one before.
+        That step has all later rewards, and its successor is the agent's last observation.
 
         Args:
-          start: The time where the chunk starts.
+          start: The start time of the chunk.
           infos: Returns the agent's infos at a time.
-          **identity: Names for the episode.
+          **identity: Ids of the episode.
         """
         steps = len(self.obs_t) - 1
-        own = max(_count(self.obs_t, start) - 1, 0)  # the index of the first own step
+        own = max(_count(self.obs_t, start) - 1, 0)  # index of the first step after the lookback
         sums = self.rewards()
         obs = self.obs.cut(own, steps + 1, own)
         if self.end_t is not None and not self.acting and steps > own:
@@ -184,9 +184,9 @@ class AgentLog:
         )
 
     def hanging_reward(self, start: int) -> float:
-        """Returns the rewards after `start` that are in no step of `episode`."""
+        """Returns the sum of rewards after `start` that belong to no step of `episode`."""
         sums = self.rewards()
-        # Before the first observation; of a chunk that carries one over there are none.
+        # Before the first observation; 0 in a chunk that continues an agent's episode.
         hanging = sums[0]
         if self.obs_t:
             own_steps = len(self.obs_t) - 1 - max(_count(self.obs_t, start) - 1, 0)
@@ -214,7 +214,7 @@ class AgentLog:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "AgentLog":
-        """Makes a log of what `get_state` returned."""
+        """Makes a log from the result of `get_state`."""
         times = {n: [int(t) for t in state[n]] for n in ("obs_t", "action_t", "reward_t")}
         acted = len(times["action_t"])
         extras = (
@@ -237,5 +237,5 @@ class AgentLog:
 
 
 def _count(times: list[int], t: int) -> int:
-    """How many of the rising times are not after t."""
+    """Returns the number of ascending times <= t."""
     return int(np.searchsorted(times, t, side="right"))

@@ -1,4 +1,4 @@
-"""What episodes of one and of several agents share: bounds, cutting and joining."""
+"""The base class of single- and multi-agent episodes: bounds, cutting and joining."""
 
 import abc
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ E = TypeVar("E", bound="BaseEpisode")
 
 
 class BaseEpisode(abc.ABC):
-    """Steps `t_started` to `t` of an episode, or a chunk of it, behind a lookback."""
+    """Steps `t_started` to `t` of an episode or a chunk of it, with a lookback before them."""
 
     id_: str
     t_started: int
@@ -21,18 +21,18 @@ class BaseEpisode(abc.ABC):
     @property
     @abc.abstractmethod
     def has_begun(self) -> bool:
-        """Whether there was a reset."""
+        """Whether the episode has a reset."""
 
     @abc.abstractmethod
     def _chunk(self: E, start: int, stop: int, lookback: int) -> E:
-        """Steps `start` to `stop` of this chunk with a lookback, sharing memory."""
+        """Returns steps `start` to `stop` of this chunk with a lookback, sharing memory."""
 
     def __len__(self) -> int:
-        """The number of the environment's steps, the lookback not counted."""
+        """The number of env steps, without the lookback."""
         return self.t - self.t_started
 
     def env_steps(self) -> int:
-        """Returns the number of the environment's steps, as `len`."""
+        """Returns the number of env steps, like `len`."""
         return len(self)
 
     @property
@@ -45,18 +45,18 @@ class BaseEpisode(abc.ABC):
         return self.slice(item)
 
     def slice(self: E, slice_: slice, *, len_lookback_buffer: int | None = None) -> E:
-        """Returns some consecutive steps as a chunk of its own.
+        """Returns consecutive steps as a separate chunk.
 
-        Steps a to b have the observations o_a .. o_b. A slice that ends before the end is neither
-        terminated nor truncated.
+        Steps a to b have the observations o_a .. o_b. A slice that ends before the episode's end is
+        neither terminated nor truncated.
 
         Args:
-          slice_: Which steps; negative numbers count from the end, as for a list.
-          len_lookback_buffer: How many steps before the slice it carries as lookback, if there are
-            as many; by default as many as this episode has.
+          slice_: The steps; negative numbers count from the end, as for a list.
+          len_lookback_buffer: The most steps before the slice to include as lookback; by default
+            this episode's number.
 
         Raises:
-          UserError: For something else than a slice of step 1.
+          UserError: Unless it is a slice of step 1.
         """
         if not isinstance(slice_, slice) or slice_.step not in (None, 1):
             raise UserError(
@@ -71,13 +71,13 @@ class BaseEpisode(abc.ABC):
         return self._chunk(start, max(start, stop), lookback)
 
     def cut(self: E, len_lookback_buffer: int = 0) -> E:
-        """Returns the chunk, of no steps yet, in which the episode goes on.
+        """Returns an empty chunk that continues the episode.
 
         Args:
-          len_lookback_buffer: How many of the steps so far it carries as lookback.
+          len_lookback_buffer: The number of last steps to include as lookback.
 
         Raises:
-          UserError: When the episode is done or has not begun.
+          UserError: If the episode is done or has not begun.
         """
         if self.is_done or not self.has_begun:
             raise UserError(
@@ -109,7 +109,7 @@ class BaseEpisode(abc.ABC):
             )
 
     def _check_meets(self, other: Any) -> None:
-        """Raises a UserError unless this episode goes on in another chunk."""
+        """Raises a UserError unless another chunk continues this one."""
         wrong = []
         if other.id_ != self.id_:
             wrong.append(f"id {other.id_} after {self.id_}")
@@ -128,4 +128,4 @@ class BaseEpisode(abc.ABC):
 
     @abc.abstractmethod
     def _differences(self, other: Any) -> list[str]:
-        """Says where the data differ at which this chunk and the next one meet."""
+        """Names the differences at the boundary of this chunk and the next."""

@@ -1,4 +1,4 @@
-"""Episodes on disk: files of NumPy's npz format, without pickle."""
+"""Episodes on disk, in NumPy's npz format without pickle."""
 
 import json
 import pathlib
@@ -16,14 +16,14 @@ _FORM = "form"
 
 
 def write_episodes(path: pathlib.Path, episodes: Sequence[SingleAgentEpisode]) -> None:
-    """Writes episodes into one file, whole or not at all.
+    """Writes episodes to one file atomically.
 
     Args:
-      path: The file, whose name ends with `.episodes.npz`.
+      path: The file; its name ends with `.episodes.npz`.
       episodes: The episodes.
 
     Raises:
-      UserError: For another name, or a file that cannot be written.
+      UserError: For another name, or if the file cannot be written.
     """
     if not path.name.endswith(_SUFFIX):
         raise UserError(f"episodes {path}", expected=f"a name that ends with {_SUFFIX}", got=path)
@@ -40,12 +40,12 @@ def write_episodes(path: pathlib.Path, episodes: Sequence[SingleAgentEpisode]) -
 
 
 def read_episodes(folder: str | pathlib.Path) -> list[SingleAgentEpisode]:
-    """Reads all episodes of a folder, or of one file, by the names of the files.
+    """Reads all episodes of a folder, ordered by file name, or of one file.
 
     `learner.update_from_episodes(read_episodes(folder))` trains on them.
 
     Args:
-      folder: What `tfrl-serve --log_episodes` wrote, or one of its files.
+      folder: The folder of `tfrl-serve --log_episodes`, or one of its files.
 
     Raises:
       UserError: There are none, or a file is damaged.
@@ -72,7 +72,7 @@ def _read(path: pathlib.Path) -> list[SingleAgentEpisode]:
 
 
 def _taken(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """A nest in JSON; its arrays go into a dict."""
+    """Returns a nest in JSON types; moves its arrays to a dict."""
     if isinstance(value, dict):
         return {"dict": [[key, _taken(item, arrays)] for key, item in value.items()]}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Items along time of which the first few are lookback: known, but not part of the chunk."""
+"""Items along time; the first few are lookback, which is readable but not part of the chunk."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,20 +13,20 @@ Nest = Any
 
 
 def as_arrays(value: Nest, name: str) -> Nest:
-    """Copies one item (an observation, an action, ...) into a nest of arrays.
+    """Copies one item (an observation, an action, ...) to a nest of arrays.
 
-    A copy, since environments write the next observation into the same memory. Mappings become
-    dicts, tuples stay; a list is an array. Python floats become float32, ints int32.
+    It copies, since environments may write the next observation to the same memory. Mappings become
+    dicts, tuples stay tuples, and lists become arrays. Python floats become float32, ints int32.
 
     Args:
       value: The item; a None inside it is an error.
-      name: What a message calls it.
+      name: The name of the item in messages.
 
     Returns:
       The nest of arrays.
 
     Raises:
-      UserError: For a leaf that is no array of numbers, bools or strings.
+      UserError: For a leaf other than an array of numbers, bools or strings.
     """
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.copy()
@@ -52,17 +52,17 @@ def as_arrays(value: Nest, name: str) -> Nest:
 
 
 def as_reward(reward: Nest) -> Nest:
-    """A copy of a reward, of any number type, in float32."""
+    """Copies a reward of any number type to float32."""
     return map_leaves(lambda x: x.astype(np.float32), as_arrays(reward, "reward"))
 
 
 def signature(nest: Nest) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns `{path: (shape, dtype)}`, to compare items by."""
+    """Returns `{path: (shape, dtype)}`, to compare items."""
     return {path: (x.shape, x.dtype) for path, x in struct.paths(nest).items()}
 
 
 def map_leaves(fn: Callable[..., Any], *nests: Nest) -> Nest:
-    """Applies `fn` to every leaf; as `tf.nest.map_structure`, quicker for a single array."""
+    """Applies `fn` to every leaf like `tf.nest.map_structure`, but faster for a single array."""
     if isinstance(nests[0], np.ndarray):
         return fn(*nests)
     return tf.nest.map_structure(fn, *nests)
@@ -74,7 +74,7 @@ def stack(items: Sequence[Nest]) -> Nest:
 
 
 def concat(nests: Sequence[Nest]) -> Nest:
-    """Concatenates equal nests along their leading axis; one nest is returned as it is."""
+    """Concatenates equal nests along their leading axis; returns a single nest unchanged."""
     if len(nests) == 1:
         return nests[0]
     return map_leaves(lambda *xs: np.concatenate(xs), *nests)
@@ -89,7 +89,7 @@ def num_items(stacked: Nest, name: str) -> int:
     """Returns the leading axis that all leaves share.
 
     Raises:
-      UserError: When they differ or a leaf has no axis.
+      UserError: If they differ or a leaf has no axis.
     """
     sizes = {p: x.shape[0] if x.ndim else None for p, x in struct.paths(stacked).items()}
     if len(set(sizes.values())) == 1 and None not in sizes.values():
@@ -103,7 +103,7 @@ def num_items(stacked: Nest, name: str) -> int:
 
 
 def equal(a: Nest, b: Nest) -> bool:
-    """Whether two nests of arrays hold the same, NaN equal to NaN."""
+    """Whether two nests of arrays are equal, with NaN equal to NaN."""
     ours, others = struct.paths(a), struct.paths(b)
     if ours.keys() != others.keys():
         return False
@@ -122,18 +122,18 @@ class LookbackBuffer:
     """A growing column of an episode.
 
     Item 0 is the first of the chunk; the lookback's items have the positions -lookback to -1.
-    Items are appended one by one; `to_numpy` stacks them, and what is appended afterwards is
-    stacked by the next `to_numpy`. Stacked arrays are read-only, since slices share them.
+    Items are appended one by one, and `to_numpy` stacks all items so far. Stacked arrays are
+    read-only, since slices share them.
     """
 
     def __init__(self, name: str, *, stacked: Nest = None, size: int = 0, lookback: int = 0):
         """Makes a buffer.
 
         Args:
-          name: What a message calls it.
+          name: The name of the column in messages.
           stacked: Items stacked along time, a nest of arrays `[size, ...]`, or None.
-          size: How many they are, the lookback included.
-          lookback: How many of them are lookback.
+          size: The number of items, with the lookback.
+          lookback: The number of lookback items.
         """
         self.name = name
         self.lookback = lookback
@@ -144,12 +144,12 @@ class LookbackBuffer:
 
     @classmethod
     def of(cls, name: str, data: Nest, lookback: int = 0) -> "LookbackBuffer":
-        """Makes a buffer of a list of items, or of items stacked along time.
+        """Makes a buffer from a list of items, or from items stacked along time.
 
         Args:
-          name: What a message calls it.
+          name: The name of the column in messages.
           data: A list of items, a nest of arrays `[T, ...]`, or None for no items.
-          lookback: How many of them are lookback.
+          lookback: The number of lookback items.
         """
         if data is None or isinstance(data, list):
             buffer = cls(name, lookback=lookback)
@@ -162,7 +162,7 @@ class LookbackBuffer:
 
     @property
     def size(self) -> int:
-        """The number of items, the lookback included."""
+        """The number of items, with the lookback."""
         return self._size + len(self._tail)
 
     def __len__(self) -> int:
@@ -175,16 +175,16 @@ class LookbackBuffer:
         return not self._tail
 
     def append(self, item: Nest) -> None:
-        """Adds an item, a nest of arrays as `nests.as_arrays` makes it.
+        """Adds an item, a nest of arrays from `as_arrays`.
 
         Raises:
-          UserError: When its structure, a shape or a dtype differs from the items before.
+          UserError: If its structure, a shape or a dtype differs from earlier items.
         """
         self.check(item)
         self._tail.append(item)
 
     def check(self, item: Nest) -> None:
-        """Raises a UserError when an item differs in kind from the items before."""
+        """Raises a UserError if an item's structure, shapes or dtypes differ from earlier items."""
         if not self.size and self._example is None:
             return
         got, expected = signature(item), signature(self._like())
@@ -195,7 +195,7 @@ class LookbackBuffer:
             )
 
     def replace_last(self, item: Nest) -> None:
-        """Puts another item in the place of the last; earlier slices keep the old one."""
+        """Replaces the last item; earlier slices keep the old one."""
         self.check(item)
         if self._tail:
             self._tail[-1] = item
@@ -224,16 +224,16 @@ class LookbackBuffer:
 
         Args:
           indices: A position, a slice, a list of positions, or None for all without the lookback.
-          neg_index_as_lookback: Whether -1 is the item just before item 0; otherwise it is the
-            last item, and what lies further back reaches into the lookback.
-          fill: What every leaf holds at positions that do not exist; None refuses a position,
-            and shortens a slice.
+          neg_index_as_lookback: Whether -1 is the item just before item 0. Otherwise -1 is the last
+            item, and positions further back reach into the lookback.
+          fill: The value of every leaf at missing positions. If None, a missing position is an
+            error, and a slice is shortened.
 
         Returns:
           A nest `[...]` for one position, else `[n, ...]`.
 
         Raises:
-          UserError: For positions that do not exist, or a fill without any item to be shaped like.
+          UserError: For missing positions, or a fill without any item to give the shapes.
         """
         positions = resolve(
             self.name, indices, len(self), self.lookback, neg_index_as_lookback, fill is not None
@@ -245,13 +245,13 @@ class LookbackBuffer:
             if view is not None:
                 return view
         if not len(positions):
-            if not self.size and self._example is None:  # nothing is known of the items
+            if not self.size and self._example is None:  # the shapes of items are unknown
                 return np.empty([0], np.float32)
             return map_leaves(lambda x: np.empty((0, *x.shape), x.dtype), self._like())
         return stack([self._item(p, fill) for p in positions])
 
     def cut(self, start: int, stop: int, lookback: int) -> "LookbackBuffer":
-        """Returns items start to stop with `lookback` items before them; they share memory."""
+        """Returns items start to stop with `lookback` items before them, sharing memory."""
         first, last = self.lookback + start - lookback, self.lookback + stop
         part = LookbackBuffer(self.name, lookback=lookback)
         if first < self._size:
@@ -273,7 +273,7 @@ class LookbackBuffer:
         return self.get(slice(-self.lookback, None), neg_index_as_lookback=True)
 
     def _at(self, index: int) -> Nest:
-        """The item at an index from the left end, the lookback included."""
+        """Returns the item at an index that counts from the start of the lookback."""
         if index < self._size:
             return take(self._stacked, (index, ...))
         return self._tail[index - self._size]
@@ -284,7 +284,7 @@ class LookbackBuffer:
         return map_leaves(lambda x: np.full_like(x, fill), self._like())
 
     def _like(self) -> Nest:
-        """Any item, for its shapes."""
+        """Returns any item, for its shapes."""
         if self.size:
             return self._at(0)
         if self._example is not None:
@@ -294,7 +294,7 @@ class LookbackBuffer:
         )
 
     def _view(self, positions: range) -> Nest:
-        """A view of the stacked arrays, or None where that needs a copy."""
+        """Returns a view of the stacked arrays, or None if that needs a copy."""
         first = self.lookback + positions.start
         inside = first >= 0 and (first + len(positions)) <= self._size
         if positions.step != 1 or not inside or not len(positions):
@@ -310,21 +310,21 @@ def resolve(
     neg_index_as_lookback: bool,
     filled: bool,
 ) -> int | range | list[int]:
-    """Turns indices into positions, of which -lookback .. length - 1 exist.
+    """Converts indices to positions; positions -lookback .. length - 1 exist.
 
     Args:
-      name: What a message calls the items.
-      indices: As in `LookbackBuffer.get`.
+      name: The name of the items in messages.
+      indices: See `LookbackBuffer.get`.
       length: The number of items without the lookback.
       lookback: The number of items before item 0.
-      neg_index_as_lookback: As in `LookbackBuffer.get`.
-      filled: Whether positions outside are allowed.
+      neg_index_as_lookback: See `LookbackBuffer.get`.
+      filled: Whether missing positions are allowed.
 
     Returns:
       One position for an int, a range for a slice or None, else a list.
 
     Raises:
-      UserError: For positions outside that are not allowed.
+      UserError: For missing positions, unless `filled`.
     """
 
     def position(index: int) -> int:
@@ -361,7 +361,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _described(signature: dict[str, Any], paths: list[str]) -> str:
-    """The leaves that differ, in words."""
+    """Describes the leaves that differ."""
     parts = [
         f"{'' if p == '.' else p + ': '}{signature[p][1]} {list(signature[p][0])}"
         for p in paths

@@ -23,19 +23,19 @@ def check_step(
     extras: Mapping[Any, Any],
     ends: Mapping[Any, Any],
 ) -> None:
-    """Checks what is added to an episode.
+    """Checks a step before it is added to an episode.
 
     Args:
       episode: The `MultiAgentEpisode`.
-      logs: What its agents did so far.
-      obs: `{agent_id: observation}`, as all that follow by agent.
+      logs: The logs of its agents so far.
+      obs: `{agent_id: observation}`; the following arguments are also by agent.
       action: Actions.
       reward: Rewards.
-      extras: What policies gave beside actions.
+      extras: Policy extras.
       ends: The agents that end with this step.
 
     Raises:
-      UserError: That names all that does not fit.
+      UserError: For inconsistent data; it names all problems.
     """
     asked = {agent for agent, log in logs.items() if log.must_act}
     gone = {agent for agent, log in logs.items() if log.end_t is not None}
@@ -77,16 +77,15 @@ def default_mapping(agent_id: AgentID, episode: Any) -> str:
 
 
 class MultiAgentEpisode(BaseEpisode):
-    """Steps of an environment in which agents act at different times and end at different times.
+    """Steps of an environment whose agents act at different times and end at different times.
 
-    An agent that is given an observation is asked to act on it, at the next step or later. A step
-    of an agent goes from an observation to the agent's next one, and its reward is the sum of all
-    that the agent received in between. `agent_episodes` has every agent's own steps, made of what
-    is stored here.
+    An agent that gets an observation must act on it, at the next env step or later. An agent's step
+    goes from an observation to its next observation, and its reward is the sum of the rewards in
+    between. `agent_episodes` has every agent's steps, derived from the data stored here.
 
-    A step of an agent belongs to the chunk or slice in which it is completed. So chunks and slices
-    share out the agents' steps exactly; what is incomplete at the end of one (an action without
-    its successor, rewards since: they hang) goes on in the next.
+    An agent's step belongs to the chunk or slice in which it is completed, so that chunks and
+    slices partition the agents' steps. Incomplete data at the end of a chunk (an action without its
+    successor, and the rewards since, called hanging) continue in the next.
     """
 
     def __init__(
@@ -99,9 +98,9 @@ class MultiAgentEpisode(BaseEpisode):
         """Makes an empty episode.
 
         Args:
-          id_: Names the episode, its chunks too; a random one if None.
+          id_: The id of the episode and of its chunks; a random one if None.
           agent_to_module_mapping_fn: `fn(agent_id, episode) -> module_id`, called once for each
-            agent of an episode; every agent is of the module `default_policy` if None.
+            agent of an episode; None maps every agent to the module `default_policy`.
           t_started: The number of the first step within the whole episode.
         """
         self.id_ = uuid.uuid4().hex if id_ is None else id_
@@ -125,17 +124,17 @@ class MultiAgentEpisode(BaseEpisode):
 
     @property
     def has_begun(self) -> bool:
-        """Whether there was a reset."""
+        """Whether the episode has a reset."""
         return self._begun
 
     @property
     def agent_ids(self) -> set[AgentID]:
-        """The agents that have been given an observation."""
+        """The agents that have had an observation."""
         return {agent for agent, log in self._logs.items() if log.obs_t}
 
     @property
     def agent_episodes(self) -> dict[AgentID, SingleAgentEpisode]:
-        """`{agent_id: SingleAgentEpisode}` of the agents' own steps, to be read only."""
+        """`{agent_id: SingleAgentEpisode}` of the agents' steps, read-only."""
         if self._agent_episodes is None:
             self._agent_episodes = {a: self._episode(a) for a in self._logs if a in self.agent_ids}
         return self._agent_episodes
@@ -157,14 +156,14 @@ class MultiAgentEpisode(BaseEpisode):
         return set(self.get_actions(-1)) if len(self) + self.len_lookback_buffer else set()
 
     def hanging_rewards(self) -> dict[AgentID, float]:
-        """Returns, by agent, the sum of the rewards that are in no step of the agent.
+        """Returns, by agent, the sum of the rewards that belong to no step of the agent.
 
-        They came before its first observation, or since its last one.
+        They come before the agent's first observation, or after its last one.
         """
         return {agent: log.hanging_reward(self.t_started) for agent, log in self._logs.items()}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Returns the sum of all agents' rewards in their steps, or with those that hang."""
+        """Returns the sum of all agents' rewards in steps, optionally with hanging rewards."""
         total = sum(episode.get_return() for episode in self.agent_episodes.values())
         return total + (sum(self.hanging_rewards().values()) if include_hanging_rewards else 0.0)
 
@@ -177,17 +176,17 @@ class MultiAgentEpisode(BaseEpisode):
         *,
         neg_index_as_lookback: bool = False,
     ) -> dict[AgentID, Nest]:
-        """Returns the observations that agents were given at some of the environment's steps.
+        """Returns the agents' observations at some env steps.
 
         Args:
-          indices: A position, 0 for the start of this chunk, gives `{agent_id: observation}`; a
-            slice, a list, or None for all without the lookback, those stacked in order of time.
-            Agents without any are left out.
-          agent_ids: Which agents; all if None.
+          indices: For a position (0 is the start of this chunk), the result is `{agent_id:
+            observation}`. For a slice, a list, or None for all without the lookback, observations
+            are stacked in order of time. Agents without observations are left out.
+          agent_ids: The agents; all if None.
           neg_index_as_lookback: Whether -1 is the item before item 0; otherwise it is the last.
 
         Raises:
-          UserError: For positions that do not exist.
+          UserError: For missing positions.
         """
         return self._read("obs", indices, agent_ids, neg_index_as_lookback)
 
@@ -198,7 +197,7 @@ class MultiAgentEpisode(BaseEpisode):
         *,
         neg_index_as_lookback: bool = False,
     ) -> dict[AgentID, Nest]:
-        """Returns the actions that agents took at some steps; see `get_observations`."""
+        """Returns the agents' actions at some env steps; see `get_observations`."""
         return self._read("action", indices, agent_ids, neg_index_as_lookback)
 
     def get_extra_model_outputs(
@@ -209,7 +208,7 @@ class MultiAgentEpisode(BaseEpisode):
         *,
         neg_index_as_lookback: bool = False,
     ) -> dict[AgentID, Nest]:
-        """Returns what policies gave beside actions, all or under `key`; see `get_observations`."""
+        """Returns the policy extras, all or of one `key`; see `get_observations`."""
         extras = self._read("extras", indices, agent_ids, neg_index_as_lookback)
         return extras if key is None else {a: x[key] for a, x in extras.items() if key in x}
 
@@ -220,11 +219,11 @@ class MultiAgentEpisode(BaseEpisode):
         *,
         neg_index_as_lookback: bool = False,
     ) -> dict[AgentID, Any]:
-        """Returns the rewards that agents were given at some steps; see `get_observations`."""
+        """Returns the agents' rewards at some env steps; see `get_observations`."""
         return self._read("reward", indices, agent_ids, neg_index_as_lookback)
 
     def get_infos(self, index: int = -1, *, neg_index_as_lookback: bool = False) -> dict[Any, Any]:
-        """Returns what the environment gave as infos at one position; see `get_observations`."""
+        """Returns the environment's infos at one position; see `get_observations`."""
         size = len(self) + 1
         position = resolve(
             "infos", index, size, self.len_lookback_buffer, neg_index_as_lookback, False
@@ -232,14 +231,15 @@ class MultiAgentEpisode(BaseEpisode):
         return self._infos.get(self.t_started + int(position), {})  # type: ignore[arg-type]
 
     def env_to_agent_step(self, agent_id: AgentID, env_step: int) -> int | None:
-        """Returns which of the agent's observations it was given at a position of this chunk.
+        """Returns the index of the agent's observation at a position of this chunk.
 
         Args:
           agent_id: The agent.
           env_step: 0 for the start of this chunk, negative for the lookback.
 
         Returns:
-          The index into `agent_episodes[agent_id]`, negative for its lookback; None for none.
+          The index into `agent_episodes[agent_id]`, negative for its lookback; None without an
+          observation.
         """
         log, time = self._known(agent_id), self.t_started + env_step
         if time not in log.obs_t:
@@ -247,7 +247,7 @@ class MultiAgentEpisode(BaseEpisode):
         return log.obs_t.index(time) - self.agent_episodes[agent_id].len_lookback_buffer
 
     def agent_to_env_step(self, agent_id: AgentID, agent_step: int) -> int:
-        """Returns at which position of this chunk the agent was given its observation.
+        """Returns the position in this chunk of an agent's observation.
 
         Args:
           agent_id: The agent.
@@ -257,7 +257,7 @@ class MultiAgentEpisode(BaseEpisode):
           The position, negative before this chunk.
 
         Raises:
-          UserError: When the agent has no such observation.
+          UserError: If the agent has no such observation.
         """
         log, lookback = self._known(agent_id), self.agent_episodes[agent_id].len_lookback_buffer
         size = len(log.obs_t) - lookback
@@ -267,14 +267,14 @@ class MultiAgentEpisode(BaseEpisode):
     # Adding data.
 
     def add_env_reset(self, obs: AgentDict, infos: AgentDict | None = None) -> None:
-        """Adds the observations that the episode starts with.
+        """Adds the first observations of the episode.
 
         Args:
           obs: `{agent_id: o_0}` of the agents that act first.
           infos: `{agent_id: dict}`; further keys are kept.
 
         Raises:
-          UserError: When the episode has begun.
+          UserError: If the episode has begun.
         """
         self._check_reset()
         for agent, o in obs.items():
@@ -297,19 +297,19 @@ class MultiAgentEpisode(BaseEpisode):
         """Adds a step of the environment.
 
         Args:
-          obs: `{agent_id: observation}` of the agents that act next, and the last observations of
-            agents that end. An agent that is truncated without one keeps its last complete step.
+          obs: `{agent_id: observation}` of the agents that act next, and of agents that end. A
+            truncated agent without an observation ends with its last complete step.
           action: `{agent_id: action}` of the agents that acted.
           reward: `{agent_id: number}` of any agents.
           infos: `{agent_id: dict}`; further keys are kept.
           terminated: `{agent_id: bool}`, with `"__all__"` for the whole episode; a bool means all.
             Without `"__all__"` the episode is done when all its agents are.
-          truncated: In the same way.
+          truncated: See `terminated`.
           extra_model_outputs: `{agent_id: {name: value}}` of the agents that acted.
 
         Raises:
-          UserError: With all that does not fit: an action of an agent that was not asked, data of
-            an agent that ended, another observation for one that has not acted on its last.
+          UserError: For an action of an agent that need not act, data of an agent that has ended,
+            or a new observation of an agent that has not acted on its last; it names all problems.
         """
         terminated, truncated = _flags(terminated), _flags(truncated)
         extras = extra_model_outputs or {}
@@ -324,7 +324,7 @@ class MultiAgentEpisode(BaseEpisode):
             )
             for a, x in action.items()
         }
-        for a, o in arrays.items():  # all before any, so that an error leaves no half step
+        for a, o in arrays.items():  # checks all first, so that an error adds no partial step
             self._log(a).obs.check(o)
         for a, (x, extra) in acts.items():
             self._log(a).action.check(x)
@@ -346,7 +346,7 @@ class MultiAgentEpisode(BaseEpisode):
         self._agent_episodes = None
 
     def to_numpy(self) -> "MultiAgentEpisode":
-        """Stacks everything; steps may still be added afterwards. Returns the episode."""
+        """Stacks all columns and returns the episode; steps may still be added afterwards."""
         for log in self._logs.values():
             for buffer in (log.obs, log.action, log.extras):
                 buffer.to_numpy()
@@ -356,10 +356,10 @@ class MultiAgentEpisode(BaseEpisode):
     # Chunks.
 
     def concat_episode(self, other: "MultiAgentEpisode") -> None:
-        """Appends the chunk in which this one goes on; its lookback is left out.
+        """Appends the chunk that continues this one, without its lookback.
 
         Raises:
-          UserError: Unless it is of the same episode and starts where this one stops.
+          UserError: Unless it belongs to the same episode and starts where this one stops.
         """
         self._check_meets(other)
         for agent, log in other._logs.items():
@@ -381,13 +381,13 @@ class MultiAgentEpisode(BaseEpisode):
         """Checks every agent's columns.
 
         Raises:
-          UserError: When some do not fit together.
+          UserError: If lengths are inconsistent.
         """
         for episode in self.agent_episodes.values():
             episode.validate()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all but the mapping function as a dict of arrays, numbers, strings and lists."""
+        """Returns everything but the mapping function, as arrays, numbers, strings and lists."""
         return {
             "id_": self.id_,
             "t_started": self.t_started,
@@ -412,11 +412,11 @@ class MultiAgentEpisode(BaseEpisode):
         state: Mapping[str, Any],
         agent_to_module_mapping_fn: Callable[[AgentID, "MultiAgentEpisode"], str] | None = None,
     ) -> "MultiAgentEpisode":
-        """Makes an episode of what `get_state` returned.
+        """Makes an episode from the result of `get_state`.
 
         Args:
           state: The state.
-          agent_to_module_mapping_fn: For agents that come later; those in the state keep theirs.
+          agent_to_module_mapping_fn: For later agents; agents in the state keep their modules.
         """
         episode = cls(
             state["id_"],
@@ -437,7 +437,7 @@ class MultiAgentEpisode(BaseEpisode):
         agents = ", ".join(map(str, self._logs))
         return f"MultiAgentEpisode({self.id_}, steps {self.t_started} to {self.t}, {end}, {agents})"
 
-    # Within.
+    # Internals.
 
     def _known(self, agent_id: AgentID) -> AgentLog:
         if agent_id in self.agent_ids:
@@ -468,7 +468,7 @@ class MultiAgentEpisode(BaseEpisode):
         agent_ids: Collection[AgentID] | None,
         neg_index_as_lookback: bool,
     ) -> dict[AgentID, Any]:
-        """Items of a column by agent, at positions of the environment's steps."""
+        """Returns items of a column by agent, at positions of env steps."""
         size = len(self) + (1 if column == "obs" and self._begun else 0)
         positions = resolve(
             column, indices, size, self.len_lookback_buffer, neg_index_as_lookback, False
@@ -503,7 +503,7 @@ class MultiAgentEpisode(BaseEpisode):
     def _ends(
         self, obs: AgentDict, terminated: AgentDict, truncated: AgentDict
     ) -> dict[AgentID, tuple[bool, bool]]:
-        """`{agent_id: (terminated, truncated)}` of the agents that end with this step."""
+        """Returns `{agent_id: (terminated, truncated)}` of the agents that end with this step."""
         ends = {}
         known = self.agent_ids | set(obs)
         for agent in sorted(known, key=str):
@@ -511,7 +511,7 @@ class MultiAgentEpisode(BaseEpisode):
             if log is not None and log.end_t is not None:
                 continue
             own = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
-            if not any(own):  # an end of the whole episode ends the agents that are left
+            if not any(own):  # the end of the whole episode ends the remaining agents
                 own = bool(terminated.get(ALL_AGENTS)), bool(truncated.get(ALL_AGENTS))
             if any(own):
                 ends[agent] = own
@@ -527,7 +527,7 @@ class MultiAgentEpisode(BaseEpisode):
             self.is_truncated = not self.is_terminated
 
     def _chunk(self, start: int, stop: int, lookback: int) -> "MultiAgentEpisode":
-        """Steps `start` to `stop` with a lookback, sharing memory."""
+        """Returns steps `start` to `stop` with a lookback, sharing memory."""
         start, stop = self.t_started + start, self.t_started + stop
         part = MultiAgentEpisode(
             self.id_,
@@ -549,14 +549,14 @@ class MultiAgentEpisode(BaseEpisode):
 
 
 def _flags(flags: AgentDict | bool) -> AgentDict:
-    """End flags by agent; False alone says nothing of the whole episode."""
+    """Returns end flags by agent; a plain False sets no flag of the whole episode."""
     if isinstance(flags, Mapping):
         return flags
     return {ALL_AGENTS: True} if flags else {}
 
 
 def _same_state(ours: AgentLog, theirs: AgentLog | None) -> bool:
-    """Whether two logs of no steps hold the same observation, waiting action and rewards."""
+    """Whether two logs without steps have equal observation, pending action and rewards."""
     if theirs is None or ours.obs_t != theirs.obs_t or ours.action_t != theirs.action_t:
         return False
     if not np.array_equal(ours.rewards(), theirs.rewards()):

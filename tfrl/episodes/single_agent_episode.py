@@ -17,7 +17,7 @@ Nest = Any
 
 
 def extras_buffer(columns: Mapping[str, Nest] | None, steps: int, lookback: int) -> LookbackBuffer:
-    """One buffer of dicts, made of columns that are lists of items or stacked."""
+    """Returns a buffer of dicts from columns, each a list of items or stacked."""
     stacked, sizes = {}, {}
     for name, column in (columns or {}).items():
         buffer = LookbackBuffer.of(f"policy_extras/{name}", column)
@@ -42,13 +42,12 @@ def _last(steps: int, flag: bool) -> np.ndarray:
 class SingleAgentEpisode(BaseEpisode):
     """Observations o_0 .. o_T and, between them, T actions, rewards and policy extras, in NumPy.
 
-    Step t is (o_t, a_t, r_t, o_{t+1}); the last observation is the true successor of the last
-    step, never that of a reset. A chunk that goes on elsewhere (`cut`) starts with the observation
-    where the one before ended, and may carry the steps before it as lookback: readable by negative
-    indices, and part of no length, return or batch.
+    Step t is (o_t, a_t, r_t, o_{t+1}). The last observation is the true successor of the last step,
+    never the observation of a reset. A chunk that continues an episode (`cut`) starts with the last
+    observation of the chunk before. It may include earlier steps as lookback, which negative
+    indices read, and which count for no length, return or batch.
 
-    Everything that is read over a range comes stacked along time. After `to_numpy` ranges and
-    slices are read-only views.
+    Ranges are returned stacked along time. After `to_numpy` ranges and slices are read-only views.
     """
 
     def __init__(
@@ -68,26 +67,27 @@ class SingleAgentEpisode(BaseEpisode):
         module_id: str | None = None,
         multi_agent_episode_id: str | None = None,
     ):
-        """Makes an episode, empty or of data.
+        """Makes an episode, empty or from data.
 
         Args:
-          id_: Names the episode, its chunks too; a random one if None.
+          id_: The id of the episode and of its chunks; a random one if None.
           obs: o_0 .. o_T: a list of T + 1 items, or a nest of arrays `[T + 1, ...]`.
-          action: T actions, in the same way.
-          reward: T rewards, in the same way.
+          action: T actions, a list or a nest of arrays.
+          reward: T rewards, a list or a nest of arrays.
           infos: T + 1 dicts, or None for empty ones.
-          policy_extras: For each name (`log_prob`, `state_out`, ...) T items, in the same way.
+          policy_extras: T items for each name (`log_prob`, `state_out`, ...), lists or nests of
+            arrays.
           termination: Whether the last step ended in a terminal state.
-          truncation: Whether the episode was cut off after the last step.
+          truncation: Whether the episode was truncated after the last step.
           t_started: The number of the first step within the whole episode; by default the length
             of the lookback.
-          len_lookback_buffer: How many of the given steps are lookback.
-          agent_id: The agent of a multi-agent episode whose steps these are.
+          len_lookback_buffer: The number of lookback steps among the data.
+          agent_id: The agent in a multi-agent episode.
           module_id: The module that acted.
-          multi_agent_episode_id: The multi-agent episode that this is a part of.
+          multi_agent_episode_id: The id of the multi-agent episode that contains this one.
 
         Raises:
-          UserError: For columns that do not fit together.
+          UserError: For columns of inconsistent lengths.
         """
         lookback = len_lookback_buffer
         self.id_ = uuid.uuid4().hex if id_ is None else id_
@@ -113,12 +113,12 @@ class SingleAgentEpisode(BaseEpisode):
     # Basic facts.
 
     def __len__(self) -> int:
-        """The number of steps, the lookback not counted."""
+        """The number of steps, without the lookback."""
         return max(len(self._obs) - 1, 0)
 
     @property
     def has_begun(self) -> bool:
-        """Whether there was a reset."""
+        """Whether the episode has a reset."""
         return bool(self._obs.size)
 
     @property
@@ -137,7 +137,7 @@ class SingleAgentEpisode(BaseEpisode):
         return self._obs.lookback
 
     def get_return(self) -> Any:
-        """Returns the sum of the rewards, a float (a dict of them for a dict of rewards)."""
+        """Returns the sum of the rewards, a float (or a dict of floats for a dict of rewards)."""
         if not len(self):
             return 0.0
         return lookback_buffer.map_leaves(
@@ -156,18 +156,18 @@ class SingleAgentEpisode(BaseEpisode):
     ) -> Nest:
         """Returns one observation, or several stacked along a leading axis.
 
-        There is one observation more than there are steps.
+        There is one more observation than steps.
 
         Args:
           indices: A position, a slice, a list of positions, or None for all without the lookback.
           neg_index_as_lookback: Whether -1 is the item just before o_0 of this chunk, the last of
-            the lookback; otherwise -1 is the last of all, and what lies further back than the
-            chunk reaches into the lookback.
-          fill: What every leaf holds at positions that do not exist; None refuses such a
-            position, and shortens such a slice.
+            the lookback. Otherwise -1 is the last item, and positions before the chunk reach into
+            the lookback.
+          fill: The value of every leaf at missing positions. If None, a missing position is an
+            error, and a slice is shortened.
 
         Raises:
-          UserError: For positions that do not exist.
+          UserError: For missing positions.
         """
         return self._obs.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
@@ -199,10 +199,10 @@ class SingleAgentEpisode(BaseEpisode):
         neg_index_as_lookback: bool = False,
         fill: Any = None,
     ) -> Nest:
-        """Returns what the policy gave under `key`, or the dict of all; see `get_observations`.
+        """Returns the policy extra `key`, or the dict of all extras; see `get_observations`.
 
         Raises:
-          UserError: For a key that the steps do not have, and as `get_observations`.
+          UserError: For an unknown key; see also `get_observations`.
         """
         rows = self._extras.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
         if key is None:
@@ -251,7 +251,7 @@ class SingleAgentEpisode(BaseEpisode):
 
     @property
     def policy_extras(self) -> dict[str, Nest]:
-        """All that the policy gave beside the actions, leaves `[T, ...]`."""
+        """All policy extras, leaves `[T, ...]`."""
         return self.get_extra_model_outputs() if len(self) else {}
 
     @property
@@ -261,12 +261,12 @@ class SingleAgentEpisode(BaseEpisode):
 
     @property
     def termination(self) -> np.ndarray:
-        """Bool `[T]`; True at most in the last step."""
+        """Bool `[T]`; only the last step may be True."""
         return _last(len(self), self.is_terminated)
 
     @property
     def truncation(self) -> np.ndarray:
-        """Bool `[T]`; True at most in the last step."""
+        """Bool `[T]`; only the last step may be True."""
         return _last(len(self), self.is_truncated)
 
     @property
@@ -276,10 +276,10 @@ class SingleAgentEpisode(BaseEpisode):
     # Adding data.
 
     def add_env_reset(self, obs: Nest, infos: Mapping[str, Any] | None = None) -> None:
-        """Adds the observation that the episode starts with.
+        """Adds the first observation of the episode.
 
         Raises:
-          UserError: When there is one already.
+          UserError: If the episode has begun.
         """
         self._check_reset()
         self._obs.append(lookback_buffer.as_arrays(obs, "obs"))
@@ -301,16 +301,16 @@ class SingleAgentEpisode(BaseEpisode):
         Args:
           obs: o_{t+1}, the true successor: at an end the last observation of this episode.
           action: a_t.
-          reward: r_t, float32, or a dict of them.
-          infos: What the environment says about the step.
+          reward: r_t, float32, or a dict of rewards.
+          infos: The environment's infos of the step.
           terminated: Whether o_{t+1} is a terminal state.
-          truncated: Whether the episode is cut off here.
-          extra_model_outputs: What the policy gave beside the action, such as `log_prob` of the
-            action, `value` of o_t, or the recurrent `state_out` after the step.
+          truncated: Whether the episode is truncated here.
+          extra_model_outputs: The policy extras, for example `log_prob` of the action, `value` of
+            o_t, or the recurrent `state_out` after the step.
 
         Raises:
-          UserError: Before the reset, after the end, or for items that differ in kind from those
-            of the steps before.
+          UserError: Before the reset, after the end, or for items whose structure, shapes or dtypes
+            differ from earlier steps.
         """
         self._check_goes_on()
         row = {
@@ -321,7 +321,7 @@ class SingleAgentEpisode(BaseEpisode):
                 dict(extra_model_outputs or {}), "policy_extras"
             ),
         }
-        for buffer, item in row.items():  # all before any, so that an error leaves no half step
+        for buffer, item in row.items():  # checks all first, so that an error adds no partial step
             buffer.check(item)
         for buffer, item in row.items():
             buffer.append(item)
@@ -329,7 +329,7 @@ class SingleAgentEpisode(BaseEpisode):
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
     def to_numpy(self) -> "SingleAgentEpisode":
-        """Stacks everything; steps may still be added afterwards. Returns the episode."""
+        """Stacks all columns and returns the episode; steps may still be added afterwards."""
         for buffer in self._buffers:
             buffer.to_numpy()
         return self
@@ -337,10 +337,10 @@ class SingleAgentEpisode(BaseEpisode):
     # Chunks.
 
     def concat_episode(self, other: "SingleAgentEpisode") -> None:
-        """Appends the chunk in which this one goes on; its lookback is left out.
+        """Appends the chunk that continues this one, without its lookback.
 
         Raises:
-          UserError: Unless it is of the same episode and starts where this one stops.
+          UserError: Unless it belongs to the same episode and starts where this one stops.
         """
         self._check_meets(other)
         self._obs.extend(other._obs, start=1)
@@ -357,10 +357,10 @@ class SingleAgentEpisode(BaseEpisode):
         return []
 
     def validate(self) -> None:
-        """Checks that all columns fit together.
+        """Checks that the lengths of all columns are consistent.
 
         Raises:
-          UserError: With the lengths of all columns when they do not.
+          UserError: If not; it names the lengths of all columns.
         """
         steps = max(self._obs.size - 1, 0)
         sizes = {
@@ -386,10 +386,10 @@ class SingleAgentEpisode(BaseEpisode):
         """Returns the steps as a time-major trajectory of one column, leaves `[T, 1, ...]`.
 
         Args:
-          env_extra_fields: Names of infos after each step, to be stored in `env_extras`.
+          env_extra_fields: Names of infos after each step, to store in `env_extras`.
 
         Raises:
-          UserError: Without a step, or for an info that a step does not have.
+          UserError: For an episode without steps, or an info that a step does not have.
         """
         return trajectory_of(self, env_extra_fields)
 
@@ -399,18 +399,18 @@ class SingleAgentEpisode(BaseEpisode):
     ) -> list["SingleAgentEpisode"]:
         """Returns the episodes of a trajectory, column by column, each in order of time.
 
-        Rows that are not valid are dropped. What has no end at the last row, or before a row that
-        is dropped, is an unfinished chunk.
+        Invalid rows are dropped. Rows without an end, before a dropped row or at the last row, form
+        an unfinished chunk.
 
         Args:
-          trajectory: Leaves `[T, B, ...]`; `valid` may be None when all rows are.
-          t_started: For each column the number of its first step within its episode, when that
-            goes on from before; 0 if None.
+          trajectory: Leaves `[T, B, ...]`; `valid` may be None if all rows are valid.
+          t_started: The number of each column's first step within its episode, for episodes that
+            began earlier; None for 0.
         """
         return episodes_of(cls, trajectory, t_started)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all of the episode as a dict of arrays, numbers and strings, no item None."""
+        """Returns the episode as a dict of arrays, numbers and strings, without None."""
         state = {
             "id_": self.id_,
             "agent_id": self.agent_id,
@@ -430,7 +430,7 @@ class SingleAgentEpisode(BaseEpisode):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "SingleAgentEpisode":
-        """Makes an episode of what `get_state` returned."""
+        """Makes an episode from the result of `get_state`."""
         return cls(**state)
 
     def __repr__(self) -> str:
@@ -449,10 +449,10 @@ class SingleAgentEpisode(BaseEpisode):
         infos: list[dict[str, Any]],
         **facts: Any,
     ) -> "SingleAgentEpisode":
-        """Makes an episode of buffers with the same lookback, whose memory it shares.
+        """Makes an episode from buffers with equal lookback, sharing their memory.
 
         Args:
-          obs: T + 1 observations, the lookback included, as all that follow.
+          obs: T + 1 observations, including the lookback, like the other columns.
           action: T actions.
           reward: T rewards.
           policy_extras: T dicts.
@@ -465,7 +465,7 @@ class SingleAgentEpisode(BaseEpisode):
         return episode
 
     def _chunk(self, start: int, stop: int, lookback: int) -> "SingleAgentEpisode":
-        """Steps `start` to `stop` with a lookback, sharing memory."""
+        """Returns steps `start` to `stop` with a lookback, sharing memory."""
         flags = stop == len(self)
         end = stop + 1 if self._obs.size else 0
         first = self.len_lookback_buffer + start - lookback

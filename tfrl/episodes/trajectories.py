@@ -1,4 +1,4 @@
-"""Episodes made of trajectories of a rollout, and back."""
+"""Converts episodes to trajectories of a rollout, and back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ def trajectory_of(episode: Any, env_extra_fields: Sequence[str] = ()) -> Traject
 
     Args:
       episode: A `SingleAgentEpisode`.
-      env_extra_fields: Names of infos after each step, to be stored in `env_extras`.
+      env_extra_fields: Names of infos after each step, to store in `env_extras`.
 
     Raises:
-      UserError: Without a step, or for an info that a step does not have.
+      UserError: For an episode without steps, or an info that a step does not have.
     """
     if not len(episode):
         raise UserError(f"episode {episode.id_}", expected="at least one step", got="none")
@@ -59,11 +59,11 @@ def episodes_of(
 
     Args:
       make: The `SingleAgentEpisode` class.
-      trajectory: Leaves `[T, B, ...]`; `valid` may be None when all rows are.
+      trajectory: Leaves `[T, B, ...]`; `valid` may be None if all rows are valid.
       t_started: The number of each column's first step within its episode; 0 if None.
 
     Returns:
-      The episodes, finalised; each one's first observation is that of its first valid row.
+      The episodes, stacked; each begins with the observation of its first valid row.
     """
     rows = tf.nest.map_structure(np.asarray, trajectory)
     ends = rows.termination | rows.truncation
@@ -84,7 +84,7 @@ def episodes_of(
 
 
 def _pieces(valid: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
-    """Start and stop of every run of valid rows up to an end."""
+    """Returns start and stop of every run of valid rows up to an end."""
     pieces, start = [], None
     for t in range(len(valid)):
         if not valid[t]:
@@ -102,7 +102,7 @@ def _pieces(valid: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _episode(make: Callable[..., Any], rows: Trajectory, t_started: int) -> Any:
-    """The episode of consecutive rows, leaves `[n, ...]`."""
+    """Returns the episode of consecutive rows, leaves `[n, ...]`."""
     last = lookback_buffer.take(rows.next_obs, slice(-1, None))
     infos = None
     if rows.env_extras:

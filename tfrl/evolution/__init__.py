@@ -1,4 +1,4 @@
-"""Evolution: searches by ask and tell over nests of parameters, all maximising."""
+"""Evolution: maximising searches by ask and tell over nests of parameters."""
 
 from tfrl.evolution.core import EvoOptimizer, EvoState
 from tfrl.evolution.diversity import (

@@ -13,14 +13,14 @@ from tfrl.types import Nest
 
 @struct.dataclass
 class EvoState(struct.Struct):
-    """All that changes in a search.
+    """The state of a search.
 
     Attributes:
       key: int32 [2]; generation g draws from `fold_in(key, g)`.
-      generation: int64 scalar, how many were told.
-      params: What the search stands for now, a nest of the form of one candidate: the mean of its
-        distribution, or the best of its population.
-      search: The strategy's own state.
+      generation: int64 scalar, generations so far.
+      params: The centre of the search, a nest like one candidate: the mean of its distribution, or
+        the best of its population.
+      search: The state of the strategy.
     """
 
     key: tf.Tensor
@@ -36,8 +36,8 @@ class EvoOptimizer(struct.Struct, abc.ABC):
       population, state = optimizer.ask(state)
       state = optimizer.tell(state, fitness_of(population))
 
-    Every function is pure; `ask` twice gives the same population. A subclass works on vectors: it
-    defines `start`, `sample`, `learn` and `centre`.
+    Every function is pure; two calls of `ask` return the same population. A subclass works on
+    vectors: it defines `start`, `sample`, `learn` and `centre`.
 
     Attributes:
       pop_size: Candidates of a generation, P.
@@ -51,14 +51,14 @@ class EvoOptimizer(struct.Struct, abc.ABC):
 
     @property
     def num_objectives(self) -> int:
-        """How many numbers the fitness of a candidate has."""
+        """The number of objectives in the fitness of a candidate."""
         return 1
 
     def init(self, params: Nest, key: tf.Tensor) -> EvoState:
         """Returns the state before the first generation.
 
         Args:
-          params: Where the search begins, a nest of float32 tensors, D elements in all.
+          params: The start of the search, a nest of float32 tensors, D elements in all.
           key: int32 [2].
         """
         for path, leaf in struct.paths(params).items():
@@ -71,7 +71,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         """Returns the candidates of this generation, and the state.
 
         Returns:
-          A nest of the form of the parameters, leaves `[P, ...]`, and the state to tell.
+          A nest like the parameters with leaves `[P, ...]`, and the state for `tell`.
         """
         return unravel(self._candidates(state), state.params), state
 
@@ -79,11 +79,11 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         """Returns the state of the next generation.
 
         Args:
-          state: As `ask` returned it.
-          fitness: float32 `[P]`, higher is better; `[P, num_objectives]` where there are several.
-            A candidate whose fitness is not finite is the last.
-          population: What was evaluated, leaves `[P, ...]`, where it is not what `ask` returned:
-            candidates from outside are injected so.
+          state: The state from `ask`.
+          fitness: float32 `[P]`, higher is better; `[P, num_objectives]` for several objectives. A
+            candidate with non-finite fitness ranks last.
+          population: The evaluated candidates, leaves `[P, ...]`, if they differ from the result of
+            `ask`, for example with injected candidates.
 
         Raises:
           UserError: For a fitness of another shape.
@@ -91,7 +91,7 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         return self._told(state, fitness, population)
 
     def _told(self, state: EvoState, fitness: Any, population: Nest, **more: Any) -> EvoState:
-        """As `tell`; `more` goes on to `learn`."""
+        """`tell`, with further arguments for `learn`."""
         fitness = self._checked(fitness)
         candidates = (
             self._candidates(state) if population is None else ravel(population, batch_dims=1)
@@ -110,9 +110,9 @@ class EvoOptimizer(struct.Struct, abc.ABC):
           mean + share (params - mean)
 
         Args:
-          state: Between `tell` and `ask`.
-          params: A nest of the form of one candidate.
-          share: A number or a float32 scalar, 0 to stay and 1 to be there.
+          state: The state between `tell` and `ask`.
+          params: A nest like one candidate.
+          share: A number or a float32 scalar, from 0 (no move) to 1 (all the way).
 
         Raises:
           UserError: For a search without a mean.
@@ -130,11 +130,11 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         return state.replace(search=search, params=centre)  # type: ignore[no-any-return]
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
-        """Returns what tells how the search goes, `{name: float32 scalar}`: a step size, say."""
+        """Returns metrics of the search, `{name: float32 scalar}`, for example a step size."""
         return {}
 
     def _candidates(self, state: EvoState) -> tf.Tensor:
-        """The population of this generation as vectors, float32 [P, D]."""
+        """Returns the population of this generation as vectors, float32 [P, D]."""
         key = seeding.stream(seeding.fold_in(state.key, state.generation), "ask")
         return self.sample(state.search, state.generation, key)
 
@@ -155,15 +155,15 @@ class EvoOptimizer(struct.Struct, abc.ABC):
                 remedy=remedy,
             )
         known = tf.math.is_finite(fitness)
-        if several:  # one objective that is not finite puts the candidate last in all
+        if several:  # one non-finite objective ranks the candidate last in all
             known = tf.reduce_all(known, axis=1, keepdims=True)
         return tf.where(known, fitness, -float("inf"))
 
-    # What a subclass defines, over vectors of D elements.
+    # For a subclass to define, over vectors of D elements.
 
     @abc.abstractmethod
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> Any:
-        """Returns the strategy's own state that begins at `mean`, float32 [D]."""
+        """Returns the initial state of the strategy around `mean`, float32 [D]."""
 
     @abc.abstractmethod
     def sample(self, search: Any, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -178,16 +178,16 @@ class EvoOptimizer(struct.Struct, abc.ABC):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> Any:
-        """Returns the strategy's own state after a generation.
+        """Returns the state of the strategy after a generation.
 
         Args:
-          search: Before it.
-          candidates: float32 [P, D], as `sample` made them or with others in their place.
-          fitness: float32 [P], or `[P, M]` for M objectives; -inf where it was not finite.
-          generation: int64 scalar, which generation it was, from 0.
+          search: The state before the generation.
+          candidates: float32 [P, D], from `sample`, some maybe replaced.
+          fitness: float32 [P], or `[P, M]` for M objectives; -inf for non-finite fitness.
+          generation: int64 scalar, the number of the generation, from 0.
           key: int32 [2].
         """
 
     @abc.abstractmethod
     def centre(self, search: Any) -> tf.Tensor:
-        """Returns what the search stands for, float32 [D]."""
+        """Returns the centre of the search, float32 [D]."""

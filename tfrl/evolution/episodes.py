@@ -1,4 +1,4 @@
-"""Whole episodes as experience: those of a population, or of an agent that explores."""
+"""Whole episodes as experience, of a population or of an exploring agent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +18,10 @@ _LOST = "lost"
 
 @struct.dataclass
 class Episodes(struct.Struct):
-    """Episodes, one a column.
+    """N episodes, one per column.
 
     Attributes:
-      trajectory: Leaves `[T, N, ...]`; `valid` holds up to the end of each episode, whose last
+      trajectory: Leaves `[T, N, ...]`; `valid` is True up to the end of each episode. The last
         valid row is a termination or a truncation.
       lost: bool [N], whether the environment has failed or a number was not finite.
     """
@@ -34,7 +34,7 @@ class Episodes(struct.Struct):
         """Returns the episodes of a trajectory of `eval_rollout_episode`."""
         fields = ("obs", "action", "reward", "next_obs", "termination", "truncation", "valid")
         trajectory = Trajectory(**{name: getattr(played, name) for name in fields})
-        # An episode that goes on in the last row was cut by the limit.
+        # An episode without an end in the last row was truncated by the step limit.
         ends = trajectory.termination[-1] | trajectory.truncation[-1]
         last = trajectory.truncation[-1] | (trajectory.valid[-1] & ~ends)
         truncation = tf.concat([trajectory.truncation[:-1], last[tf.newaxis]], axis=0)
@@ -46,12 +46,12 @@ class Episodes(struct.Struct):
         )
 
     def kept(self) -> Trajectory:
-        """Returns the trajectory with no valid row in the episodes that are lost."""
+        """Returns the trajectory with lost episodes marked as invalid."""
         return self.trajectory.replace(valid=self.trajectory.valid & ~self.lost)  # type: ignore[no-any-return]
 
 
 def _not_finite(trajectory: Trajectory) -> tf.Tensor:
-    """Whether a row, [T, N], holds a number that is not finite."""
+    """Returns bool [T, N], whether a row has a non-finite number."""
     nests = (trajectory.obs, trajectory.action, trajectory.reward, trajectory.next_obs)
     floats = [x for x in tf.nest.flatten(nests) if x.dtype.is_floating]
     rows = [tf.reduce_any(~tf.math.is_finite(x), axis=range(2, x.shape.rank)) for x in floats]
@@ -69,12 +69,12 @@ def play_episodes(
     """Plays an episode in every environment on the device.
 
     Args:
-      env: N environments with a limit of steps (T).
+      env: N environments with a step limit T.
       agent: An agent, or `PopulationActing`.
-      env_state: Where the episodes begin: a reset of `bare(env)`.
+      env_state: The start of the episodes: a reset of `bare(env)`.
       agent_state: The agent's state.
       key: int32 [2].
-      action_fn: How the agent acts; its `evaluate_actions` if None.
+      action_fn: The agent's action function; `evaluate_actions` if None.
     """
     length = env.max_episode_steps
     played, _ = eval_rollout_episode(
@@ -97,13 +97,13 @@ def play_episodes_on_host(
       env: The W environments.
       agent: An agent, or `PopulationActing` of W members.
       state_of: Returns the agent's state for episodes of these numbers, int64 [W].
-      seeds: int64 [N], those of the episodes.
+      seeds: int64 [N], the episodes' seeds.
       key: int32 [2].
-      action_fn: As of `play_episodes`.
+      action_fn: See `play_episodes`.
     """
     rounds = []
     for i in range(-(-seeds.size // env.num_envs)):
-        # The last round is filled up with the last episode.
+        # The last round is padded with the last episode.
         job = np.minimum(i * env.num_envs + np.arange(env.num_envs), seeds.size - 1)
         start = env.begin(seeds[job])
         fields = (_LOST,) if _LOST in start.info else ()
@@ -126,7 +126,7 @@ def play_episodes_on_host(
 
 
 def join_episodes(parts: list[Episodes]) -> Episodes:
-    """Returns the episodes of all parts, whose lengths (T) are equal."""
+    """Concatenates the episodes of all parts, which must have equal lengths T."""
     trajectories = [part.trajectory for part in parts]
     return Episodes(
         trajectory=tf.nest.map_structure(lambda *xs: tf.concat(xs, axis=1), *trajectories),
@@ -135,7 +135,7 @@ def join_episodes(parts: list[Episodes]) -> Episodes:
 
 
 def in_one_column(trajectory: Trajectory) -> Trajectory:
-    """Returns episodes `[T, N, ...]` one after the other, `[N T, 1, ...]`."""
+    """Concatenates episodes `[T, N, ...]` along time, `[N T, 1, ...]`."""
 
     def column(x: Nest) -> tf.Tensor:
         rest = x.shape[2:]

@@ -1,4 +1,4 @@
-"""Fitness shaping: weights of a generation's candidates by their fitness."""
+"""Fitness shaping: weights of candidates by their fitness."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfrl.ops.ranking import centered_ranks
 
-# shaping(fitness [P], -inf for the last) -> float32 [P]
+# shaping(fitness [P], -inf ranks last) -> float32 [P]
 FitnessShaping = Callable[[tf.Tensor], tf.Tensor]
 
 __all__ = [
@@ -22,14 +22,14 @@ __all__ = [
 
 
 def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns what a generation tells of its fitness, and the place of the fittest.
+    """Returns metrics of a generation's fitness, and the index of the fittest.
 
     Args:
-      fitness: float32 [P]; who has a number that is not finite is lost, and does not count.
+      fitness: float32 [P]; members with non-finite fitness are lost and do not count.
 
     Returns:
       `{name: float32 scalar}`: `fitness_best`, `fitness_mean`, `fitness_std`, `lost_members`; and
-      int64 scalar.
+      the index, int64 scalar.
     """
     known = tf.math.is_finite(fitness)
     number = tf.reduce_sum(tf.cast(known, tf.float32))
@@ -46,7 +46,7 @@ def fitness_metrics(fitness: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor
 
 
 def lost_warning(row: Mapping[str, Any]) -> str | None:
-    """Returns what to say of a generation's row of metrics that has lost members, or None."""
+    """Returns a warning about the lost members of a generation's metrics, or None."""
     lost = row.get("lost_members", 0.0)
     if not lost:
         return None
@@ -58,7 +58,7 @@ def lost_warning(row: Mapping[str, Any]) -> str | None:
 
 
 def finite(fitness: tf.Tensor) -> tf.Tensor:
-    """The fitness itself, with the least finite one in place of -inf; 0 where none is finite.
+    """Replaces non-finite fitness with the least finite one; 0 if none is finite.
 
     Args:
       fitness: float32 [P].
@@ -70,10 +70,10 @@ def finite(fitness: tf.Tensor) -> tf.Tensor:
 
 
 def standardized(fitness: tf.Tensor) -> tf.Tensor:
-    """Fitness of mean 0 and standard deviation 1: (f - mean(f)) / (std(f) + 1e-8).
+    """Standardizes fitness to mean 0 and standard deviation 1: (f - mean(f)) / (std(f) + 1e-8).
 
     Args:
-      fitness: float32 [P]; a candidate at -inf counts as the worst finite one.
+      fitness: float32 [P]; -inf counts as the worst finite fitness.
     """
     fitness = finite(fitness)
     centred = fitness - tf.reduce_mean(fitness)
@@ -81,7 +81,7 @@ def standardized(fitness: tf.Tensor) -> tf.Tensor:
 
 
 def log_utilities(fitness: tf.Tensor) -> tf.Tensor:
-    """Utilities of natural evolution strategies: they sum to 0, and the better half has the most.
+    """Returns the utilities of natural evolution strategies, which sum to 0.
 
       u_k = max(0, log(P / 2 + 1) - log(k)) / sum - 1 / P,  k = 1 the best
 

@@ -1,4 +1,4 @@
-"""Episodes of a population in environments on the host, however few of them there are."""
+"""Plays a population's episodes in any number of environments on the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,25 +28,25 @@ def play_on_host(
 ) -> Played:
     """Plays E episodes of each of P members in W environments, W at a time.
 
-    The episodes of members whose environment fails, where that is told (`HostEnv.tolerant`), have
-    the return NaN.
+    If an environment fails and reports it (`HostEnv.tolerant`), its member's episode has the return
+    NaN.
 
     Args:
       env: The W environments.
       acting: Acts for W members.
       with_params: Returns the agent's state with parameters `[W, ...]`.
       population: The parameters of the members, leaves `[P, ...]`.
-      seeds: int64 [P, E], those of the episodes.
-      key: int32 [2], of the actions.
-      discount: Asks for `discounted_returns`, if not None.
+      seeds: int64 [P, E], the episodes' seeds.
+      key: int32 [2], for the actions.
+      discount: The discount of `discounted_returns`; None for no discounted returns.
       length: The most steps of an episode; `env.max_episode_steps` if None.
-      records: Whether the observations are recorded.
+      records: Whether to record the observations.
     """
     length = episode_limit(env, length, name="length")
     members, episodes = seeds.shape
     rounds = []
     for i in range(-(-seeds.size // env.num_envs)):
-        # The last round is filled up with the last episode.
+        # The last round is padded with the last episode.
         job = np.minimum(i * env.num_envs + np.arange(env.num_envs), seeds.size - 1)
         params = tf.nest.map_structure(lambda x, job=job: tf.gather(x, job // episodes), population)
         state = env.begin(seeds.reshape(-1)[job])
@@ -79,7 +79,7 @@ def play_on_host(
 def _play_round(
     player: HostPlayer, length: int, discount: float | None, records: bool
 ) -> tuple[EpisodeTotals, Nest, Nest]:
-    """An episode of every environment: totals [W], observations [W, length, ...], validity."""
+    """Plays an episode per environment: totals [W], observations [W, length, ...], validity."""
     size = player.env.num_envs
     returns, discounted = np.zeros((2, size), np.float32)
     lengths = np.zeros(size, np.int32)

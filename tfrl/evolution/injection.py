@@ -1,4 +1,4 @@
-"""How actors that were trained by gradients enter the population of a search."""
+"""Injects actors trained by gradients into the population of a search."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ KINDS = ("replace", "extra", "mean", "none")
 
 @struct.logic_dataclass
 class Injection(struct.Struct):
-    """A search of P candidates that A actors enter now and then.
+    """A search of P candidates with periodic injection of A actors.
 
     Attributes:
       optimizer: The search.
-      kind: "replace" puts the actors in the place of the last candidates, before these are
-        evaluated. "extra" evaluates them beside the population, and puts each in the place of the
-        worst, if it is fitter. "mean" pulls the mean of the search towards the first. "none".
+      kind: "replace": the actors replace the last candidates before evaluation. "extra": the actors
+        are evaluated beside the population, and each replaces the worst candidate if it is fitter.
+        "mean": the mean of the search moves towards the first actor. "none": no injection.
       every: Generations from one injection to the next.
-      pull_share: The share of the way that "mean" goes.
+      pull_share: The share of the distance that "mean" moves.
       num_actors: A.
     """
 
@@ -55,15 +55,15 @@ class Injection(struct.Struct):
 
     @property
     def num_members(self) -> int:
-        """Candidates that are evaluated: P, with "extra" P + A."""
+        """The number of evaluated candidates: P, with "extra" P + A."""
         return self.optimizer.pop_size + (self.kind == "extra") * self.num_actors
 
     def due(self, search: EvoState) -> tf.Tensor:
-        """Whether the actors enter this generation; a bool."""
+        """Returns whether to inject in this generation, bool scalar."""
         return tf.equal((search.generation + 1) % self.every, 0)
 
     def ask(self, search: EvoState, actors: list[Nest]) -> tuple[Nest, EvoState]:
-        """Returns the candidates to evaluate, and the state to tell.
+        """Returns the candidates to evaluate, and the state for `tell`.
 
         Args:
           search: The state of the search.
@@ -91,16 +91,16 @@ class Injection(struct.Struct):
     def told(
         self, search: EvoState, population: Nest, fitness: tf.Tensor
     ) -> tuple[Nest, tf.Tensor, tf.Tensor]:
-        """Returns what the search is told of those that were evaluated.
+        """Returns the arguments of `tell` from the evaluated candidates.
 
         Args:
-          search: As `ask` returned it.
+          search: The state from `ask`.
           population: Leaves `[num_members, ...]`.
           fitness: float32 `[num_members]`.
 
         Returns:
-          Leaves `[P, ...]`, their fitness `[P]`, and how much was injected: the share of the
-          candidates that are actors, with "mean" that of the way.
+          Leaves `[P, ...]`, their fitness `[P]`, and the injected share: the share of actors among
+          the candidates, with "mean" the share of the distance.
         """
         size, due = self.optimizer.pop_size, self.due(search)
         if self.kind != "extra":

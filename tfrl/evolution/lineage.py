@@ -1,4 +1,4 @@
-"""Who went on with whose state in population-based training, and a picture of it."""
+"""The lineage of members in population-based training, and its plot."""
 
 import pathlib
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from tfrl import extras, struct
 
 @struct.dataclass
 class Lineage(struct.Struct):
-    """What happened in the first N rounds.
+    """Parents, fitness and hyperparameters of the first N rounds.
 
     Attributes:
-      parents: int32 [N, P], whose state each member went on with.
-      fitness: float32 [N, P], before that.
-      values: float32 [N, H, P], the hyperparameters with which it was reached.
+      parents: int32 [N, P], the member whose state each member continued with.
+      fitness: float32 [N, P], before the exploitation.
+      values: float32 [N, H, P], the hyperparameters that led to this fitness.
     """
 
     parents: tf.Tensor
@@ -25,7 +25,7 @@ class Lineage(struct.Struct):
 
     @classmethod
     def start(cls, rounds: int, hyperparameters: int, members: int) -> "Lineage":
-        """Returns one of no round yet."""
+        """Returns an empty lineage."""
         return cls(
             parents=tf.zeros([rounds, members], tf.int32),
             fitness=tf.zeros([rounds, members]),
@@ -35,7 +35,7 @@ class Lineage(struct.Struct):
     def noted(
         self, index: tf.Tensor, parents: tf.Tensor, fitness: tf.Tensor, values: Sequence[tf.Tensor]
     ) -> "Lineage":
-        """Returns it with round number `index`, which is not kept where it is beyond N.
+        """Returns the lineage with round number `index`; rounds beyond N are dropped.
 
         Args:
           index: int64 scalar.
@@ -59,15 +59,14 @@ class Lineage(struct.Struct):
 def plot_lineage(
     lineage: Lineage, names: Sequence[str], log_scales: Sequence[bool], path: str | pathlib.Path
 ) -> None:
-    """Draws fitness and hyperparameters of all members by round, as a PNG.
+    """Plots fitness and hyperparameters of all members by round, as a PNG.
 
-    A line is one member's state: where a member took over from another, its line begins at that
-    one's.
+    A line follows one state: if a member copied another, its line begins at the other's line.
 
     Args:
-      lineage: Of R rounds, NumPy or tensors.
-      names: Of the hyperparameters.
-      log_scales: Whether each is drawn on a logarithmic axis.
+      lineage: The lineage of R rounds, NumPy arrays or tensors.
+      names: The names of the hyperparameters.
+      log_scales: Whether each hyperparameter has a logarithmic axis.
       path: The file.
     """
     figures = extras.require("matplotlib.figure", "plots")

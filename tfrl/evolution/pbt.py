@@ -1,4 +1,4 @@
-"""Population-based training as functions: who takes over from whom, and what is tried next.
+"""Exploitation and exploration of population-based training, as functions.
 
 Source: Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846.
 """
@@ -14,21 +14,21 @@ from tfrl.loading import loadable
 
 SCALES = ("log", "linear", "one_minus")
 
-# exploit(fitness [P], key) -> int32 [P], whose state each member goes on with
+# exploit(fitness [P], key) -> int32 [P], the member whose state each member continues with
 Exploit = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @loadable
 @struct.logic_dataclass
 class Hyperparameter(struct.Struct):
-    """A number that members differ in: a leaf of the state.
+    """A hyperparameter of the members: a leaf of the state.
 
     Attributes:
-      path: The end of its path in the state, "learning_rate" or "extra/clip" say; every leaf whose
-        path ends so is set.
+      path: The end of its path in the state, for example "learning_rate" or "extra/clip"; sets
+        every leaf whose path has this end.
       low: The least value.
-      high: The greatest.
-      scale: How values are spread and changed: "log" by factors, "linear" by parts of the range,
+      high: The greatest value.
+      scale: The scale of draws and changes: "log" by factors, "linear" by parts of the range,
         "one_minus" by factors of 1 - value, for discounts: value = 1 - e^-g.
     """
 
@@ -52,7 +52,7 @@ class Hyperparameter(struct.Struct):
             checks.number(f"{name}: high", self.high, self.low, 1.0 - 1e-7)
 
     def coordinate(self, value: Any) -> tf.Tensor:
-        """Returns values as they are spread and changed: log v, v, or log (1 - v)."""
+        """Returns values on the scale: log v, v, or log (1 - v)."""
         value = tf.convert_to_tensor(value, tf.float32)
         if self.scale == "one_minus":
             return tf.math.log(1.0 - value)
@@ -79,7 +79,7 @@ class Hyperparameter(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class Truncation(struct.Struct):
-    """The last fraction of the members goes on with one of the first fraction each.
+    """Each of the worst fraction of the members copies one of the best fraction.
 
     Source: Jaderberg et al. 2017, section 4.1.1, https://arxiv.org/abs/1711.09846.
     """
@@ -91,7 +91,7 @@ class Truncation(struct.Struct):
         checks.number("Truncation.fraction", self.fraction, 0, 0.5, closed=False)
 
     def __call__(self, fitness: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns whose state each member goes on with."""
+        """Returns the parent of each member."""
         size = fitness.shape[0]
         number = max(1, round(self.fraction * size)) if size > 1 else 0
         order = tf.argsort(fitness, direction="DESCENDING", stable=True)
@@ -106,13 +106,13 @@ class Truncation(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class Tournament(struct.Struct):
-    """Each member meets another one, and goes on with its state where that is fitter.
+    """Each member meets a random other member, and copies it if that is fitter.
 
     Source: Jaderberg et al. 2017, section 4.1.1 (binary tournament).
     """
 
     def __call__(self, fitness: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns whose state each member goes on with."""
+        """Returns the parent of each member."""
         size = fitness.shape[0]
         own = tf.range(size)
         other = (own + seeding.randint(key, [size], 1, max(2, size))) % size
@@ -122,14 +122,14 @@ class Tournament(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class Pairs(struct.Struct):
-    """Members meet in pairs; the loser goes on with the winner's state.
+    """Members meet in random pairs; the loser copies the winner.
 
-    With `CSOExplore` the competitive swarm of Cheng and Jin 2015,
-    https://doi.org/10.1109/TCYB.2014.2322602. Of an odd number one stays as it is.
+    With `CSOExplore` it is the competitive swarm of Cheng and Jin 2015,
+    https://doi.org/10.1109/TCYB.2014.2322602. In an odd population one member stays unchanged.
     """
 
     def __call__(self, fitness: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns whose state each member goes on with."""
+        """Returns the parent of each member."""
         size = fitness.shape[0]
         order = tf.argsort(seeding.uniform(key, [size]))
         half = size // 2
@@ -139,20 +139,20 @@ class Pairs(struct.Struct):
         return tf.tensor_scatter_nd_update(tf.range(size), loser[:, tf.newaxis], winner)
 
 
-# Exploration: coordinates float32 [P] of the members that took over.
+# Exploration: coordinates float32 [P] of the members that copied another.
 
 
 @loadable
 @struct.logic_dataclass
 class Perturb(struct.Struct):
-    """Multiplies by `factor` or divides by it; with a probability draws anew from the range.
+    """Multiplies or divides by `factor`, or resamples from the range with a probability.
 
-    Of a linear hyperparameter a part of the range is added or taken away: `factor - 1` of it.
+    For a linear hyperparameter it adds or subtracts the part `factor - 1` of the range.
 
     Attributes:
-      factor: Above 1.
-      resample_probability: Of drawing anew.
-      log_uniform: Whether the factor is drawn log-uniformly between both, instead.
+      factor: A number above 1.
+      resample_probability: The probability of resampling.
+      log_uniform: Whether to draw the factor log-uniformly between 1 / factor and factor.
     """
 
     factor: float = 1.2
@@ -172,7 +172,7 @@ class Perturb(struct.Struct):
         velocity: tf.Tensor,
         key: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns coordinates [P] to try from those of the parents, and the velocity."""
+        """Returns new coordinates [P] from the parents' coordinates, and the velocity."""
         keys = seeding.streams(key, ["step", "whether", "anew"])
         size = own.shape[0]
         if hyperparameter.scale == "linear":
@@ -210,7 +210,7 @@ class CSOExplore(struct.Struct):
         velocity: tf.Tensor,
         key: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns coordinates [P] to try, and the velocity [P]."""
+        """Returns new coordinates [P], and the velocity [P]."""
         r1, r2, r3 = tf.unstack(seeding.uniform(key, [3, own.shape[0]]))
         pull = r2 * (tf.gather(own, parents) - own)
         moved = r1 * velocity + pull + self.phi * r3 * (tf.reduce_mean(own) - own)

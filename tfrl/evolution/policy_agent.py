@@ -1,4 +1,4 @@
-"""An agent that is a policy and nothing else, for searches."""
+"""An agent with only a policy, for searches."""
 
 from typing import Any
 
@@ -19,22 +19,22 @@ POLICY = "policy"
 @loadable
 @struct.logic_dataclass
 class PolicyAgent(NormalizingAgent):
-    """A policy of any action space that no gradient trains.
+    """A policy for any action space, without training by gradients.
 
-    It takes the mode of its distribution: the best of discrete actions, tanh of the network's
-    output within the bounds of a Box. Its parameters may have a leading axis: those of a
-    population, for observations `[P, B, ...]`.
+    It takes the mode of its distribution: the best of discrete actions, or tanh of the network's
+    output, scaled to the bounds of a Box. Its parameters may have a leading axis [P], the members
+    of a population, for observations `[P, B, ...]`.
 
     Attributes:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action; Boxes have finite bounds.
-      hidden: Units of the layers of the MLP (of an image: the Nature-CNN instead).
-      activation: The MLP's.
+      hidden: Units of the layers of the MLP (an image has the Nature-CNN instead).
+      activation: The activation of the MLP.
       torso: Replaces the MLP.
-      memory: "gru" or "lstm" behind the torso; None for none.
-      memory_size: Its units.
+      memory: "gru" or "lstm" after the torso; None for none.
+      memory_size: Units of the memory.
       normalize_obs: Whether observations are normalised by statistics.
-      obs_clip: Bound of a normalised observation.
+      obs_clip: The bound of normalised observations.
     """
 
     obs_spec: Nest
@@ -62,7 +62,7 @@ class PolicyAgent(NormalizingAgent):
     def init(self, key: tf.Tensor) -> AgentState:
         """Makes fresh parameters, the group `policy`, and empty statistics."""
         params = self.network.init(key, split_mask(self.obs_spec)[0])
-        # What only the spread of explored actions depends on is no parameter of the search.
+        # The search leaves out parameters that affect only the spread of sampled actions.
         spread = params.pop("distribution", {})
         return AgentState(
             params={POLICY: params},
@@ -71,7 +71,7 @@ class PolicyAgent(NormalizingAgent):
         )
 
     def initial_carry(self, batch_size: int) -> Nest:
-        """Returns the recurrent state `[B, ...]` of an episode's start; None without memory."""
+        """Returns the initial recurrent state `[B, ...]`; None without memory."""
         return self.network.initial_carry(batch_size)
 
     def _act(self, state: AgentState, obs: Nest, carry: Nest) -> tuple[Any, Nest]:
@@ -82,7 +82,7 @@ class PolicyAgent(NormalizingAgent):
     def compute_actions(
         self, state: AgentState, obs: Nest, key: tf.Tensor, carry: Nest = None
     ) -> ActionOutput:
-        """Samples actions of the distribution."""
+        """Samples actions from the distribution."""
         policy, after = self._act(state, obs, carry)
         return ActionOutput(action=policy.sample(key), carry=after)
 

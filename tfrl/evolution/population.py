@@ -1,4 +1,4 @@
-"""Episodes of a whole population: each member acts in environments of its own."""
+"""Plays a whole population's episodes: each member acts in separate environments."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from tfrl.types import ActionOutput, EnvState, Nest
 
 @struct.logic_dataclass
 class PopulationActing(struct.Struct):
-    """Acts for P members in P x E environments, rows p E to (p + 1) E - 1 those of member p.
+    """Acts for P members in P x E environments; member p has rows p E to (p + 1) E - 1.
 
-    The agent's parameters have the leading axis P, its observations are `[P, E, ...]`.
+    The agent's parameters have the leading axis P, and its observations are `[P, E, ...]`.
 
     Attributes:
       agent: The agent.
@@ -30,7 +30,7 @@ class PopulationActing(struct.Struct):
     num_members: int
 
     def initial_carry(self, batch_size: int) -> Nest:
-        """Returns the recurrent state `[P E, ...]` of an episode's start."""
+        """Returns the initial recurrent state `[P E, ...]`."""
         initial = getattr(self.agent, "initial_carry", None)
         return None if initial is None else initial(batch_size)
 
@@ -42,7 +42,7 @@ class PopulationActing(struct.Struct):
         return ActionOutput(action=_joined(output.action), carry=_joined(output.carry))
 
     def _apart(self, nest: Nest) -> Nest:
-        """Rows `[P E, ...]` as `[P, E, ...]`."""
+        """Reshapes rows `[P E, ...]` to `[P, E, ...]`."""
 
         def apart(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(x, [self.num_members, -1, *x.shape[1:]])
@@ -51,7 +51,7 @@ class PopulationActing(struct.Struct):
 
 
 def _joined(nest: Nest) -> Nest:
-    """Rows `[P, E, ...]` as `[P E, ...]`."""
+    """Reshapes rows `[P, E, ...]` to `[P E, ...]`."""
 
     def joined(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [-1, *x.shape[2:]])
@@ -61,12 +61,12 @@ def _joined(nest: Nest) -> Nest:
 
 @struct.dataclass
 class Played(struct.Struct):
-    """What a population played.
+    """The episodes of a population.
 
     Attributes:
       totals: Returns and lengths of the episodes, leaves `[P, E]`.
-      obs: Where they are recorded, the observations `[P E, T, ...]`; else None.
-      valid: bool [P E, T], which of them belong to the episodes.
+      obs: The recorded observations `[P E, T, ...]`, or None.
+      valid: bool [P E, T], which observations belong to the episodes.
     """
 
     totals: EpisodeTotals
@@ -75,9 +75,10 @@ class Played(struct.Struct):
 
 
 def bare(env: Any) -> Any:
-    """Returns the environment without autoreset where nothing is above it: it costs time.
+    """Returns the environment without its autoreset layer, which costs time.
 
-    An episode that has ended is played on, and does not count. On the host it stays as it is.
+    It keeps the layer if another wrapper is above it, and on the host. Without autoreset, steps
+    after the end of an episode do not count.
     """
     return env.env if isinstance(env, Episode) and not isinstance(env, HostEnv) else env
 
@@ -89,7 +90,7 @@ def start_states(env: Any, key: tf.Tensor, num_members: int, *, common: bool) ->
       env: The P x E environments.
       key: int32 [2].
       num_members: P.
-      common: Whether all members start alike: common random numbers.
+      common: Whether all members start from the same states (common random numbers).
     """
     if not common:
         return env.reset(key)
@@ -121,15 +122,15 @@ def play_population(
     Args:
       env: P x E environments, see `PopulationActing`.
       agent: The agent.
-      env_state: Where the episodes begin, as of `start_states`.
+      env_state: The start of the episodes, from `start_states`.
       with_params: Returns the agent's state with parameters that have a leading axis.
       population: The parameters of the members, leaves `[P, ...]`.
       key: int32 [2].
-      block: Members that play together, one block after the other; None, or what does not divide P,
-        for all of them.
-      discount: Asks for `discounted_returns`, if not None.
+      block: The number of members that play together, one block after the other; all members if it
+        is None or does not divide P.
+      discount: The discount of `discounted_returns`; None for no discounted returns.
       length: The most steps of an episode; `env.max_episode_steps` if None.
-      records: Whether the observations are recorded.
+      records: Whether to record the observations.
     """
     members = tf.nest.flatten(population)[0].shape[0]
     size = members if block is None or members % block else block
@@ -154,7 +155,7 @@ def play_population(
         return play(population, env_state)
 
     def of_block(i: tf.Tensor) -> Played:
-        def own(x: tf.Tensor) -> tf.Tensor:  # XLA pads all that x[i] is cut of
+        def own(x: tf.Tensor) -> tf.Tensor:  # for x[i], XLA would pad all of x
             return tf.gather(tf.reshape(x, [number, -1, *x.shape[1:]]), i)
 
         start = tf.nest.map_structure(lambda x: own(x) if of_each(x, total) else x, env_state)
@@ -170,27 +171,27 @@ def of_each(x: tf.Tensor, num_envs: int) -> bool:
 
 
 def _by_member(totals: EpisodeTotals, members: int) -> EpisodeTotals:
-    """Totals `[P E]` as `[P, E]`."""
+    """Reshapes totals `[P E]` to `[P, E]`."""
     return tf.nest.map_structure(lambda x: tf.reshape(x, [members, -1]), totals)  # type: ignore[no-any-return]
 
 
 def _batch_major(x: tf.Tensor) -> tf.Tensor:
-    """Rows `[T, B, ...]` as `[B, T, ...]`."""
+    """Transposes rows `[T, B, ...]` to `[B, T, ...]`."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def fitness_of(
     totals: EpisodeTotals, *, discounted: bool, objectives: Sequence[str] = ()
 ) -> tf.Tensor:
-    """Returns the means over the episodes: float32 `[P]`, or `[P, M]` of M objectives.
+    """Returns the mean returns over the episodes: float32 `[P]`, or `[P, M]` for M objectives.
 
     Args:
       totals: Leaves `[P, E]`.
-      discounted: Whether discounted returns count.
-      objectives: Names of rewards, each an objective, where the rewards are a dict.
+      discounted: Whether to use discounted returns.
+      objectives: Names of rewards, one objective each, for a dict of rewards.
 
     Raises:
-      UserError: For rewards that do not fit.
+      UserError: If the rewards do not match the objectives.
     """
     returns = totals.discounted_returns if discounted else totals.episode_returns
     names = sorted(returns) if isinstance(returns, dict) else []

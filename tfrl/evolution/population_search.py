@@ -1,4 +1,4 @@
-"""What searches that keep a population share: where it begins, and its bounds."""
+"""The base of searches with a stored population: initial population and bounds."""
 
 from typing import Any, TypeAlias
 
@@ -15,12 +15,12 @@ Bounds: TypeAlias = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 @struct.dataclass
 class Space(struct.Struct):
-    """The space of a search, as operators need it.
+    """The parameter space of a search, for operators.
 
     Attributes:
       low: float32 [D], minus infinity without bounds.
       high: float32 [D], infinity without bounds.
-      units: int32 [D], the number of the unit of each parameter; see `unit_numbers`.
+      units: int32 [D], the unit number of each parameter; see `unit_numbers`.
     """
 
     low: tf.Tensor
@@ -28,17 +28,17 @@ class Space(struct.Struct):
     units: tf.Tensor
 
     def clip(self, x: tf.Tensor) -> tf.Tensor:
-        """Moves candidates [..., D] into the bounds."""
+        """Clips candidates [..., D] to the bounds."""
         return tf.clip_by_value(x, self.low, self.high)
 
 
 @struct.logic_dataclass
 class PopulationSearch(EvoOptimizer):
-    """A search whose own state holds the next candidates, `population` float32 [P, D].
+    """A search whose state has the next candidates, `population` float32 [P, D].
 
     Attributes:
-      init_std: The first population is normal around the given parameters with this standard
-        deviation; None draws it uniformly within `bounds`.
+      init_std: The standard deviation of the normal first population around the initial parameters;
+        None draws it uniformly within `bounds`.
       bounds: (low, high) of the parameters, each a number or a tuple of D; all candidates are
         clipped to them. None for no bounds.
     """
@@ -67,7 +67,7 @@ class PopulationSearch(EvoOptimizer):
         return search.population
 
     def space(self, size: int, units: tf.Tensor | None = None) -> Space:
-        """Returns the space of D = `size` parameters; each its own unit unless units are given."""
+        """Returns the space of D = `size` parameters; by default each is a separate unit."""
         infinite = float("inf")
         low, high = (-infinite, infinite) if self.bounds is None else self.bounds
         units = tf.range(size) if units is None else units
@@ -93,7 +93,7 @@ class PopulationSearch(EvoOptimizer):
 
 
 def check_bounds(name: str, bounds: Any) -> None:
-    """Raises a UserError unless bounds are (low, high), low below high."""
+    """Raises a UserError unless bounds are (low, high) with low below high."""
     try:
         low, high = (x if isinstance(x, tuple | list) else (x,) for x in bounds)
         size = max(len(low), len(high))
@@ -111,9 +111,9 @@ def check_bounds(name: str, bounds: Any) -> None:
 
 
 def unit_numbers(params: Nest) -> tf.Tensor:
-    """Numbers the units of parameters: those that feed one neuron of a layer share a number.
+    """Numbers the units of parameters: the parameters of one neuron of a leaf share a number.
 
-    A unit is a place on the last axis of a leaf: a column of a kernel `[inputs, neurons]`, an
+    A unit is an index of the last axis of a leaf: a column of a kernel `[inputs, neurons]`, an
     element of a bias `[neurons]`.
 
     Args:

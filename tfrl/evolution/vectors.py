@@ -9,7 +9,7 @@ from tfrl.types import Nest
 
 
 def ravel(params: Nest, *, batch_dims: int = 0) -> tf.Tensor:
-    """Joins the leaves of a nest to vectors.
+    """Concatenates the leaves of a nest to vectors.
 
     Args:
       params: Leaves float32 `[*batch, ...]`, in the order of `tf.nest.flatten`.
@@ -24,11 +24,11 @@ def ravel(params: Nest, *, batch_dims: int = 0) -> tf.Tensor:
 
 
 def unravel(vectors: tf.Tensor, like: Nest) -> Nest:
-    """Splits vectors into nests; undoes `ravel`.
+    """Splits vectors into nests; the inverse of `ravel`.
 
     Args:
       vectors: float32 `[*batch, D]`.
-      like: A nest of the form of one result; its shapes are used.
+      like: A nest with the structure and shapes of one result.
 
     Returns:
       A nest with leaves `[*batch, ...]`.

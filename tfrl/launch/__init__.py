@@ -1,1 +1,1 @@
-"""The binaries: flags, gin files, and one main a module."""
+"""The binaries: flags, gin files, and one `main` per module."""

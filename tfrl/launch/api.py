@@ -1,6 +1,6 @@
-"""`tfrl.train`: a training run from Python, and what `bin/train.py` shares with it.
+"""`tfrl.train`: a training run from Python, and the functions that `bin/train.py` shares.
 
-Nothing here defines an absl flag, so that a program with flags of its own may import it.
+This module defines no absl flags, so that a program with other flags can import it.
 """
 
 from __future__ import annotations
@@ -48,30 +48,29 @@ def train(
     callbacks: Sequence[Any] = (),
     **bindings: Any,
 ) -> dict[str, Any]:
-    """Trains as `tfrl-train` does, in a run folder, and returns the run's summary.
+    """Trains in a run folder, as `tfrl-train` does, and returns the run's summary.
 
-    A second call goes on with the run in the folder. Ctrl-C raises KeyboardInterrupt at once: the
-    next call goes on from the newest checkpoint.
+    A second call resumes the run in the folder. Ctrl-C raises KeyboardInterrupt at once; the next
+    call resumes from the newest checkpoint.
 
     Args:
-      gin_files: One or several; later ones win: `"ppo/tf_cartpole.gin"`. None goes on with the run
-        in `root_dir` as its folder says.
+      gin_files: One or several gin files, for example `"ppo/tf_cartpole.gin"`; later ones override
+        earlier ones. None resumes the run in `root_dir` with its stored configuration.
       root_dir: The run folder; `runs/ppo_tf_cartpole` by default.
-      seed: Of every random draw; None for that of the run in the folder, else 0.
-      if_exists: For a folder that holds a run: "resume" it, "fail", or "new" for a fresh folder.
-      strategy: How computation spreads over devices.
+      seed: The seed of all random draws; None for the seed of the run in the folder, else 0.
+      if_exists: For a folder that has a run: "resume" it, "fail", or "new" for a fresh folder.
+      strategy: The tf.distribute strategy, as the flag of this name.
       check_env: Whether to check the environments shortly before training.
-      allow_code: Whether Python modules may be imported because the folder names them, where
-        `gin_files` is None.
-      callbacks: Your code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
-      **bindings: They win over the files. A name without a dot is one of `train`:
-        `total_env_steps=100_000`. Others are keys of a dict: `**{"make_env.num_envs": 8}`.
+      allow_code: Whether to import Python modules that the folder names, if `gin_files` is None.
+      callbacks: User code at the events of the run, see `tfrl.experiment.callbacks.Callback`.
+      **bindings: Gin bindings, which override the files. A name without a dot belongs to `train`:
+        `total_env_steps=100_000`. Pass others as a dict: `**{"make_env.num_envs": 8}`.
 
     Returns:
-      What `summary.json` holds: `eval_return_mean`, `env_steps`, `env_steps_per_second`, ...
+      The content of `summary.json`: `eval_return_mean`, `env_steps`, `env_steps_per_second`, ...
 
     Raises:
-      UserError: For anything that is wrong in files, bindings, folder or environments.
+      UserError: For wrong files, bindings, folder or environments.
     """
     from tfrl.distribute import choice, make_strategy
     from tfrl.experiment.run_folder import RunFolder
@@ -119,16 +118,16 @@ def assemble(
     chosen: str,
     root_dir: str | None,
 ) -> tuple[Settings, tf.distribute.Strategy]:
-    """Returns settings and strategy, with the threads that suit what will train.
+    """Creates settings and strategy, and sets TensorFlow's threads for the workflow.
 
-    A strategy over processes must be made before anything computes. With any other TensorFlow
-    begins to compute, and its threads are what they are.
+    A strategy over processes must be created before TensorFlow computes anything. Any other
+    strategy starts TensorFlow, after which its threads are fixed.
 
     Args:
-      make_settings: Makes the settings.
-      make_strategy: Makes the strategy.
-      chosen: Which, as `choice.choose` says.
-      root_dir: The folder of a run to go on with, if there is one.
+      make_settings: Creates the settings.
+      make_strategy: Creates the strategy.
+      chosen: The kind of the strategy, from `choice.choose`.
+      root_dir: The folder of a run to resume, or None.
     """
     from tfrl.launch import threads
 
@@ -151,13 +150,13 @@ def start(
     check_env: bool,
     callbacks: Sequence[Any] = (),
 ) -> int:
-    """Checks what may fail without leaving a folder, and trains.
+    """Checks everything that may fail before a folder is created, then trains.
 
     Args:
-      settings: What gin describes.
+      settings: The settings from gin.
       options: How the run starts.
       root_dir: The run folder.
-      strategy: How computation spreads over devices.
+      strategy: The tf.distribute strategy.
       termination: Reports SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
       check_env: Whether to check the environments.
@@ -180,13 +179,13 @@ def start(
 
 
 def default_root_dir(files: list[str]) -> str:
-    """Returns the folder of runs without --root_dir, `runs/ppo_tf_cartpole` for example."""
+    """Returns the default run folder, for example `runs/ppo_tf_cartpole`."""
     name = files[-1].rpartition("://")[2].removesuffix(".gin").strip("./")
     return f"runs/{name.replace('/', '_')}"
 
 
 def check_environments(workflow: Workflow, seed: int) -> None:
-    """Checks the training's environments, see `tfrl.envs.check_env`; errors say how not to."""
+    """Checks the training environments, see `tfrl.envs.check_env`; errors tell how to skip it."""
     if workflow.env is not None:
         from tfrl.envs.checker_host import check_before_training
 

@@ -1,7 +1,7 @@
-"""The frame of every binary: flags, help, exit codes, and one paragraph for a user's mistake.
+"""The frame of every binary: flags, help, exit codes, and one paragraph per user error.
 
-Exit codes: 0 done or help shown; 2 a user's mistake; 130 interrupted from the keyboard; whatever a
-`SystemExit` carries; 1 with a traceback for a bug.
+Exit codes: 0 for success or help; 2 for a user error; 130 for a keyboard interrupt; the code of a
+`SystemExit`; 1 with a traceback for a bug.
 """
 
 import os
@@ -35,14 +35,14 @@ def run(
     """Parses the command line, calls `main` and exits.
 
     `main` reads its flags from `tfrl.launch.flags.common()` and `absl.flags.FLAGS`, and imports
-    TensorFlow itself, so that `--help` and mistakes in flags are answered at once.
+    TensorFlow itself, so that `--help` and wrong flags are answered at once.
 
     Args:
       main: The program; its result is the exit code, None for 0.
-      doc: What `--help` says first.
+      doc: The first paragraph of `--help`.
       argv: The command line; `sys.argv` by default.
-      takes_folders: Whether there may be arguments without flags; `main` gets the list of them.
-        Such a program has its own flags alone, none of those that all others have.
+      takes_folders: Whether the program takes positional arguments; `main` gets their list. This
+        program does not have the common flags.
 
     Raises:
       SystemExit: Always, with the exit code.
@@ -53,7 +53,7 @@ def run(
     logging.set_verbosity(logging.WARNING)
     logging.set_stderrthreshold("warning")
     warnings.showwarning = _show_warning
-    # Modules beside the user are found last, so that none of them stands in for a library's.
+    # The working directory comes last, so that its modules do not shadow libraries.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     app.run(
@@ -78,25 +78,25 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """Shows tfrl's own warnings as one line, and keeps those of other libraries to themselves."""
+    """Prints tfrl's warnings as one line; drops other libraries' warnings."""
     del category, lineno, line
     if pathlib.Path(filename).is_relative_to(_PACKAGE):
         print(f"Warning: {working_copy.named(message)}", file=file or sys.stderr, flush=True)
 
 
 def fail(error: UserError) -> NoReturn:
-    """Prints a user's mistake as one paragraph on standard error and exits with its code, 2 mostly.
+    """Prints a user error as one paragraph on standard error; exits with its code, usually 2.
 
     Args:
-      error: The mistake.
+      error: The error.
 
     Raises:
       SystemExit: Always.
     """
     sys.stdout.flush()
-    # gin appends the calls that the error passed through; the parts alone are the paragraph.
+    # gin appends its call chain to the message; only the error's parts form the paragraph.
     paragraph = UserError(error.thing, expected=error.expected, got=error.got, remedy=error.remedy)
-    # Where an environment failed is in the user's own traceback alone.
+    # Only the user's traceback shows where an environment failed.
     there = _user_traceback(error)
     if there:
         print(there.rstrip(), file=sys.stderr)
@@ -107,7 +107,7 @@ def fail(error: UserError) -> NoReturn:
 
 
 def _user_traceback(error: BaseException | None) -> str:
-    """The traceback that an error carries, or one that it was raised from."""
+    """Returns the user's traceback of an error or of its causes."""
     while error is not None:
         for name in ("user_traceback", "worker_traceback"):
             if result := getattr(error, name, ""):
@@ -130,7 +130,7 @@ def _call(main: Callable[..., int | None], *args: Any) -> int | None:
         print("Interrupted.", file=sys.stderr, flush=True)
         raise SystemExit(130) from None
     finally:
-        distrust(None)  # a run folder's names are distrusted for its own program alone
+        distrust(None)  # a run folder's names are distrusted only during its program
 
 
 def _parse(argv: list[str], doc: str, takes_folders: bool) -> list[str]:
@@ -166,30 +166,30 @@ def _parse(argv: list[str], doc: str, takes_folders: bool) -> list[str]:
 
 
 def _print_help(text: str) -> None:
-    """Prints, also into a pipe whose reader (`head`, a pager) stops early."""
+    """Prints text; allows for a pipe whose reader (`head`, a pager) stops early."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # So that the interpreter's own flush at exit has somewhere to go.
+        # The interpreter's flush at exit needs an open file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _own_flags() -> dict[str, list[Any]]:
-    """Returns our flags by module; absl's and other libraries' are left out."""
+    """Returns tfrl's flags by module, without absl's and other libraries'."""
     by_module = flags.FLAGS.flags_by_module_dict()
     own = {m: f for m, f in by_module.items() if m.startswith("tfrl.") or m == sys.argv[0]}
     return own or by_module
 
 
 def help_text(doc: str, full: bool = False) -> str:
-    """Returns what `--help` shows.
+    """Returns the text of `--help`.
 
     Args:
-      doc: What the binary does.
+      doc: The description of the binary.
       full: Also list the flags of other libraries.
 
     Returns:
-      The text, one paragraph a flag.
+      The text, one paragraph per flag.
     """
     by_module = flags.FLAGS.flags_by_module_dict() if full else _own_flags()
     lines = [doc.strip(), "", "Flags:"] if doc.strip() else ["Flags:"]
@@ -209,7 +209,7 @@ def _describe(flag: Any) -> list[str]:
     form = f"=<{'|'.join(values)}>" if values else "" if flag.boolean else "=<value>"
     negation = "[no]" if flag.boolean else ""
     text = flag.help.partition(">: ")[2] if values else flag.help  # absl puts "<a|b>: " in front.
-    text = text.partition(";\n")[0]  # absl puts "repeat this option" behind.
+    text = text.partition(";\n")[0]  # absl appends "repeat this option".
     default = "" if flag.default in (None, []) else f" Default: {str(flag.default).lower()}."
     return [f"  --{negation}{flag.name}{form}", f"      {text}{default}"]
 
@@ -225,7 +225,7 @@ def _unknown_flag(name: str) -> UserError:
 
 
 def _bad_value(error: flags.Error) -> UserError:
-    # absl words it "flag --seed=abc: <what is wrong>", or names the flag somewhere within.
+    # absl's message is "flag --seed=abc: <reason>", or names the flag elsewhere.
     text = str(error)
     head, _, why = text.partition(": ")
     if head.startswith("flag --") and why:

@@ -1,4 +1,4 @@
-"""`best.gin` of a search: the configuration of its best trial, as a gin file that trains."""
+"""`best.gin` of a search: the configuration of its best trial, as a gin file for training."""
 
 import pathlib
 from typing import Any
@@ -12,15 +12,15 @@ NAME = "best.gin"
 
 
 def write(study: Any, root: pathlib.Path, values: common_flags.CommonFlags) -> pathlib.Path | None:
-    """Writes `best.gin` into the folder of a search.
+    """Writes `best.gin` to the folder of a search.
 
     Args:
       study: The optuna study.
       root: The folder.
-      values: The common flags: what all trials share.
+      values: The common flags, which all trials share.
 
     Returns:
-      The file; None before a trial is complete.
+      The file; None before any trial is complete.
     """
     trial = studies.best(study)
     if trial is None:
@@ -40,7 +40,7 @@ def write(study: Any, root: pathlib.Path, values: common_flags.CommonFlags) -> p
 
 
 def _lasting(name: str) -> str:
-    """The name of a gin file from any folder: of a shipped one as it is, else the whole path."""
+    """Returns a gin file's name for any folder: unchanged for a shipped file, else its path."""
     path = gin_files.resolve(name)
     if isinstance(path, gin_files.RemoteFile):
         return str(path)

@@ -1,4 +1,4 @@
-"""`bin/collect.py`: plays the environments of a training for a learner in another process."""
+"""`bin/collect.py`: collects experience for a learner in another process."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def main() -> int:
         )
     from tfrl.launch import gin_files
 
-    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    # Reports a missing file or a typo before TensorFlow is imported.
     gin_files.read(values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     from tfrl.launch import settings
 
     assembled = settings.assemble(values.gin_file, values.gin_bindings)
-    # A signal while others are waited for ends it at once.
+    # A signal while it waits for other processes ends it at once.
     with contextlib.closing(_collector(assembled.workflow, server)) as made, termination.deferred():
         app.say(f"Collector {task_id} of {num_tasks} plays.")
         made.run(lambda: termination.requested)
@@ -76,7 +76,7 @@ def _collector(workflow: Workflow, server: str) -> Any:
     }
     if isinstance(workflow, OnPolicyWorkflow):
         return RolloutCollector(workflow, values.variable_server or server, **common)
-    workflow = cast("OffPolicyWorkflow", workflow)  # another one is refused there
+    workflow = cast("OffPolicyWorkflow", workflow)  # ReplayCollector rejects others
     return ReplayCollector(workflow, server, values.variable_server, **common)
 
 

@@ -1,6 +1,6 @@
-"""What gin files may name: factories, agents, workflows. Importing this registers them.
+"""Registers the names for gin files: factories, agents, workflows.
 
-Gin configures factories, workflows and mains, never ops. The library itself does not know gin.
+Gin configures factories, workflows and mains, never ops. The rest of the library does not know gin.
 """
 
 import functools
@@ -46,15 +46,16 @@ def make_env(
 
     Args:
       env_id: `suite:task`, for example `tf:CartPole-v1`.
-      num_envs: How many (B).
+      num_envs: The number of environments (B).
       autoreset: NEXT_STEP, SAME_STEP, SAME_STEP_CACHED or DISABLED.
-      max_episode_steps: The task's own limit when None.
-      wrappers: `(@ActionRepeat, ...)` or functions from environment to environment, innermost
-        first, below time limit and autoreset; around Gymnasium's environments Gymnasium's own, such
-        as `(@ClipAction,)`.
-      outer_wrappers: The same above them; around environments on the host RewardScale, RewardClip
-        and RewardNormalize.
-      info_fields: Numbers of `info`, `('success',)`, whose means over episodes are metrics.
+      max_episode_steps: The step limit of episodes; None for the task's limit.
+      wrappers: `(@ActionRepeat, ...)`, or functions from environment to environment, innermost
+        first, below time limit and autoreset. For Gymnasium environments, Gymnasium's wrappers, for
+        example `(@ClipAction,)`.
+      outer_wrappers: Wrappers above time limit and autoreset; for environments on the host
+        RewardScale, RewardClip and RewardNormalize.
+      info_fields: Names of numbers in `info`, for example `('success',)`; their means over episodes
+        become metrics.
       env_kwargs: Further arguments of the task.
     """
     more = {"info_fields": info_fields} if info_fields else {}
@@ -70,14 +71,14 @@ def make_env(
 
 
 def _wrapping(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A wrapper as a function of the environment, with what gin binds to it.
+    """Returns a wrapper as a function of the environment, with its gin bindings.
 
-    Bound here, since the processes in which environments may be made know no gin.
+    The bindings are applied here, since worker processes do not have gin's configuration.
     """
     if isinstance(wrapper, type) and issubclass(wrapper, Wrapper):
         return functools.partial(_wrap, wrapper)
     plain = _importable(wrapper)
-    for known in (wrapper, plain):  # a reference of a file is neither the one nor the other
+    for known in (wrapper, plain):  # a reference in a gin file is neither
         try:
             return _Sendable(wrapper, plain, gin.get_bindings(known))
         except ValueError:
@@ -86,12 +87,12 @@ def _wrapping(wrapper: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 class _Sendable:
-    """A wrapper as gin gave it, so that gin notes its use; in a process, the plain one, bound."""
+    """Calls gin's wrapper here, so that gin notes its use; pickles as the plain, bound wrapper."""
 
     def __init__(
         self, wrapper: Callable[..., Any], plain: Callable[..., Any], bindings: dict[str, Any]
     ):
-        self._wrapper = wrapper  # gin gives it what is bound, and notes that it was read
+        self._wrapper = wrapper  # gin passes its bindings and marks them as read
         self._plain = functools.partial(plain, **bindings)
         self.__name__ = getattr(plain, "__name__", type(plain).__name__)
 
@@ -103,7 +104,7 @@ class _Sendable:
 
 
 def _importable(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """What a wrapper's module has under its name; gin's own form cannot go to a process."""
+    """Returns the object of a wrapper's module and name; gin's version cannot be pickled."""
     result: Any = sys.modules.get(getattr(wrapper, "__module__", ""))
     for name in getattr(wrapper, "__qualname__", "<lambda>").split("."):
         result = getattr(result, name, None)
@@ -122,7 +123,7 @@ def _wrappings(name: str, wrappers: Any) -> list[Callable[[Any], Any]]:
 
 
 def _wrap(wrapper: Callable[..., Any], env: Any) -> Any:
-    """The wrappers of device environments take keyword arguments only."""
+    """Applies a wrapper of device environments, which takes only keyword arguments."""
     return wrapper(env=env)
 
 
@@ -138,8 +139,8 @@ def make_policy(
     Args:
       obs_spec: The nest of specs of one observation.
       action_spec: The nest of specs of one action.
-      torso: A torso such as `@MLP()`, a function from the observation's spec to one, or None for
-        `make_torso`.
+      torso: A torso, for example `@MLP()`, a function from the observation's spec to a torso, or
+        None for `make_torso`.
       head_scale: The gain of the last layer.
     """
     return networks.PolicyNetwork(
@@ -156,7 +157,7 @@ def make_value(
     torso: Torso | Callable[[Nest], Torso] | None = None,
     head_scale: float = 1.0,
 ) -> networks.ValueNetwork:
-    """Makes a value network for `PPO.value = @make_value`; arguments as of `make_policy`."""
+    """Makes a value network for `PPO.value = @make_value`; see `make_policy` for arguments."""
     return networks.ValueNetwork(torso=_torso(torso, obs_spec), head_scale=head_scale)
 
 
@@ -167,14 +168,14 @@ def _torso(torso: Torso | Callable[[Nest], Torso] | None, obs_spec: Nest) -> Tor
 
 
 def _configured(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """The factory as gin configures it."""
+    """Returns the factory with gin's configuration."""
     return gin.get_configurable(factory.__name__)
 
 
 def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., Agent]:
-    """An agent's constructor for gin, where a network may be a function of the specs.
+    """Wraps an agent's constructor for gin, so that networks may be functions of the specs.
 
-    The specs are known only when the workflow has its environments, so a gin file cannot give
+    The specs are known only once the workflow has its environments, so a gin file cannot construct
     the network itself.
     """
 
@@ -183,13 +184,13 @@ def _with_network_factories(agent_class: Callable[..., Agent]) -> Callable[..., 
         for name in ("policy", "value", "torso", "actor_torso"):
             network = options.get(name)
             if network is not None and not isinstance(network, networks.Network):
-                # A torso sees observations only, without an action mask.
+                # A torso gets only observations, without an action mask.
                 input_spec = split_mask(obs_spec)[0]
                 specs = (input_spec,) if name.endswith("torso") else (input_spec, action_spec)
                 options[name] = network(*specs)
         return agent_class(obs_spec=obs_spec, action_spec=action_spec, **options)
 
-    # So that gin sees the parameters and writes their defaults into the operative configuration.
+    # Lets gin see the parameters and write their defaults to the operative configuration.
     make.__signature__ = inspect.signature(agent_class)  # type: ignore[attr-defined]
     return make
 
@@ -198,12 +199,12 @@ def _task_config(**values: Any) -> tasks.RLTaskConfig:
     return tasks.RLTaskConfig(**values)
 
 
-# Of a class gin sees the fields only, and not the groups.
+# Gin would see only the fields of the class, not the groups.
 _task_config.__signature__ = inspect.signature(tasks.RLTaskConfig)  # type: ignore[attr-defined]
 
 
-# Gymnasium's wrappers for `make_env.wrappers` of its environments. Not those that hold running
-# statistics, which no checkpoint would keep: see PPO.normalize_obs and RewardNormalize.
+# Gymnasium's wrappers for `make_env.wrappers`. Wrappers with running statistics are left out, since
+# checkpoints would not save them: see PPO.normalize_obs and RewardNormalize.
 _GYMNASIUM_WRAPPERS = (
     "ClipAction",
     "ClipReward",
@@ -226,7 +227,7 @@ _GYMNASIUM_WRAPPERS = (
 )
 
 
-# TF-Agents' agents; itself it is imported when one of them is made.
+# TF-Agents' agents; TF-Agents is imported when one of them is created.
 _TF_AGENTS = {
     "TFAgentsCategoricalDQN": tf_agents_factories.make_categorical_dqn,
     "TFAgentsDDPG": tf_agents_factories.make_ddpg,
@@ -238,7 +239,7 @@ _TF_AGENTS = {
 }
 
 
-# What no gin file makes: interfaces and states.
+# Not for gin files: interfaces and states.
 _NOT_IN_GIN = (
     evolution.EvoOptimizer,
     evolution.EvoState,
@@ -248,7 +249,7 @@ _NOT_IN_GIN = (
 
 
 def _register() -> None:
-    # The modules of the names that gin shows are part of what users type: keep them short.
+    # Users type these module names: keep them short.
     for thing, module in (
         (agents.RandomAgent, "agents"),
         (learners.ModuleConfig, "learners"),
@@ -263,7 +264,7 @@ def _register() -> None:
         (networks.StateActionTorso, "networks"),
     ):
         gin.external_configurable(thing, module=module)
-    # The flags choose the strategy.
+    # Flags choose the strategy.
     for workflow in (
         workflows.EvolutionWorkflow,
         workflows.OffPolicyWorkflow,
@@ -284,7 +285,7 @@ def _register() -> None:
             gin.external_configurable(part, module="evolution")
     specs = ["obs_spec", "action_spec"]
     gin.external_configurable(evolution.PolicyAgent, module="agents", denylist=specs)
-    # The workflow gives the rest.
+    # The workflow passes the other arguments.
     of_run = [*specs, "num_envs", "n_step", "discount"]
     for maker in (replay.InGraphReplay, reverb.ReverbReplay):
         gin.external_configurable(maker, module="replay", denylist=of_run)
@@ -303,7 +304,7 @@ def _register() -> None:
             gin.external_configurable(wrapper, module="gymnasium.wrappers", denylist=["env"])
     for name in wrappers_lib.__all__:
         wrapper = getattr(wrappers_lib, name)
-        if not name.startswith("Episode"):  # make_env puts that layer in its place itself.
+        if not name.startswith("Episode"):  # make_env adds that layer itself.
             gin.external_configurable(wrapper, module="wrappers", denylist=["env"])
 
 

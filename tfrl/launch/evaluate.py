@@ -111,18 +111,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates the greedy policy of a checkpoint, and prints a table.
 
-    Of several processes, which share the episodes, the chief prints and records the video.
+    Several processes share the episodes; the chief prints and records the video.
 
     Args:
       settings: The run's configuration.
-      root_dir: The run folder; nothing in it is changed.
-      episodes: Exactly so many, each weighted once.
+      root_dir: The run folder; it is only read.
+      episodes: The exact number of episodes, each with equal weight.
       checkpoint: "latest", "best" or a number of env steps.
-      seed: Of the episodes.
+      seed: The seed of the episodes.
       video: Path of a .mp4 or .gif to record one episode to, or None.
 
     Returns:
-      `eval_return_mean`, `eval_return_std`, `eval_episodes` and more, out of JSON's types.
+      `eval_return_mean`, `eval_return_std`, `eval_episodes` and more, as JSON types.
     """
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import multi_worker
@@ -149,23 +149,23 @@ def evaluate(
             recorded = workflow.record_video(state, path, seed)
         figures["video"] = working_copy.named(recorded.path)
     if group is not None:
-        group.barrier("the end")  # who leaves earlier looks lost to the others
+        group.barrier("the end")  # a worker that left earlier would look lost
     if leads:
         _show(f"{folder.root}, {restored.path.name}", figures)
     return figures
 
 
 def await_run(root_dir: str | None, seconds: float) -> None:
-    """Returns once a folder holds the configuration of a run and a checkpoint.
+    """Waits until a folder has the configuration of a run and a checkpoint.
 
     Raises:
-      UserError: It does not within `seconds`.
+      UserError: It has not within `seconds`.
     """
     from tfrl.experiment.checkpoints import CheckpointManager
     from tfrl.experiment.run_folder import RunFolder
 
     if root_dir is None:
-        run_config.find(root_dir)  # says that the flag is missing
+        run_config.find(root_dir)  # raises: the flag is missing
     folder, deadline, printed = RunFolder(str(root_dir)), time.monotonic() + seconds, False
     while not (
         run_config.holds(root_dir)
@@ -185,18 +185,18 @@ def await_run(root_dir: str | None, seconds: float) -> None:
 
 
 def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
-    """Evaluates each new checkpoint until the run has ended; of several the newest.
+    """Evaluates each new checkpoint, or the newest of several, until the run has ended.
 
     Args:
       settings: The run's configuration.
-      root_dir: The run folder; `evaluations.jsonl` in it gets a line for each.
-      termination: Tells of SIGTERM and Ctrl-C.
+      root_dir: The run folder; each evaluation appends a line to its `evaluations.jsonl`.
+      termination: Reports SIGTERM and Ctrl-C.
 
     Returns:
       The exit code.
 
     Raises:
-      UserError: There is no new checkpoint for --wait_seconds, and the run has not ended.
+      UserError: No new checkpoint for --wait_seconds, and the run has not ended.
     """
     from tfrl.experiment.checkpoints import CheckpointManager
     from tfrl.experiment.run_folder import RunFolder
@@ -206,7 +206,7 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
     done, since = -1, time.monotonic()
     with termination.deferred():
         while not termination.requested:
-            ended = folder.read_summary() is not None  # before the look at checkpoints
+            ended = folder.read_summary() is not None  # read before the checkpoints
             newest = max(manager.steps, default=-1)
             if newest > done:
                 result = evaluate(
@@ -236,7 +236,7 @@ def watch(settings: "Settings", root_dir: str, termination: Termination) -> int:
 
 
 def _await_change(folder: "RunFolder") -> None:
-    """Waits a little; a remote folder is read again."""
+    """Waits a little; refreshes the copy of a remote folder."""
     from tfrl.storage import working_copy
 
     is_copy = working_copy.copy_of(folder.root) is not None

@@ -1,4 +1,4 @@
-"""`bin/export.py`: writes a run's policy, from any of its checkpoints, for use without tfrl."""
+"""`bin/export.py`: exports a run's policy from any checkpoint, for use without tfrl."""
 
 import contextlib
 import importlib.util
@@ -22,7 +22,7 @@ What was written is compared with the policy itself, in a process without tfrl."
 FORMATS = ("saved_model", "tf_agents", "tflite", "onnx")
 
 flags.DEFINE_enum("format", "saved_model", FORMATS, "What to write.")
-# bin/evaluate.py has a flag of this name too; a process that knows both has the later one.
+# bin/evaluate.py also has a flag of this name; in a process with both, the later one counts.
 flags.DEFINE_string(
     "checkpoint",
     "latest",
@@ -89,7 +89,7 @@ def _check_flags(form: str) -> None:
 
 
 def _target(root_dir: str, form: str) -> pathlib.Path | str:
-    """Returns the folder to write, after a look at what is there."""
+    """Returns the folder to write, and checks its present content."""
     from tfrl.storage import remote
 
     target: pathlib.Path | str = flags.FLAGS.output_dir or os.path.join(root_dir, "export", form)
@@ -114,7 +114,7 @@ def _target(root_dir: str, form: str) -> pathlib.Path | str:
 
 
 def _is_export(folder: pathlib.Path | str) -> bool:
-    """Whether a folder holds an export and nothing else, such as a run."""
+    """Whether a folder has an export and nothing else, for example no run."""
     from tfrl.storage import files, remote
 
     try:

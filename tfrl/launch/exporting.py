@@ -1,4 +1,4 @@
-"""Writes the policy of a checkpoint in one of the formats, verified, with its metadata."""
+"""Exports the policy of a checkpoint in one of the formats, verified, with metadata."""
 
 import datetime
 import pathlib
@@ -40,24 +40,24 @@ def export(
     quantize: bool,
     verify: bool,
 ) -> dict[str, Any]:
-    """Exports the policy of a checkpoint, whole or not at all.
+    """Exports the policy of a checkpoint atomically.
 
     Args:
       settings: The run's configuration.
-      root_dir: The run folder; nothing in it but the export is changed.
+      root_dir: The run folder; only the export in it is changed.
       form: "saved_model", "tf_agents", "tflite" or "onnx".
-      target: The folder to write; one that is there is replaced.
+      target: The folder to write; an existing one is replaced.
       checkpoint: "latest", "best", a number of env steps, or the folder of a checkpoint.
-      seed: For `setup`; the checkpoint's values take the place of what it makes.
-      quantize: Of tflite, whether weights become int8.
+      seed: The seed of `setup`; the checkpoint's values replace its state.
+      quantize: For tflite, whether weights become int8.
       verify: Whether to compare the export with the policy, in another process.
 
     Returns:
-      What was written and measured, out of JSON's types.
+      The export's metadata and measurements, as JSON types.
 
     Raises:
-      UserError: There is no such checkpoint, the policy cannot be exported, or what was written
-        does not act as the policy does.
+      UserError: There is no such checkpoint, the policy cannot be exported, or the export does not
+        act like the policy.
     """
     folder, workflow = RunFolder(root_dir), settings.workflow
     if workflow.worker_group is not None:
@@ -99,7 +99,7 @@ def _verified(
 
 
 def _policy(workflow: Workflow, state: State) -> tuple[PolicyFunctions, Any]:
-    """The functions of a run's policy, and what to compare their answers with."""
+    """Returns the functions of a run's policy, and the reference for their outputs."""
     if isinstance(workflow, TaskWorkflow):
         model = program_of(state).training.model
         policy = task_functions(workflow.task, model)
@@ -154,7 +154,7 @@ def _restore(folder: RunFolder, checkpoint: str) -> Restored:
             remedy=f"Those of this run are in {folder.checkpoints}.",
         )
     restored = CheckpointManager(which.parent, read_only=True, log=say).restore(int(name[1]))
-    return cast(Restored, restored)  # the folder is there
+    return cast(Restored, restored)  # the folder exists
 
 
 def _which(text: str) -> str | int | pathlib.Path:
@@ -199,13 +199,13 @@ def _metadata(
 
 
 def _env_id(run: dict[str, Any]) -> str | None:
-    """The id of the environments of the training, where a binding says it."""
+    """Returns the id of the training environments, None without a binding."""
     bound = run.get("configuration", {}).get("make_env.env_id")
     return None if bound is None else str(bound).strip("'\"")
 
 
 def _learner_steps(restored: Restored) -> int | None:
-    """The gradient steps behind the parameters."""
+    """Returns the learner steps of the checkpoint's parameters."""
     for path in ("learner/counters/learner_steps", "progress/learner_steps"):
         if path in restored.values:
             return int(restored.values[path])
@@ -213,7 +213,7 @@ def _learner_steps(restored: Restored) -> int | None:
 
 
 def _newest_evaluation(folder: RunFolder, steps: int, digest: str) -> dict[str, Any] | None:
-    """The evaluation of these parameters at the end of the run, or the last one before them."""
+    """Returns the final evaluation of these parameters, or the last evaluation before them."""
     summary = folder.read_summary() or {}
     if (summary.get("env_steps"), summary.get("params_digest")) == (steps, digest):
         names = ("eval_return_mean", "eval_return_std", "eval_episodes")
@@ -225,7 +225,7 @@ def _newest_evaluation(folder: RunFolder, steps: int, digest: str) -> dict[str, 
         for line in rows:
             try:
                 row = files.from_json(line)
-            except ValueError:  # the last line of a run that writes now
+            except ValueError:  # the last line, while the run writes it
                 continue
             if row.get("eval_return_mean") is not None and row["env_steps"] <= steps:
                 newest = {k: v for k, v in row.items() if k == "env_steps" or k[:5] == "eval_"}
@@ -235,7 +235,7 @@ def _newest_evaluation(folder: RunFolder, steps: int, digest: str) -> dict[str, 
 def _figures(
     form: str, target: pathlib.Path, metadata: dict[str, Any], restored: Restored
 ) -> dict[str, Any]:
-    """The last line of the command."""
+    """Returns the values of the command's last line."""
     measured = metadata["verification"] or {}
     say(f"{target}, {form} of {restored.path.name}")
     for name, why in metadata["left_out"].items():

@@ -1,4 +1,4 @@
-"""The flags that every binary has, and what they do to TensorFlow."""
+"""The common flags of all binaries, and their effect on TensorFlow."""
 
 import dataclasses
 import os
@@ -34,8 +34,8 @@ flags.DEFINE_enum(
     "What to do when --root_dir holds a run: go on with it, stop, or start in a fresh folder.",
 )
 flags.DEFINE_enum("strategy", "auto", STRATEGIES, "How computation spreads over devices.")
-# TF-Agents' strategy_utils defines --tpu too. Overriding allows both definitions in either order;
-# the later one replaces the value, hence `common()`, which keeps what was parsed.
+# TF-Agents' strategy_utils also defines --tpu. Overriding allows both definitions in either order.
+# The later one replaces the value, so `common()` keeps the parsed values.
 flags.DEFINE_string(
     "tpu",
     None,
@@ -62,7 +62,7 @@ flags.DEFINE_boolean("deterministic_ops", False, "Use only ops that repeat to th
 
 @dataclasses.dataclass(frozen=True)
 class CommonFlags(StartOptions):
-    """The values of the common flags as the command line gave them."""
+    """The values of the common flags on the command line."""
 
     root_dir: str | None
     gin_file: tuple[str, ...]
@@ -75,7 +75,7 @@ _captured: list[CommonFlags] = []
 
 
 def capture() -> CommonFlags:
-    """Keeps the values that absl has just parsed; `tfrl.launch.app.run` calls it.
+    """Stores the values that absl has just parsed; `tfrl.launch.app.run` calls it.
 
     Returns:
       The values.
@@ -100,7 +100,7 @@ def common() -> CommonFlags:
 
 
 def check_strategy(strategy: str, tpu: str | None = None, num_logical_cpus: int = 1) -> None:
-    """Checks all about the strategy that can be known before TensorFlow is imported.
+    """Checks the strategy as far as possible before TensorFlow is imported.
 
     Args:
       strategy: One of `STRATEGIES`.
@@ -108,7 +108,7 @@ def check_strategy(strategy: str, tpu: str | None = None, num_logical_cpus: int 
       num_logical_cpus: Value of `--num_logical_cpus`.
 
     Raises:
-      UserError: Flags that do not go together, or a TF_CONFIG that is malformed or missing.
+      UserError: Contradictory flags, or a malformed or missing TF_CONFIG.
     """
     choose(strategy, tpu=tpu, num_logical_cpus=num_logical_cpus)
 
@@ -116,17 +116,17 @@ def check_strategy(strategy: str, tpu: str | None = None, num_logical_cpus: int 
 def strategy_from_flags(
     values: CommonFlags, log: Callable[[str], None] | None = None
 ) -> "tf.distribute.Strategy":
-    """Makes the strategy that the flags ask for, right after `configure_tensorflow`.
+    """Creates the strategy of the flags; to call right after `configure_tensorflow`.
 
     Args:
       values: The common flags.
-      log: Takes lines about other workers that are waited for.
+      log: Takes lines about waiting for other workers.
 
     Returns:
       The strategy.
 
     Raises:
-      UserError: The devices or workers are not there.
+      UserError: Devices or workers are missing.
     """
     from tfrl.distribute import make_strategy
 
@@ -136,15 +136,15 @@ def strategy_from_flags(
 
 
 def configure_tensorflow(values: CommonFlags) -> None:
-    """Applies `--num_logical_cpus` and `--deterministic_ops`, and keeps TensorFlow's hints quiet.
+    """Applies `--num_logical_cpus` and `--deterministic_ops`, and silences TensorFlow's hints.
 
-    Call it before TensorFlow computes.
+    Call it before TensorFlow computes anything.
 
     Args:
       values: The common flags.
 
     Raises:
-      UserError: TensorFlow has computed already.
+      UserError: TensorFlow has already started.
     """
     import tensorflow as tf
 

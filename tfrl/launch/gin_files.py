@@ -1,7 +1,7 @@
-"""Gin files: where they are, and reading them so that no mistake passes in silence.
+"""Finds gin files and reads them strictly.
 
-gin itself lets pass: undotted bindings (they become macros), misspelt scopes, duplicate bindings,
-bindings that nothing reads, and values of the wrong type. Here each is an error that says where.
+gin itself accepts undotted bindings (they become macros), misspelt scopes, duplicate bindings,
+unused bindings, and values of the wrong type. Here each is an error that names the place.
 """
 
 import ast
@@ -27,7 +27,7 @@ from tfrl.storage import remote
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A gin file at an address such as `gs://bucket/experiment.gin`."""
+    """A gin file at an address, for example `gs://bucket/experiment.gin`."""
 
     url: str
 
@@ -60,7 +60,7 @@ class Macro:
 
 
 class _Delegate(config_parser.ParserDelegate):
-    """Builds the two classes above where gin would build its own references."""
+    """Makes gin's parser build `Reference` and `Macro` instead of gin's references."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         """Keeps the name as written; `evaluate` does not matter for checking."""
@@ -73,7 +73,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 @dataclasses.dataclass(frozen=True)
 class Binding:
-    """One `scope/selector.parameter = value`, and where it stands."""
+    """One `scope/selector.parameter = value`, and its place."""
 
     scope: str
     selector: str
@@ -89,7 +89,7 @@ class Binding:
 
     @property
     def key(self) -> str:
-        """The left-hand side as the user may have written it."""
+        """The left-hand side, as a user would write it."""
         name = f"{self.selector}.{self.parameter}" if self.parameter else self.selector
         return f"{self.scope}/{name}" if self.scope else name
 
@@ -97,15 +97,15 @@ class Binding:
 def read_file(
     path: GinFile, resolve: Resolve, parents: tuple[GinFile, ...] = ()
 ) -> Iterator[Binding]:
-    """Yields the bindings of a file and of what it includes, in gin's order.
+    """Yields the bindings of a file and of its includes, in gin's order.
 
     Args:
       path: An existing gin file.
-      resolve: Finds the files that it includes.
+      resolve: Finds the included files.
       parents: The files that include this one.
 
     Yields:
-      Every binding, where it stands.
+      Every binding, with its place.
 
     Raises:
       UserError: Syntax errors, missing or circular includes, failing imports.
@@ -150,7 +150,7 @@ def read_binding(text: str) -> list[Binding]:
       Its bindings; one, unless the text has several lines.
 
     Raises:
-      UserError: The text is not of that form.
+      UserError: The text has another form.
     """
     if "=" not in text:
         raise UserError(
@@ -166,7 +166,7 @@ def read_binding(text: str) -> list[Binding]:
 
 
 def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
-    """Turns a statement of the parser into a binding; imports what it asks to import."""
+    """Converts a statement of the parser to bindings; executes import statements."""
     if isinstance(statement, config_parser.ImportStatement):
         try:
             import_code(statement.module, f"Gin import of {statement.module} ({where})")
@@ -190,7 +190,7 @@ def _to_bindings(statement: Any, source: str, where: str) -> Iterator[Binding]:
 
 
 def _statements(text: str, source: str) -> Iterator[Any]:
-    """Parses gin text; syntax errors become one paragraph."""
+    """Parses gin text; converts syntax errors to a UserError."""
     try:
         yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
@@ -246,7 +246,7 @@ T = TypeVar("T")
 
 _scopes: set[str] = set()
 
-# Bindings that may go unread, see `_replaced_parts`.
+# Bindings that may stay unused, see `_replaced_parts`.
 _excused: set[str] = set()
 
 
@@ -260,18 +260,18 @@ def declare_scopes(*names: str) -> None:
 
 
 def package_gin_dir() -> pathlib.Path:
-    """Returns the folder of the shipped gin files, of a wheel or of a checkout."""
+    """Returns the folder of the shipped gin files, in a wheel or a checkout."""
     package = pathlib.Path(__file__).resolve().parents[1]
     shipped = package / "_gin_configs"
     return shipped if shipped.is_dir() else package.parent / "gin_configs"
 
 
 def resolve(path: str, where: str = "--gin_file") -> GinFile:
-    """Finds a gin file: as it stands from the working directory, then in the package.
+    """Finds a gin file: relative to the working directory, then in the package.
 
     Args:
-      path: A path, for example `ppo/tf_cartpole.gin`, or an address as `gs://bucket/mine.gin`.
-      where: Who asks for it, for the message.
+      path: A path, for example `ppo/tf_cartpole.gin`, or an address like `gs://bucket/mine.gin`.
+      where: The place of the name, for the message.
 
     Returns:
       The existing file.
@@ -311,18 +311,18 @@ def _resolve_remote(url: str, where: str) -> RemoteFile:
 
 @functools.cache
 def _let_gin_read() -> None:
-    """Lets gin itself open addresses."""
+    """Makes gin open addresses."""
     gin.config.register_file_reader(
         lambda url: io.StringIO(_text_of(RemoteFile(url))), remote.is_remote
     )
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = ()) -> list[Binding]:
-    """Reads files and bindings without applying them, which needs no TensorFlow.
+    """Reads files and bindings without applying them; needs no TensorFlow.
 
     Args:
-      files: Gin files, as `resolve` finds them.
-      bindings: Bindings such as `train.total_env_steps=1000`.
+      files: Gin files, see `resolve`.
+      bindings: Bindings, for example `train.total_env_steps=1000`.
 
     Returns:
       Every binding, in gin's order.
@@ -340,12 +340,12 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[
     """Clears gin and reads files, then bindings, strictly.
 
     Args:
-      files: Gin files, as `resolve` finds them; later ones win.
-      bindings: Bindings such as `train.total_env_steps=1000`; they win over the files.
+      files: Gin files, see `resolve`; later ones override earlier ones.
+      bindings: Bindings, for example `train.total_env_steps=1000`; they override the files.
       modules: Names of the modules that define the configurables; they are imported first.
 
     Raises:
-      UserError: Anything that the user got wrong; gin then holds no bindings at all.
+      UserError: For any mistake in them; gin then has no bindings.
     """
     for module in modules:
         importlib.import_module(module)
@@ -367,12 +367,12 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), modules: Iterable[
 
 
 def _apply(paths: Sequence[GinFile], bindings: Sequence[str]) -> None:
-    """Lets gin itself read what has been checked."""
+    """Makes gin read the checked files and bindings."""
     location = str(package_gin_dir())
     if location not in gin_registry.search_path():
         gin.add_config_file_search_path(location)
     before = logging.root.manager.disable
-    # gin logs an error for every place in which it looks for an include and does not find it.
+    # gin logs an error for every folder that lacks an included file.
     logging.disable(logging.ERROR)
     try:
         gin.parse_config_files_and_bindings(
@@ -389,7 +389,7 @@ def _apply(paths: Sequence[GinFile], bindings: Sequence[str]) -> None:
 
 
 def _check_names(bindings: Sequence[Binding]) -> None:
-    """Every configurable and parameter exists."""
+    """Checks that every configurable and parameter exists."""
     for binding in bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference):
@@ -399,7 +399,7 @@ def _check_names(bindings: Sequence[Binding]) -> None:
 
 
 def _check_duplicates(bindings: Sequence[Binding]) -> None:
-    """Nobody binds a parameter twice in one file or in one list of --gin_bindings."""
+    """Checks that no file and no list of --gin_bindings binds a parameter twice."""
     earlier: dict[tuple[str, str], Binding] = {}
     for binding in bindings:
         name = binding.key
@@ -407,7 +407,7 @@ def _check_duplicates(bindings: Sequence[Binding]) -> None:
             full = gin_registry.find(binding.selector, binding.where).selector
             name = f"{binding.scope}/{full}.{binding.parameter}"
         first = earlier.setdefault((binding.source, name), binding)
-        # A file that two others include is read twice; that is the same line, no second binding.
+        # A file that two others include is read twice; the same line is no second binding.
         if first is not binding and (first.line != binding.line or first.source.startswith("--")):
             raise UserError(
                 f"Gin binding {binding.key} ({binding.where})",
@@ -417,7 +417,7 @@ def _check_duplicates(bindings: Sequence[Binding]) -> None:
 
 
 def _check_macros(bindings: Sequence[Binding]) -> None:
-    """Every %macro is defined, and every definition (an undotted binding) is used."""
+    """Checks that every %macro is defined, and every definition (an undotted binding) is used."""
     defined = {_macro_name(b): b for b in bindings if not b.parameter or b.selector == "macro"}
     used = {leaf.name: b for b in bindings for leaf in leaves(b.value) if isinstance(leaf, Macro)}
     for name, binding in used.items():
@@ -448,7 +448,7 @@ def _macro_name(binding: Binding) -> str:
 
 
 def _check_scopes(bindings: Sequence[Binding]) -> None:
-    """Every scope is one that the code opens or that a reference opens, and the other way round."""
+    """Checks that code or a reference opens every bound scope, and that opened scopes are bound."""
     real = [b for b in bindings if b.parameter and b.selector != "macro"]
     bound = {part for b in real for part in b.scope.split("/") if part}
     opened: dict[str, Binding] = {}
@@ -479,10 +479,11 @@ def _raise_scope(part: str, thing: str, others: Iterable[str]) -> None:
 def check_types() -> None:
     """Compares every bound value with the annotation of its parameter.
 
-    A whole number such as 1e5 becomes the int that a parameter asks for.
+    A whole number like 1e5 is converted for an int parameter. References and unannotated parameters
+    are left out.
 
     Raises:
-      UserError: A value is of another type. References and unannotated parameters are left out.
+      UserError: A value has another type.
     """
     for (scope, selector), parameters in gin_registry.bound().items():
         configurable = gin_registry.find(selector, "gin")
@@ -507,11 +508,11 @@ def check_types() -> None:
 
 
 def _replaced_parts(bindings: Sequence[Binding]) -> set[str]:
-    """Returns the bindings, out of files, of what only replaced values refer to.
+    """Returns the files' bindings of configurables that only overridden values refer to.
 
-    Who replaces `ModuleConfig.lr = @LinearSchedule()` of a shipped file by a number cannot take the
-    file's `LinearSchedule.start` out; what stands in a file of the user's, or in --gin_bindings,
-    must be read.
+    A user who overrides `ModuleConfig.lr = @LinearSchedule()` of a shipped file with a number
+    cannot remove the file's `LinearSchedule.start`. Bindings in the user's files or --gin_bindings
+    must be used.
     """
     real = [b for b in bindings if b.parameter and b.selector != "macro"]
     last: dict[str, Binding] = {_full_name(b): b for b in real}
@@ -542,10 +543,10 @@ def _full_name(binding: Binding) -> str:
 
 
 def call(configurable: Callable[..., T]) -> T:
-    """Calls a configurable whose arguments gin gives.
+    """Calls a configurable; gin passes its arguments.
 
     Raises:
-      UserError: It, or one that it refers to, lacks bindings.
+      UserError: It, or a configurable that it refers to, lacks bindings.
     """
     try:
         return configurable()
@@ -563,13 +564,13 @@ def call(configurable: Callable[..., T]) -> T:
 
 
 def check_used() -> None:
-    """Checks that the program has read every binding; call it when everything is assembled.
+    """Checks that the program has used every binding; call it when everything is assembled.
 
-    What a file binds for a part that a later binding has replaced may go unread.
+    A file's bindings for a configurable that a later binding has replaced may stay unused.
 
     Raises:
-      UserError: Bindings of configurables that were never called, or of parameters to which the
-        program itself always gave a value.
+      UserError: Bindings of configurables that were never called, or of parameters that the program
+        always passes itself.
     """
     unused = [name for name in gin_registry.unused() if name not in _excused]
     if unused:

@@ -1,6 +1,6 @@
-"""Questions about gin's registry and configuration that its public interface does not answer.
+"""Access to gin's registry and configuration beyond its public interface.
 
-gin-config is pinned to 0.5: the private names that this file reads are used nowhere else.
+gin-config is pinned to 0.5. Only this file uses gin's private names.
 """
 
 import collections.abc
@@ -30,16 +30,16 @@ _MAPPINGS: tuple[type, ...] = (dict, collections.abc.Mapping)
 def mismatch(function: Callable[..., Any], parameter: str, value: Any) -> str | None:
     """Compares a value with the annotation of a parameter.
 
-    Lists stand for tuples and the other way round, an int for a float (a bool for neither), the
-    name or value of a member for an enum. The default itself always fits.
+    A list fits a tuple and vice versa, an int fits a float (a bool fits neither), and the name or
+    value of a member fits an enum. The default value always fits.
 
     Args:
-      function: The function or class that has the parameter.
+      function: The function or class of the parameter.
       parameter: The name of the parameter.
       value: A literal without references.
 
     Returns:
-      What is expected, in words, or None when the value fits or the parameter says nothing.
+      The expected type in words; None if the value fits or the parameter has no annotation.
     """
     result = inspect.signature(function).parameters.get(parameter)
     if result is None or result.annotation is inspect.Parameter.empty:
@@ -51,12 +51,12 @@ def mismatch(function: Callable[..., Any], parameter: str, value: Any) -> str | 
 
 
 def _evaluate(function: Callable[..., Any], annotation: Any) -> Any:
-    """Evaluates an annotation that is text; one that names nothing at run time says nothing."""
+    """Evaluates a string annotation; returns Any for names that do not exist at run time."""
     if not isinstance(annotation, str):
         return annotation
     scope = vars(sys.modules[function.__module__])
     try:
-        # The text of an annotation in a module that is imported, never of a file that is read.
+        # The annotation of an imported module, never text from a file.
         return eval(annotation, dict(scope))  # nosec B307
     except (NameError, AttributeError):  # Imported for type checkers only.
         return Any
@@ -84,8 +84,8 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _fits_class(value: Any, kind: type, args: tuple[Any, ...]) -> bool:
-    # A gin file has no NumPy: Python's numbers stand for NumPy's, and nested lists for arrays.
-    # Where an annotation is NumPy's, somebody has imported it; `--help` must not.
+    # In gin files, Python numbers fit NumPy scalars, and nested lists fit arrays. `--help` must not
+    # import NumPy; a NumPy annotation implies that it is imported.
     numpy: Any = sys.modules.get("numpy")
     if kind is float or numpy and issubclass(kind, numpy.floating):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -136,10 +136,10 @@ def describe(annotation: Any) -> str:
 
 
 class _OursFirst(selector_map.SelectorMap):
-    """A name of ours stands for ours, whatever TF-Agents has registered under it meanwhile."""
+    """Prefers tfrl's configurables where TF-Agents registers the same name."""
 
     def matching_selectors(self, partial_selector: str) -> list[str]:
-        """Returns the selectors that a name may stand for."""
+        """Returns the selectors that match a name."""
         result: list[str] = super().matching_selectors(partial_selector)
         ours = [selector for selector in result if not selector.startswith("tf_agents.")]
         return ours or result
@@ -147,14 +147,14 @@ class _OursFirst(selector_map.SelectorMap):
 
 config._REGISTRY.__class__ = _OursFirst
 
-# Selectors of gin's own, which users reach as %macro and %constant.
+# Gin's built-in selectors, which users write as %macro and %constant.
 _BUILTIN = ("gin.macro", "gin.constant", "gin.singleton")
 
 UNKNOWN = object()
 
 
 def search_path() -> list[str]:
-    """Returns the folders in which gin looks for files."""
+    """Returns the folders that gin searches for files."""
     return config._LOCATION_PREFIXES
 
 
@@ -172,15 +172,15 @@ def find(selector: str, where: str, prefix: str = "") -> config.Configurable:
     """Finds the configurable that a user named.
 
     Args:
-      selector: Its name, with as many module parts as tell it apart.
+      selector: Its name, with enough module parts to be unique.
       where: The place of the name, for the message.
       prefix: `"@"` for a reference.
 
     Returns:
-      gin's record of it.
+      gin's record of the configurable.
 
     Raises:
-      UserError: None or several match.
+      UserError: No configurable or several match.
     """
     matches = config._REGISTRY.matching_selectors(selector)
     if len(matches) == 1:
@@ -256,9 +256,9 @@ def _raise_unknown(selector: str, parameter: str, where: str) -> None:
 
 
 def operative_config() -> str:
-    """Returns gin's text of what was read, without what TF-Agents' constructors read unbound.
+    """Returns gin's text of the used bindings, without the unbound defaults of TF-Agents.
 
-    Whoever reads the text has not imported TF-Agents, and so does not know their names.
+    A reader of the text may not have imported TF-Agents, so gin would not know these names.
     """
     for key in list(config._OPERATIVE_CONFIG):
         if key[1].startswith("tf_agents.") and key not in config._CONFIG:
@@ -276,15 +276,15 @@ def bound() -> dict[tuple[str, str], dict[str, Any]]:
     return {key: dict(v) for key, v in config._CONFIG.items() if key[1] not in _BUILTIN}
 
 
-# {(scope, selector, parameter): the selector whose binding it is}
+# {(scope, selector, parameter): the selector that it inherits the binding from}
 _inherited: dict[tuple[str, str, str], str] = {}
 
 
 def inherit() -> None:
-    """Lets the bindings of a class hold for its subclasses too, unless they are bound themselves.
+    """Makes subclasses inherit the bindings of their base classes, unless bound themselves.
 
-    Of several bases that bind a parameter the nearest in Python's order counts. The operative
-    configuration shows the bindings under the subclass.
+    If several bases bind a parameter, the first in the method resolution order counts. The
+    operative configuration shows the bindings under the subclass.
     """
     _inherited.clear()
     own = bound()
@@ -303,18 +303,18 @@ def inherit() -> None:
 
 
 def bind(scope: str, selector: str, parameter: str, value: Any) -> None:
-    """Binds a parameter, in place of what binds it."""
+    """Binds a parameter; replaces an earlier binding."""
     config.bind_parameter(f"{scope + '/' if scope else ''}{selector}.{parameter}", value)
 
 
 def _class(configurable: config.Configurable) -> type | None:
-    """The class that a configurable makes objects of, or None."""
+    """Returns the class of a configurable, None for a function."""
     result = inspect.unwrap(configurable.wrapped)
     return result if isinstance(result, type) else None
 
 
 def without_references(value: Any, other: Callable[[Any], Any] = lambda _: UNKNOWN) -> Any:
-    """Replaces macros by their values, and other references by what `other` gives for them."""
+    """Replaces macros with their values, and other references with the result of `other`."""
     if isinstance(value, config.ConfigurableReference):
         if value.configurable.selector == "gin.macro":
             macro = config._CONFIG.get(value.config_key, {})
@@ -339,14 +339,14 @@ def is_plain(value: Any) -> bool:
 
 
 def binding_name(scope: str, selector: str, parameter: str) -> str:
-    """Returns `scope/name.parameter` with the shortest name that tells the configurable apart."""
+    """Returns `scope/name.parameter` with the shortest unique name of the configurable."""
     return f"{scope + '/' if scope else ''}{_minimal(selector)}.{parameter}"
 
 
 def unused() -> list[str]:
-    """Returns the bindings that no call has read, as `binding_name` gives them.
+    """Returns the unused bindings, in the form of `binding_name`.
 
-    One that a subclass has inherited counts as read where the subclass has read it.
+    A binding that a subclass inherits counts as used if the subclass has used it.
     """
     unread = _unread()
     served = {
@@ -358,14 +358,14 @@ def unused() -> list[str]:
 
 
 def _unread() -> set[tuple[str, str, str]]:
-    """The bindings (scope, selector, parameter) that no call has read."""
+    """Returns the unused bindings (scope, selector, parameter)."""
     with config._OPERATIVE_CONFIG_LOCK:
         read = [(scope.split("/"), s, set(v)) for (scope, s), v in config._OPERATIVE_CONFIG.items()]
     result = set()
     for (scope, selector), values in bound().items():
         parts = scope.split("/") if scope else []
         for name in values:
-            # A binding in scope a/b holds in every call below a/b.
+            # A binding in scope a/b applies to every call within a/b.
             if not any(
                 s == selector and p[: len(parts)] == parts and name in v for p, s, v in read
             ):
@@ -374,9 +374,9 @@ def _unread() -> set[tuple[str, str, str]]:
 
 
 def values() -> dict[str, Any]:
-    """Returns every binding that was read as `{name: value}`, without macros.
+    """Returns every used binding as `{name: value}`, without macros.
 
-    A value that refers to something keeps gin's reference there.
+    References in values stay gin's references.
     """
     unread = _unread()
     return {
@@ -388,19 +388,19 @@ def values() -> dict[str, Any]:
 
 
 def configuration() -> dict[str, str]:
-    """Returns every binding that was read as `{name: value as gin shows it}`, without macros."""
+    """Returns every used binding as `{name: gin's text of the value}`, without macros."""
     return {name: repr(value) for name, value in values().items()}
 
 
 def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Returns a configuration with the values that some more names have where nothing binds them.
+    """Adds the values of unbound names to a configuration.
 
-    That is the value without their scope, or else the default of the parameter. A name that this
-    version does not have stays out.
+    The value is the one without the scope, or else the default of the parameter. A name that this
+    version does not have is left out.
 
     Args:
-      configuration: As `configuration` gives it.
-      names: Names such as `eval/make_env.num_envs`.
+      configuration: The result of `configuration`.
+      names: Names, for example `eval/make_env.num_envs`.
     """
     result = dict(configuration)
     for name in names:
@@ -417,10 +417,10 @@ def completed(configuration: Mapping[str, str], names: Iterable[str]) -> dict[st
 
 
 def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Returns the bindings that are not at their default: name, value, default, as gin shows them.
+    """Returns (name, value, default) of the bindings that differ from their default, as gin's text.
 
     Args:
-      configuration: As `configuration` gives it.
+      configuration: The result of `configuration`.
     """
     differences = []
     for name, value in sorted(configuration.items()):
@@ -431,7 +431,7 @@ def differing(configuration: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 
 def _default(name: str) -> str | None:
-    """The default of `configurable.parameter`, as gin shows it; None where there is none."""
+    """Returns the default of `configurable.parameter` as gin's text; None without a default."""
     selector, _, parameter = name.rpartition(".")
     matches = config._REGISTRY.matching_selectors(selector)
     if len(matches) != 1:
@@ -441,7 +441,7 @@ def _default(name: str) -> str | None:
     return None if result is None or result.default is result.empty else repr(result.default)
 
 
-# How Python and gin say that a call lacks arguments which nothing bound.
+# Messages of Python and gin for a call that lacks arguments.
 _MISSING_ARGUMENTS = re.compile(
     r"^(?P<name>\w+)(?:\.__init__)?\(\) missing \d+ required .*?arguments?: (?P<missing>[^\n]+)"
 )
@@ -452,18 +452,18 @@ _REQUIRED_BINDINGS = re.compile(
 
 
 def missing_bindings(error: Exception) -> list[str]:
-    """Reads which bindings a configurable lacked out of the error of its call.
+    """Parses the missing bindings from the error of a configurable's call.
 
     Args:
-      error: What calling a configurable raised.
+      error: The error of the call.
 
     Returns:
-      `name.parameter` of each, or nothing when the error is another one.
+      `name.parameter` of each; empty for any other error.
     """
     match = _MISSING_ARGUMENTS.match(str(error)) or _REQUIRED_BINDINGS.match(str(error))
     if match is None:
         return []
-    # Python tells of the function or class, whose name in gin may be another.
+    # Python names the function or class, which may have another name in gin.
     names = [_minimal(c.selector) for c in _all() if match["name"] in (c.name, c.wrapped.__name__)]
     if len(names) != 1:
         return []

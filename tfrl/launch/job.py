@@ -1,4 +1,4 @@
-"""The processes of a distributed run: what each is called with, whatever starts it."""
+"""The processes of a distributed run and their command lines, for every engine."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 SERVER, LEARNER, COLLECTOR, EVALUATOR = "server", "learner", "collector", "evaluator"
-# Of `JobOptions.root_dir`, which is the learner's run folder.
+# Subfolder of `JobOptions.root_dir`, the learner's run folder.
 SERVERS = "servers"
 
 
@@ -16,9 +16,9 @@ class Role:
 
     Attributes:
       kind: "server", "learner", "collector" or "evaluator".
-      index: Its number among those of its kind, from 0.
+      index: Its number among the processes of its kind, from 0.
       binary: The module of `tfrl.launch` that it runs.
-      flags: Its command line, behind the binary.
+      flags: The arguments of the binary.
       environment: Names and values of environment variables.
     """
 
@@ -30,7 +30,7 @@ class Role:
 
     @property
     def name(self) -> str:
-        """Such as "collector-1"."""
+        """The name, for example "collector-1"."""
         return f"{self.kind}-{self.index}"
 
     @property
@@ -40,15 +40,15 @@ class Role:
 
     @property
     def typed(self) -> str:
-        """The command with its environment variables, as a shell takes it."""
+        """The command with its environment variables, quoted for a shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
         return " ".join([*assignments, shlex.join(self.command)])
 
     def as_worker(self, addresses: Sequence[str]) -> "Role":
-        """Returns it as the worker of its number among others.
+        """Returns the role with TF_CONFIG for the worker of its index.
 
         Args:
-          addresses: "host:port" of each of them.
+          addresses: "host:port" of each worker.
         """
         task = {"type": "worker", "index": self.index}
         config = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
@@ -57,19 +57,19 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What a job is made of.
+    """The configuration of a job.
 
     Attributes:
-      gin_files: As of `tfrl-train`.
-      gin_bindings: Likewise.
+      gin_files: See `tfrl-train`.
+      gin_bindings: See `tfrl-train`.
       root_dir: The run folder.
-      seed: Of the run.
-      collectors: How many processes play.
-      replay_servers: How many servers share the replay buffer.
-      evaluators: How many follow the checkpoints: 0 or 1.
-      wait_seconds: How long processes wait for each other.
+      seed: The run's seed.
+      collectors: The number of collectors.
+      replay_servers: The number of servers that share the replay buffer.
+      evaluators: The number of processes that evaluate checkpoints: 0 or 1.
+      wait_seconds: Seconds that processes wait for each other.
       learner_flags: More flags of the learner.
-      learners: How many workers the learner has; several meet through TF_CONFIG.
+      learners: The number of workers of the learner; several connect through TF_CONFIG.
     """
 
     gin_files: tuple[str, ...]
@@ -94,11 +94,11 @@ def roles(
     """Returns the processes of a job, servers first.
 
     Args:
-      options: What it is made of.
-      addresses: "host:port" of each server, as the others reach it.
-      bind: Who may reach it, as `bin/reverb_server.py --bind`; "" for this machine alone.
-      learner_addresses: "host:port" of each worker of the learner, where there are several; empty
-        where the engine gives them TF_CONFIG.
+      options: The configuration of the job.
+      addresses: "host:port" of each server, as other processes reach it.
+      bind: The servers' bind address, see `bin/reverb_server.py --bind`; "" for this machine only.
+      learner_addresses: "host:port" of each of several workers of the learner; empty if the engine
+        sets TF_CONFIG.
     """
     experiment = [
         *(f"--gin_file={file}" for file in options.gin_files),

@@ -33,7 +33,7 @@ flags.DEFINE_string(
 )
 
 PORT, WORKER_PORT = 8000, 2222
-# The chips of one host by GKE's name of the TPU; TensorFlow drives no more from one pod.
+# Topologies of one host by GKE's name of the TPU; TensorFlow drives only one host from a pod.
 TPUS = {
     "v4": ("tpu-v4-podslice", ("2x2x1",)),
     "v5e": ("tpu-v5-lite-podslice", ("1x1", "2x2", "2x4")),
@@ -41,17 +41,17 @@ TPUS = {
 }
 _RESOURCES = {"cpu": "cpu", "memory": "memory", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
 _INDEX = "TFRL_INDEX"
-# The annotations in which JobSet and Kubernetes tell a pod which one it is.
+# Annotations of JobSet and Kubernetes with a pod's indices.
 _JOB_INDEX = "jobset.sigs.k8s.io/job-index"
 _POD_INDEX = "batch.kubernetes.io/job-completion-index"
-# Kubernetes ends a pod that is asked to end after so long: servers and learners save meanwhile.
+# Grace periods after which Kubernetes kills a pod: servers and learners save meanwhile.
 _GRACE_SECONDS = {SERVER: 120, LEARNER: 120, COLLECTOR: 30, EVALUATOR: 30}
 _STARTS_AFTER = {LEARNER: SERVER, COLLECTOR: LEARNER, EVALUATOR: LEARNER}
-# How the flag with the number of a role's first process ends.
+# Suffix of the flag with the index of a role's first process.
 _NUMBERED = {SERVER: f"/{SERVERS}/0", COLLECTOR: "--task_id=0"}
-# A user's mistake: another pod would make it again.
+# The exit code of a user error: another pod would fail the same way.
 _MISTAKE = 2
-# Host names have 63 characters at most, of which role, numbers and a random ending take the rest.
+# Host names have at most 63 characters; role, numbers and a random suffix take the rest.
 _MOST_NAME = 40
 
 
@@ -64,10 +64,10 @@ def check(
     tpu_topology: str | None,
     resources: RoleResources,
 ) -> None:
-    """Refuses what no cluster could run.
+    """Checks that a cluster could run the job.
 
     Args:
-      options: Of the job.
+      options: The configuration of the job.
       name: Value of `--job_name`.
       image: Value of `--image`.
       volume: Value of `--volume`.
@@ -75,7 +75,7 @@ def check(
       resources: Resources of the roles.
 
     Raises:
-      UserError: See there.
+      UserError: For any setting that cannot run.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > _MOST_NAME:
         raise UserError(
@@ -142,25 +142,25 @@ def job_set(
     resources: RoleResources | None = None,
     max_restarts: int = 3,
 ) -> dict[str, Any]:
-    """Returns the JobSet of a job, as YAML has it.
+    """Returns the JobSet of a job as a nest of YAML types.
 
-    The learner has one Job, with a pod for each worker. Every server and collector has a Job of its
-    own, so that it is started again alone. A Job replaces a pod that breaks down, up to
-    `max_restarts` times, not counting those that the cluster evicted; exit code 2 ends all. The
-    JobSet succeeds with its learner, and with its evaluator.
+    The learner has one Job, with a pod for each worker. Every server and collector has a separate
+    Job, so that it restarts alone. A Job replaces a failed pod up to `max_restarts` times, not
+    counting evictions by the cluster; exit code 2 ends the JobSet. The JobSet succeeds with its
+    learner, and with its evaluator.
 
     Args:
-      options: Of the job.
-      name: Of the JobSet, the first part of every host name.
-      image: Has `tfrl` and the gin files.
+      options: The configuration of the job.
+      name: The name of the JobSet, the first part of every host name.
+      image: The container image, with `tfrl` and the gin files.
       volume: "claim:/folder", a volume that all pods mount.
       tpu_topology: "type:topology" of the learner's TPU.
       node_selectors: Labels of the nodes, by role.
       resources: Resources of the roles.
-      max_restarts: Of each pod.
+      max_restarts: The most restarts of each pod.
 
     Raises:
-      UserError: What cannot run.
+      UserError: For any setting that cannot run.
     """
     resources = resources or RoleResources({})
     check(
@@ -228,17 +228,17 @@ def job_set(
 
 
 def addresses(options: JobOptions, name: str) -> list[str]:
-    """Returns "host:port" of each server of a job with a name."""
+    """Returns "host:port" of each server of the job `name`."""
     return [f"{_host(name, SERVER, i, 0)}:{PORT}" for i in range(options.replay_servers)]
 
 
 def _host(name: str, kind: str, job: int, pod: int) -> str:
-    """The name under which JobSet lets a pod be reached."""
+    """Returns the host name of a pod in a JobSet."""
     return f"{name}-{kind}-{job}-{pod}.{name}"
 
 
 def text(nest: Mapping[str, Any]) -> str:
-    """Returns a nest as JSON, which is YAML too."""
+    """Returns a nest as JSON, which is also YAML."""
     return json.dumps(nest, indent=2)
 
 
@@ -248,12 +248,12 @@ def _container(
     command = list(role.command)
     env = [{"name": "PYTHONUNBUFFERED", "value": "1"}]
     container: dict[str, Any] = {"name": role.kind, "image": image, "command": command, "env": env}
-    if role.kind in _NUMBERED:  # each Job has its own number
+    if role.kind in _NUMBERED:  # each Job has its index
         sign = _NUMBERED[role.kind]
         command[:] = [f"{c[:-1]}$({_INDEX})" if c.endswith(sign) else c for c in command]
         env.append(_annotation(_INDEX, _JOB_INDEX))
     if role.kind == SERVER:
-        # Ended in order by an eviction, it must not count as done: it would not come again.
+        # An orderly end by an eviction must not count as done: the pod would not come back.
         command.append("--signal_exit_code=143")
         container["ports"] = [{"name": "reverb", "containerPort": PORT}]
         container["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 2}
@@ -265,7 +265,7 @@ def _container(
         env.append({"name": "TF_CONFIG", "value": f'{{"cluster": {cluster}, "task": {task}}}'})
         container["ports"] = [{"name": "tensorflow", "containerPort": WORKER_PORT}]
     asked = {_RESOURCES[key]: value for key, value in resources.items()}
-    # Kubernetes wants devices as limits, and takes no part of one.
+    # Kubernetes requires devices as limits, in whole numbers.
     devices = {key: value for key, value in asked.items() if "/" in key}
     shares = {key: value for key, value in asked.items() if "/" not in key}
     container["resources"] = {"requests": shares, **({"limits": devices} if devices else {})}
@@ -327,7 +327,7 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns the labels of `--node_selector`, by role.
 
     Raises:
-      UserError: For another form.
+      UserError: For a malformed value.
     """
     result: dict[str, dict[str, str]] = {}
     for value in values:
@@ -343,7 +343,7 @@ def node_selectors(values: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def rendered(options: JobOptions, max_restarts: int, resources: RoleResources) -> str:
-    """Returns what `--engine=kubernetes` prints, as the flags say."""
+    """Returns the output of `--engine=kubernetes` for the flags."""
     values = flags.FLAGS
     nest = job_set(
         options,

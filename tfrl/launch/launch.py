@@ -138,7 +138,7 @@ def main() -> int:
 
 
 def _num_servers(bindings: Sequence[gin_files.Binding]) -> int:
-    """The servers that a gin file asks for."""
+    """Returns the number of servers of a gin file."""
     asked = [b for b in bindings if b.parameter == "num_servers"]
     value = asked[-1].value if asked else 1
     if isinstance(value, gin_files.Macro):

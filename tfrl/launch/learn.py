@@ -1,4 +1,4 @@
-"""`bin/learn.py`: trains from what collectors play in other processes."""
+"""`bin/learn.py`: trains from the experience of collectors in other processes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 
 def prepare(workflow: Workflow) -> None:
-    """Gives a workflow its collectors, as the flags say.
+    """Connects a workflow with its collectors, as the flags say.
 
     Args:
-      workflow: That of the gin file.
+      workflow: The workflow of the gin file.
 
     Raises:
-      UserError: It cannot be distributed, or others are not there in time.
+      UserError: The workflow cannot be distributed, or other processes time out.
     """
     from tfrl.roles.remote_collectors import ReplayCollectors, RolloutCollectors
     from tfrl.workflows import OnPolicyWorkflow
@@ -63,7 +63,7 @@ def prepare(workflow: Workflow) -> None:
             **common,
         )
     else:
-        workflow = cast("OffPolicyWorkflow", workflow)  # another one is refused there
+        workflow = cast("OffPolicyWorkflow", workflow)  # ReplayCollectors rejects others
         ReplayCollectors(workflow, server, values.variable_server, **common)
 
 

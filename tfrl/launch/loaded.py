@@ -1,6 +1,6 @@
-"""`tfrl.load`: the policy of a run folder, or of a folder that holds a SavedModel of one.
+"""`tfrl.load`: the policy of a run folder, or of a SavedModel folder.
 
-Nothing here defines an absl flag, so that a program with flags of its own may import it.
+This module defines no absl flags, so that a program with other flags can import it.
 """
 
 import pathlib
@@ -30,15 +30,15 @@ def load(
     """Loads a trained policy, which predicts actions in NumPy.
 
     Args:
-      folder: A run folder; or the folder of a SavedModel, as a training writes it to `policy/` and
-        `tfrl-export` to `export/saved_model`.
-      checkpoint: Of a run folder: "latest", "best" (by evaluation), or a number of env steps.
-      bindings: Gin bindings on top of the run's own: `{"make_env.num_envs": 1}`.
-      allow_code: Whether Python modules may be imported because the run folder names them.
-      seed: Of actions that are drawn.
+      folder: A run folder; or the folder of a SavedModel, from training (`policy/`) or
+        `tfrl-export` (`export/saved_model`).
+      checkpoint: For a run folder: "latest", "best" (by evaluation), or a number of env steps.
+      bindings: Gin bindings that override the run's: `{"make_env.num_envs": 1}`.
+      allow_code: Whether to import Python modules that the run folder names.
+      seed: The seed of sampled actions.
 
     Returns:
-      The policy: `predict(obs)`; of a run folder also `env()` and `workflow()`.
+      The policy: `predict(obs)`; for a run folder also `env()` and `workflow()`.
 
     Raises:
       UserError: There is no policy, no such checkpoint, or the folder names code.
@@ -66,7 +66,7 @@ class RunPolicy(Policy):
     """The policy of a run's checkpoint.
 
     Attributes:
-      env_steps: How far the run had come.
+      env_steps: The env steps of the checkpoint.
       path: The checkpoint's folder.
     """
 
@@ -93,11 +93,11 @@ class RunPolicy(Policy):
         self._folder, self._workflow = folder, workflow
 
     def env(self, num_envs: int = 1, *, render: bool = False) -> "Env":
-        """Makes the environments that the run is evaluated on, of which no other play disturbs.
+        """Makes separate environments of the kind that the run is evaluated on.
 
         Args:
-          num_envs: How many.
-          render: Whether they can be drawn; those of the device always can.
+          num_envs: The number of environments.
+          render: Whether they can render; device environments always can.
         """
         from tfrl.envs.host_env import HostEnv
 
@@ -107,9 +107,9 @@ class RunPolicy(Policy):
         return env.with_num_envs(num_envs)  # type: ignore[no-any-return]
 
     def workflow(self) -> tuple["Workflow", "State"]:
-        """Returns the run to go on with from this checkpoint: `workflow.learn(state, ...)`.
+        """Returns workflow and state to continue from this checkpoint: `workflow.learn(state)`.
 
-        With the run folder as `root_dir` it goes on there; later checkpoints are dropped.
+        With the run folder as `root_dir` it continues there; later checkpoints are dropped.
         """
         workflow = self._workflow
         restored = multi_worker.restore_run(self._folder, None, self.path.name.split("-")[1])
@@ -120,5 +120,5 @@ class RunPolicy(Policy):
         self._workflow.close()
 
     def __repr__(self) -> str:
-        """Of which run, and how far it had come."""
+        """Names the run and the checkpoint."""
         return f"RunPolicy({self._workflow.describe()}, {self.path})"

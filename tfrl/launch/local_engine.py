@@ -23,18 +23,18 @@ from tfrl.launch.termination import Termination
 
 _COLOURS = {SERVER: "magenta", LEARNER: "green", COLLECTOR: "cyan", EVALUATOR: "yellow"}
 _LOOK_SECONDS = 0.1
-# Before a process that broke down is started again: the first time, and at most.
+# Seconds before the first restart of a failed process, and the most.
 _BACK_OFF_SECONDS, _MOST_BACK_OFF_SECONDS = 1.0, 30.0
-# How long processes may take to end when they are asked to; servers save their tables.
+# Seconds that processes may take to end on request; servers save their tables.
 _END_SECONDS = {SERVER: 120.0, LEARNER: 120.0, COLLECTOR: 20.0, EVALUATOR: 20.0}
-# How long collectors and evaluators may take to see that the run has ended.
+# Seconds that collectors and evaluators may take to notice the end of the run.
 _SEE_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
-# What libraries say of themselves is for the log alone.
+# Libraries' status lines go only to the log.
 _NOISE = ("[reverb/cc/", "absl::InitializeLog", "Compiled cluster using XLA!")
-# How long workers may take to see that one of them is lost; see docs/replicas.md.
+# Seconds that workers may take to notice that one of them is lost; see docs/replicas.md.
 _FALL_SECONDS = 15.0
-# A user's mistake: a second start would make it again.
+# The exit code of a user error: a restart would fail the same way.
 _MISTAKE = 2
 
 
@@ -43,10 +43,10 @@ class Process:
     """One process of a job, over all its starts.
 
     Attributes:
-      role: What it is.
+      role: Its role.
       log: The file of its output.
-      restarts: How often it was started again.
-      last_line: The last that it printed.
+      restarts: The number of restarts.
+      last_line: The last line of its output.
     """
 
     role: Role
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, as a shell counts signals; None while it runs or waits to be started."""
+        """Its exit code, with a shell's codes for signals; None while it runs or waits to start."""
         if self.popen is None or self.starts_at is not None:
             return None
         code = self.popen.poll()
@@ -74,7 +74,7 @@ class Process:
 
 
 class LocalEngine:
-    """Starts the processes of a job, restarts those that break down, and ends all with it."""
+    """Starts the processes of a job, restarts failed ones, and ends all at the end of the job."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class LocalEngine:
 
         Args:
           roles: The processes, in the order of their start.
-          log_dir: Gets `<role>.log` for each.
-          max_restarts: How often each may be started again after it broke down: by a signal, or by
-            an exit code other than 0 and 2, which is a user's mistake.
-          command: Returns the command line of a process; by default that of its binary.
-          say: Takes a line for the user; by default it is printed in colour.
+          log_dir: The folder of the logs, `<role>.log`.
+          max_restarts: The most restarts of each process after a failure: a signal, or an exit code
+            other than 0 and 2 (a user error).
+          command: Returns the command line of a process; by default it runs the role's binary.
+          say: Takes a line for the user; the default prints in colour.
         """
         self._console = Console(soft_wrap=True, highlight=False)
         self._say = say
         self._command = command or _own_command
         self._max_restarts = max_restarts
         self.processes = [Process(role, log_dir / f"{role.name}.log") for role in roles]
-        # The workers of a learner fall together, and are started together.
+        # The workers of a learner fail together and restart together.
         learners = list(self._of(LEARNER))
         others = [[p] for p in self.processes if p.role.kind != LEARNER]
         self._units = [learners, *others] if learners else others
@@ -111,11 +111,11 @@ class LocalEngine:
         """Runs the job.
 
         Args:
-          termination: Tells of SIGTERM and Ctrl-C: then the learner saves, and all end.
+          termination: Reports SIGTERM and Ctrl-C; the learner then saves, and all processes end.
 
         Returns:
-          0, if the learner has ended so; else the exit code of the first that has failed for good,
-          or of the signal.
+          0 if the learner ends with 0; else the exit code of the first process that failed for
+          good, or of the signal.
         """
         failed = 0
         try:
@@ -147,15 +147,15 @@ class LocalEngine:
         process.reader.start()
 
     def _spawn(self, role: Role) -> Any:
-        """Starts a process; returns what acts as a `Popen`."""
+        """Starts a process; returns an object with the interface of `Popen`."""
         return spawn(self._command(role), role.name, dict(role.environment))
 
     def _kill(self, popen: Any) -> None:
-        """Ends a process, and what it has started."""
+        """Kills a process and its children."""
         kill_group(popen)
 
     def _read(self, process: Process, output: Any) -> None:
-        """Copies what a process prints, into its log and to the user."""
+        """Copies the output of a process to its log and to the user."""
         with contextlib.closing(output), open(process.log, "a", encoding="utf-8") as log:
             for line in output:
                 log.write(line)
@@ -181,7 +181,7 @@ class LocalEngine:
         return (p for p in self.processes if p.role.kind in kinds)
 
     def _look(self) -> int:
-        """Starts again what broke down; returns the exit code of what has failed for good, or 0."""
+        """Restarts failed processes; returns the exit code of one that failed for good, or 0."""
         for unit in self._units:
             for process in unit:
                 if process.starts_at is not None and time.monotonic() >= process.starts_at:
@@ -192,7 +192,7 @@ class LocalEngine:
         return 0
 
     def _restart(self, unit: Sequence[Process], failed: Process) -> int:
-        """Lets a process start again, and those that fall with it; or returns its exit code."""
+        """Schedules the restart of a unit; returns the exit code if it has failed for good."""
         self._let_fall(unit)
         mistake = next((p for p in unit if p.code == _MISTAKE), None)
         failed = mistake or failed
@@ -200,9 +200,9 @@ class LocalEngine:
         for process in unit:
             process.seconds += time.monotonic() - process.started
             process.started = time.monotonic()
-            self._kill(process.popen)  # what it has left behind, which may hold its output open
+            self._kill(process.popen)  # children that remain may hold its output open
             process.popen.wait()
-            process.reader.join(timeout=5.0)  # its last words first
+            process.reader.join(timeout=5.0)  # reads its last lines first
         if mistake or failed.restarts >= self._max_restarts:
             times = f" after {failed.restarts} restarts" if failed.restarts else ""
             self._tell(
@@ -214,7 +214,7 @@ class LocalEngine:
         for process in unit:
             process.restarts += 1
             process.starts_at = time.monotonic() + seconds
-        if len(unit) > 1:  # a port may be another program's by now
+        if len(unit) > 1:  # another program may use a port by now
             addresses = [f"localhost:{port}" for port in free_ports(len(unit))]
             for process in unit:
                 process.role = process.role.as_worker(addresses)
@@ -225,13 +225,13 @@ class LocalEngine:
         return 0
 
     def _let_fall(self, unit: Sequence[Process]) -> None:
-        """Waits until workers have seen that one of them is lost."""
+        """Waits until the workers end, because one of them is lost."""
         deadline = time.monotonic() + _FALL_SECONDS
         while any(p.running for p in unit) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
     def _await_end(self) -> None:
-        """Lets those who look see that the run has ended."""
+        """Waits until collectors and evaluators notice the end of the run."""
         deadline = time.monotonic() + _SEE_SECONDS
         while any(p.running for p in self._of(COLLECTOR, EVALUATOR)):
             if time.monotonic() > deadline:
@@ -239,7 +239,7 @@ class LocalEngine:
             time.sleep(_LOOK_SECONDS)
 
     def _end(self) -> None:
-        """Ends what still runs: first those who need the servers."""
+        """Ends the running processes; the servers last."""
         for kinds in ((LEARNER,), (COLLECTOR, EVALUATOR), (SERVER,)):
             running = [p for p in self._of(*kinds) if p.running]
             for process in running:
@@ -248,7 +248,7 @@ class LocalEngine:
             for process in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(_END_SECONDS[process.role.kind])
-                process.reader.join(timeout=5.0)  # its last words before those of others
+                process.reader.join(timeout=5.0)  # prints its last lines before other output
         for process in self.processes:
             if process.popen is None:
                 continue
@@ -257,7 +257,7 @@ class LocalEngine:
             process.reader.join(timeout=5.0)
 
     def _show(self) -> None:
-        """Prints how each process has fared."""
+        """Prints a table of the processes and their exit codes."""
         table = Table("role", "exit code", "restarts", "age (s)", "last line", box=None)
         for process in self.processes:
             if process.popen is None:
@@ -272,7 +272,7 @@ class LocalEngine:
 
 
 def _has_failed(process: Process) -> bool:
-    """Whether a process has ended that should not; a server must not end at all."""
+    """Whether a process has failed; a server must not end at all."""
     code = process.code
     return code is not None and (code != 0 or process.role.kind == SERVER)
 
@@ -284,12 +284,12 @@ def _with(unit: Sequence[Process]) -> str:
 def spawn(
     command: list[str], name: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Starts a child that leads a group and ends with this process.
+    """Starts a child process that leads a process group and ends with this process.
 
     Args:
-      command: Its command line.
-      name: Of its role.
-      environment: More variables.
+      command: The command line.
+      name: The name of the role.
+      environment: Additional environment variables.
     """
     return subprocess.Popen(
         command,
@@ -304,7 +304,7 @@ def spawn(
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine that nobody listens on."""
+    """Returns free ports of this machine."""
     probes = [socket.socket(socket.AF_INET6) for _ in range(count)]
     try:
         for probe in probes:
@@ -316,7 +316,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def kill_group(popen: subprocess.Popen[str]) -> None:
-    """Ends a child of `spawn`, and what it has started."""
+    """Kills a child of `spawn` and its children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, signal.SIGKILL)
 
@@ -326,13 +326,13 @@ def _own_command(role: Role) -> list[str]:
 
 
 def _child_of(parent: int) -> Callable[[], None]:
-    """Returns what a child does before it runs: it leads a group, and ends with its parent."""
+    """Returns a child's preparation: it leads a process group and ends with its parent."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def prepare() -> None:
-        os.setpgid(0, 0)  # Ctrl-C is the launcher's, which ends all in order
+        os.setpgid(0, 0)  # only the launcher gets Ctrl-C; it ends all processes in order
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has died meanwhile
+        if os.getppid() != parent:  # the parent has died meanwhile
             os._exit(1)
 
     return prepare

@@ -1,7 +1,6 @@
-"""What the processes of a run settle before they compute: command, run folder, checkpoint.
+"""Agreement of a run's processes on command, run folder and checkpoint.
 
-Every function is called by all processes, at the same place. With one process it does its work
-alone.
+All processes call every function at the same place. A single process needs no agreement.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def check_same_command(workflow: Workflow, **flags: Any) -> None:
-    """Refuses workers that were started with different configurations: they would part, or hang.
+    """Raises for workers with different configurations, which would diverge or hang.
 
     Args:
       workflow: The workflow.
-      **flags: Values of flags that must be the same too.
+      **flags: Values of flags that must also agree.
 
     Raises:
       UserError: In every process, naming the workers that differ from the chief.
@@ -51,14 +50,13 @@ def check_same_command(workflow: Workflow, **flags: Any) -> None:
 def check_replicas(
     folder: RunFolder, metadata: Mapping[str, Any] | None, workflow: Workflow
 ) -> None:
-    """Refuses to go on with a run on another number of replicas than it was started on.
+    """Raises if a run is resumed on another number of replicas than it was started on.
 
-    Its environments and keys are those of its replicas. Several processes and several devices of
-    one may take each other's place.
+    Environments and keys belong to replicas. Replicas may move between processes and devices.
 
     Args:
       folder: The run folder.
-      metadata: That of the run, or None for a fresh one.
+      metadata: The metadata of the run, or None for a fresh run.
       workflow: The workflow.
 
     Raises:
@@ -85,15 +83,16 @@ def restore(manager: CheckpointManager, group: Any, which: str | int = "latest")
     """Restores, in every process, the checkpoint that the chief chooses.
 
     Args:
-      manager: Of the folder of checkpoints.
+      manager: The manager of the checkpoints' folder.
       group: The workflow's group, or None for one process.
       which: See `CheckpointManager.restore`.
 
     Returns:
-      Its content, or None when there is no checkpoint.
+      The content of the checkpoint, or None without one.
 
     Raises:
-      UserError: As `CheckpointManager.restore`; or the chief's checkpoint is not to be seen here.
+      UserError: See `CheckpointManager.restore`; or this process cannot read the chief's
+        checkpoint.
     """
     if group is None:
         return manager.restore(which)
@@ -117,7 +116,7 @@ def restore(manager: CheckpointManager, group: Any, which: str | int = "latest")
 
 
 def restore_run(folder: RunFolder, group: Any, which: str | int) -> Restored:
-    """Restores a checkpoint of a run whose folder is only read; arguments as of `restore`.
+    """Restores a checkpoint from a folder that is only read; see `restore` for arguments.
 
     Raises:
       UserError: There is no such checkpoint.

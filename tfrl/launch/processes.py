@@ -1,4 +1,4 @@
-"""Commands that run several at a time, and end with the process that started them."""
+"""Runs several commands at a time; they end with this process."""
 
 import concurrent.futures
 import contextlib
@@ -14,19 +14,19 @@ from absl import flags
 
 flags.DEFINE_integer("parallel", 1, "Trainings at a time.", lower_bound=1)
 
-# Runs a command, with its output in a log or on the screen; returns its exit code.
+# Runs a command, with output to a log or the screen; returns its exit code.
 Call = Callable[[Sequence[str], pathlib.Path | None], int]
 INTERRUPTED = 143
 
 
 def run_parallel(jobs: Iterable[Callable[[Call], None]], parallel: int) -> None:
-    """Runs jobs, so many at a time; the cores are shared between their commands.
+    """Runs jobs, `parallel` at a time; their commands divide the cores.
 
-    SIGTERM and Ctrl-C reach every command, which saves; no further one starts.
+    SIGTERM and Ctrl-C reach every running command, which saves; no further command starts.
 
     Args:
-      jobs: Each is given a function that runs a command and waits for its end.
-      parallel: How many jobs at a time.
+      jobs: Functions; each gets a function that runs a command and waits for its end.
+      parallel: The number of jobs at a time.
 
     Raises:
       SystemExit: After SIGTERM.

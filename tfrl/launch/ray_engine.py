@@ -1,4 +1,4 @@
-"""`--engine=ray`: the processes of a job on the nodes of a Ray cluster, one actor for each."""
+"""`--engine=ray`: runs a job's processes on the nodes of a Ray cluster, one actor per process."""
 
 import contextlib
 import os
@@ -34,15 +34,15 @@ flags.DEFINE_string(
 
 _LOOK_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
-_OBJECT_STORE_BYTES = 80 * 2**20  # nothing is kept there; Ray takes no less than 75 MB
+_OBJECT_STORE_BYTES = 80 * 2**20  # unused; Ray's minimum is 75 MB
 _LOST, _MISTAKE = 137, 2
 
 
 class RoleProcess:
-    """The actor: it owns one process, on the node where Ray has placed it.
+    """An actor that owns one process, on the node where Ray has placed it.
 
-    The process is a child and no code of the actor's own, since Ray takes SIGTERM for itself, and
-    the exit codes of the binaries say whether another start makes sense.
+    The binary runs in a child process, since Ray handles SIGTERM in the actor, and the exit code
+    tells whether to restart it.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class RoleProcess:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def address(self, host: str | None) -> str:
-        """Returns "host:port", a free port of this node.
+        """Returns "host:port" with a free port of this node.
 
         Args:
-          host: Its name; None for its address in the cluster.
+          host: The node's name; None for its address in the cluster.
         """
         host = host or str(require("ray", "ray").util.get_node_ip_address())
         return f"{host}:{local_engine.free_ports(1)[0]}"
@@ -64,9 +64,9 @@ class RoleProcess:
         """Starts the process.
 
         Args:
-          arguments: Those of this node's Python.
-          name: Of its role.
-          folder: Its working folder, if this node has it.
+          arguments: The arguments of this node's Python.
+          name: The name of the role.
+          folder: The working directory, if this node has it.
         """
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)
@@ -80,7 +80,7 @@ class RoleProcess:
                 self._lines.put(line)
 
     def poll(self) -> tuple[list[str], int | None]:
-        """Returns what it has printed since the last call, and its exit code or None."""
+        """Returns the output since the last call, and the exit code or None."""
         code = self._popen.poll()
         if code is not None:
             self.kill()
@@ -92,11 +92,11 @@ class RoleProcess:
         return lines, code
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Sends SIGTERM to the process."""
         self._popen.terminate()
 
     def kill(self) -> None:
-        """Ends it, and what it has started."""
+        """Kills the process and its children."""
         if self._popen is not None:
             local_engine.kill_group(self._popen)
 
@@ -105,15 +105,15 @@ class _RemoteProcess:
     """The process of an actor, with the methods of `subprocess.Popen` that the engine calls."""
 
     def __init__(self, ray: Any, actor: Any, started: Any, asked: str, seconds: float, keeps: bool):
-        """Waits in the thread that reads `stdout`.
+        """Returns at once; the thread that reads `stdout` waits for the start.
 
         Args:
           ray: The library.
-          actor: Of a `RoleProcess`.
+          actor: The handle of a `RoleProcess`.
           started: The reference to the result of its `start`.
-          asked: The resources that it waits for, for the user.
-          seconds: How long it may wait for them.
-          keeps: Whether the actor stays when its process has ended.
+          asked: The requested resources, for the user.
+          seconds: Seconds that it may wait for them.
+          keeps: Whether the actor stays after its process has ended.
         """
         self._ray, self._actor, self._keeps = ray, actor, keeps
         self._code: int | None = None
@@ -167,8 +167,8 @@ class RayEngine(LocalEngine):
     """The local engine, with processes on the nodes of a Ray cluster.
 
     Attributes:
-      server_lost: Whether the job has ended because a server's node is lost: the addresses of the
-        others lead nowhere then, and all must start again.
+      server_lost: Whether the job has ended because a server's node is lost. All processes must
+        then restart with new addresses.
     """
 
     def __init__(
@@ -188,12 +188,12 @@ class RayEngine(LocalEngine):
         Args:
           ray: The library, connected.
           make_job: Returns the roles from the addresses of the servers.
-          log_dir: As of `LocalEngine`.
-          num_servers: How many there are.
-          host: The servers' name; None for the address of the node that each is placed on.
+          log_dir: See `LocalEngine`.
+          num_servers: The number of servers.
+          host: The servers' host name; None for the address of each server's node.
           resources: Resources of the roles.
-          wait_seconds: How long a process may wait for them.
-          **options: As of `LocalEngine`.
+          wait_seconds: Seconds that a process may wait for its resources.
+          **options: See `LocalEngine`.
 
         Raises:
           UserError: No node has room for a server.
@@ -226,7 +226,7 @@ class RayEngine(LocalEngine):
         return self._ray.remote(RoleProcess).options(**options).remote()
 
     def _spawn(self, role: Role) -> _RemoteProcess:
-        # A server keeps its address, and so its actor, when its process is started again.
+        # A restarted server keeps its address, and so its actor.
         actor = self._servers.get(role.name) or self._place(role.kind)
         _, *arguments = self._command(role)
         started = actor.start.remote(arguments, role.name, os.getcwd())
@@ -251,15 +251,15 @@ def _said(amounts: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
-    """Connects to a Ray cluster, or starts one on this machine for as long as the context lasts.
+    """Connects to a Ray cluster, or starts one on this machine for the time of the context.
 
     Args:
       ray: The library.
-      address: Of a running one, or None to start one.
-      num_cpus: CPUs of the one that is started.
+      address: The address of a running cluster, or None to start one.
+      num_cpus: CPUs of a started cluster.
 
     Raises:
-      UserError: It is not there.
+      UserError: The cluster cannot be reached.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
@@ -267,7 +267,7 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
         if address is None:
             folder = tempfile.mkdtemp(prefix="tfrl-ray-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            # In the home folder otherwise.
+            # Else Ray writes a token to the home folder.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             options.update(
                 include_dashboard=False,
@@ -285,7 +285,7 @@ def cluster(ray: Any, address: str | None, num_cpus: float) -> Iterator[None]:
                 remedy="Start one with `ray start --head`.",
             ) from error
         stack.callback(ray.shutdown)
-        for number, handler in handlers.items():  # Ray has put its own there
+        for number, handler in handlers.items():  # Ray has replaced them
             signal.signal(number, handler)
         yield
 
@@ -303,21 +303,23 @@ def run(
     """Runs a job on Ray, as the flags say; returns the exit code.
 
     Args:
-      make_job: Returns the roles from the addresses of the servers, and from who may reach them.
-      log_dir: As of `LocalEngine`.
-      termination: As of `LocalEngine.run`.
-      num_servers: How many servers there are.
+      make_job: Returns the roles from the servers' addresses and bind address.
+      log_dir: See `LocalEngine`.
+      termination: See `LocalEngine.run`.
+      num_servers: The number of servers.
       resources: Resources of the roles.
-      max_restarts: Of each process; and of all where a server's node is lost.
-      wait_seconds: How long processes wait for room.
+      max_restarts: The most restarts of each process, and of the job after a loss of a server's
+        node.
+      wait_seconds: Seconds that processes wait for resources.
 
     Raises:
-      UserError: Ray or its cluster is not there, or no node has room for a server.
+      UserError: Ray is not installed, its cluster cannot be reached, or no node has room for a
+        server.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = require("ray", "ray")
     address = flags.FLAGS.ray_address
-    # On one machine all have room, as with the local engine.
+    # On one machine all processes get resources, as with the local engine.
     bind = "" if address is None else "0.0.0.0"  # nosec B104
     any_job = make_job(["localhost:1"] * num_servers, bind)
     num_cpus = sum(float(resources.of(role.kind)["cpu"]) for role in any_job)

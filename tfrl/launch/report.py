@@ -1,4 +1,4 @@
-"""`bin/report.py`: draws a run's report again, or compares several runs."""
+"""`bin/report.py`: writes a run's report again, or compares several runs."""
 
 import pathlib
 import sys
@@ -30,7 +30,7 @@ def main(folders: list[str]) -> int:
             got=", ".join(folders) or "none",
             remedy="Write tfrl-report runs/ppo_tf_cartpole, for example.",
         )
-    # Importing it registers the names of which bindings have defaults.
+    # The import registers the configurables, whose defaults the report needs.
     from tfrl.experiment.run_folder import RunFolder
     from tfrl.launch import configurables, training  # noqa: F401
 

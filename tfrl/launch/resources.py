@@ -1,4 +1,4 @@
-"""The flag --resources: what each process of a role is given, by an engine that places them."""
+"""The flag --resources: the resources of each process of a role, for Ray and Kubernetes."""
 
 import dataclasses
 import re
@@ -30,7 +30,7 @@ class RoleResources:
     """Resources by role.
 
     Attributes:
-      asked: Amounts by name, by role, as Kubernetes writes them.
+      asked: Amounts by name, by role, in Kubernetes' notation.
     """
 
     asked: Mapping[str, Mapping[str, str]]
@@ -41,10 +41,10 @@ class RoleResources:
 
 
 def parsed(values: Sequence[str]) -> RoleResources:
-    """Returns what `--resources` asks for.
+    """Parses the values of `--resources`.
 
     Raises:
-      UserError: For another form.
+      UserError: For a malformed value.
     """
     asked: dict[str, dict[str, str]] = {}
     for value in values:
@@ -64,6 +64,6 @@ def parsed(values: Sequence[str]) -> RoleResources:
 
 
 def in_bytes(memory: str) -> int:
-    """Returns an amount of memory, such as "16Gi", in bytes."""
+    """Converts an amount of memory, for example "16Gi", to bytes."""
     number, unit = re.fullmatch(r"(\d+)(\w*)", memory).groups()  # type: ignore[union-attr]
     return int(number) * _UNITS[unit]

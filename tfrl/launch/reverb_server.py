@@ -24,7 +24,7 @@ parameters too.
 The gin file is that of the training; the tables follow from it alone. The same command goes on with
 the last checkpoint under --root_dir, which SIGTERM and Ctrl-C write too."""
 
-# Below --root_dir, which may be the folder of the training.
+# Subfolder of --root_dir, which may be the run folder of the training.
 FOLDER = "replay_checkpoints"
 _LOOK_SECONDS = 0.2
 
@@ -67,14 +67,14 @@ flags.DEFINE_integer(
 
 
 def main() -> int:
-    """Serves until a signal comes, its orderly end; returns the exit code."""
+    """Serves until a signal ends it; returns the exit code."""
     termination = Termination()
     termination.install()
     values = common_flags.common()
     _check_flags(values)
     from tfrl.launch import gin_files
 
-    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    # Reports a missing file or a typo before TensorFlow is imported.
     gin_files.read(values.gin_file, values.gin_bindings)
     common_flags.configure_tensorflow(values)
     from tfrl.launch import settings
@@ -113,11 +113,11 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
 
     Args:
       assembled: The `Settings` of its gin file. The workflow's environments are closed.
-      num_collectors: How many processes will play; 0 for those of a training that plays itself.
-      num_servers: How many servers share the replay buffer of these.
+      num_collectors: The number of collectors; 0 for a training without collectors.
+      num_servers: The number of servers that share the replay buffer.
 
     Raises:
-      UserError: The training has no replay buffer, or one that Reverb cannot hold.
+      UserError: The training has no replay buffer, or one that Reverb does not support.
     """
     from tfrl.workflows.checks import on_reverb
 
@@ -138,10 +138,10 @@ def served_tables(assembled: Any, num_collectors: int = 0, num_servers: int = 1)
 
 
 def forget_parameters(server: Any) -> None:
-    """Empties the table of parameters: those of a checkpoint may be of a run that has ended.
+    """Empties the table of parameters: a checkpoint may have those of a run that has ended.
 
     Args:
-      server: A `ReverbServer` of the tables of a distributed run.
+      server: A `ReverbServer` with the tables of a distributed run.
     """
     from tfrl.replay.reverb.library import reverb
     from tfrl.roles import parameters
@@ -180,7 +180,7 @@ def _items(sizes: Mapping[str, int]) -> str:
 
 
 def _wait(termination: Termination) -> None:
-    """Returns when a signal has come."""
+    """Waits for a signal."""
     while not termination.requested:
         time.sleep(_LOOK_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Finds the configuration that a run folder holds."""
+"""Finds the configuration in a run folder."""
 
 import pathlib
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ def find(root_dir: str | None) -> pathlib.Path:
     """Returns the gin file of a run.
 
     Args:
-      root_dir: The run folder, as the flag gave it.
+      root_dir: The value of the flag, the run folder.
 
     Raises:
-      UserError: The flag is missing, or the folder holds no run.
+      UserError: The flag is missing, or the folder has no run.
     """
     if root_dir is None:
         raise UserError(
@@ -36,7 +36,7 @@ def find(root_dir: str | None) -> pathlib.Path:
 
 
 def holds(root_dir: str | None) -> bool:
-    """Whether a folder holds the configuration of a run."""
+    """Whether a folder has the configuration of a run."""
     return root_dir is not None and _config(root_dir).is_file()
 
 
@@ -45,7 +45,7 @@ def _config(root_dir: str) -> pathlib.Path:
 
 
 def seed(root_dir: str | None) -> int | None:
-    """Returns the seed of a run, None where the folder does not say it."""
+    """Returns the seed of a run; None if the folder has no metadata."""
     from tfrl.experiment.run_folder import RunFolder
 
     metadata = RunFolder(str(root_dir)).read_metadata()
@@ -59,17 +59,16 @@ def read(
     *,
     allow_code: bool = False,
 ) -> list[str]:
-    """Returns the gin files of a run: that of its folder, then the caller's.
+    """Returns the gin files of a run: the folder's file, then the caller's.
 
-    Nothing is imported because the folder's file names it, unless `allow_code` is true or one of
-    the caller's files or bindings names it too; see `tfrl.loading.distrust`, which the caller
-    ends.
+    A module that the folder's file names is imported only if `allow_code` is true, or if one of the
+    caller's files or bindings names it too; see `tfrl.loading.distrust`, which the caller ends.
 
     Args:
-      root_dir: The run folder, as the flag gave it.
-      files: The caller's own gin files.
-      bindings: The caller's own bindings.
-      allow_code: Whether Python modules may be imported because the folder's file names them.
+      root_dir: The value of the flag, the run folder.
+      files: The caller's gin files.
+      bindings: The caller's bindings.
+      allow_code: Whether to import Python modules that the folder's file names.
 
     Raises:
       UserError: There is no run; a file is malformed, or names code.
@@ -79,7 +78,7 @@ def read(
     config = str(find(root_dir))
     RunFolder(str(root_dir)).check_files()
     for binding in gin_files.read(files, bindings):
-        # Such as 'gymnasium:module:Name-v0'.
+        # For example 'gymnasium:module:Name-v0'.
         texts = (leaf for leaf in gin_files.leaves(binding.value) if isinstance(leaf, str))
         trust(*(part for text in texts for part in text.split(":")))
     if not allow_code:

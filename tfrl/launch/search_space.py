@@ -1,4 +1,4 @@
-"""Search spaces of `tfrl-tune`: a gin file whose values are ranges, or Python."""
+"""Search spaces of `tfrl-tune`: a gin file with ranges as values, or Python."""
 
 import dataclasses
 import importlib
@@ -19,10 +19,10 @@ _REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class SearchSpace:
-    """What a trial may choose.
+    """The hyperparameters that a trial chooses.
 
     Attributes:
-      name: As the flag gave it.
+      name: The value of the flag.
       entries: `{binding: range or value}`; None for a function.
       function: Takes an optuna trial and returns `{binding: value}`.
     """
@@ -54,16 +54,16 @@ class SearchSpace:
 def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> SearchSpace:
     """Reads a search space.
 
-    A range of a parameter that the configuration binds to `@LinearSchedule()` is that of the
-    schedule's start, so that it goes on falling.
+    If the configuration binds a parameter to `@LinearSchedule()`, its range applies to the start of
+    the schedule.
 
     Args:
       name: A gin file, or `module:name` of a dict or of a function of an optuna trial.
       files: The gin files of the trials.
-      bindings: Their bindings.
+      bindings: The bindings of the trials.
 
     Raises:
-      UserError: There is no such space, or one of its ranges is none.
+      UserError: There is no such space, or a range is malformed.
     """
     if name.endswith(".gin"):
         found = gin_files.read([name])
@@ -90,9 +90,9 @@ def read(name: str, files: Sequence[str] = (), bindings: Sequence[str] = ()) -> 
 
 
 def default(gin_file: str) -> str | None:
-    """Returns the shipped space of the algorithm of a shipped gin file, None where there is none.
+    """Returns the shipped search space for the algorithm of a shipped gin file, or None.
 
-    `ppo/tf_cartpole.gin` has `tune/ppo.gin`.
+    For `ppo/tf_cartpole.gin` it is `tune/ppo.gin`.
     """
     name = f"tune/{gin_file.partition('/')[0]}.gin"
     return name if (gin_files.package_gin_dir() / name).is_file() else None
@@ -104,10 +104,10 @@ def is_range(value: Any) -> bool:
 
 
 def check_range(thing: str, value: Any) -> None:
-    """Checks a range, if the value is one.
+    """Checks a value that is a range.
 
     Raises:
-      UserError: It is none that optuna knows.
+      UserError: Optuna does not support the range.
     """
     if not is_range(value):
         return
@@ -142,7 +142,7 @@ def _suggest(trial: Any, name: str, value: Any) -> Any:
         suggest = trial.suggest_int if _whole(value) else trial.suggest_float
         return suggest(name, **value)
     choices = list(value["choices"])
-    # Optuna stores numbers and texts; others under what they are written as.
+    # Optuna stores numbers and strings; other values are stored as their `repr`.
     plain = (bool, int, float, str, type(None))
     labels = [x if isinstance(x, plain) else repr(x) for x in choices]
     return choices[labels.index(trial.suggest_categorical(name, labels))]
@@ -161,7 +161,7 @@ def _literal(binding: gin_files.Binding) -> Any:
 
 
 def _schedules(files: Sequence[str], bindings: Sequence[str]) -> dict[str, str]:
-    """`{parameter: start of the schedule that it is bound to}`."""
+    """Returns `{parameter: name of its schedule's start}`."""
     bound = {b.key: b.value for b in gin_files.read(files, bindings)}
     return {
         key: f"{value.scoped_name}.start"
@@ -177,7 +177,7 @@ def _imported(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name not in (module, None):
-            raise  # of something that the user's module imports
+            raise  # an import of the user's module failed
         raise UserError(
             f"--space={name}",
             expected="a gin file, or module:name of a dict or function in a module that imports",

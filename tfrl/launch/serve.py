@@ -1,4 +1,4 @@
-"""`bin/serve.py`: a policy as a server, in TensorFlow Serving's REST form and over gRPC."""
+"""`bin/serve.py`: serves a policy by TensorFlow Serving's REST and gRPC interfaces."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ DOC = """Serves a policy over HTTP, as TensorFlow Serving does (pip install 'tfr
 --root_dir is a run folder, or the folder of a SavedModel that tfrl-export or a training wrote.
 It listens on this machine alone unless --host says otherwise, and ends on SIGTERM or Ctrl-C."""
 
-_GRACE_SECONDS = 5  # for requests at the end: a client may never send the rest of its own
+_GRACE_SECONDS = 5  # for requests at the end: a client may never finish sending
 
 flags.DEFINE_list(
     "checkpoints",
@@ -92,7 +92,7 @@ def main() -> int:
         common_flags.configure_tensorflow(values)
         server = make_server(values)
         server.warm_up()
-        # The log is closed when HTTP and gRPC have ended, and the threads that add to it.
+        # The log closes after HTTP, gRPC and the threads that write to it have ended.
         with contextlib.closing(server):
             asyncio.run(_serve(server, listening))
     return 0
@@ -102,13 +102,13 @@ def listen(host: str, port: int) -> socket.socket:
     """Returns a listening socket.
 
     Raises:
-      UserError: The address cannot be had.
+      UserError: The address is not available.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=2048)
-        # Connections inherit it. Head and body of an answer are two packets: the second would wait
-        # for the client's acknowledgement of the first, 40 ms.
+        # Connections inherit it. Head and body of a response are two packets: the second would wait
+        # 40 ms for the client's acknowledgement of the first.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
@@ -121,7 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
-    """Loads the versions that the flags name."""
+    """Loads the policy versions that the flags name."""
     from tfrl.launch.loaded import load
     from tfrl.serving.served_policy import ServedPolicy
     from tfrl.serving.server import PolicyServer, ServingOptions
@@ -154,7 +154,7 @@ def make_server(values: common_flags.CommonFlags) -> "PolicyServer":
 
 
 def uvicorn_server(server: "PolicyServer") -> Any:
-    """Returns uvicorn's server of HTTP, which does not run yet."""
+    """Returns uvicorn's HTTP server, not yet started."""
     from tfrl.serving.rest import make_app
 
     uvicorn = extras.require("uvicorn", "serve")

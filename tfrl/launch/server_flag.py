@@ -1,4 +1,4 @@
-"""The flag that says where experience is kept."""
+"""The flag --replay_server of learners and collectors."""
 
 from absl import flags
 
@@ -16,7 +16,7 @@ def replay_server() -> str:
     """Returns the value of --replay_server.
 
     Raises:
-      UserError: It is missing.
+      UserError: The flag is missing.
     """
     address = flags.FLAGS.replay_server
     if address is None:

@@ -1,4 +1,4 @@
-"""What the gin name `train` stands for, and how both binaries assemble it."""
+"""The gin configurable `train`, and how binaries assemble it."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import gin
 
 from tfrl import checks, struct
 from tfrl.launch import (
-    configurables,  # noqa: F401  (importing it registers what gin files may name)
+    configurables,  # noqa: F401  (the import registers the configurables)
     gin_files,
     gin_registry,
 )
@@ -18,11 +18,11 @@ from tfrl.workflows import RunOptions, Workflow
 @gin.configurable("train", module="tfrl", denylist=["root_dir", "video_seed"])
 @struct.logic_dataclass
 class Settings(RunOptions):
-    """The bindings `train.*`: the options of a run, what trains, and how it is finished.
+    """The bindings `train.*`: the options of a run, its workflow, and its final steps.
 
     Attributes:
-      workflow: What to train.
-      final_eval_episodes: Episodes of the evaluation that `summary.json` tells of.
+      workflow: The workflow to train.
+      final_eval_episodes: Episodes of the final evaluation in `summary.json`.
       video: Whether to record one episode at the end.
       report: Whether to write `curve.png` and `report.html` at the end.
     """
@@ -46,17 +46,17 @@ class Settings(RunOptions):
 
 
 def assemble(files: Sequence[str], bindings: Sequence[str] = ()) -> Settings:
-    """Reads the configuration, builds all that it describes, and checks that all of it was used.
+    """Reads the configuration, builds the workflow, and checks that every binding was used.
 
     Args:
-      files: Gin files, as `gin_files.resolve` finds them.
+      files: Gin files, see `gin_files.resolve`.
       bindings: Values of `--gin_bindings`.
 
     Returns:
       The settings, workflow included.
 
     Raises:
-      UserError: For anything that the user got wrong in them.
+      UserError: For any mistake in them.
     """
     gin_files.parse(files, bindings)
     settings = gin_files.call(Settings)
@@ -72,23 +72,23 @@ def build_from_config(
     enable_multi_devices: bool = False,
     enable_jit: bool = True,
 ) -> Workflow:
-    """Makes the workflow that a binary makes of the same gin files and bindings.
+    """Builds the workflow of gin files and bindings, as the binaries do.
 
     Args:
-      gin_files: One or several, as they stand from the working directory or in the package; later
-        ones win: `ppo/tf_cartpole.gin`.
-      bindings: They win over the files: lines such as `"make_env.num_envs = 8"`, or
-        `{"make_env.num_envs": 8}`, where a text that begins with @ or % is a reference.
-      enable_multi_devices: Whether the run is spread over all devices, as `--strategy=mirrored`
-        does; sizes are those of all of them together.
-      enable_jit: False runs everything eagerly, for a debugger; True leaves what the files say.
+      gin_files: One or several gin files, relative to the working directory or the package, for
+        example `ppo/tf_cartpole.gin`; later ones override earlier ones.
+      bindings: Bindings that override the files: lines like `"make_env.num_envs = 8"`, or
+        `{"make_env.num_envs": 8}`, where a string that begins with @ or % is a reference.
+      enable_multi_devices: Whether to use all devices, as `--strategy=mirrored` does; sizes are
+        global.
+      enable_jit: False runs everything eagerly, for a debugger; True keeps the files' modes.
 
     Returns:
-      The workflow, whose `config` holds the bindings that were read. What the files bind to
-      `train.*` (budget, evaluations) is for `workflow.learn`.
+      The workflow; its `config` has the used bindings. Pass the options of `train.*` (budget,
+      evaluations) to `workflow.learn`.
 
     Raises:
-      UserError: For anything that is wrong in them, bindings that nothing reads included.
+      UserError: For any mistake in them, also unused bindings.
     """
     if isinstance(bindings, Mapping):
         bindings = binding_lines(bindings)

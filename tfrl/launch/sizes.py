@@ -1,4 +1,4 @@
-"""How large a job is: processes, environments, replay and parameters."""
+"""The sizes of a job: processes, environments, replay and parameters."""
 
 import collections
 import math
@@ -13,8 +13,8 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
     """Returns lines with the sizes of a job, for the user.
 
     Args:
-      options: Of the job.
-      job: Its roles.
+      options: The configuration of the job.
+      job: The roles of the job.
 
     Raises:
       UserError: The gin file's training cannot be distributed.
@@ -52,7 +52,7 @@ def described(options: JobOptions, job: Sequence[Role]) -> str:
 
 
 def _bytes(signature: Any) -> int:
-    """The bytes of one item."""
+    """Returns the bytes of one item."""
     import tensorflow as tf
 
     specs = tf.nest.flatten(signature)

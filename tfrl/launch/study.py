@@ -1,4 +1,4 @@
-"""The study of a search: where it is stored, its trials, and those whose process died."""
+"""The optuna study of a search: its storage, its trials, and trials of dead processes."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 from tfrl import extras
 
 LOG = "study.log"
-_RETRIES = 3  # of a trial whose process died
+_RETRIES = 3  # the most retries of a trial whose process died
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,13 @@ class StudyOptions:
 
     Attributes:
       root: The folder of the search.
-      storage: The address of a database that optuna knows; None for a journal in the folder.
+      storage: The address of a database for optuna; None for a journal in the folder.
       sampler: "tpe" or "random".
       pruner: "median", "hyperband" or "none".
-      startup: Trials that are drawn at random and never pruned, before sampler and pruner begin.
-      seed: Of the sampler.
-      trials: How many complete or pruned ones the study has in the end.
-      evaluations: Of one trial, or None where it has none.
+      startup: Random trials, never pruned, before sampler and pruner begin.
+      seed: The seed of the sampler.
+      trials: The number of complete or pruned trials at the end.
+      evaluations: Evaluations per trial, or None without any.
     """
 
     root: pathlib.Path
@@ -45,7 +45,7 @@ class StudyOptions:
         return self.root / "trials"
 
     def open(self) -> Any:
-        """Returns the optuna study, made where it is not there.
+        """Opens the optuna study; creates it if missing.
 
         Raises:
           UserError: optuna is not installed.
@@ -63,7 +63,7 @@ class StudyOptions:
         )
 
     def prepare(self, study: Any) -> None:
-        """Gives a study its sampler and pruner, whose draws depend on the trials so far."""
+        """Sets the study's sampler and pruner; their draws depend on the trials so far."""
         optuna = extras.require("optuna", "tune")
         seed = self.seed + len(study.trials)
         study.sampler = (
@@ -73,13 +73,13 @@ class StudyOptions:
                 n_startup_trials=self.startup,
                 multivariate=True,
                 group=True,
-                constant_liar=True,  # other processes search too
+                constant_liar=True,  # several processes search
                 seed=seed,
             )
         )
         study.pruner = {
             "none": optuna.pruners.NopPruner,
-            # The first third of the evaluations decides nothing.
+            # The first third of the evaluations never prunes.
             "median": lambda: optuna.pruners.MedianPruner(
                 self.startup, n_warmup_steps=(self.evaluations or 0) // 3 + 1
             ),
@@ -89,7 +89,7 @@ class StudyOptions:
 
 @contextlib.contextmanager
 def locked(root: pathlib.Path) -> Iterator[None]:
-    """Holds a study while trials are given out: one process at a time."""
+    """Locks a study, so that one process at a time assigns trials."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -99,7 +99,7 @@ def locked(root: pathlib.Path) -> Iterator[None]:
 
 
 def take_log(path: pathlib.Path, *, wait: bool = False) -> int:
-    """Opens the log of a trial and holds it until the process ends; returns the descriptor.
+    """Opens the log of a trial and locks it until the process ends; returns the descriptor.
 
     Args:
       path: The log.
@@ -118,9 +118,9 @@ def take_log(path: pathlib.Path, *, wait: bool = False) -> int:
 
 
 def requeue_dead(study: Any, trials_dir: pathlib.Path) -> None:
-    """Marks running trials whose process died as failed, and puts them back into the queue.
+    """Marks running trials of dead processes as failed, and queues them again.
 
-    A trial goes on from its last checkpoint: the new one has the folder of the old.
+    The new trial has the folder of the old and resumes from its last checkpoint.
     """
     for trial in study.trials:
         if trial.state.name != "RUNNING":
@@ -134,7 +134,7 @@ def requeue_dead(study: Any, trials_dir: pathlib.Path) -> None:
 
 
 def requeue(study: Any, trial: Any) -> None:
-    """Marks a running trial as failed; one like it waits, unless too many of them died."""
+    """Marks a running trial as failed, and queues it again unless it has failed too often."""
     states = extras.require("optuna.trial", "tune").TrialState
     study.tell(trial.number, state=states.FAIL)
     tries = trial.user_attrs.get("tries", 1)
@@ -149,7 +149,7 @@ def folder_of(trial: Any) -> str:
 
 
 def counted(study: Any) -> list[Any]:
-    """Returns the trials that count: those that run, or came to an end."""
+    """Returns the trials that count: running, complete and pruned ones."""
     return [t for t in study.trials if t.state.name in ("RUNNING", "COMPLETE", "PRUNED")]
 
 
@@ -159,6 +159,6 @@ def waiting(study: Any) -> list[Any]:
 
 
 def best(study: Any) -> Any | None:
-    """Returns the completed trial of the greatest value, None before there is one."""
+    """Returns the completed trial of the greatest value, or None."""
     done = [t for t in study.trials if t.state.name == "COMPLETE"]
     return max(done, key=lambda t: float(t.value)) if done else None

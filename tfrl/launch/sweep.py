@@ -35,7 +35,7 @@ def main() -> int:
     values = common_flags.common()
     files = list(values.gin_file) or ["ppo/tf_cartpole.gin"]
     grid = [read_axis(text) for text in flags.FLAGS.grid]
-    gin_files.read(files, values.gin_bindings)  # a slip of the pen should cost no process
+    gin_files.read(files, values.gin_bindings)  # reports a typo before any process starts
     root = pathlib.Path(values.root_dir or f"{api.default_root_dir(files)}_sweep").expanduser()
     root.mkdir(parents=True, exist_ok=True)
     seeds = range(values.seed, values.seed + flags.FLAGS.seeds)
@@ -59,7 +59,7 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
     """Reads one value of --grid.
 
     Raises:
-      UserError: It is not of the form `name.parameter=[value, ...]`.
+      UserError: The form is not `name.parameter=[value, ...]`.
     """
     name, _, value = text.partition("=")
     try:
@@ -92,7 +92,7 @@ def folder_name(bindings: Sequence[str], seed: int) -> str:
     """Returns the name of a run's folder: `lr=0.001,seed=0`."""
     pairs = [binding.split("=", 1) for binding in bindings]
     short = [name.rpartition(".")[2] for name, _ in pairs]
-    if len(set(short)) < len(short):  # two parameters of one name
+    if len(set(short)) < len(short):  # two parameters with one name
         short = [name for name, _ in pairs]
     words = [f"{name}={value}" for name, (_, value) in zip(short, pairs, strict=True)]
     return re.sub(r"[^\w.,=+-]+", "_", ",".join([*words, f"seed={seed}"]))
@@ -109,7 +109,7 @@ def command(
 
 
 def _run(jobs: dict[pathlib.Path, list[str]], parallel: int) -> list[pathlib.Path]:
-    """Runs commands, so many at a time; returns the folders of those that failed."""
+    """Runs commands, `parallel` at a time; returns the folders of failed runs."""
     failed: list[pathlib.Path] = []
 
     def train(folder: pathlib.Path, call: processes.Call) -> None:

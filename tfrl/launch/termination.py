@@ -1,9 +1,8 @@
-"""SIGTERM and Ctrl-C: a request to save and end while training, an exit at any other time.
+"""SIGTERM and Ctrl-C: a request to save and end during training, else an exit.
 
-Python runs a signal's handler only between two of its own instructions, so an environment that
-hangs in C never lets it run, and one that hangs in Python never comes to the end of its rollout.
-So a thread reads each signal from a pipe (`signal.set_wakeup_fd`) and ends the process where the
-training cannot.
+Python runs a signal handler only between two bytecode instructions. An environment that hangs in C
+never lets it run, and one that hangs in Python never ends its rollout. So a thread reads each
+signal from a pipe (`signal.set_wakeup_fd`) and ends the process if the training cannot.
 """
 
 import os
@@ -18,21 +17,21 @@ from typing import Any
 from tfrl.envs.env_calls import RunningCall
 
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
-GRACE = 8.0  # seconds that one call into an environment may take after a signal
-_LOOK = 0.1  # seconds between two looks at the running call
+GRACE = 8.0  # seconds that one call of an environment may take after a signal
+_LOOK = 0.1  # seconds between two checks of the running call
 
 
 class Termination:
-    """Remembers the signal that asked the run to end.
+    """Records the signal that requested the end of the run.
 
-    Inside `deferred()` the signal only sets `requested`, so that the caller can save; a second one
-    there ends the process at once. Outside of it the process ends with the signal's code. Where one
-    call into an environment lasts longer than `GRACE` after a signal, the process ends too: nothing
-    is lost but what was played after the last checkpoint. Other calls, such as a save or a compiled
-    function, may take as long as they need.
+    Inside `deferred()` a signal only sets `requested`, so that the caller can save; a second signal
+    ends the process at once. Outside of it the process ends with the signal's code. The process
+    also ends if one call of an environment lasts longer than `GRACE` after a signal: only the steps
+    after the last checkpoint are lost. Other calls, for example a save or a compiled function, have
+    no time limit.
 
     Attributes:
-      last_saved: One sentence for the user, of the last checkpoint.
+      last_saved: One sentence for the user about the last checkpoint.
     """
 
     def __init__(self, end: Callable[[int], Any] = os._exit):
@@ -53,16 +52,16 @@ class Termination:
 
     @property
     def name(self) -> str:
-        """The signal as users know it."""
+        """The user's name of the signal."""
         return _NAMES[signal.Signals(self._signal or signal.SIGTERM)]
 
     @property
     def exit_code(self) -> int:
-        """143 for SIGTERM, 130 for Ctrl-C, as shells count."""
+        """143 for SIGTERM, 130 for Ctrl-C, as in shells."""
         return 128 + (self._signal or signal.SIGTERM)
 
     def install(self) -> None:
-        """Takes over SIGTERM and SIGINT."""
+        """Installs the handlers of SIGTERM and SIGINT."""
         for number in _NAMES:
             signal.signal(number, self._handle)
         reader, writer = os.pipe()
@@ -74,7 +73,7 @@ class Termination:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Turns signals into requests for as long as the context lasts."""
+        """Turns signals into requests within the context."""
         self._deferred = True
         try:
             yield
@@ -86,12 +85,12 @@ class Termination:
         self._signal = number
         if self._deferred and not again:
             return
-        # Not print: the handler may run in the middle of another print.
+        # Not print: the handler may interrupt another print.
         os.write(2, f"Stopped by {self.name}.\n".encode())
         raise SystemExit(self.exit_code)
 
     def _watch(self, reader: int) -> None:
-        """Reads signals; ends the process at a second SIGTERM, or where an environment hangs."""
+        """Reads signals; ends the process at a second SIGTERM, or if an environment hangs."""
         number, since = 0, 0.0
         while True:
             ready, _, _ = select.select([reader], [], [], _LOOK if number else None)
@@ -101,7 +100,7 @@ class Termination:
                 return
             for came in signals:
                 if came not in tuple(_NAMES):
-                    continue  # a signal that something else in the process handles
+                    continue  # another handler of the process takes this signal
                 if number and came == signal.SIGTERM:
                     self._exit(came, "Stopped by a second SIGTERM.")
                     return

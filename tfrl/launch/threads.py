@@ -1,4 +1,4 @@
-"""How many threads an operation of TensorFlow has in a run."""
+"""The threads of a TensorFlow operation in a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def settle(workflow: Workflow, root_dir: str | None = None) -> int:
-    """Leaves a core to Python where it steps environments while the agent learns.
+    """Leaves a core to Python if it steps environments while the agent learns.
 
-    TensorFlow splits an operation over all cores. Two operations run at a time anyway, and what
-    they are split into gets in each other's way, and in Python's. What somebody has set stays: in
-    `tf.config`, in TF_NUM_INTRAOP_THREADS, or by computing already. A run that goes on keeps its
-    number, since its bits depend on it.
+    TensorFlow splits an operation over all cores. Two operations run at the same time anyway, and
+    their parts compete with each other and with Python. A number that is set already stays: in
+    `tf.config`, in TF_NUM_INTRAOP_THREADS, or because TensorFlow has started. A resumed run keeps
+    its number, since its bits depend on it.
 
     Args:
-      workflow: What will train.
-      root_dir: The folder of a run to go on with, if there is one.
+      workflow: The workflow.
+      root_dir: The folder of a run to resume, or None.
 
     Returns:
-      The threads of an operation.
+      The number of threads of an operation.
     """
     if tf.config.threading.get_intra_op_parallelism_threads() or metadata.asked_threads():
         return metadata.intra_op_threads()
@@ -46,13 +46,13 @@ def settle(workflow: Workflow, root_dir: str | None = None) -> int:
     if number:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(number)
-        except RuntimeError:  # it has computed
+        except RuntimeError:  # TensorFlow has started
             return cores
     return number or cores
 
 
 def _metadata(root_dir: str) -> dict[str, Any]:
-    """What a run was made with, if it says so; what is wrong with its folder is told later."""
+    """Returns the metadata of a run, or {}; errors of its folder are reported later."""
     try:
         return RunFolder(root_dir).read_metadata() or {}
     except UserError:

@@ -18,9 +18,9 @@ flags.DEFINE_string(
     "What pip installs on the TPU VM: a name, wheel or address, with the extra reverb (tpu_vm).",
 )
 
-# Of a TPU of one host, and of a pod slice. Only the images' own TensorFlow has TPU kernels.
+# Images of a single-host TPU, and of a pod slice. Only their TensorFlow has TPU kernels.
 RUNTIME, POD_RUNTIME = "tpu-vm-tf-2.15.0-pjrt", "tpu-vm-tf-2.15.0-pod-pjrt"
-# Sizes count TensorCores, or chips of v5e; one host has up to 8 of either.
+# Sizes count TensorCores, or chips for v5e; one host has up to 8 of either.
 _ONE_HOST = 8
 _SMALL = (1, 4, 8)
 
@@ -104,20 +104,20 @@ def script(
 ) -> str:
     """Returns a bash script with the steps of a job on one Cloud TPU.
 
-    All processes run on the TPU's first host, by the local engine; a pod slice's other hosts serve
-    their chips to its learner.
+    The local engine runs all processes on the TPU's first host. The other hosts of a pod slice
+    serve their chips to its learner.
 
     Args:
-      options: Of the job.
-      name: Of the TPU and of the request for it.
-      zone: Where it is.
+      options: The configuration of the job.
+      name: The name of the TPU and of the request for it.
+      zone: The zone of the TPU.
       accelerator_type: Its generation and size.
-      spot: Whether Google may take it back.
-      package: What pip installs.
-      max_restarts: Of each process.
+      spot: Whether to use a spot TPU, which Google may preempt.
+      package: The package that pip installs.
+      max_restarts: The most restarts of each process.
 
     Raises:
-      UserError: What cannot run.
+      UserError: For any setting that cannot run.
     """
     _check(options, name, zone, accelerator_type, spot)
     pod = int(accelerator_type.rpartition("-")[2]) > _ONE_HOST
@@ -204,7 +204,7 @@ def _check(
 
 
 def rendered(options: JobOptions, max_restarts: int) -> str:
-    """Returns what `--engine=tpu_vm` prints, as the flags say."""
+    """Returns the output of `--engine=tpu_vm` for the flags."""
     values = flags.FLAGS
     return script(
         options,

@@ -1,4 +1,4 @@
-"""`bin/train.py`: trains what gin files describe, into a run folder that can be gone on with."""
+"""`bin/train.py`: trains the workflow of gin files in a run folder, which it can resume."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     """Trains as the flags say; returns the exit code.
 
     Args:
-      prepare: Is given the workflow before the training, in the place of --replay_server.
+      prepare: Called with the workflow before the training, in the place of --replay_server.
     """
     started = time.monotonic()
     termination = Termination()
@@ -67,7 +67,7 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
     if flags.FLAGS.total_env_steps is not None:
         budget = f"train.total_env_steps={flags.FLAGS.total_env_steps}"
         values = dataclasses.replace(values, gin_bindings=(*values.gin_bindings, budget))
-    # A missing file or a slip of the pen should not have to wait for TensorFlow.
+    # Reports a missing file or a typo before TensorFlow is imported.
     if not values.gin_file and values.if_exists == "resume" and run_config.holds(values.root_dir):
         files = run_config.read(
             values.root_dir, (), values.gin_bindings, allow_code=values.allow_code
@@ -109,12 +109,12 @@ def main(prepare: Callable[[Any], None] | None = None) -> int:
 def use_replay_server(
     workflow: Workflow, address: str, reconnect_seconds: float | None = None
 ) -> None:
-    """Lets a workflow keep its experience in a server, and waits for it.
+    """Sets a workflow's replay server, and waits for it.
 
     Args:
       workflow: The workflow.
       address: "host:port".
-      reconnect_seconds: How long to wait for a server that was lost.
+      reconnect_seconds: Seconds to wait for a lost server.
 
     Raises:
       UserError: The workflow has no replay buffer; the server does not answer in time, or has
@@ -130,7 +130,7 @@ def use_replay_server(
             got=type(workflow).__name__,
         )
     workflow.use_replay_server(address, reconnect_seconds)
-    # Here already, so that a wrong address leaves no folder.
+    # Waits here, so that a wrong address creates no folder.
     await_tables(workflow.replay, app.say)
 
 

@@ -31,7 +31,7 @@ from tfrl.workflows import State, Workflow
 
 
 def is_finished(folder: RunFolder, settings: Settings, state: State) -> bool:
-    """Returns whether a summary tells of these very parameters, as the settings ask for it."""
+    """Returns whether the summary has these parameters and the settings' evaluation."""
     summary = folder.read_summary()
     if summary is None:
         return False
@@ -47,13 +47,13 @@ def is_finished(folder: RunFolder, settings: Settings, state: State) -> bool:
 def finish(
     folder: RunFolder, settings: Settings, state: State, *, seed: int, stopped_by: str
 ) -> None:
-    """Evaluates, exports and records the final parameters; a kill leaves it to the next start.
+    """Evaluates, exports and records the final parameters; after a kill the next start does.
 
     Args:
       folder: The run folder.
-      settings: What gin describes.
+      settings: The settings from gin.
       state: The run's last state.
-      seed: Of the video's episode.
+      seed: The seed of the video's episode.
       stopped_by: Why the training ended.
     """
     started = time.monotonic()
@@ -71,7 +71,7 @@ def finish(
         {
             "env_steps": steps,
             "wall_seconds": wall_seconds,
-            # A run of one compiled call has no time without compilation.
+            # A run of one compiled call has only times with compilation.
             "env_steps_per_second": run_time.env_steps_per_second or steps / wall_seconds,
             "eval_return_mean": result.mean,
             "eval_return_std": result.std,
@@ -87,13 +87,13 @@ def finish(
 
 
 def write_report(folder: RunFolder) -> pathlib.Path:
-    """Writes `curve.png` and `report.html` of a run; returns the page."""
+    """Writes `curve.png` and `report.html` of a run; returns the path of the report."""
     run = report.RunRecord.read(folder.root)
     return report.write_report(run, gin_registry.differing(run.configuration))
 
 
 def params_of(agent_state: Any) -> Any:
-    """Returns the parameters of an agent, or of each policy of an agent of several."""
+    """Returns the parameters of an agent, or of each policy of a multi-agent one."""
     if isinstance(agent_state, dict):
         return {module_id: state.params for module_id, state in agent_state.items()}
     return agent_state.params
@@ -103,7 +103,7 @@ def _record_video(folder: RunFolder, workflow: Workflow, state: State, seed: int
     try:
         recorded = workflow.record_video(state, folder.videos / "final.mp4", seed)
     except UserError as error:
-        # The video is an extra: without its encoder the run is whole.
+        # The video is optional: without its encoder the run is complete.
         say(f"Note: no video. {error}")
         return None
     return recorded.path
@@ -114,7 +114,7 @@ def show(folder: RunFolder, seconds: float) -> None:
 
     Args:
       folder: The run folder, with a summary.
-      seconds: How long the command took.
+      seconds: The seconds that the command took.
     """
     summary = folder.read_summary()
     if summary is None:
@@ -135,8 +135,8 @@ def show(folder: RunFolder, seconds: float) -> None:
         say(f"{name:<14}{value}")
 
 
-# What may differ between the starts of one run: nothing here changes what is learnt, but that a run
-# may give its experience up and fill its buffer anew.
+# Bindings that may differ between the starts of one run. They do not change the training, except
+# that a run may drop its experience and refill its buffer.
 MAY_CHANGE = (
     "train.total_env_steps",
     "train.eval_interval",
@@ -157,7 +157,7 @@ MAY_CHANGE = (
     "TaskWorkflow.iterations_per_call",
 )
 
-# Flags on which the bits of a run may depend.
+# Flags that the bits of a run may depend on.
 _STORED_FLAGS = ("strategy", "num_logical_cpus", "deterministic_ops")
 
 
@@ -169,21 +169,21 @@ def train(
     started: float,
     callbacks: Sequence[Any] = (),
 ) -> int:
-    """Trains in a run folder, going on where an earlier start of the run stopped.
+    """Trains in a run folder; resumes an earlier start of the run.
 
     Args:
-      settings: What gin describes.
+      settings: The settings from gin.
       flags: How the run starts.
       root_dir: The run folder.
-      termination: Tells of SIGTERM and Ctrl-C.
+      termination: Reports SIGTERM and Ctrl-C.
       started: `time.monotonic()` at the start of the command.
       callbacks: Called at the events of the run.
 
     Returns:
-      The exit code: 0, or that of a signal that ended the training.
+      The exit code: 0, or the code of a signal that ended the training.
 
     Raises:
-      UserError: For what a user got wrong, a non-finite loss among it.
+      UserError: For user errors and for a non-finite loss.
     """
     settings = settings.replace(root_dir=root_dir, video_seed=flags.seed)
     group = settings.workflow.worker_group
@@ -197,9 +197,9 @@ def train(
 
 @contextlib.contextmanager
 def _scratch(root: pathlib.Path) -> Iterator[None]:
-    """Puts temporary files on the run folder's file system, which has to have room anyway.
+    """Puts temporary files on the run folder's file system, which needs room anyway.
 
-    What a killed process leaves there, the next start removes with all that is temporary.
+    The next start removes the temporary files of a killed process.
     """
     before, tempfile.tempdir = tempfile.tempdir, str(files.temporary_name(root))
     os.mkdir(tempfile.tempdir)
@@ -211,7 +211,7 @@ def _scratch(root: pathlib.Path) -> Iterator[None]:
 
 
 def _meet(workflow: Workflow, flags: StartOptions, resumes: bool = False) -> bool:
-    """Waits until the chief holds the folder; returns whether it found a run to go on with."""
+    """Waits until the chief has locked the folder; returns whether it has a run to resume."""
     if workflow.worker_group is None:
         return resumes
     workflow.worker_group.barrier("the run folder")
@@ -226,9 +226,9 @@ def _follow(
     group: WorkerGroup,
     callbacks: Sequence[Any],
 ) -> int:
-    """Trains along with the chief, another process, which alone writes into the run folder.
+    """Trains along with the chief, which alone writes to the run folder.
 
-    Every process reads the folder: it must be one that all of them see.
+    Every process reads the folder, so it must be on a shared file system.
     """
     workflow = settings.workflow
     resumes = _meet(workflow, flags)
@@ -250,7 +250,7 @@ def _follow(
 
 
 def _interrupted(group: WorkerGroup | None, termination: Termination) -> bool:
-    """Whether a signal came, to any process: also one that came too late to end the training."""
+    """Whether any process got a signal, even too late to end the training."""
     return termination.requested if group is None else group.any(termination.requested)
 
 
@@ -264,7 +264,7 @@ def _train(run: "_Run", termination: Termination, started: float, callbacks: Seq
         group.broadcast(int(reason is None))
     if reason is None:
         say(f"tfrl {tfrl.__version__}: {run.describe(state)}")
-        # It would tell of earlier parameters from now on.
+        # The summary has earlier parameters.
         run.folder.summary.unlink(missing_ok=True)
         working_copy.publish(run.folder.root)
         stop = _StopWhenAsked(termination, workflow.env_steps(state))
@@ -290,7 +290,7 @@ def _train(run: "_Run", termination: Termination, started: float, callbacks: Seq
         finish(run.folder, settings, state, seed=run.flags.seed, stopped_by=reason)
         working_copy.publish(run.folder.root)
     if group is not None:
-        group.barrier("the end")  # who leaves earlier looks lost to the others
+        group.barrier("the end")  # a worker that left earlier would look lost
     show(run.folder, time.monotonic() - started)
     return 0
 
@@ -303,10 +303,10 @@ _WORDS = {
 
 @contextlib.contextmanager
 def _prepared(folder: RunFolder, if_exists: str) -> Iterator[bool]:
-    """Makes the folder ready and holds it: two writers would spoil the run.
+    """Prepares the folder and locks it: two writers would corrupt the run.
 
     Yields:
-      Whether a run is there to go on with.
+      Whether the folder has a run to resume.
     """
     lock = _locked(folder.root) if folder.root.is_dir() else None
     try:
@@ -341,7 +341,7 @@ def _locked(root: pathlib.Path) -> files.DirectoryLock:
 
 
 def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] | None:
-    """Reads the metadata of the run that is there, and refuses what would not go on with it."""
+    """Reads the metadata of the run to resume, and raises for settings that contradict it."""
     folder, flags = run.folder, run.flags
     required = ("seed", "configuration", "compile_choices")
     old = folder.read_metadata(required) if run.resumes else None
@@ -364,7 +364,7 @@ def _old_metadata(run: "_Run", configuration: dict[str, str]) -> dict[str, Any] 
 
 
 class _StopWhenAsked(Callback):
-    """Ends the run after the compiled call during which a signal came."""
+    """Ends the run after the compiled call in which a signal came."""
 
     def __init__(self, termination: Termination, env_steps: int):
         self._termination = termination
@@ -374,7 +374,7 @@ class _StopWhenAsked(Callback):
         self._tell(event.env_steps)
 
     def _tell(self, env_steps: int) -> None:
-        """Keeps ready what a watchdog says of an environment that hangs."""
+        """Prepares the watchdog's message about an environment that hangs."""
         saved = f"The last checkpoint has {env_steps:,} env steps" if env_steps else "No checkpoint"
         saved += "; the same command goes on." if env_steps else " yet; the same command starts."
         self._termination.last_saved = saved
@@ -384,7 +384,7 @@ class _StopWhenAsked(Callback):
 
 
 class _Run:
-    """A run folder together with what runs in it."""
+    """A run folder with its settings and workflow."""
 
     def __init__(self, settings: Settings, flags: StartOptions, resumes: bool):
         self.settings = settings
@@ -407,9 +407,9 @@ class _Run:
         restored = multi_worker.restore(manager, workflow.worker_group)
         if restored is not None:
             state = workflow.load(state, restored)
-            self._restored_metric = restored.metric  # its values are as large as a replay buffer
+            self._restored_metric = restored.metric  # `restored` may have a whole replay buffer
         else:
-            # Killed before its first checkpoint: a run's rows may be there, and are its own.
+            # A run killed before its first checkpoint may have left rows, which belong to it.
             workflow.adopt(state, self.folder.checkpoints)
         choices = workflow.compile_choices(state)
         if leads:
@@ -419,7 +419,7 @@ class _Run:
     def _write(
         self, old: dict[str, Any] | None, configuration: dict[str, str], choices: dict[str, str]
     ) -> None:
-        """Writes what the run is made with, or says how that differs from its first start."""
+        """Writes the run's metadata, or logs how it differs from the run's first start."""
         new = metadata_lib.collect(
             seed=self.flags.seed,
             compile_choices=choices,
@@ -435,7 +435,7 @@ class _Run:
         self.folder.write_operative_config(gin_registry.operative_config())
 
     def done(self, state: State) -> str | None:
-        """Returns why nothing is left to train: "budget" or "target_return"; None if there is."""
+        """Returns why the training is complete: "budget" or "target_return"; None if it is not."""
         settings = self.settings
         target, metric = settings.target_return, self._restored_metric
         if target is not None and metric is not None and metric >= target:
@@ -444,7 +444,7 @@ class _Run:
         return "budget" if done else None
 
     def describe(self, state: State) -> str:
-        """One line about what is about to run."""
+        """Returns one line about the training that starts."""
         choices = self.workflow.compile_choices(state)
         compiled = ", ".join(f"{k} {v}" for k, v in choices.items())
         steps = self.workflow.env_steps(state)

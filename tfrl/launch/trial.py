@@ -1,4 +1,4 @@
-"""One trial of a search in a process of its own: it takes its settings, trains, and reports."""
+"""Runs one trial of a search in a separate process: chooses settings, trains, reports."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ from tfrl.launch.termination import Termination
 if TYPE_CHECKING:
     from tfrl.launch.settings import Settings
 
-# Exit codes of the process beside those of `app`.
+# Exit codes of the process, beside the codes of `app`.
 NOTHING_LEFT, FAILED = 3, 4
 _METRIC = "eval_return_mean"
 
@@ -31,16 +31,16 @@ def run(options: studies.StudyOptions, space: SearchSpace, values: common_flags.
     """Runs the next trial of a study, if there is one.
 
     Args:
-      options: Of the study.
+      options: The options of the study.
       space: The search space.
       values: The common flags: gin files, bindings and seed of the trials.
 
     Returns:
-      0 after a trial, `FAILED` after one that failed, `NOTHING_LEFT` without one, or the code of a
-      signal.
+      0 after a trial, `FAILED` after a failed trial, `NOTHING_LEFT` without a trial, or the code of
+      a signal.
 
     Raises:
-      UserError: The space names what does not exist.
+      UserError: The space has an unknown binding.
     """
     termination = Termination()
     termination.install()
@@ -105,7 +105,7 @@ def run(options: studies.StudyOptions, space: SearchSpace, values: common_flags.
 
 
 def _redirect(log: int) -> int:
-    """Sends what is printed into a log; returns a descriptor of where it went before."""
+    """Redirects the output to a log; returns a descriptor of the previous output."""
     screen = os.dup(1)
     sys.stdout.flush()
     os.dup2(log, 1)
@@ -114,7 +114,7 @@ def _redirect(log: int) -> int:
 
 
 def _check_names(space: SearchSpace) -> None:
-    """Every binding of a space exists; functions are checked by their trials."""
+    """Checks that every binding of a space exists; the trials check those of functions."""
     for key in space.entries or {}:
         name = key.rpartition("/")[2]
         if "." in name:
@@ -131,9 +131,9 @@ def _choose(study: Any, trial: Any, space: SearchSpace) -> dict[str, Any]:
 
 
 class _Reports(Callback):
-    """Reports every evaluation to the study, and ends a trial that it prunes.
+    """Reports every evaluation to the study, and ends a pruned trial.
 
-    Evaluations are counted, as their env steps depend on the length of rollouts.
+    The step of a report is the number of the evaluation, since env steps depend on rollout lengths.
     """
 
     def __init__(self, trial: Any, eval_interval: int | None):
@@ -141,7 +141,7 @@ class _Reports(Callback):
         self._pruned = False
 
     def repeat(self, folder: pathlib.Path) -> None:
-        """Reports what a trial that is gone on with has reported before."""
+        """Repeats the earlier reports of a resumed trial."""
         path = folder / "metrics.jsonl"
         if self._interval is None or not path.is_file():
             return
@@ -160,7 +160,7 @@ class _Reports(Callback):
         return STOP if self._pruned else None
 
     def on_checkpoint(self, event: Event) -> Any:
-        # The stop above saves: by then the evaluation is in the run's files too.
+        # The stop saves a checkpoint; the run's files then have the evaluation too.
         if self._pruned:
             optuna = extras.require("optuna", "tune")
             raise optuna.TrialPruned(f"{event.env_steps:,} env steps")
@@ -188,7 +188,7 @@ class _Outcome:
         value = summary.get(_METRIC)
         if value is None:
             return self.ended("FAIL", "failed: its final return is not finite")
-        # What made it is in the study too: a function's bindings are not its parameters.
+        # Stores the bindings: those of a function are not the trial's parameters.
         self._trial.set_user_attr("bindings", lines)
         with studies.locked(self._options.root):
             self._study.tell(self._trial, float(value))
@@ -203,7 +203,7 @@ class _Outcome:
 
     def interrupted(self) -> str:
         trial = next(t for t in self._study.trials if t.number == self._trial.number)
-        if trial.state.name == "RUNNING":  # else it was told already, before the signal
+        if trial.state.name == "RUNNING":  # else the study has its result already
             with studies.locked(self._options.root):
                 studies.requeue(self._study, trial)
         return f"Trial {self._trial.number}: stopped; the same command goes on."

@@ -1,4 +1,4 @@
-"""`bin/tune.py`: searches hyperparameters with optuna, and writes the best as a gin file."""
+"""`bin/tune.py`: searches hyperparameters with optuna, and writes the best to a gin file."""
 
 import dataclasses
 import pathlib
@@ -23,7 +23,7 @@ trial that does worse than the others is pruned. The same command goes on with w
 several of them work on one study. It ends with best.gin, search.html and search.csv."""
 
 DEFAULT_GIN_FILE = "ppo/tf_cartpole.gin"
-_STRIKES = 3  # processes in a row that came to no result
+_STRIKES = 3  # processes in a row without a result
 
 flags.DEFINE_string(
     "space",

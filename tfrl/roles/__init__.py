@@ -1,1 +1,1 @@
-"""The processes of a distributed run: collectors, a learner, and what travels between them."""
+"""The processes of a distributed run: collectors, a learner, and their data in Reverb tables."""

@@ -1,4 +1,4 @@
-"""A collector: plays by the learner's parameters, and writes into the replay server."""
+"""A collector: acts by the learner's parameters and writes its experience to a Reverb server."""
 
 import copy
 import functools
@@ -37,24 +37,24 @@ from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow
 from tfrl.workflows.collectors import POLICY_VERSION
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
-# Between two looks for new parameters.
+# Seconds between two polls for new parameters.
 _LOOK_SECONDS = 0.002
-# Between two looks whether the run has ended, while the queue of rollouts is full.
+# Milliseconds between two checks for the end of the run, while the queue of rollouts is full.
 _SLICE_MS = 200
 _FLUSH_MS = 10_000
 _CLOSE_SECONDS = 5.0
 
 
 class _EndedError(Exception):
-    """The run has ended, or this collector is to stop, while it waited for the replay server."""
+    """The run has ended or this collector must stop, while it waits for the replay server."""
 
 
 class Collector:
-    """One of the processes that play.
+    """A process that plays.
 
     Attributes:
-      env_steps: Steps that this one has played.
-      episodes: Episodes that have ended in it.
+      env_steps: Steps that this collector has played.
+      episodes: Episodes that have ended in this collector.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Collector:
         """Waits for the learner's first parameters.
 
         Args:
-          workflow: What the gin file describes; its environments are played.
-          connection: To the server of parameters and reports.
+          workflow: The workflow of the gin file; the collector plays its environments.
+          connection: The connection to the server of parameters and reports.
           task_id: The number of this collector, from 0.
-          num_tasks: How many there are.
-          seed: The run's; a collector's draws follow from it, from `task_id`, and from the learner
-            steps at its start: one that was started again plays other episodes.
-          pull_seconds: Between two readings of parameters, and between two reports.
-          wait_seconds: How long to wait for others, at the start and where they are lost.
+          num_tasks: The number of collectors.
+          seed: The run's seed. A collector's draws follow from it, from `task_id`, and from the
+            learner steps at its start: a restarted collector plays other episodes.
+          pull_seconds: Seconds between two reads of parameters, and between two reports.
+          wait_seconds: Seconds to wait for other processes, at the start and when they are lost.
           log: Takes lines for the user.
 
         Raises:
-          UserError: For others that are not there in time, or were started from another gin file.
+          UserError: If other processes time out, or were started from another gin file.
         """
         self.workflow, self.task_id, self.num_tasks = workflow, task_id, num_tasks
         self.env = collector_env(workflow, num_tasks)
@@ -101,15 +101,15 @@ class Collector:
         self.env_steps = self.episodes = 0
         self._stops: Callable[[], bool] = lambda: False
         self._reporters: dict[str, Any] = {}
-        # An agent may let collectors differ, as in Ape-X.
+        # An agent may make collectors differ, as in Ape-X.
         own = getattr(workflow.agent, "collector_state", None)
         self._own: Callable[..., Any] = own or (lambda state, *_: state)
 
     def run(self, stops: Callable[[], bool] = lambda: False) -> bool:
-        """Plays until the run has ended, or until it is told to stop.
+        """Plays until the run has ended or `stops` returns True.
 
         Args:
-          stops: Asked after every rollout, and while a server takes no more.
+          stops: Called after every rollout, and while a server accepts no items.
 
         Returns:
           Whether the run has ended.
@@ -121,12 +121,12 @@ class Collector:
             return self.parameters.newest().finished
 
     def close(self) -> None:
-        """Ends the connections and environments."""
+        """Closes the connections and environments."""
         if self.connection.lost:
             leave_behind(self._reporters)
         else:
             for writer in self._reporters.values():
-                writer.close()  # what a full queue holds back is lost
+                writer.close()  # drops items that wait for a full queue
         self.parameters.close()
         self.connection.close()
         if isinstance(self.env, HostEnv):
@@ -134,12 +134,12 @@ class Collector:
         self.workflow.close()
 
     def end_if_asked(self) -> None:
-        """Ends `run`, by an error of its own, where the run has ended or it is to stop."""
+        """Raises `_EndedError`, which ends `run`, if the run has ended or it must stop."""
         if self._stops() or self.parameters.newest().finished:
             raise _EndedError
 
     def report(self, table: str, row: Mapping[str, Any]) -> None:
-        """Puts a report into its table, in the background."""
+        """Writes a report to its table, in the background."""
         if table not in self._reporters:
             client = self.connection.client
             self._reporters[table] = client.trajectory_writer(num_keep_alive_refs=1)
@@ -153,21 +153,21 @@ class Collector:
             self.connection.guard(flush, f"reports of {table}")
 
     def _send_last_reports(self) -> None:
-        """Sends the reports, unless their server is away: that is not waited for at the end."""
+        """Sends the reports; does not wait for a lost server."""
         try:
             within(_CLOSE_SECONDS, self._send_reports, self.connection.address, "the last reports")
         except UserError:
             leave_behind(self._reporters)
             self._reporters = {}
 
-    # What subclasses say.
+    # For subclasses.
 
     def acts_at_random(self, now: Published) -> bool:
-        """Whether the next rollout is of random actions."""
+        """Whether the next rollout has random actions."""
         return False
 
     def next_parameters(self) -> Published:
-        """Returns what the next rollout acts by."""
+        """Returns the parameters for the next rollout."""
         return self.parameters.newest()
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
@@ -175,7 +175,7 @@ class Collector:
         raise NotImplementedError
 
     def report_more(self) -> None:
-        """Reports, with each heartbeat, what a subclass has."""
+        """Called with each heartbeat, for a subclass to report more."""
 
     def _play(self) -> NoReturn:
         workflow, env = self.workflow, self.env
@@ -210,7 +210,7 @@ class Collector:
             iterations += 1
 
     def _rollouts(self) -> tuple[Any, Any]:
-        """How a rollout is played, by the policy and at random."""
+        """Returns the functions that play a rollout, by the policy and at random."""
         collect = self._player.collect_trajectory
         random = functools.partial(
             collect, action_fn=getattr(self.workflow.agent, "random_actions", None)
@@ -222,7 +222,7 @@ class Collector:
 
 
 class ReplayCollector(Collector):
-    """A collector that writes into a replay server."""
+    """A collector that writes items to a replay server."""
 
     workflow: OffPolicyWorkflow
 
@@ -242,19 +242,20 @@ class ReplayCollector(Collector):
         """Waits for the servers and for the learner's first parameters; see `Collector`.
 
         Args:
-          workflow: As there.
-          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`; of several
-            servers with commas between them.
-          variable_server: That of parameters and reports; None for the first of these.
-          task_id: As there.
-          num_tasks: As there; they share `random_steps`.
-          seed: As there.
-          pull_seconds: As there.
-          wait_seconds: As there.
-          log: As there.
+          workflow: See `Collector`.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`, or several,
+            separated by commas.
+          variable_server: "host:port" of the server of parameters and reports; None for the first
+            replay server.
+          task_id: See `Collector`.
+          num_tasks: See `Collector`; the collectors share `random_steps`.
+          seed: See `Collector`.
+          pull_seconds: See `Collector`.
+          wait_seconds: See `Collector`.
+          log: See `Collector`.
 
         Raises:
-          UserError: As there.
+          UserError: See `Collector`.
         """
         replay = replay_at(workflow, replay_server, wait_seconds)
         await_tables(replay, log)
@@ -272,12 +273,12 @@ class ReplayCollector(Collector):
         self._buffer = replay.init()
         self._buffer.on_wait = self.end_if_asked
         self._normalizes = normalizes(workflow)
-        # Since the last report: rollouts whose observations count, and what has ended.
+        # Since the last report: rollouts for observation statistics, and ended episodes.
         self._played: list[Trajectory] = []
         self._ended = np.zeros(3)
 
     def acts_at_random(self, now: Published) -> bool:
-        """Whether this is one of the first `random_steps` of the run."""
+        """Whether the next rollout is among the first `random_steps` of the run."""
         return not now.learner_steps and self.env_steps < self._random_steps
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
@@ -296,7 +297,7 @@ class ReplayCollector(Collector):
             self._played.append(played)
 
     def report_more(self) -> None:
-        """Reports the episodes that have ended since the last time, and what was observed."""
+        """Reports ended episodes and observation statistics since the last report."""
         if self._ended[0]:
             episodes, length, total = self._ended
             row = {
@@ -315,7 +316,7 @@ class ReplayCollector(Collector):
             self.report(STATISTICS, {p: x.numpy() for p, x in struct.paths(seen).items()})
 
     def close(self) -> None:
-        """Sends what there is, and ends the connections and environments."""
+        """Sends the pending items, then closes the connections and environments."""
         try:
             self._buffer.on_wait = lambda: None
             self._buffer.close()
@@ -327,7 +328,7 @@ class ReplayCollector(Collector):
 
 
 class RolloutCollector(Collector):
-    """A collector that hands whole rollouts to an on-policy learner."""
+    """A collector that sends whole rollouts to an on-policy learner."""
 
     workflow: OnPolicyWorkflow
 
@@ -346,17 +347,17 @@ class RolloutCollector(Collector):
         """Waits for the server and for the learner's first parameters; see `Collector`.
 
         Args:
-          workflow: As there.
+          workflow: See `Collector`.
           server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
-          task_id: As there.
-          num_tasks: As there; they share the environments.
-          seed: As there.
-          pull_seconds: As there.
-          wait_seconds: As there.
-          log: As there.
+          task_id: See `Collector`.
+          num_tasks: See `Collector`; the collectors share the environments.
+          seed: See `Collector`.
+          pull_seconds: See `Collector`.
+          wait_seconds: See `Collector`.
+          log: See `Collector`.
 
         Raises:
-          UserError: As there.
+          UserError: See `Collector`.
         """
         super().__init__(
             workflow,
@@ -373,9 +374,9 @@ class RolloutCollector(Collector):
         self._last_request = 0
 
     def next_parameters(self) -> Published:
-        """Returns the newest parameters; of a synchronous learner, those of its next request."""
+        """Returns the newest parameters; for a synchronous learner those of its next request."""
         newest = self.parameters.newest()
-        if not newest.request:  # those of a moment ago are learner steps older
+        if not newest.request:  # reads again: parameters may be learner steps old already
             return self.parameters.refresh(self.end_if_asked)
         now: Published | None = newest
         while now is None or 0 < now.request <= self._last_request:
@@ -387,7 +388,7 @@ class RolloutCollector(Collector):
         return now
 
     def write(self, played: Trajectory, acted_by: Published) -> None:
-        """Puts a rollout into the queue; waits while that is full."""
+        """Appends a rollout to the queue; waits while the queue is full."""
         row = {
             **{path: np.asarray(x) for path, x in struct.paths(played).items()},
             POLICY_VERSION: np.int64(acted_by.learner_steps),

@@ -1,7 +1,7 @@
-"""Parameters that travel from a learner to its collectors through a table of Reverb.
+"""Parameters from a learner to its collectors, through a Reverb table.
 
-The table is that of TF-Agents' `ReverbVariableContainer`: one item, a nest with `train_step` and
-`policy_variables`, so that programs of either library read what the other has written.
+The table has the format of TF-Agents' `ReverbVariableContainer`: one item, a nest with `train_step`
+and `policy_variables`. Programs of either library can read it.
 """
 
 import dataclasses
@@ -27,30 +27,31 @@ TABLE = "variables"
 _CLOSE_SECONDS = 5.0
 _POLICY, _TRAIN_STEP = "policy_variables", "train_step"
 _ENV_STEPS, _FINISHED, _PRIORITY, _REQUEST = "env_steps", "finished", "new_priority", "request"
-# While the learner has published nothing: between two looks, and before a line says so.
+# While the learner has published nothing: seconds between two polls, and before a log line.
 _LOOK_SECONDS = 0.2
 _TELL_SECONDS = 3.0
-# A table that was filled gives its item within so long, unless its server has begun anew meanwhile.
+# Seconds within which a filled table returns its item, unless its server has restarted meanwhile.
 _READ_SECONDS = 30.0
-# Whoever wants the newest goes on with those that are known after so long.
+# Seconds after which `refresh` returns the parameters of the last read.
 _REFRESH_SECONDS = 5.0
 
 
-# Of a reading: how often the server was away before, and how much it had been given.
+# Identifies a read: the number of outages before it, and of inserts.
 _Mark = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What a learner has published last.
+    """The agent's state and counters that a learner publishes.
 
     Attributes:
       agent_state: The agent's state, a nest of tensors.
-      learner_steps: Those behind it.
-      env_steps: Of all collectors together, as the learner knew them.
+      learner_steps: The learner steps that made it.
+      env_steps: Env steps of all collectors, as counted by the learner.
       finished: Whether the run has ended.
-      request: Each collector plays one rollout for each new number; 0 to play on and on.
-      new_priority: Of new items of a prioritised replay: the greatest that the learner has set.
+      request: Each collector plays one rollout for each new number; 0 to play without pause.
+      new_priority: The priority of new items of a prioritised replay: the greatest that the learner
+        has set.
     """
 
     agent_state: Nest
@@ -94,11 +95,11 @@ def make_table(agent_state: Nest) -> Any:
 
 
 def publish(client: Any, published: Published) -> None:
-    """Puts parameters into the table, in the place of those before.
+    """Writes parameters to the table, in place of the last ones.
 
     Args:
-      client: A `reverb.Client` of its server.
-      published: What to publish; its leaves may be variables.
+      client: A `reverb.Client` of the table's server.
+      published: The parameters; their leaves may be variables.
     """
     nest = {
         _ENV_STEPS: np.int64(published.env_steps),
@@ -112,15 +113,15 @@ def publish(client: Any, published: Published) -> None:
 
 
 def connect(address: str, wait_seconds: float, log: Callable[[str], None]) -> Connection:
-    """Returns a connection to the server of parameters, once it has answered.
+    """Returns a connection to the server of parameters once it answers.
 
     Args:
       address: "host:port".
-      wait_seconds: How long to wait for it, now and where it is lost.
-      log: Takes a line where it is not there at once.
+      wait_seconds: Seconds to wait for it, now and when it is lost.
+      log: Takes a line if the server does not answer at once.
 
     Raises:
-      UserError: It does not answer in time, or is another server.
+      UserError: It does not answer in time, or has no table of parameters.
     """
     check_address(address)
     info = await_server(address, reverb().Client(address), wait_seconds, log)
@@ -146,17 +147,17 @@ class Subscriber:
         wait_seconds: float,
         log: Callable[[str], None],
     ):
-        """Waits for the first parameters, and starts to read.
+        """Waits for the first parameters, then starts the thread that reads.
 
         Args:
-          connection: To their server; it stays the caller's.
-          form: An agent's state; what is read has its form.
-          pull_seconds: Between two readings.
-          wait_seconds: How long to wait for the learner.
-          log: Takes a line where it has published nothing yet.
+          connection: The connection to the server; the caller closes it.
+          form: An agent's state with the structure of the parameters.
+          pull_seconds: Seconds between two reads.
+          wait_seconds: Seconds to wait for the learner.
+          log: Takes a line if the learner has published nothing yet.
 
         Raises:
-          UserError: No parameters in time, or those of another agent.
+          UserError: No parameters in time, or parameters of another agent.
         """
         _check_form(connection.address, form, connection.server_info())
         self._leaves = list(struct.paths(form))
@@ -165,7 +166,7 @@ class Subscriber:
         self._pull_seconds = pull_seconds
         self._ending, self._awake = threading.Event(), threading.Event()
         self._error: BaseException | None = None
-        # Readings of the thread that began, and that ended; it alone sets `_newest`.
+        # Reads that the thread has begun, and ended; only it sets `_newest`.
         self._changed, self._begun, self._done = threading.Condition(), 0, 0
         self._known: _Mark | None = None
         self._pulled: _Mark | None = None
@@ -174,30 +175,30 @@ class Subscriber:
         self._thread.start()
 
     def newest(self) -> Published:
-        """Returns what was read last.
+        """Returns the parameters of the last read.
 
         Raises:
-          UserError: Their server is lost.
+          UserError: The server is lost.
         """
         if self._error is not None:
             raise self._error
         return self._newest
 
     def refresh(self, on_wait: Callable[[], None]) -> Published:
-        """Reads at once what `newest` then returns, unless nothing new is there.
+        """Reads the table at once and returns the newest parameters.
 
-        A server that began anew has no parameters until the learner publishes again, for which it
-        may need rollouts: those that are known go on.
+        A restarted server has no parameters until the learner publishes again. The learner may need
+        rollouts for that, so the known parameters stay in use.
 
         Args:
           on_wait: Called while it waits; may raise.
 
         Raises:
-          UserError: Their server is lost.
+          UserError: The server is lost.
         """
         deadline = time.monotonic() + _REFRESH_SECONDS
         with self._changed:
-            wanted = self._begun + 1  # one that is under way may have looked too early
+            wanted = self._begun + 1  # a read under way may have looked too early
             self._awake.set()
             while self._done < wanted and self._error is None and time.monotonic() < deadline:
                 if not self._changed.wait(_LOOK_SECONDS):
@@ -205,12 +206,12 @@ class Subscriber:
         return self.newest()
 
     def pull(self) -> Published | None:
-        """Reads at once, if something was published since the last call; else None."""
+        """Reads at once; returns None if nothing was published since the last call."""
         self._pulled, published = self._read(self._pulled)
         return published
 
     def close(self) -> None:
-        """Ends the reading: one that the interpreter ends would abort the process."""
+        """Ends the thread; a read at the end of the interpreter would abort the process."""
         self._ending.set()
         self._awake.set()
         self._thread.join(timeout=_CLOSE_SECONDS)
@@ -255,16 +256,16 @@ class Subscriber:
                 self._changed.notify_all()
 
     def _read(self, known: _Mark | None) -> tuple[_Mark | None, Published | None]:
-        """Reads the table, if it has something newer than an earlier reading.
+        """Reads the table if it is newer than an earlier read.
 
         Args:
-          known: The mark that the earlier reading returned.
+          known: The mark of the earlier read.
 
         Returns:
-          The mark of this one, and the parameters; None for these where there is nothing new, or
-          nothing at all since the server began anew.
+          The mark of this read, and the parameters; None for the parameters if the table has no
+          newer ones, or is empty after a restart of the server.
         """
-        outages = self._connection.reconnections  # a server that began anew counts anew
+        outages = self._connection.reconnections  # a restarted server counts inserts from 0
         info = self._connection.server_info()[TABLE]
         mark = outages, info.rate_limiter_info.insert_stats.completed
         if mark == known or not info.current_size:

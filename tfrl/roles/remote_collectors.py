@@ -1,4 +1,4 @@
-"""A learner's view of its collectors: what they have played, and what they are told."""
+"""The learner's side of its collectors: their experience in, parameters out."""
 
 import threading
 import time
@@ -35,20 +35,20 @@ from tfrl.workflows import OffPolicyWorkflow, OnPolicyWorkflow, State
 from tfrl.workflows.collectors import POLICY_VERSION, Collected, CollectedRollouts, Collectors
 from tfrl.workflows.learner_workflow import LearnerWorkflow
 
-# Between two looks at what collectors have written.
+# Seconds between two polls for the collectors' experience.
 _LOOK_SECONDS = 0.05
 _WAIT_SECONDS = 0.01
 _ANSWER_SECONDS = 10
-# Without progress for so long, a line says who is waited for.
+# Seconds without progress before a line names the processes that the learner waits for.
 _PATIENCE_SECONDS = 30.0
-# A collector that was not heard of for so long does not count as one that plays.
+# Seconds without a heartbeat after which a collector no longer counts as playing.
 _SILENT_SECONDS = 10.0
 
 
 class RemoteCollectors(Collectors):
-    """Hands the agent's state to collectors, and counts what they have written.
+    """Publishes the agent's state to collectors, and counts their experience.
 
-    Of several workers of a learner the chief does so, and tells the others.
+    In a learner of several workers, the chief does so and broadcasts the results.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class RemoteCollectors(Collectors):
         wait_seconds: float,
         log: Callable[[str], None],
     ):
-        """Gives itself to a workflow.
+        """Registers with a workflow.
 
         Args:
-          workflow: What the learner trains; it does not play any more.
-          connection: To the server of parameters and reports.
-          publish_seconds: Between two publications of parameters, at least.
-          wait_seconds: How long to wait for experience.
+          workflow: The workflow that the learner trains; it no longer plays.
+          connection: The connection to the server of parameters and reports.
+          publish_seconds: The least seconds between two publications of parameters.
+          wait_seconds: Seconds to wait for experience.
           log: Takes lines for the user.
         """
         self._workflow, self._variables = workflow, connection
@@ -74,8 +74,8 @@ class RemoteCollectors(Collectors):
         self._env_steps = 0
         self._published = -np.inf
         self._request = 0
-        self._heard: dict[int, float] = {}  # when each collector was heard of last
-        self._lags: dict[int, int] = {}  # of each collector, when it was heard of last
+        self._heard: dict[int, float] = {}  # time of each collector's last heartbeat
+        self._lags: dict[int, int] = {}  # policy lag at each collector's last heartbeat
         self._steps: Any = None  # the variable of the learner steps
         workflow.use_collectors(self, RemoteEnv.of(workflow.env, repr(workflow.env.unwrapped)))
         self._ending = threading.Event()
@@ -88,7 +88,7 @@ class RemoteCollectors(Collectors):
 
     @property
     def _leads(self) -> bool:
-        """Whether this process publishes, and reads reports."""
+        """Whether this process publishes parameters and reads reports."""
         return self._group is None or self._group.is_chief
 
     @property
@@ -96,20 +96,20 @@ class RemoteCollectors(Collectors):
         return int(tf.convert_to_tensor(self._steps))
 
     def begin(self, state: State) -> None:
-        """Publishes the agent's state, and goes on at the env steps of a run."""
+        """Publishes the agent's state, and takes the env steps of the run."""
         self._env_steps = int(state.metrics.env_steps)
         self._steps = state.metrics.learner["learner_steps"]
         if self._is_due():
             self._publish(state.agent_state)
 
     def finish(self, state: State) -> None:
-        """Tells the collectors that the run has ended; nobody is waited for any more."""
+        """Tells the collectors that the run has ended; does not wait for them."""
         self._ending.set()
         self._steps = state.metrics.learner["learner_steps"]
         self._publish(state.agent_state, finished=True)
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._ending.set()
         self._watching.join(timeout=_ANSWER_SECONDS)
         self._variables.close()
@@ -136,13 +136,13 @@ class RemoteCollectors(Collectors):
         self._published = time.monotonic()
 
     def _new_priority(self) -> float:
-        """Of new items of a prioritised replay."""
+        """Returns the priority of new items of a prioritised replay."""
         return 1.0
 
     # Reports.
 
     def _reports(self, table: str) -> list[list[np.ndarray]]:
-        """What collectors have put into a table since the last call, each once."""
+        """Returns the collectors' reports since the last call, each once."""
         client = self._variables.client
 
         def read() -> list[list[np.ndarray]]:
@@ -153,9 +153,9 @@ class RemoteCollectors(Collectors):
         return self._variables.guard(read, f"reading {table}")
 
     def _heartbeats(self) -> dict[str, np.float32]:
-        """How many collectors play, by how old parameters, and how silent they are at most.
+        """Returns the number of playing collectors, their policy lag, and the oldest heartbeat.
 
-        Zeros where another worker is the chief, whose records count.
+        Workers other than the chief return zeros; only the chief's records count.
         """
         if not self._leads:
             names = ("collectors", "heartbeat_age", "policy_lag")
@@ -170,10 +170,10 @@ class RemoteCollectors(Collectors):
             "policy_lag": np.float32(np.mean(list(self._lags.values()) or [0])),
         }
 
-    # Who is waited for.
+    # Messages about waiting.
 
     def _watch(self) -> None:
-        """Says so where neither env steps nor learner steps go on."""
+        """Logs a line when neither env steps nor learner steps increase."""
         before, since, told = (0, 0), time.monotonic(), False
         while not self._ending.wait(_PATIENCE_SECONDS / 10):
             if self._steps is None or not self._leads:
@@ -186,14 +186,14 @@ class RemoteCollectors(Collectors):
                 self._log(f"No progress for {time.monotonic() - since:.0f} s. {self._who()}")
 
     def _who(self) -> str:
-        """Who is waited for, for the user."""
+        """Describes the processes that the learner waits for, for the user."""
         now = time.monotonic()
         heard = [f"{i} {now - at:.0f} s ago" for i, at in sorted(self._heard.items())]
         said = f"Collectors were heard of: {', '.join(heard) or 'none'}."
         return f"{said} {self._of_table()}"
 
     def _of_table(self) -> str:
-        """The state of the table of experience, for the user."""
+        """Describes the state of the table of experience, for the user."""
         connection, name = self._source
         try:
             info = connection.client.server_info(timeout=_ANSWER_SECONDS)[name]
@@ -208,7 +208,7 @@ class RemoteCollectors(Collectors):
 
     @property
     def _source(self) -> tuple[Connection, str]:
-        """Where the experience is: the connection and the name of the table."""
+        """The connection and the name of the table of experience."""
         raise NotImplementedError
 
     def _refuse_wait(self, missing: str) -> NoReturn:
@@ -222,7 +222,7 @@ class RemoteCollectors(Collectors):
 
 
 class ReplayCollectors(RemoteCollectors):
-    """Collectors of an off-policy workflow: experience is in a replay server."""
+    """Collectors of an off-policy workflow; a replay server holds the experience."""
 
     def __init__(
         self,
@@ -234,20 +234,21 @@ class ReplayCollectors(RemoteCollectors):
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
-        """Waits for the servers, and gives them and itself to a workflow.
+        """Waits for the servers, then registers with a workflow.
 
         Args:
-          workflow: What the learner trains; it does not play any more.
-          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`; of several
-            servers with commas between them.
-          variable_server: That of parameters and reports; None for the first of these.
-          publish_seconds: Between two publications of parameters, at least.
-          wait_seconds: How long to wait for the servers and for experience.
+          workflow: The workflow that the learner trains; it no longer plays.
+          replay_server: "host:port" of `bin/reverb_server.py --num_collectors=...`, or several,
+            separated by commas.
+          variable_server: "host:port" of the server of parameters and reports; None for the first
+            replay server.
+          publish_seconds: The least seconds between two publications of parameters.
+          wait_seconds: Seconds to wait for the servers and for experience.
           log: Takes lines for the user.
 
         Raises:
-          UserError: For a workflow that cannot learn so, for a server that is not there in time,
-            and for one that was started from another gin file.
+          UserError: For a workflow that cannot be distributed, a server that does not answer in
+            time, and a server that was started from another gin file.
         """
         replay = replay_at(workflow, replay_server, wait_seconds)
         await_tables(replay, log)
@@ -260,8 +261,8 @@ class ReplayCollectors(RemoteCollectors):
         self._table, self._block_size = replay.table().name, replay.block
         self._normalizes = normalizes(workflow)
         self._buffer: Any = None
-        self._none: Nest = None  # the statistics of no observation
-        self._inserted = self._before = 0  # `_before`: env steps that no insert stands for
+        self._none: Nest = None  # statistics of zero observations
+        self._inserted = self._before = 0  # `_before`: env steps without an insert
         self._looked = -np.inf
         workflow.replay = replay
         super().__init__(
@@ -273,7 +274,7 @@ class ReplayCollectors(RemoteCollectors):
         )
 
     def begin(self, state: State) -> None:
-        """Publishes the agent's state, and goes on at the env steps of a run."""
+        """Publishes the agent's state, and takes the env steps of the run."""
         buffer: Any = cast(OffPolicyWorkflow, self._workflow).replay_buffer(state)
         if self._group is not None:  # each worker sets the priorities of its own items
             buffer.new_priority = max(self._group.all_gather(float(buffer.new_priority)))
@@ -286,7 +287,7 @@ class ReplayCollectors(RemoteCollectors):
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[Collected, Nest, Nest]:
-        """Returns what was played since the last call; see `Collectors.play`."""
+        """Returns the experience since the last call; see `Collectors.play`."""
         if self._is_due():
             self._publish(agent_state)
         played = self._played(waits)
@@ -300,7 +301,7 @@ class ReplayCollectors(RemoteCollectors):
         return 1.0 if self._buffer is None else float(self._buffer.new_priority)
 
     def _played(self, waits: bool) -> Collected:
-        """What was played since the last call; nothing where another worker is the chief."""
+        """Returns the experience since the last call; none in workers other than the chief."""
         deadline, steps = time.monotonic() + self.wait_seconds, 0
         while self._leads and not (steps := self._new_steps()) and waits:
             if time.monotonic() > deadline:
@@ -317,16 +318,16 @@ class ReplayCollectors(RemoteCollectors):
         )
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         super().close()
         for server in self._servers:
             server.close()
 
     def _new_steps(self) -> int:
-        """Env steps that were written and not counted yet.
+        """Returns the env steps written since the last count.
 
-        A server that began from its last checkpoint has fewer inserts than were counted before:
-        those stay counted.
+        A server restored from its last checkpoint has fewer inserts than before; env steps that
+        were counted stay counted.
         """
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             infos = [server.server_info()[self._table] for server in self._servers]
@@ -337,7 +338,7 @@ class ReplayCollectors(RemoteCollectors):
         return self._before + self._inserted - self._env_steps
 
     def _ended(self) -> tuple[int, float, float]:
-        """How many episodes have ended since the last call, and their steps and rewards."""
+        """Returns the number of episodes ended since the last call, and their steps and rewards."""
         told = [
             (int(e), float(steps), float(sums)) for e, _, steps, sums in self._reports(EPISODES)
         ]
@@ -345,7 +346,7 @@ class ReplayCollectors(RemoteCollectors):
         return int(episodes), float(steps), float(rewards)
 
     def _seen(self, steps: int) -> Nest:
-        """The statistics of observations since the last call."""
+        """Returns the observation statistics since the last call."""
         seen = self._none
         for leaves in self._reports(STATISTICS) if steps else ():
             by_path = dict(zip(sorted(struct.paths(seen)), leaves, strict=True))
@@ -359,10 +360,10 @@ class ReplayCollectors(RemoteCollectors):
 
 
 class RolloutCollectors(RemoteCollectors):
-    """Collectors of an on-policy workflow: whole rollouts wait in a queue, each is learnt once.
+    """Collectors of an on-policy workflow; the learner takes each rollout once from a queue.
 
-    A learner batch is one rollout of each collector where they are synchronous, and as many
-    rollouts of whoever was first where they are not.
+    A learner batch has one rollout of each collector if they are synchronous. Otherwise it has the
+    same number of rollouts, in the order of their arrival.
     """
 
     def __init__(
@@ -376,23 +377,23 @@ class RolloutCollectors(RemoteCollectors):
         wait_seconds: float = 600.0,
         log: Callable[[str], None] = print,
     ):
-        """Waits for the server, and gives it and itself to a workflow.
+        """Waits for the server, then registers with a workflow.
 
         Args:
-          workflow: What the learner trains; it does not play any more.
+          workflow: The workflow that the learner trains; it no longer plays.
           server: "host:port" of `bin/reverb_server.py --num_collectors=...`.
           synchronous: Whether collectors play one rollout for each publication of parameters, so
-            that the policy lag is 0. None for whether the agent does not correct for a lag.
-          max_policy_lag: Learner steps between acting and learning, at most; older rollouts are
-            left out and counted. None for no bound.
-          publish_seconds: Between two publications of parameters, at least; synchronous ones are
-            published for every batch.
-          wait_seconds: How long to wait for the server and for experience.
+            that the policy lag is 0. None for True unless the agent corrects for a policy lag.
+          max_policy_lag: The most learner steps between acting and learning; older rollouts are
+            dropped and counted. None for no bound.
+          publish_seconds: The least seconds between two publications of parameters; a synchronous
+            learner publishes for every batch.
+          wait_seconds: Seconds to wait for the server and for experience.
           log: Takes lines for the user.
 
         Raises:
-          UserError: For environments that do not divide, for a server that is not there in time,
-            and for one that was started from another gin file.
+          UserError: For environments that the collectors do not divide, a server that does not
+            answer in time, and a server that was started from another gin file.
         """
         if synchronous is None:
             synchronous = not getattr(workflow.agent, "corrects_policy_lag", False)
@@ -414,7 +415,7 @@ class RolloutCollectors(RemoteCollectors):
         )
 
     def begin(self, state: State) -> None:
-        """As of `RemoteCollectors`; a synchronous run's requests are none of an earlier run's."""
+        """See `RemoteCollectors`; starts a synchronous run's requests at a new number."""
         if self._synchronous and not self._request:
             now = time.time_ns()
             self._request = now if self._group is None else int(self._group.broadcast(now))
@@ -422,7 +423,7 @@ class RolloutCollectors(RemoteCollectors):
 
     @property
     def _share(self) -> int:
-        """Rollouts of a batch in this process.
+        """The rollouts per batch of this process.
 
         Raises:
           UserError: The workers do not divide the collectors.
@@ -440,9 +441,9 @@ class RolloutCollectors(RemoteCollectors):
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[CollectedRollouts, Nest, Nest]:
-        """Returns one rollout of each collector side by side, `[T, B, ...]`.
+        """Returns a batch of rollouts, `[T, B, ...]`, concatenated along B.
 
-        Of several workers each has its share of them.
+        Each of several workers gets its share of them.
         """
         del key, waits
         if self._synchronous:
@@ -478,17 +479,17 @@ class RolloutCollectors(RemoteCollectors):
         return CollectedRollouts(trajectory=played, metrics=metrics), env_state, carry
 
     def blank(self) -> Trajectory:
-        """Returns a batch of zeros like those of `play`."""
+        """Returns a batch of zeros with the shapes of `play`'s."""
         return tf.nest.map_structure(  # type: ignore[no-any-return]
             lambda x: tf.concat([x] * self._share, axis=1), self._form
         )
 
     def _of_all(self, value: Any) -> list[Any]:
-        """The values of all workers of the learner."""
+        """Returns the values of all workers of the learner."""
         return [value] if self._group is None else self._group.all_gather(value)
 
     def _next(self, deadline: float) -> dict[str, np.ndarray]:
-        """The oldest rollout that was not learnt yet."""
+        """Takes the oldest rollout from the queue."""
         client = self._variables.client
         try:
             (sample,) = self._variables.guard(

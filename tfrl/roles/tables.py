@@ -1,4 +1,4 @@
-"""The Reverb tables of a distributed run: experience, parameters, and what collectors report."""
+"""The Reverb tables of a distributed run: experience, parameters and the collectors' reports."""
 
 import copy
 import re
@@ -24,13 +24,13 @@ from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 EPISODES, HEARTBEATS, STATISTICS = "episodes", "heartbeats", "statistics"
 ROLLOUTS = "rollouts"
-# Of a rollout, beside the leaves of its trajectory.
+# Leaves of a rollout, beside the leaves of its trajectory.
 REQUEST, TASK_ID = "request", "task_id"
-# How the spec of TASK_ID is named, so that a server says for how many collectors it is.
+# The name of the spec of TASK_ID, which states the number of collectors of a server.
 _OF_COLLECTORS = "of_{}_collectors"
-# Transitions of an item of replay, and its bytes, at most: see `ReverbReplay.block_size`.
+# The most transitions and bytes of an item of replay: see `ReverbReplay.block_size`.
 _BLOCK_SIZE, _BLOCK_BYTES = 64, 16_384
-# Reports that no learner has read yet, at most; older ones go.
+# The most unread reports; older ones are dropped.
 _MOST_REPORTS = 100_000
 _REMEDY = "Start all processes of a run with the same gin file, bindings and number of collectors."
 
@@ -39,9 +39,9 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
     """Returns the empty tables of a server of a distributed run.
 
     Args:
-      workflow: What the gin file describes.
-      num_collectors: How many processes will play.
-      num_servers: How many servers share the replay buffer; the first one has the parameters.
+      workflow: The workflow of the gin file.
+      num_collectors: The number of collectors.
+      num_servers: The number of servers that share the replay buffer; the first has the parameters.
 
     Raises:
       UserError: For a workflow that cannot be distributed.
@@ -56,8 +56,8 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
                 expected="1 for an on-policy training, which has no replay buffer",
                 got=str(num_servers),
             )
-        # A collector waits with a rollout in hand until there is room, and then plays on by newer
-        # parameters: a place for each of them would make all rollouts a batch older.
+        # A collector waits with its rollout until there is room, then plays on by newer parameters.
+        # With a place for each collector, all rollouts would be a batch older.
         queue = reverb().Table.queue(ROLLOUTS, 1, signature=signature)
         return [*tables, queue]
     replay = distributed_replay(workflow, num_servers).of_one_server
@@ -71,10 +71,10 @@ def make_tables(workflow: LearnerWorkflow, num_collectors: int, num_servers: int
 
 _HEARTBEAT = {
     "env_steps": tf.TensorSpec([], tf.int64),
-    "learner_steps": tf.TensorSpec([], tf.int64),  # behind the parameters that it acts by
+    "learner_steps": tf.TensorSpec([], tf.int64),  # of the parameters that it acts by
     "task_id": tf.TensorSpec([], tf.int32),
 }
-# The episodes that have ended in a rollout.
+# The episodes that ended in a rollout.
 _EPISODE = {
     "episodes": tf.TensorSpec([], tf.int32),
     "task_id": tf.TensorSpec([], tf.int32),
@@ -98,10 +98,11 @@ def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
     """Returns the environments of one collector.
 
     Collectors divide the environments of an on-policy workflow among them, so that the learner's
-    batch is that of the gin file; those of an off-policy one have as many as the file says each.
+    batch has the size of the gin file. Each collector of an off-policy workflow has the number of
+    environments of the gin file.
 
     Raises:
-      UserError: If they do not divide.
+      UserError: If the collectors do not divide the environments.
     """
     env = workflow.env
     if not isinstance(workflow, OnPolicyWorkflow):
@@ -117,7 +118,7 @@ def collector_env(workflow: LearnerWorkflow, num_collectors: int) -> Env:
 
 
 def rollout_form(workflow: OnPolicyWorkflow, num_collectors: int) -> Trajectory:
-    """Returns a `Trajectory` of zeros like those of one collector."""
+    """Returns a `Trajectory` of zeros with the shapes of one collector's."""
     env = collector_env(workflow, num_collectors)
     player = copy.copy(workflow)
     player.replica_env = env
@@ -141,8 +142,8 @@ def rollout_signature(form: Trajectory, num_collectors: int) -> dict[str, Any]:
     """Returns the signature of a rollout of one collector, flat: `{path: tf.TensorSpec}`.
 
     Args:
-      form: Of `rollout_form`.
-      num_collectors: How many processes play.
+      form: The result of `rollout_form`.
+      num_collectors: The number of collectors.
     """
     specs = {p: tf.TensorSpec(x.shape, x.dtype) for p, x in struct.paths(form).items()}
     return {
@@ -154,7 +155,7 @@ def rollout_signature(form: Trajectory, num_collectors: int) -> dict[str, Any]:
 
 
 def collectors_of(info: Mapping[str, Any]) -> int:
-    """Returns for how many collectors a server of rollouts was started; 1 for another server.
+    """Returns the number of collectors of a server of rollouts; 1 for any other server.
 
     Args:
       info: `{table: reverb TableInfo}`.
@@ -162,13 +163,13 @@ def collectors_of(info: Mapping[str, Any]) -> int:
     signature = info[ROLLOUTS].signature if ROLLOUTS in info else {}
     name = signature[TASK_ID].name if TASK_ID in signature else None
     count = re.fullmatch(_OF_COLLECTORS.format(r"(\d+)"), name or "")
-    return int(count[1]) if count else 1  # `check_rollouts` says what differs
+    return int(count[1]) if count else 1  # `check_rollouts` names the difference
 
 
 def check_rollouts(
     address: str, info: Mapping[str, Any], form: Trajectory, num_collectors: int
 ) -> None:
-    """Raises a UserError where a server does not take rollouts of a form and so many collectors."""
+    """Raises a UserError unless a server takes these rollouts of `num_collectors` collectors."""
     want = {p: _said(spec) for p, spec in rollout_signature(form, num_collectors).items()}
     table = info.get(ROLLOUTS)
     have = {} if table is None else {p: _said(spec) for p, spec in table.signature.items()}
@@ -208,12 +209,12 @@ def _report_table(name: str, signature: Any) -> Any:
 
 
 def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) -> ReverbReplay:
-    """Returns `distributed_replay` over servers that are waited for.
+    """Returns `distributed_replay` with the addresses of its servers.
 
     Args:
-      workflow: What the gin file describes.
-      addresses: "host:port" of each server, with commas between them.
-      wait_seconds: For an answer, and for a server that is lost.
+      workflow: The workflow of the gin file.
+      addresses: "host:port" of each server, separated by commas.
+      wait_seconds: Seconds to wait for an answer, and for a lost server.
     """
     made = distributed_replay(workflow, len(addresses.split(",")))
     return made.replace(  # type: ignore[no-any-return]
@@ -222,17 +223,17 @@ def replay_at(workflow: LearnerWorkflow, addresses: str, wait_seconds: float) ->
 
 
 def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> ReverbReplay:
-    """Returns the maker of a workflow's replay, for collectors and a learner.
+    """Returns the factory of a workflow's replay buffer, for collectors and a learner.
 
-    Its items carry the version of the policy. Its first table keeps `updates_per_step` by its
-    limiter, unless the gin file sets `samples_per_insert`: whoever is ahead waits.
+    Its items have the version of the policy. The rate limiter of its first table keeps the ratio
+    `updates_per_step`, unless the gin file sets `samples_per_insert`.
 
     Args:
-      workflow: What the gin file describes.
-      num_servers: How many servers share it.
+      workflow: The workflow of the gin file.
+      num_servers: The number of servers that share the buffer.
 
     Raises:
-      UserError: For a workflow without replay, and for items that are no transitions.
+      UserError: For a workflow without replay, and for items other than transitions.
     """
     if not isinstance(workflow, OffPolicyWorkflow):
         raise UserError(
@@ -244,7 +245,7 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
     replay = on_reverb(workflow.replay)
     extras = {**(replay.policy_extras_spec or {}), POLICY_VERSION: tf.TensorSpec([], tf.int64)}
     changes: dict[str, Any] = {"policy_extras_spec": extras, "num_servers": num_servers}
-    if replay.packed is None:  # nobody else reads the items
+    if replay.packed is None:  # no other program reads the items
         changes["packed"] = suits(replay.replace(policy_extras_spec=extras))
     first = replay.table()
     if first.is_sequence:
@@ -262,10 +263,10 @@ def distributed_replay(workflow: LearnerWorkflow, num_servers: int = 1) -> Rever
 
 
 def _block_size(replay: ReverbReplay, workflow: OffPolicyWorkflow) -> int:
-    """Transitions of an item: as said; or several where any are as good, as many as a rollout has.
+    """Returns the transitions per item: `block_size` if set, or those of a rollout if uniform.
 
-    Of a batch each is drawn out of another block, so that there are more of those than that. A
-    block is read whole for that one, so that it has few bytes.
+    Each transition of a batch comes from another block, so the table must have more blocks than
+    that. Sampling reads the whole block for one transition, so a block must have few bytes.
     """
     if replay.block_size is not None:
         return replay.block_size

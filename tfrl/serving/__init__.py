@@ -1,1 +1,1 @@
-"""A policy as a server: batches of requests, TensorFlow Serving's REST form, gRPC, a log."""
+"""Serves a policy: batched requests, TensorFlow Serving's REST and gRPC, an episode log."""

@@ -1,4 +1,4 @@
-"""Requests become batches: as many rows as wait, at most so many, after at most so long."""
+"""Batches requests: all waiting rows, up to a maximum size, after a maximum wait."""
 
 import asyncio
 import collections
@@ -16,14 +16,14 @@ Outputs = dict[str, np.ndarray]
 
 
 class Busy(UserError):
-    """More rows wait than the queue takes."""
+    """The queue is full."""
 
 
 class Batcher:
-    """Batches of the requests for one function of rows.
+    """Batches the requests for one function of rows.
 
-    Sizes are powers of two, filled up with copies of the first row: a policy is prepared for each
-    size of batch.
+    Sizes are powers of two, padded with copies of the first row: a policy is traced for each batch
+    size.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Batcher:
         """Sets up an empty queue.
 
         Args:
-          predict: Outputs `[B, ...]` of rows.
-          executor: Where it is called.
+          predict: Returns the outputs `[B, ...]` of rows.
+          executor: The executor that calls `predict`.
           max_batch_size: The most rows of a batch, a power of two.
-          wait_seconds: How long the first request of a batch waits for others.
-          max_queue: The most rows that wait.
-          on_batch: Told the rows of each batch.
+          wait_seconds: Seconds that the first request of a batch waits for others.
+          max_queue: The most waiting rows.
+          on_batch: Called with the number of rows of each batch.
         """
         self._predict, self._executor = predict, executor
         self._max, self._wait, self._max_queue = max_batch_size, wait_seconds, max_queue
@@ -79,7 +79,7 @@ class Batcher:
         return await future
 
     async def _work(self) -> None:
-        """Runs batches until nobody waits."""
+        """Runs batches until the queue is empty."""
         loop = asyncio.get_running_loop()
         while self._queue:
             if self._wait and self.waiting < self._max:
@@ -97,11 +97,11 @@ class Batcher:
                         future.set_exception(error)
                 continue
             for (_, future), found in zip(requests, outputs, strict=True):
-                if not future.done():  # the client may have gone
+                if not future.done():  # the client may have left
                     future.set_result(found)
 
     def _take(self) -> list[tuple[RequestRows, "asyncio.Future[Outputs]"]]:
-        """The requests of the next batch: one at least, however large."""
+        """Takes the requests of the next batch: at least one, whatever its size."""
         taken: list[tuple[RequestRows, asyncio.Future[Outputs]]] = []
         size = 0
         while self._queue and (not taken or size + self._queue[0][0].size <= self._max):

@@ -1,4 +1,4 @@
-"""What was served, as episodes: `--log_episodes` of `tfrl-serve`."""
+"""Logs served requests as episodes: `--log_episodes` of `tfrl-serve`."""
 
 import collections
 import itertools
@@ -15,23 +15,23 @@ from tfrl.episodes import SingleAgentEpisode, write_episodes
 from tfrl.errors import UserError
 from tfrl.serving.served_policy import LOGGED, RequestRows, ServedPolicy
 
-_MOST_OPEN = 10_000  # episodes; beyond, the one that was idle longest is written as it is
+_MOST_OPEN = 10_000  # episodes; beyond, the longest idle one is written as a chunk
 
 
 class EpisodeLog:
-    """Episodes by the `episode_id` of requests, each written when it ends.
+    """Collects episodes by the `episode_id` of requests; writes each when it ends.
 
-    A request with a new id is a reset. A later one is the step to its observation, with the action
-    that was served before, the request's `reward`, and `termination` or `truncation` where its
-    observation is the last.
+    A request with a new id is a reset. A later request is the step to its observation, with the
+    action of the last response and the request's `reward`. `termination` or `truncation` marks the
+    last observation.
     """
 
     def __init__(self, folder: pathlib.Path, on_episode: Callable[[], Any] = lambda: None):
-        """Makes the folder.
+        """Creates the folder.
 
         Args:
-          folder: Where files go.
-          on_episode: Told of each episode that was written.
+          folder: The folder of the files.
+          on_episode: Called after each written episode.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._on_episode = folder, on_episode
@@ -42,14 +42,14 @@ class EpisodeLog:
         self._lock = threading.Lock()
 
     def read(self, columns: dict[str, Any], size: int) -> dict[str, list[Any]]:
-        """Takes what is to be logged out of the columns of a request.
+        """Removes the logged columns from a request and returns them.
 
         Args:
-          columns: By name; those that are logged are removed.
+          columns: The request's columns by name; changed.
           size: The number of rows.
 
         Raises:
-          UserError: A column does not fit, an episode is there twice, or a step has no reward.
+          UserError: A column is malformed, an episode id is repeated, or a step has no reward.
         """
         logged = {name: columns.pop(name) for name in LOGGED if name in columns}
         ids = logged.get("episode_id")
@@ -76,7 +76,7 @@ class EpisodeLog:
         return logged
 
     def _check_rewards(self, logged: Mapping[str, list[Any]]) -> None:
-        """Every step of an open episode has a reward."""
+        """Checks that every step of an open episode has a reward."""
         ids = logged["episode_id"]
         for name, reward in zip(
             map(str, ids), logged.get("reward", [None] * len(ids)), strict=True
@@ -92,10 +92,10 @@ class EpisodeLog:
     def add(
         self, policy: ServedPolicy, logged: Mapping[str, list[Any]], rows: RequestRows, outputs: Any
     ) -> None:
-        """Adds the steps of a request that was served; safe from any thread.
+        """Adds the steps of a served request; thread-safe.
 
         Raises:
-          UserError: Another request opened the episode meanwhile, and this one has no reward.
+          UserError: Another request has opened the episode meanwhile, and this one has no reward.
         """
         actions = [outputs[name] for name in policy.outputs if name not in policy.state]
         with self._lock:
@@ -133,14 +133,14 @@ class EpisodeLog:
         self._on_episode()
 
     def close(self) -> None:
-        """Writes the episodes that have not ended, as chunks."""
+        """Writes the unfinished episodes as chunks."""
         with self._lock:
             while self._open:
                 self._write(self._open.popitem(last=False)[1][0])
 
 
 def _check_ids(ids: list[Any]) -> None:
-    """Ids are text or numbers, each of one row: the steps of an episode follow each other."""
+    """Checks that ids are strings or numbers and unique, since an episode's steps are in order."""
     for value, times in collections.Counter(map(str, ids)).items():
         if times > 1:
             raise UserError(

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's gRPC services, where `tensorflow-serving-api` is installed."""
+"""TensorFlow Serving's gRPC services; needs `tensorflow-serving-api`."""
 
 import time
 from typing import Any
@@ -17,7 +17,7 @@ async def start(server: PolicyServer, address: str) -> Any:
     """Starts the services PredictionService and ModelService.
 
     Args:
-      server: Who answers.
+      server: The server that predicts.
       address: "host:port".
 
     Returns:
@@ -56,9 +56,9 @@ _ROW = {name: tf.TensorSpec([], dtype) for name, dtype in _DTYPES}
 
 
 def _array(name: str, tensor: Any, spec: Any, most: int) -> Any:
-    """A tensor as an array, which is not made before its size is known to be in bounds.
+    """Converts a tensor to an array after a check of its size.
 
-    A few bytes of a request can stand for a tensor of any size.
+    A few bytes of a request can encode a tensor of any size.
     """
     shape, row = [dim.size for dim in tensor.tensor_shape.dim], spec.shape.as_list()
     rows = shape[0] if len(shape) > len(row) else 1
@@ -81,7 +81,7 @@ def _array(name: str, tensor: Any, spec: Any, most: int) -> Any:
 
 
 def _listed(array: Any) -> Any:
-    """An array as the log of episodes takes it: Python's values, text instead of bytes."""
+    """Converts an array for the episode log: Python values, strings instead of bytes."""
     values = array.tolist()
     if array.dtype.kind == "O" and array.ndim:
         return [text.decode(errors="backslashreplace") for text in values]
@@ -89,7 +89,7 @@ def _listed(array: Any) -> Any:
 
 
 class _Services:
-    """The methods of both services; each is called by its name."""
+    """The methods of both services, by their names."""
 
     def __init__(self, server: PolicyServer):
         self._server = server
@@ -156,7 +156,7 @@ class _Services:
         return answer
 
     def _columns(self, policy: ServedPolicy, inputs: Any) -> dict[str, Any]:
-        """The inputs as arrays; those that nobody knows as None, to be refused by their names."""
+        """Returns the inputs as arrays; unknown names get None, and `predict` rejects them."""
         known = {**_ROW, **policy.inputs, **policy.state}
         most = self._server.options.max_queue
         return {

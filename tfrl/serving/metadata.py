@@ -8,11 +8,11 @@ METHOD = "tensorflow/serving/predict"
 
 
 def metadata(name: str, policy: ServedPolicy) -> dict[str, Any]:
-    """Returns what `GET .../metadata` answers.
+    """Returns the response of `GET .../metadata`.
 
     Args:
-      name: Of the model.
-      policy: The version.
+      name: The name of the model.
+      policy: The policy version.
     """
     inputs = {**_tensors(policy.inputs), **_tensors(policy.state)}
     if policy.state:

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST form: https://www.tensorflow.org/tfx/serving/api_rest."""
+"""TensorFlow Serving's REST API: https://www.tensorflow.org/tfx/serving/api_rest."""
 
 import asyncio
 import json
@@ -17,10 +17,10 @@ from tfrl.serving.server import NotFound, PolicyServer
 
 
 class TooLarge(UserError):
-    """The body of a request is larger than the server takes."""
+    """The body of a request is larger than the server's limit."""
 
 
-# Of a request: what is not there is 404, too many at a time 503, a mistake 400.
+# HTTP codes by error; 400 for any other error of a request.
 _CODES: dict[type, int] = {NotFound: 404, Busy: 503, TooLarge: 413}
 _FORM = 'Write {"instances": [observation, ...]} or {"inputs": {name: [value, ...]}}.'
 
@@ -52,7 +52,7 @@ def make_app(server: PolicyServer) -> Any:
             response = refused(error)
         except disconnect:
             response = answer({"error": "the client left before the end of its request"}, 400)
-        except asyncio.CancelledError:  # uvicorn ends, and waits for the request no longer
+        except asyncio.CancelledError:  # uvicorn ends without waiting for the request
             response = answer({"error": "the server ends"}, 503)
         except Exception:
             server.metrics.answered(500, started)
@@ -108,10 +108,10 @@ def make_app(server: PolicyServer) -> Any:
 
 
 async def _body(request: Any, max_mb: int) -> bytes:
-    """The body of a request, of which no more is kept than the server takes.
+    """Reads the body of a request up to the server's limit.
 
     Raises:
-      TooLarge: It is larger.
+      TooLarge: The body is larger.
     """
     body, most = bytearray(), max_mb << 20
     announced = int(request.headers.get("content-length", 0))
@@ -131,10 +131,10 @@ async def _body(request: Any, max_mb: int) -> bytes:
 
 
 async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> dict[str, Any]:
-    """Returns the answer to the body of a request.
+    """Returns the response to the body of a request.
 
     Raises:
-      UserError: For anything that is wrong in it.
+      UserError: For a wrong request.
     """
     try:
         given = json.loads(body)
@@ -162,7 +162,7 @@ async def predicted(server: PolicyServer, policy: ServedPolicy, body: bytes) -> 
 
 
 def _columns(policy: ServedPolicy, instances: Any) -> tuple[dict[str, Any], int]:
-    """The columns of a list of instances, and its length."""
+    """Returns the columns of a list of instances, and its length."""
     if not isinstance(instances, list) or not instances:
         raise UserError(
             "instances",
@@ -195,7 +195,7 @@ def _only_input(policy: ServedPolicy) -> str:
 
 
 def _rows(outputs: Mapping[str, np.ndarray]) -> list[Any]:
-    """Outputs as a list of rows: values where there is one output, else objects."""
+    """Converts outputs to a list of rows: values for a single output, else objects."""
     columns = {name: x.tolist() for name, x in outputs.items()}
     if len(columns) == 1:
         return list(next(iter(columns.values())))

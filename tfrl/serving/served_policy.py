@@ -1,4 +1,4 @@
-"""A policy under the names of a request's inputs and outputs, and the checks of a request."""
+"""A policy with flat names of inputs and outputs, and the checks of a request."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from tfrl.errors import UserError
 from tfrl.experiment.export_functions import leaf_names
 from tfrl.rollout.policy import ObsReader
 
-# What a request may say beside observations and state.
+# Inputs of a request beside observations and state.
 EPISODE_START = "episode_start"
 LOGGED = ("episode_id", "reward", "termination", "truncation")
-# Signature: whether its actions are greedy.
+# {signature: whether its actions are greedy}
 SIGNATURES = {"serving_default": True, "action": True, "explore": False}
 
 
@@ -26,7 +26,7 @@ class RequestRows:
     Attributes:
       obs: The observation's leaves, each `[B, ...]`.
       state: The leaves of the recurrent state, each `[B, ...]`; () without memory.
-      starts: bool `[B]`: rows whose state counts for nothing.
+      starts: bool `[B]`: rows whose state is replaced by the initial state.
       size: B.
     """
 
@@ -37,11 +37,11 @@ class RequestRows:
 
 
 class ServedPolicy:
-    """What `tfrl.load` returned, under flat names: those of an exported SavedModel.
+    """A policy of `tfrl.load` with the flat names of an exported SavedModel.
 
     Attributes:
       policy: The policy.
-      version: Its number: env steps of the checkpoint, 1 for a SavedModel.
+      version: The version number: env steps of the checkpoint, 1 for a SavedModel.
       inputs: `{name: spec}` of one observation.
       state: `{name: spec}` of one row of the recurrent state; {} without memory.
       outputs: `{name: spec}` of one action, and of the state after it.
@@ -51,15 +51,15 @@ class ServedPolicy:
         """Takes the policy.
 
         Args:
-          policy: What `tfrl.load` returned.
-          version: Its number.
+          policy: The result of `tfrl.load`.
+          version: The version number.
         """
         self.policy, self.version = policy, version
         self.inputs = _named(policy.obs_spec, "observation")
         self._state_spec = policy.state_spec
         if isinstance(self._state_spec, dict) and all(
             name.startswith("state") for name in self._state_spec
-        ):  # a SavedModel's, named already
+        ):  # a SavedModel's state has these names already
             self.state = dict(sorted(self._state_spec.items()))
         else:
             self.state = _named(self._state_spec, "state")
@@ -68,14 +68,14 @@ class ServedPolicy:
 
     @property
     def explores(self) -> bool:
-        """Whether it can draw actions as in training."""
+        """Whether the policy can sample actions as in training."""
         return bool(getattr(self.policy, "explores", True))
 
     def read(self, columns: Mapping[str, Any]) -> RequestRows:
         """Checks the columns of a request, leaves `[B, ...]` by name.
 
         Raises:
-          UserError: For missing or unknown names, other shapes, dtypes or sizes.
+          UserError: For missing or unknown names, or wrong shapes, dtypes or sizes.
         """
         known = [*self.inputs, *self.state, *([EPISODE_START] if self.state else [])]
         missing = [name for name in self.inputs if name not in columns]
@@ -134,7 +134,7 @@ class ServedPolicy:
         return list(self.state.values())
 
     def predict(self, rows: RequestRows, deterministic: bool) -> dict[str, np.ndarray]:
-        """Returns the outputs by name, leaves `[B, ...]`: the action, and the state after it."""
+        """Returns the outputs by name, leaves `[B, ...]`: the action and the next state."""
         obs = tf.nest.pack_sequence_as(self.policy.obs_spec, rows.obs)
         state = None
         if self.state:

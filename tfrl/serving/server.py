@@ -1,4 +1,4 @@
-"""What REST and gRPC share: models by version, batches, metrics, the log of episodes."""
+"""The policy server behind REST and gRPC: versions, batches, metrics, the episode log."""
 
 import asyncio
 import concurrent.futures
@@ -18,7 +18,7 @@ from tfrl.serving.served_policy import LOGGED, SIGNATURES, ServedPolicy
 
 
 class NotFound(UserError):
-    """A model, version or label that is not served."""
+    """The server has no such model, version or label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,12 @@ class ServingOptions:
     """How requests are batched.
 
     Attributes:
-      name: Of the model.
+      name: The name of the model.
       max_batch_size: The most rows of a batch, a power of two.
-      batch_timeout_ms: How long the first request of a batch waits for others.
-      max_queue: The most rows that wait; a further request is refused.
+      batch_timeout_ms: Milliseconds that the first request of a batch waits for others.
+      max_queue: The most waiting rows; a further request is rejected.
       max_request_mb: The largest request, in MB.
-      log_episodes: Folder of what is served as episodes, or None.
+      log_episodes: The folder of the episode log, or None.
     """
 
     name: str = "policy"
@@ -59,11 +59,11 @@ class PolicyServer:
     def __init__(
         self, policies: list[ServedPolicy], options: ServingOptions, labels: Mapping[str, int]
     ):
-        """Prepares the policies for every size of batch.
+        """Prepares the policies for every batch size.
 
         Args:
-          policies: At least one, of different versions.
-          options: How to batch.
+          policies: At least one policy, of different versions.
+          options: The options of batching.
           labels: `{label: version}`.
         """
         self.options, self.labels = options, dict(labels)
@@ -91,7 +91,7 @@ class PolicyServer:
         )
 
     def warm_up(self) -> None:
-        """Prepares every policy for every size of batch: the first prediction of one is slow."""
+        """Calls every policy with every batch size, since the first call of each size is slow."""
         for policy in self.policies.values():
             size = 1
             while size <= self.options.max_batch_size:
@@ -108,10 +108,10 @@ class PolicyServer:
     def policy_of(
         self, name: str, version: int | None = None, label: str | None = None
     ) -> ServedPolicy:
-        """Returns the policy that a request names, of the newest version if it names none.
+        """Returns the policy that a request names; by default the newest version.
 
         Raises:
-          NotFound: It is not served.
+          NotFound: The server does not have it.
         """
         if name != self.options.name:
             raise NotFound(f"model {name}", expected=self.options.name, got=name)
@@ -133,13 +133,13 @@ class PolicyServer:
         """Returns the outputs of a request.
 
         Args:
-          policy: Who acts.
-          signature: "action" or "serving_default" for greedy actions, "explore" for drawn ones.
+          policy: The policy.
+          signature: "action" or "serving_default" for greedy actions, "explore" for sampled ones.
           columns: The request's inputs by name, leaves `[B, ...]`.
-          size: B, as far as it is known.
+          size: The expected B.
 
         Raises:
-          UserError: For anything that is wrong in the request.
+          UserError: For a wrong request.
         """
         deterministic = SIGNATURES.get(signature) if isinstance(signature, str) else None
         if deterministic is None or (policy.version, deterministic) not in self._batchers:
@@ -164,17 +164,17 @@ class PolicyServer:
         return outputs
 
     def close(self) -> None:
-        """Writes what the log holds."""
+        """Ends the executor and closes the episode log."""
         self._executor.shutdown()
         if self.log is not None:
             self.log.close()
 
 
 class Metrics:
-    """Prometheus' counters and histograms, in a registry of their own."""
+    """Prometheus' counters and histograms, in a separate registry."""
 
     def __init__(self) -> None:
-        """Makes them."""
+        """Creates the metrics."""
         self._library = prometheus = extras.require("prometheus_client", "serve")
         self.registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(
@@ -200,15 +200,15 @@ class Metrics:
         )
 
     def text(self) -> tuple[bytes, str]:
-        """Returns what Prometheus reads, and its content type."""
+        """Returns the metrics in Prometheus' text format, and the content type."""
         return self._library.generate_latest(self.registry), self._library.CONTENT_TYPE_LATEST
 
     def answered(self, code: int | str, started: float) -> None:
-        """Counts an answer.
+        """Counts a response.
 
         Args:
-          code: Of HTTP or gRPC.
-          started: `time.perf_counter()` when the request came.
+          code: The code of HTTP or gRPC.
+          started: `time.perf_counter()` at the arrival of the request.
         """
         self.requests.labels(str(code)).inc()
         self.seconds.observe(time.perf_counter() - started)

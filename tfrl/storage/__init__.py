@@ -1,1 +1,1 @@
-"""What everything kept on disk rests on: whole files, checkpoint folders, descriptions."""
+"""Storage: atomic files, checkpoint folders, descriptions of objects, remote folders."""

@@ -1,8 +1,8 @@
-"""One checkpoint folder: how it is written, verified, read and migrated.
+"""The format of a checkpoint folder: writing, verification, reading, migration.
 
     ckpt-<step>/
       data.index, data.data-00000-of-00001   tf.train.Checkpoint(values={path: variable})
-      manifest.json                          schema version, step, metric, keys, the caller's part
+      manifest.json                          schema version, step, metric, keys, caller's data
       COMPLETE                               written last: size and sha256 of the files above
 
 The data is an ordinary TensorFlow checkpoint: `tf.train.Checkpoint(values={path: variable})`
@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfrl.errors import UserError
 from tfrl.storage import files, working_copy
 
-# Raise it when the meaning of stored values changes, and register how to get there from before.
+# Raise it when the meaning of stored values changes, and register a migration.
 SCHEMA_VERSION = 3
 
 DATA = "data"
@@ -30,12 +30,12 @@ MANIFEST = "manifest.json"
 COMPLETE = "COMPLETE"
 
 Values = dict[str, np.ndarray]
-# (values, the caller's manifest) of one version -> those of the next version
+# (values, the caller's manifest) of one version -> (values, manifest) of the next version
 Migration = Callable[[Values, dict[str, Any]], tuple[Values, dict[str, Any]]]
 
 
 def _with_reward_outliers(values: Values, manifest: dict[str, Any]) -> Any:
-    """Adds the field that RewardNormalize gives since version 2: where a return was an outlier."""
+    """Adds the field of RewardNormalize since version 2: whether a return was an outlier."""
     values = dict(values)
     for path, x in list(values.items()):
         above, result, below = path.partition("/env_state/")
@@ -45,7 +45,7 @@ def _with_reward_outliers(values: Values, manifest: dict[str, Any]) -> Any:
 
 
 def _with_evaluations(values: Values, manifest: dict[str, Any]) -> Any:
-    """Adds the count of evaluations, by which since version 3 each plays other episodes."""
+    """Adds the count of evaluations, which seeds their episodes since version 3."""
     if "progress/key" in values:
         values = {**values, "progress/evaluations": np.zeros([], np.int64)}
     return values, manifest
@@ -59,20 +59,20 @@ _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint folder whose content is not what was written."""
+    """The content of a checkpoint folder has changed since it was written."""
 
 
 def _stored_name(path: str) -> str:
-    """The key of `values[path]` inside a TensorFlow object checkpoint."""
+    """Returns the key of `values[path]` inside a TensorFlow object checkpoint."""
     return f"values/{path.replace('.', '..').replace('/', '.S')}{_SUFFIX}"
 
 
 class DataWriter:
-    """Writes values with tf.train.Checkpoint, through variables that it keeps for the next time.
+    """Writes values with tf.train.Checkpoint, through variables that it reuses.
 
-    A tensor inside a dict would silently not be saved, hence variables; and TensorFlow keeps some
-    memory of every variable that was ever made, hence the same ones for every save. Between saves
-    they are empty.
+    It needs variables, since TensorFlow silently does not save tensors inside a dict. It reuses
+    them, since TensorFlow keeps some memory of every variable ever created. Between saves they are
+    empty.
     """
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class DataWriter:
         """Writes the files `<prefix>.*`.
 
         Args:
-          prefix: Where to write.
+          prefix: The prefix of the files.
           values: `{path: tensor, variable or array}`.
 
         Returns:
           `{path: {"shape": list, "dtype": name}}`.
 
         Raises:
-          TypeError: A value is none of these.
+          TypeError: For a value of another type.
         """
         keys = {}
         try:
@@ -107,7 +107,7 @@ class DataWriter:
         return keys
 
     def _put(self, tensors: Mapping[str, tf.Tensor]) -> None:
-        """Assigns the tensors; other paths or dtypes than the last time need other variables."""
+        """Assigns the tensors; creates new variables if paths or dtypes have changed."""
         dtypes = {path: tensor.dtype for path, tensor in tensors.items()}
         if dtypes != {path: variable.dtype for path, variable in self._variables.items()}:
             self._variables = {
@@ -130,7 +130,7 @@ def _tensor(path: str, value: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def writing(thing: str, remedy: str) -> Iterator[None]:
-    """Tells a user, in a UserError about `thing`, why the system refused to write."""
+    """Turns a write error into a UserError about `thing` with the reason."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -144,9 +144,9 @@ def writing(thing: str, remedy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(final: pathlib.Path, owner: str = "") -> Iterator[pathlib.Path]:
-    """Gives a temporary path to write a folder to, which then takes the place of `final`.
+    """Yields a temporary path to write a folder to, which then replaces `final`.
 
-    A kill at any moment leaves the folder before it, or the new one, whole.
+    A kill at any moment leaves either the old or the new folder, complete.
     """
     temporary = files.temporary_name(final.parent, owner)
     try:
@@ -157,11 +157,12 @@ def replacing(final: pathlib.Path, owner: str = "") -> Iterator[pathlib.Path]:
 
 
 def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
-    """Returns why values cannot take the place of others: paths, shapes and dtypes that differ.
+    """Returns why values cannot replace others: differing paths, shapes and dtypes.
 
     Args:
       want: `{path: tensor, variable, spec or array}`.
-      have: `{path: value}`; one without a dtype, a number or a list, fits what can hold it.
+      have: `{path: value}`; a value without a dtype (a number or a list) fits any dtype that can
+        represent it.
     """
     problems = [f"missing {path}" for path in sorted(set(want) - set(have))]
     problems += [f"unknown {path}" for path in sorted(set(have) - set(want), key=str)]
@@ -206,15 +207,15 @@ def write(
     manifest: Mapping[str, Any],
     metric: float | None,
 ) -> None:
-    """Writes a checkpoint into a folder that does not exist yet, and marks it complete.
+    """Writes a checkpoint to a new folder, and marks it complete.
 
     Args:
-      folder: Where to write; its parent exists.
-      writer: Kept from save to save.
-      step: The step that the values belong to.
+      folder: The folder; its parent exists.
+      writer: The writer, reused for all saves.
+      step: The step of the values.
       values: `{path: tensor, variable or array}`.
-      manifest: What else the caller wants back, out of JSON's types.
-      metric: The figure to compare checkpoints by, higher is better, or None.
+      manifest: Further data of the caller, in JSON types.
+      metric: The metric to compare checkpoints by, higher is better, or None.
     """
     folder.mkdir()
     keys = writer.write(folder / DATA, values)
@@ -231,7 +232,7 @@ def write(
 
 
 def seal(folder: pathlib.Path) -> None:
-    """Marks a folder complete: `verify` notices any later change of the files in it."""
+    """Marks a folder complete; `verify` then notices any change of its files."""
     written = sorted(f for f in folder.iterdir() if f.is_file() and f.name != COMPLETE)
     for file in written:
         files.sync_file(file)
@@ -263,10 +264,10 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def verify(folder: pathlib.Path) -> None:
-    """Compares every file with the mark that was written last.
+    """Compares every file with the mark COMPLETE.
 
     Raises:
-      DamagedCheckpointError: Naming the first file that differs, and how.
+      DamagedCheckpointError: For a changed file; it names the first one and the difference.
     """
     try:
         marks = files.from_json((folder / COMPLETE).read_text(encoding="utf-8"))["files"]
@@ -298,10 +299,10 @@ def read(folder: pathlib.Path) -> tuple[Values, dict[str, Any]]:
       folder: A checkpoint folder.
 
     Returns:
-      The values, and the manifest as `read_manifest` gives it.
+      The values, and the manifest of `read_manifest`.
 
     Raises:
-      DamagedCheckpointError: The folder is not what was written.
+      DamagedCheckpointError: The folder has changed since it was written.
       UserError: The schema is newer than this version of tfrl, or too old to migrate.
     """
     working_copy.fetch(folder)
@@ -315,7 +316,7 @@ def read(folder: pathlib.Path) -> tuple[Values, dict[str, Any]]:
 
 
 def _read_values(folder: pathlib.Path, keys: Mapping[str, Any]) -> Values:
-    """Reads exactly the values that the manifest lists."""
+    """Reads exactly the values listed in the manifest."""
     try:
         reader = tf.train.load_checkpoint(str(folder / DATA))
         stored = set(reader.get_variable_to_shape_map()) - {_OBJECT_GRAPH}
@@ -329,7 +330,7 @@ def _read_values(folder: pathlib.Path, keys: Mapping[str, Any]) -> Values:
 
 
 def _check_schema(folder: pathlib.Path, version: int) -> None:
-    """Refuses a schema that there is no way from."""
+    """Raises for a schema that cannot be migrated."""
     if version == SCHEMA_VERSION:
         return
     if version > SCHEMA_VERSION:

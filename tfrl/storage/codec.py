@@ -1,11 +1,11 @@
-"""Descriptions of logic objects out of plain JSON types, and objects out of descriptions.
+"""Converts logic objects to descriptions in JSON types, and back.
 
-An agent is a frozen dataclass of numbers, strings, specs, networks and schedules: that describes
-it in full. What cannot be described in words (a lambda, a Keras model, a tensor) is refused with
-its path. Building calls the constructors of dataclasses, and takes only classes and functions that
-are registered (`tfrl.loadable`); nothing is imported by name, there is no pickle and no eval.
+An agent is a frozen dataclass of numbers, strings, specs, networks and schedules, which describe it
+completely. An object without a description (a lambda, a Keras model, a tensor) is an error that
+names its path. Building calls the constructors of dataclasses, and accepts only registered classes
+and functions (`tfrl.loadable`). It imports nothing by name and uses no pickle and no eval.
 
-None, bools, ints, strings, finite floats and lists stand for themselves; anything else is
+None, bools, ints, strings, finite floats and lists describe themselves; any other object is
 `{"kind": ..., ...}`.
 """
 
@@ -41,16 +41,16 @@ def describe(obj: Any, name: str = "object") -> Description:
     """Describes an object, so that `build` makes an equal one.
 
     Args:
-      obj: A dataclass (`struct.dataclass`, `struct.logic_dataclass` or a plain one) whose fields
-        are numbers, strings, enums, dtypes, shapes, specs, arrays, functions and classes that can
-        be imported by name, and tuples, lists, dicts and dataclasses of these; or any of these.
-      name: What to call it in messages.
+      obj: A dataclass (`struct.dataclass`, `struct.logic_dataclass` or a plain one) with fields of
+        numbers, strings, enums, dtypes, shapes, specs, arrays, functions and classes that can be
+        imported by name, and tuples, lists, dicts and dataclasses of these; or any of these.
+      name: The name of the object in messages.
 
     Returns:
-      Nested dicts and lists out of plain JSON types.
+      Nested dicts and lists of JSON types.
 
     Raises:
-      UserError: Naming the path of what cannot be described.
+      UserError: For an object without a description; it names the path.
     """
     if obj is None or type(obj) in (bool, int, str):
         return obj
@@ -58,7 +58,7 @@ def describe(obj: Any, name: str = "object") -> Description:
         return obj if math.isfinite(obj) else {"kind": "float", "value": str(obj)}
     if type(obj) is list:
         return [describe(x, f"{name}/{i}") for i, x in enumerate(obj)]
-    # Exactly these: a named tuple or a subclass of dict would come back as its base.
+    # Exact types: a named tuple or a subclass of dict would come back as its base class.
     if type(obj) is tuple:
         return {"kind": "tuple", "items": [describe(x, f"{name}/{i}") for i, x in enumerate(obj)]}
     if type(obj) is dict:
@@ -80,12 +80,12 @@ def build(description: Description, name: str = "object") -> Any:
     """Builds the object of a description.
 
     Args:
-      description: What `describe` returned, also after a way through JSON.
-      name: What to call the object in messages.
+      description: The result of `describe`, also after a round trip through JSON.
+      name: The name of the object in messages.
 
     Raises:
-      UserError: The description names a class or function that is not registered, has fields that
-        the class has not, lacks some, or is none.
+      UserError: The description is malformed, names a class or function that is not registered, or
+        has unknown or missing fields.
     """
     try:
         return _build(description, name)
@@ -107,7 +107,7 @@ def _build(description: Description, name: str) -> Any:
         raise
     except UnknownNameError as error:
         raise _unbuildable(name, str(error)) from error
-    except Exception as error:  # whatever a class makes of arguments that a file gives
+    except Exception as error:  # any error of a class for arguments from a file
         raise _unbuildable(name, f"one that fails with {error!r}") from error
 
 
@@ -125,7 +125,7 @@ def _describe_fields(obj: Any, name: str) -> dict[str, Any]:
     fields = {
         f.name: describe(getattr(obj, f.name), f"{name}/{f.name}")
         for f in dataclasses.fields(obj)
-        if f.init  # the others follow from these
+        if f.init  # other fields follow from these
     }
     return {"class": _name(type(obj), name), "fields": fields}
 
@@ -159,7 +159,7 @@ def _build_enum(content: Mapping[str, Any], name: str) -> Any:
     return resolve_enum(content["class"])[content["name"]]
 
 
-# Collections, arrays and the words of TensorFlow.
+# Collections, arrays and TensorFlow's types.
 
 
 def _describe_items(obj: dict[Any, Any], name: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _describe_array(obj: Any, name: str) -> dict[str, Any]:
         raise _undescribable(name, f"an array of dtype {array.dtype}")
     head = {"dtype": array.dtype.name, "shape": list(array.shape)}
     flat = array.reshape(-1)
-    # Bounds of images are many times the same number.
+    # Bounds of images repeat one number.
     if flat.size > 1 and np.all(flat == flat[0]):
         return {**head, "fill": describe(flat[0].item(), name)}
     return {**head, "values": [describe(x, name) for x in flat.tolist()]}

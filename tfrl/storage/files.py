@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, synced folders, strict JSON."""
+"""Atomic file writes, synced folders, strict JSON."""
 
 import errno
 import fcntl
@@ -14,9 +14,9 @@ from typing import Any
 
 from tfrl.errors import UserError
 
-# Names that start so are temporary: they match no restore pattern and may be removed.
+# Prefix of temporary names: they match no restore pattern and may be removed.
 TEMPORARY = ".tmp-"
-# A folder that is being replaced rests under this name until its successor is in place.
+# Prefix of a folder that is being replaced, until its successor is in place.
 REPLACED = ".replaced-"
 
 _numbers = itertools.count()
@@ -34,7 +34,7 @@ _REASONS = {
 
 
 def reason(error: Exception) -> str:
-    """Returns in words, with the path, why the system, or TensorFlow, refused to write."""
+    """Returns the reason of a write error of the system or TensorFlow, with the path."""
     if not isinstance(error, OSError):
         text = re.sub(r"\{\{.*?\}\} ?", "", str(error)).strip() or type(error).__name__
         return "a full disk" if "No space left on device" in text else text.splitlines()[0]
@@ -49,15 +49,15 @@ def unwritable(
     kind: str = "folder",
     remedy: str = "Choose another place, or make room on the disk.",
 ) -> UserError:
-    """Returns the error of a folder, or a file, that the system refuses to write."""
+    """Returns the error for a folder or file that cannot be written."""
     expected = f"a {kind} that can be written"
     return UserError(thing, expected=expected, got=reason(error), remedy=remedy)
 
 
 def temporary_name(directory: pathlib.Path, owner: str = "") -> pathlib.Path:
-    """Returns a fresh path `.tmp-[<owner>-]<pid>-<n>` in `directory`; nothing is created."""
+    """Returns an unused path `.tmp-[<owner>-]<pid>-<n>` in `directory`; creates nothing."""
     start = f"{TEMPORARY}{owner}-" if owner else TEMPORARY
-    while True:  # A killed process of the same id may have left one.
+    while True:  # A killed process with the same id may have left the path.
         path = directory / f"{start}{os.getpid()}-{next(_numbers)}"
         if not os.path.lexists(path):
             return path
@@ -67,13 +67,13 @@ def open_no_link(path: str | os.PathLike[str], flags: int) -> int:
     """Opens a file unless it is a symbolic link: an `opener` for `open`.
 
     Raises:
-      OSError: Also for a link, with the error number ELOOP.
+      OSError: With ELOOP for a link.
     """
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_file(path: pathlib.Path) -> None:
-    """Waits until the content of a file (or the entries of a folder) is on the disk."""
+    """Waits until the content of a file (or the entries of a folder) are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -82,9 +82,9 @@ def sync_file(path: pathlib.Path) -> None:
 
 
 class DirectoryLock:
-    """Holds a folder for one process; closing it or any end of the process lets it go.
+    """Locks a folder for one process until `close` or the end of the process.
 
-    Nothing is written to the folder. Where the file system has no locks, nothing is held.
+    It writes nothing to the folder. On a file system without locks it has no effect.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -94,7 +94,7 @@ class DirectoryLock:
           directory: An existing folder.
 
         Raises:
-          BlockingIOError: Another process (or another object of this one) holds it.
+          BlockingIOError: Another process, or another lock of this process, holds it.
         """
         self._descriptor: int | None = os.open(directory, os.O_RDONLY)
         try:
@@ -108,23 +108,23 @@ class DirectoryLock:
                 raise
 
     def is_of(self, directory: pathlib.Path) -> bool:
-        """Returns whether the path still leads to the locked folder."""
+        """Returns whether the path still refers to the locked folder."""
         if self._descriptor is None or not directory.is_dir():
             return False
         return os.path.samestat(os.fstat(self._descriptor), os.stat(directory))
 
     def close(self) -> None:
-        """Lets the folder go; more calls have no effect."""
+        """Unlocks the folder; further calls have no effect."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file that takes the place of `path` when it is whole and on the disk, or never."""
+    """Writes a file atomically: `path` is replaced only once the content is on disk."""
     temporary = temporary_name(path.parent)
     try:
-        with open(temporary, "xb") as file:  # never through a link
+        with open(temporary, "xb") as file:  # never follows a link
             file.write(content)
         sync_file(temporary)
         os.replace(temporary, path)
@@ -135,20 +135,20 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a text file (UTF-8, newlines as they are) atomically."""
+    """Writes a text file (UTF-8, newlines unchanged) atomically."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Returns strictly valid JSON: NumPy and tensor values as numbers, non-finite ones as null."""
+    """Returns strict JSON: NumPy and tensor values become numbers, non-finite ones null."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def from_json(text: str) -> Any:
-    """Parses JSON that may be damaged or of others.
+    """Parses JSON that may be damaged or untrusted.
 
     Raises:
-      ValueError: It is no JSON, or its brackets are nested too deeply.
+      ValueError: The text is no JSON, or its brackets are nested too deeply.
     """
     try:
         return json.loads(text)
@@ -157,18 +157,18 @@ def from_json(text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` out of JSON's types: dict, list, str, int, float, bool and None.
+    """Converts `value` to JSON types: dict, list, str, int, float, bool and None.
 
     float32 numbers become the shortest decimal that reads back as the same float32. Non-finite
-    numbers become None, since JSON has no word for them.
+    numbers become None, since JSON does not have them.
 
     Args:
       value: Nested dicts, lists and tuples of Python, NumPy or tensor values, and paths.
 
     Raises:
-      TypeError: For any other object, which would otherwise be stored in a form of its own.
+      TypeError: For any other object.
     """
-    import numpy as np  # not with the module, which --help imports too
+    import numpy as np  # imported here, since --help imports this module
 
     if value is None or isinstance(value, bool | str):
         return value
@@ -197,15 +197,15 @@ def plain(value: Any) -> Any:
 
 
 def replace_directory(temporary: pathlib.Path, final: pathlib.Path) -> None:
-    """Moves a finished folder to its final name, in place of one that may be there.
+    """Moves a finished folder to its final name; replaces an existing folder.
 
-    A rename cannot replace a folder that is not empty, so the old one first steps aside to
-    `.replaced-<name>`. Whoever reads in between, or after a kill in between, finds it there:
-    `recover_replaced` puts it back.
+    A rename cannot replace a folder that is not empty, so the old one is first renamed to
+    `.replaced-<name>`. A reader in between, or after a kill in between, finds it there, and
+    `recover_replaced` restores it.
 
     Args:
       temporary: The finished folder, on the same file system.
-      final: Where it belongs.
+      final: The final path.
     """
     aside = final.parent / f"{REPLACED}{final.name}"
     if final.exists():
@@ -224,13 +224,13 @@ def replace_directory(temporary: pathlib.Path, final: pathlib.Path) -> None:
 
 
 def recover_replaced(directory: pathlib.Path) -> None:
-    """Finishes what a kill inside `replace_directory` left behind in `directory`."""
+    """Finishes or undoes all replacements in `directory` that a kill has interrupted."""
     for aside in sorted(directory.glob(f"{REPLACED}*")):
         recover(directory / aside.name.removeprefix(REPLACED))
 
 
 def recover(final: pathlib.Path) -> None:
-    """Finishes what a kill inside `replace_directory` left behind of one folder."""
+    """Finishes or undoes the replacement of one folder that a kill has interrupted."""
     aside = final.parent / f"{REPLACED}{final.name}"
     if aside.exists():
         if final.exists():
@@ -240,7 +240,7 @@ def recover(final: pathlib.Path) -> None:
 
 
 def remove_temporaries(directory: pathlib.Path, owner: str = "") -> None:
-    """Removes what killed writers left in `directory`: all, or those of one owner."""
+    """Removes temporary files of killed writers in `directory`: all, or one owner's."""
     one = re.compile(re.escape(f"{TEMPORARY}{owner}-") + r"\d+-\d+")
     for left in sorted(directory.glob(f"{TEMPORARY}*")):
         if owner and not one.fullmatch(left.name):
@@ -252,7 +252,7 @@ def remove_temporaries(directory: pathlib.Path, owner: str = "") -> None:
 
 
 def remove_directory(directory: pathlib.Path) -> None:
-    """Removes a folder so that a kill in the middle leaves a temporary, not half of the folder."""
+    """Removes a folder; a kill in between leaves a temporary folder, not a partial one."""
     doomed = temporary_name(directory.parent)
     os.rename(directory, doomed)
     shutil.rmtree(doomed)

@@ -1,8 +1,8 @@
-"""What tf.io.gfile reaches beyond this machine, `gs://bucket/run` for example.
+"""Remote files through tf.io.gfile, for example `gs://bucket/run`.
 
-Few operations are used, those of every object store: list, read, write, remove. An object is there
-once its write has ended. Where several files belong together, one of them is written last and is
-the mark that all of them are there. TensorFlow is imported by the first operation.
+It uses only the operations of every object store: list, read, write, remove. An object exists once
+its write has ended. Of several files that belong together, one is written last and marks that all
+of them exist. The first operation imports TensorFlow.
 """
 
 import os
@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 from tfrl.errors import UserError
 from tfrl.storage import files
 
-# One letter alone is a drive.
+# A single letter is a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# Files that are written last into a folder, in this order, and removed first: a reader that finds
+# Files that are written last to a folder, in this order, and removed first: a reader that finds
 # them may rely on the others.
 _MARKS = ("saved_model.pb", "metadata.json", "manifest.json", "COMPLETE")
 
-# Seconds: in which a store must answer at all; for which an operation is tried again; the delays
-# between tries, which double.
+# Seconds: the timeout of a first answer; the time for retries of an operation; the delays between
+# retries, which double.
 CONNECT_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 20.0
 
 _BLOCK = 1 << 20  # bytes
-_TRANSFERS = 8  # at a time: small files take a round trip each
+_TRANSFERS = 8  # concurrent transfers: small files take a round trip each
 _TRANSIENT = (
     "UnavailableError",
     "DeadlineExceededError",
@@ -51,10 +51,10 @@ T = TypeVar("T")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path has a scheme, as `gs://bucket/run` has.
+    """Returns whether a path has a scheme, like `gs://bucket/run`.
 
     Raises:
-      UserError: One slash follows the scheme, as pathlib makes it of two.
+      UserError: Only one slash follows the scheme, as after a conversion by pathlib.
     """
     text = os.fspath(path)
     scheme = _SCHEME.match(text)
@@ -70,7 +70,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def join(url: str, name: str) -> str:
-    """Returns the address of what is below another."""
+    """Returns the address of `name` below `url`."""
     return f"{url.rstrip('/')}/{name}"
 
 
@@ -81,11 +81,11 @@ def _gfile() -> Any:
 
 
 def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls an operation, again after a while where the store may only be busy.
+    """Calls an operation; retries while the store may be busy.
 
     Raises:
-      FileNotFoundError: What is read is not there.
-      UserError: The store refuses, or is out of reach for too long.
+      FileNotFoundError: The file does not exist.
+      UserError: The store refuses, or cannot be reached for too long.
     """
     import tensorflow as tf
 
@@ -99,13 +99,13 @@ def _call(url: str, function: Callable[..., T], *arguments: Any) -> T:
             full = "No space left on device" in str(error)
             if type(error).__name__ not in _TRANSIENT or full or time.monotonic() + delay > end:
                 raise failure(url, error) from error
-        # Several machines come back at different times.
+        # Random delays, so that several machines retry at different times.
         time.sleep(delay * random.SystemRandom().uniform(0.5, 1.0))
         delay = min(2.0 * delay, _LONGEST_DELAY)
 
 
 def failure(url: str, error: Exception) -> UserError:
-    """Returns the error of a store that cannot be used."""
+    """Returns the error for a store that cannot be used."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
     remedy = "See to its name and the network; the same command goes on from the last checkpoint."
     return UserError(
@@ -117,17 +117,17 @@ def failure(url: str, error: Exception) -> UserError:
 
 
 def connect(url: str) -> None:
-    """Waits a bounded time for an answer about a place, which need not be there yet.
+    """Waits a bounded time for an answer of the store about an address, which need not exist.
 
     Raises:
-      UserError: There is none, or it is a refusal.
+      UserError: There is no answer, or the store refuses.
     """
     answer: list[Any] = []
 
     def ask() -> None:
         try:
             answer.append(_call(url, _gfile().exists, url))
-        except BaseException as error:  # told by the thread that waits
+        except BaseException as error:  # raised by the waiting thread
             answer.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -145,7 +145,7 @@ def connect(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Returns whether a file, or what is below a folder, is there."""
+    """Returns whether a file, or any file below a folder, exists."""
     try:
         return bool(_call(url, _gfile().exists, url))
     except FileNotFoundError:
@@ -156,13 +156,13 @@ def read_bytes(url: str) -> bytes:
     """Reads a file.
 
     Raises:
-      FileNotFoundError: There is none.
-      UserError: The store refuses, or is out of reach for too long.
+      FileNotFoundError: The file does not exist.
+      UserError: The store refuses, or cannot be reached for too long.
     """
 
     def read() -> bytes:
         with _gfile().GFile(url, "rb") as file:
-            # To its end: the size that gs:// knows may be some seconds old.
+            # Reads to the end: the size that gs:// reports may be some seconds old.
             return b"".join(iter(lambda: file.read(_BLOCK), b""))
 
     return _call(url, read)
@@ -180,18 +180,18 @@ def write_bytes(url: str, content: bytes) -> None:
 
 
 def download(url: str, path: pathlib.Path) -> None:
-    """Copies a file to this machine, whose folder is made.
+    """Copies a file to this machine; creates its folder.
 
     Raises:
-      FileNotFoundError: There is none any more.
-      UserError: The store refuses, or is out of reach for too long.
+      FileNotFoundError: The file no longer exists.
+      UserError: The store refuses, or cannot be reached for too long.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _call(url, lambda: _gfile().copy(url, str(path), overwrite=True))
 
 
 def upload(path: pathlib.Path, url: str) -> None:
-    """Copies a file of this machine."""
+    """Copies a file of this machine to the store."""
 
     def write() -> None:
         _make_way(url)
@@ -211,7 +211,7 @@ def copy(url: str, target: str) -> None:
 
 
 def _make_way(url: str) -> None:
-    """Makes the folder of a file, where a store has folders."""
+    """Creates the folder of a file, if the store has folders."""
     if not _is_flat(url):
         _gfile().makedirs(url.rpartition("/")[0])
     if url.startswith("ram://") and _gfile().exists(url):
@@ -226,7 +226,7 @@ def _writing(url: str, write: Callable[[], None]) -> None:
 
 
 def remove(url: str) -> None:
-    """Removes a file, if it is there."""
+    """Removes a file, if it exists."""
     try:
         _call(url, _gfile().remove, url)
     except FileNotFoundError:
@@ -234,11 +234,11 @@ def remove(url: str) -> None:
 
 
 def tree(url: str, wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Lists the files below a place, by their paths from there.
+    """Lists the files below an address, as relative paths.
 
     Args:
-      url: The place; nothing is below one that is not there.
-      wanted: Says of a path whether it counts; of a folder, whether to look into it.
+      url: The address; the list is empty if it does not exist.
+      wanted: Takes a relative path; returns whether to list the file, or to enter the folder.
     """
     result: list[str] = []
     folders = [""]
@@ -256,9 +256,9 @@ def _entries(url: str) -> list[str]:
         entries = _call(url, _gfile().listdir, url)
     except FileNotFoundError:
         return []
-    if url.startswith("ram://"):  # It lists what follows `<url>` in the names of siblings too.
+    if url.startswith("ram://"):  # It also lists the rest of siblings' names that start with `url`.
         entries = [e for e in entries if _gfile().exists(join(url, e))]
-    # A placeholder of an empty folder has no name; a path with dots could lead out of a copy.
+    # A placeholder of an empty folder has no name; a path with dots could leave a copy.
     return [e for e in entries if e.rstrip("/") not in ("", ".", "..")]
 
 
@@ -269,29 +269,29 @@ def _is_folder(url: str, name: str, entry: str) -> bool:
 
 
 def _is_flat(url: str) -> bool:
-    """Whether a store has no folders: a slash behind a name in a list says that more follows."""
+    """Whether a store has no folders; its lists then mark prefixes with a trailing slash."""
     return url.startswith("gs://")
 
 
 def each(function: Callable[[str], Any], names: Iterable[str]) -> None:
-    """Calls a function on several names at a time; raises what one of the calls raises."""
+    """Calls a function on several names at a time; raises the first error of the calls."""
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         for _ in pool.map(function, names):
             pass
 
 
 def _marks(names: Iterable[str]) -> list[str]:
-    """The marks among the files of a folder, in the order in which they are written."""
+    """Returns the marks among the files of a folder, in the order of writing."""
     marks = [name for name in names if name.rpartition("/")[2] in _MARKS]
     return sorted(marks, key=lambda n: (_MARKS.index(n.rpartition("/")[2]), -n.count("/"), n))
 
 
 def upload_folder(folder: pathlib.Path, url: str) -> None:
-    """Writes a folder, in place of one that may be there: complete or without its mark.
+    """Uploads a folder; replaces an existing one. Until it is complete, it lacks its mark.
 
     Args:
       folder: A finished folder.
-      url: Where it belongs.
+      url: The address of the remote folder.
     """
     names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
     marks, there = _marks(names), tree(url)

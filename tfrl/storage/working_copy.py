@@ -1,9 +1,9 @@
-"""Local copies of remote folders, in which programs work as in any local folder.
+"""Local copies of remote folders, for programs that need local files.
 
 An object store has no rename, no append and no lock. So a run works in a copy on this machine, with
-all that local files promise: whole files, rows that are appended, videos, event files. `publish`
-uploads what has changed, rows before the checkpoint that promises them and every mark last. A kill
-loses what was not published; the next start copies what is there.
+the guarantees of local files: atomic writes, appended rows, videos, event files. `publish` uploads
+the changes: rows before the checkpoint that promises them, and every mark last. A kill loses
+unpublished changes; the next start copies the remote folder.
 """
 
 import atexit
@@ -23,12 +23,12 @@ from tfrl.errors import UserError
 from tfrl.storage import files, remote
 
 _PREFIX = "tfrl-copy-"
-# Names the process that writes into a remote folder.
+# File that identifies the process that writes to a remote folder.
 WRITER = "writer.json"
-# Folders that are replaced as a whole, and those of them that are read when they are wanted.
+# Folders that are replaced as a whole; and checkpoints, which are downloaded on demand.
 _UNIT = re.compile(r"(?:checkpoints/)?ckpt-\d+(?=/)|policy(?=/)|export/[^/]+(?=/)")
 _CHECKPOINT = re.compile(r"(?:checkpoints/)?ckpt-\d+")
-# What is copied from a remote folder, which may hold whatever else; what only a writer needs.
+# Entries to copy from a remote folder, which may have others; and entries that only a writer needs.
 _OWN = (
     "checkpoints",
     "policy",
@@ -40,10 +40,10 @@ _OWN = (
     "evaluations.jsonl",
 )
 _RECORDS = ("tensorboard", "videos")
-# The result of a run: it is written last.
+# The result of a run, written last.
 _LAST = "summary.json"
 
-# (size, time of change, number) of a file as it was when both sides had the same.
+# (size, modification time, inode) of a file when both sides were last equal.
 _Signature = tuple[int, int, int]
 
 
@@ -56,11 +56,11 @@ class WorkingCopy:
     """
 
     def __init__(self, url: str, mark: str = "COMPLETE"):
-        """Copies what is there, but for the data of checkpoints: see `fetch`.
+        """Copies the remote folder, except the data of checkpoints: see `fetch`.
 
         Args:
-          url: The remote folder, which need not be there.
-          mark: The file that is written last into each folder `ckpt-<n>`.
+          url: The remote folder, which need not exist.
+          mark: The file that is written last to each folder `ckpt-<n>`.
 
         Raises:
           UserError: The folder cannot be reached.
@@ -69,7 +69,7 @@ class WorkingCopy:
         remote.connect(self.url)
         self._mark = mark
         self._id: str | None = None
-        # Files of both sides; None for those that were not copied yet.
+        # Files of both sides; None for files that are not copied yet.
         self._known: dict[str, _Signature | None] = {}
         self.local = _scratch(self.url)
         self.pull()
@@ -80,7 +80,7 @@ class WorkingCopy:
         return self._id is not None
 
     def pull(self) -> None:
-        """Makes the copy what the remote folder is now; a checkpoint that both have stays.
+        """Updates the copy to the remote folder; a checkpoint that both have stays.
 
         Raises:
           UserError: The folder cannot be reached.
@@ -100,7 +100,7 @@ class WorkingCopy:
         for unit_name, names in units.items():
             if f"{unit_name}/{self._mark}" in names:
                 self._pull_checkpoint(unit_name, names)
-            elif self.writes:  # a kill cut its upload, or its removal, short
+            elif self.writes:  # a kill has interrupted its upload or removal
                 remote.remove_folder(remote.join(self.url, unit_name))
 
     def _is_wanted(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class WorkingCopy:
         return top in wanted or _CHECKPOINT.fullmatch(top) is not None
 
     def _pull_checkpoint(self, unit: str, names: list[str]) -> None:
-        """Copies mark and manifest of a checkpoint, unless its copy is there."""
+        """Copies mark and manifest of a checkpoint, unless they are copied already."""
         mark = f"{unit}/{self._mark}"
         try:
             content = remote.read_bytes(remote.join(self.url, mark))
@@ -138,7 +138,7 @@ class WorkingCopy:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Removes a file, or a folder, from the copy."""
+        """Removes a file or folder from the copy."""
         path = self.local / name
         if path.is_dir():
             shutil.rmtree(path)
@@ -148,7 +148,7 @@ class WorkingCopy:
             del self._known[known]
 
     def fetch(self, folder: pathlib.Path) -> None:
-        """Copies what the copy lacks of a folder; one that is gone meanwhile leaves the copy.
+        """Copies the missing files of a folder; removes it if the remote folder is gone.
 
         Args:
           folder: A folder within the copy.
@@ -161,9 +161,9 @@ class WorkingCopy:
             self.pull()
 
     def claim(self) -> None:
-        """Makes this process the writer of the folder, and the copy what the folder is now.
+        """Makes this process the writer of the folder, and updates the copy.
 
-        An earlier writer that still lives ends at its next `publish`.
+        An earlier writer that still runs ends at its next `publish`.
 
         Raises:
           UserError: The folder cannot be written.
@@ -180,7 +180,7 @@ class WorkingCopy:
         remote.write_bytes(remote.join(self.url, WRITER), content)
 
     def _check_writer(self) -> None:
-        """Refuses to write where another process has taken over, or all was moved away."""
+        """Raises if another process has become the writer, or the folder was moved away."""
         if self._id is None:
             self._sign()
             return
@@ -204,10 +204,10 @@ class WorkingCopy:
         )
 
     def publish(self) -> None:
-        """Uploads what has changed since the last call, in the order that a reader needs.
+        """Uploads the changes since the last call, in the order that a reader needs.
 
         Raises:
-          UserError: The folder cannot be written, or another process has taken over.
+          UserError: The folder cannot be written, or another process has become the writer.
         """
         self._check_writer()
         now = self._scan()
@@ -229,14 +229,14 @@ class WorkingCopy:
         self._known = {**now, **waiting}
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Whether a file is only not copied yet."""
+        """Whether a file exists remotely but is not copied yet."""
         return self._known[name] is None and (self.local / name).parent.is_dir()
 
     def _upload(self, names: list[str]) -> None:
         remote.each(lambda n: remote.upload(self.local / n, remote.join(self.url, n)), names)
 
     def _scan(self) -> dict[str, _Signature]:
-        """The files of the copy that belong to both sides, temporary ones left out."""
+        """Returns the files of the copy that belong to both sides, without temporary ones."""
         signatures: dict[str, _Signature] = {}
         for parent, folders, names in os.walk(self.local):
             folders[:] = [f for f in folders if not _is_temporary(f)]
@@ -249,7 +249,7 @@ class WorkingCopy:
     def move_aside(self) -> str:
         """Moves the remote folder to the sibling `<url>.old-<k>`; returns its address.
 
-        Every file is copied before the first one is removed: a kill leaves the folder as it was.
+        It copies every file before it removes the first one: a kill leaves the folder unchanged.
         """
         number = 1
         while remote.tree(aside := f"{self.url}.old-{number}"):
@@ -273,18 +273,18 @@ def _signature(path: pathlib.Path) -> _Signature:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
-# {folder on this machine: the address that it stands for}
+# {local folder: its remote address}
 _addresses: dict[str, str] = {}
 
 
-# Held till the process ends: by them others know that their folders are in use.
+# Held until the process ends: they show other processes that their folders are in use.
 _locks: list[files.DirectoryLock] = []
 
 
 def _scratch(url: str) -> pathlib.Path:
-    """Makes an empty folder that stands for an address; those of killed processes are removed."""
+    """Creates an empty folder for a copy; removes the folders of killed processes."""
     for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # in use, or another user's
+        with contextlib.suppress(OSError):  # in use, or of another user
             lock = files.DirectoryLock(folder)
             shutil.rmtree(folder, ignore_errors=True)
             lock.close()
@@ -298,7 +298,7 @@ def _scratch(url: str) -> pathlib.Path:
 
 
 def _remove(folder: pathlib.Path, process: int) -> None:
-    if os.getpid() == process:  # forks have the same functions at their ends
+    if os.getpid() == process:  # forks inherit the exit function
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -306,7 +306,7 @@ _copies: dict[str, WorkingCopy] = {}
 
 
 def working_copy(url: str, mark: str = "COMPLETE") -> WorkingCopy:
-    """Returns this process's copy of a remote folder, made at the first call."""
+    """Returns this process's copy of a remote folder; the first call creates it."""
     url = url.rstrip("/")
     if url not in _copies:
         _copies[url] = WorkingCopy(url, mark)
@@ -314,50 +314,50 @@ def working_copy(url: str, mark: str = "COMPLETE") -> WorkingCopy:
 
 
 def copy_of(path: str | os.PathLike[str]) -> WorkingCopy | None:
-    """Returns the copy that a local path belongs to, or None."""
+    """Returns the working copy that contains a local path, or None."""
     return next((c for c in _copies.values() if pathlib.Path(path).is_relative_to(c.local)), None)
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns where a folder is on this machine: for a remote one, its working copy.
+    """Returns the local path of a folder: for a remote folder its working copy.
 
     Args:
-      path: A path; `~` stands for the home folder. Or an address such as gs://bucket/run.
+      path: A path, where `~` is the home folder; or an address, for example gs://bucket/run.
 
     Raises:
       UserError: A remote folder cannot be reached.
     """
     if remote.is_remote(path):
         parent, _, name = os.fspath(path).rstrip("/").rpartition("/")
-        if name == "checkpoints":  # of a run, whose copy has them
+        if name == "checkpoints":  # the run's copy contains them
             return working_copy(parent).local / name
         return working_copy(os.fspath(path)).local
     return pathlib.Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def publish(path: str | os.PathLike[str]) -> None:
-    """Uploads what is new in the copy that a path belongs to; nothing to do for others."""
+    """Uploads the changes of the copy that contains a path; no effect for other paths."""
     copy = copy_of(path)
     if copy is not None:
         copy.publish()
 
 
 def refresh(path: str | os.PathLike[str]) -> None:
-    """Brings the copy that a path belongs to up to date; nothing to do for others, or a writer."""
+    """Updates the copy that contains a path; no effect for other paths, or for the writer."""
     copy = copy_of(path)
     if copy is not None and not copy.writes:
         copy.pull()
 
 
 def fetch(folder: pathlib.Path) -> None:
-    """Copies what is still missing of a folder of a working copy; nothing to do for others."""
+    """Copies the missing files of a folder of a working copy; no effect for other folders."""
     copy = copy_of(folder)
     if copy is not None:
         copy.fetch(folder)
 
 
 def named(text: Any) -> str:
-    """Returns a text with the addresses of remote folders in place of their copies' paths."""
+    """Replaces the paths of working copies in a text with their remote addresses."""
     result = str(text)
     for path, url in _addresses.items():
         result = result.replace(path, url)
@@ -366,13 +366,13 @@ def named(text: Any) -> str:
 
 @contextlib.contextmanager
 def output(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a place on this machine to write a file or a folder to, which is then uploaded.
+    """Yields a local path to write a file or a folder to, which is then uploaded.
 
     Args:
-      path: Where it belongs; a local path is that place itself.
+      path: The final path or address; a local path is yielded unchanged.
 
     Raises:
-      UserError: The remote place cannot be reached or written.
+      UserError: The address cannot be reached or written.
     """
     if not remote.is_remote(path):
         yield pathlib.Path(path)
@@ -391,7 +391,7 @@ def output(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def forget() -> None:
-    """Lets go of all copies, as the end of the process does."""
+    """Removes all copies, like the end of the process."""
     for copy in _copies.values():
         shutil.rmtree(copy.local, ignore_errors=True)
     _copies.clear()

@@ -1,4 +1,4 @@
-"""For people who bring an environment and a model: sampling, replay, clips, training."""
+"""RL tasks of a user's environment and model: sampling, replay, clips, training."""
 
 from tfrl.tasks.clips import MultiReplaySamples, ReplaySamples, clip_span
 from tfrl.tasks.config import DatasetConfig, EnvironmentConfig, RLTaskConfig

@@ -1,4 +1,4 @@
-"""Clips of a task: an episode frame by frame, to a file, to TensorBoard and to the caller."""
+"""Clips of a task: the frames of an episode, to a file, to TensorBoard or to the caller."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ DEFAULT_FPS = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class ClipOptions:
-    """Checked arguments of `RLTask.sample_clip`, see there."""
+    """Checked arguments of `RLTask.sample_clip`."""
 
     save_path: pathlib.Path | None
     keeps_images: bool
@@ -38,7 +38,7 @@ class ClipOptions:
 
     @property
     def renders(self) -> bool:
-        """Whether frames are drawn at all."""
+        """Whether the clip renders frames."""
         return self.keeps_images or self.save_path is not None or self.summary_writer is not None
 
 
@@ -56,7 +56,7 @@ def clip_options(
     """Returns the options of a clip.
 
     Raises:
-      UserError: Nothing is to become of it, or arguments contradict each other.
+      UserError: The clip has no output, or arguments contradict each other.
     """
     if hasattr(writer, "as_default"):
         writer, summary_writer = "ffmpeg", writer
@@ -92,11 +92,11 @@ def clip_options(
 
 
 class ClipPlayer:
-    """One episode in an environment, with samples as `iter_samples` gives them.
+    """Plays one episode in an environment, with samples like those of `iter_samples`.
 
     Attributes:
       fps: The environment's frames per second.
-      trajectory: The samples, once `frames` is through.
+      trajectory: The samples, once `frames` has ended.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class ClipPlayer:
 
         Args:
           env: The environment, which stays open.
-          get_actions: States and `optimal` to actions; None for random ones.
-          optimal: Handed on.
-          max_steps: Env steps at most; the episode then goes on unseen.
-          max_episode_steps: The episode is truncated there, as in training.
-          seed: As of a pool, whose worker 0 plays its episode 0; and of random actions.
-          renders: Whether frames are drawn.
+          get_actions: States and `optimal` to actions; None for random actions.
+          optimal: Passed to `get_actions`.
+          max_steps: The most env steps of the clip; the episode itself is not ended there.
+          max_episode_steps: The step at which the episode is truncated, as in training.
+          seed: The seed of a pool, whose worker 0 plays its episode 0; also of random actions.
+          renders: Whether to render frames.
 
         Raises:
-          UserError: It shall be drawn and has another render mode than "rgb_array".
+          UserError: Frames are needed, and the render mode is not "rgb_array".
         """
         self._env = env
         self._get_actions = get_actions or self._random
@@ -137,12 +137,12 @@ class ClipPlayer:
             check_drawable(env)
 
     def frames(self) -> Iterator[Any]:
-        """Plays; yields what `env.render()` gives for every state, the initial one included.
+        """Plays; yields the result of `env.render()` for every state, also the initial one.
 
         Raises:
           UserError: The initial state is terminal.
         """
-        # The pool checks what the environment returns; in this process, so that it can be drawn.
+        # The pool checks the environment's outputs; it runs in this process, to render.
         with WorkerPool(
             lambda: _KeptOpen(self._env),
             0,
@@ -182,14 +182,14 @@ class ClipPlayer:
 
 
 class _KeptOpen(gymnasium.Wrapper):
-    """An environment that the pool does not close."""
+    """Keeps an environment open when the pool closes it."""
 
     def close(self) -> None:
-        """Leaves it open."""
+        """Does nothing."""
 
 
 def check_drawable(env: gymnasium.Env) -> None:
-    """Raises a UserError for an environment that gives no pictures."""
+    """Raises a UserError for an environment that cannot render images."""
     if env.render_mode != "rgb_array":
         modes = list((env.metadata or {}).get("render_modes", ()))
         raise UserError(
@@ -209,14 +209,14 @@ def record(
     tag: str,
     preview: video_file.Preview | None = None,
 ) -> list[Any]:
-    """Plays a clip to wherever the options say.
+    """Plays a clip and writes it to the outputs of the options.
 
     Args:
-      clip: What plays; this once.
-      options: Of `sample_clip`.
-      step: Of the summary.
-      tag: Name of the summary.
-      preview: Takes the frames too; one of its own is made for the summary.
+      clip: The player, which plays once.
+      options: The options of `sample_clip`.
+      step: The step of the summary.
+      tag: The name of the summary.
+      preview: Also takes the frames; for a summary a new one is made.
 
     Returns:
       The frames if they are to be returned, else an empty list.
@@ -258,19 +258,19 @@ def play(
     tag: str = "clip",
     preview: video_file.Preview | None = None,
 ) -> tuple[ClipPlayer, list[Any]]:
-    """Plays a clip in the environment that a task keeps for clips.
+    """Plays a clip in a task's environment for clips.
 
     Args:
       task: The task. Its environment is closed if the clip fails.
-      model: Of `get_model`; None for random actions.
-      options: Of `sample_clip`.
+      model: The result of `get_model`; None for random actions.
+      options: The options of `sample_clip`.
       optimal: Passed to `get_actions`.
-      step: Of the summary.
-      tag: Name of the summary.
-      preview: As of `record`.
+      step: The step of the summary.
+      tag: The name of the summary.
+      preview: See `record`.
 
     Returns:
-      The player, after the episode, and the frames that are to be returned.
+      The player, after the episode, and the frames to return.
     """
 
     def get_actions(states: Any, best: bool) -> Any:
@@ -300,7 +300,7 @@ def _next(pool: WorkerPool) -> WorkerState:
 
 
 def _check_start(state: WorkerState) -> None:
-    """Gymnasium's reset has no end flags; environments that may end there say so in `info`."""
+    """Raises a UserError if a reset ends the episode, which environments report in `info`."""
     for flag in ("terminated", "truncated"):
         if np.any(state.info.get(flag, False)):
             raise UserError(
@@ -312,10 +312,10 @@ def _check_start(state: WorkerState) -> None:
 
 
 def check_video(task: "RLTask") -> None:
-    """Checks that the task's environment can be drawn and its video encoded, by drawing once.
+    """Checks by one frame that the task's environment renders and its video can be encoded.
 
     Raises:
-      UserError: It cannot.
+      UserError: If not.
     """
     for module in ("imageio_ffmpeg", "PIL.Image"):
         extras.require(module, "video")
@@ -326,7 +326,7 @@ def check_video(task: "RLTask") -> None:
         as_rgb(env.render())
     except UserError:
         raise
-    except Exception as error:  # whatever a renderer raises without a screen or a package
+    except Exception as error:  # any error of a renderer without a screen or a package
         lines = str(error).strip().splitlines() or ["no reason given"]
         raise UserError(
             "video_interval",
@@ -349,13 +349,13 @@ def record_video(
 
     Args:
       task: The task.
-      model: Of `get_model`.
+      model: The result of `get_model`.
       path: A file name ending in .mp4 or .gif.
-      seed: Of the episode.
-      preview: Takes the frames too.
+      seed: The seed of the episode.
+      preview: Also takes the frames.
 
     Raises:
-      UserError: As `RLTask.sample_clip`.
+      UserError: See `RLTask.sample_clip`.
     """
     trajectory = task.sample_clip(model, path, return_states=True, seed=seed, preview=preview)
     return Video(
@@ -373,15 +373,15 @@ def fps_of(env: gymnasium.Env) -> float:
 
 
 class FrameStandard:
-    """Turns frames into uint8 RGB of the first one's size, made even.
+    """Converts frames to uint8 RGB of the first frame's size, rounded up to even.
 
-    Grey frames are repeated in three channels and an alpha channel is dropped. An odd height or
-    width gets its last row or column twice, as H.264 asks for even ones. A later frame of another
-    size loses what is too much at its lower right, and is filled up in black.
+    Grey frames are repeated in three channels, and an alpha channel is dropped. An odd height or
+    width repeats its last row or column, since H.264 requires even sizes. A later frame of another
+    size is cropped at the lower right and padded in black.
     """
 
     def __init__(self) -> None:
-        """The first frame decides the size."""
+        """The first frame sets the size."""
         self._size: tuple[int, int] | None = None
 
     def __call__(self, frame: Any) -> np.ndarray:
@@ -391,7 +391,7 @@ class FrameStandard:
           frame: uint8 `[h, w]`, `[h, w, 1]`, `[h, w, 3]` or `[h, w, 4]`.
 
         Raises:
-          UserError: For anything else.
+          UserError: For any other array.
         """
         picture = as_rgb(frame)
         if self._size is None:
@@ -405,7 +405,7 @@ class FrameStandard:
 
 
 def as_rgb(frame: Any) -> np.ndarray:
-    """Returns a grey, RGB or RGBA frame as uint8 `[H, W, 3]`, copied; else a UserError."""
+    """Copies a grey, RGB or RGBA frame to uint8 `[H, W, 3]`; raises a UserError for others."""
     picture = np.array(frame) if frame is not None else np.array(None)
     if picture.dtype == np.uint8 and picture.ndim == 2:
         picture = picture[..., None]

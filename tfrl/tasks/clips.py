@@ -1,4 +1,4 @@
-"""Stored trajectories of which clips are sampled: of one worker, and of several in one bound."""
+"""Replay of trajectories that samples clips: of one worker, or of several with one capacity."""
 
 import io
 from collections import deque
@@ -17,14 +17,14 @@ _STATIC = ("worker_id", "episode", "start", "cut")
 
 
 def clip_span(clip_size: int, stride: int = 1) -> int:
-    """Returns how many steps of an episode a clip spans: `(clip_size - 1) * stride + 1`.
+    """Returns the steps of an episode that a clip spans: `(clip_size - 1) * stride + 1`.
 
     Args:
       clip_size: Samples of a clip.
       stride: Steps from one sample of a clip to the next.
 
     Raises:
-      UserError: For one that is no positive integer.
+      UserError: Unless both are positive integers.
     """
     checks.at_least("clip_size", clip_size, 1, remedy="It counts samples.")
     checks.at_least("stride", stride, 1, remedy="It counts steps.")
@@ -32,7 +32,7 @@ def clip_span(clip_size: int, stride: int = 1) -> int:
 
 
 def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
-    """Raises a UserError where no trajectory is long enough for a clip."""
+    """Raises a UserError if no trajectory is long enough for a clip."""
     span = clip_span(clip_size, stride)
     if not len(lengths) or lengths.max() < span:
         longest = f"the longest has {lengths.max()}" if len(lengths) else "none is stored"
@@ -45,7 +45,7 @@ def check_clip_fits(clip_size: int, stride: int, lengths: np.ndarray) -> None:
 
 
 def check_generator(rng: Any) -> np.random.Generator:
-    """Returns the generator, a fresh one for None; a UserError for anything else, as a seed."""
+    """Returns the generator, a fresh one for None; raises a UserError for others, e.g. a seed."""
     if rng is None:
         return np.random.default_rng()
     kind = np.random.Generator
@@ -78,7 +78,7 @@ def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTraject
 
     Args:
       data: uint8 `[N]`.
-      like: A trajectory of the same task, for the structure of its lookback_buffer.
+      like: A trajectory of the same task, for the structure of its nests.
     """
     if not data.size:
         return []
@@ -100,12 +100,12 @@ def from_bytes(data: np.ndarray, like: SampledTrajectory) -> list[SampledTraject
 
 
 def _nest(trajectory: Samples) -> dict[str, Any]:
-    """The leaves with a time axis."""
+    """Returns the leaves with a time axis."""
     return {name: getattr(trajectory, name) for name in (*TIMED, "extras")}
 
 
 class Stored(NamedTuple):
-    """A trajectory with its leaves at hand: to flatten it for every clip would take longer."""
+    """A trajectory with its leaves flattened once, since flattening for every clip is slow."""
 
     trajectory: SampledTrajectory
     timed: list[np.ndarray]
@@ -124,17 +124,17 @@ class Stored(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a clip begins."""
+    """The start of a clip."""
 
     stored: Stored
     start: int
 
 
 def gather(places: Sequence[Place], size: int, stride: int) -> Samples:
-    """Returns the clips at some places, stacked.
+    """Returns the clips at N places, stacked.
 
     Args:
-      places: N of them, in trajectories with the same leaves.
+      places: N starts, in trajectories with the same leaves.
       size: Samples of a clip, n.
       stride: Steps from one sample to the next.
 
@@ -165,10 +165,10 @@ def _observation_at(stored: Stored, leaf: int, step: int) -> np.ndarray:
 
 
 class ReplaySamples:
-    """The trajectories of one worker, oldest first. `len` is their samples.
+    """The trajectories of one worker, oldest first. `len` is the number of their samples.
 
-    A clip is `clip_size` samples of one trajectory, `stride` steps apart: none crosses the end of
-    an episode. Trajectories that are too short for a clip are passed over.
+    A clip is `clip_size` samples of one trajectory, `stride` steps apart, so none crosses the end
+    of an episode. Trajectories that are too short for a clip are skipped.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class ReplaySamples:
         """Stores trajectories.
 
         Args:
-          trajectories: Oldest first; or one.
-          rng: Draws the clips; nothing else does, so equal calls give equal clips. A fresh one,
-            with a seed of the operating system, if None.
+          trajectories: One or several, oldest first.
+          rng: Draws the clips and nothing else, so that equal calls give equal clips. None for a
+            fresh generator with a seed of the operating system.
         """
         self._rng = check_generator(rng)
         if isinstance(trajectories, SampledTrajectory):
@@ -193,12 +193,12 @@ class ReplaySamples:
 
     @property
     def trajectories(self) -> list[SampledTrajectory]:
-        """What is stored, oldest first."""
+        """The stored trajectories, oldest first."""
         return [stored.trajectory for stored in self._stored]
 
     @property
     def oldest(self) -> SampledTrajectory:
-        """The trajectory that was stored first."""
+        """The oldest trajectory."""
         return self._stored[0].trajectory
 
     def __len__(self) -> int:
@@ -215,12 +215,12 @@ class ReplaySamples:
         return self._stored.popleft().trajectory
 
     def shorten_oldest(self, samples: int) -> None:
-        """Removes the oldest samples of the oldest trajectory, which has more than so many."""
+        """Removes the oldest `samples` of the oldest trajectory, which must have more."""
         self._forget_lengths()
         self._stored[0] = Stored.of(self.oldest.newest(len(self.oldest) - samples))
 
     def usable(self, span: int) -> int:
-        """Returns the samples of the trajectories that are long enough for a clip.
+        """Returns the number of samples in trajectories that are long enough for a clip.
 
         Args:
           span: See `clip_span`.
@@ -229,27 +229,26 @@ class ReplaySamples:
         return int(lengths[lengths >= span].sum())
 
     def sample(self, clip_size: int, stride: int = 1, only_last: bool = False) -> Samples:
-        """Draws a clip: every place where one fits is equally likely.
+        """Draws a clip, uniformly among all possible starts.
 
         Args:
           clip_size: Samples of the clip, n.
-          stride: Steps from one sample to the next. The samples themselves are as stored: rewards
-            of the steps between are not added, and `last_obs` follows one step after the last.
-          only_last: Takes the clip that ends at the newest sample (of the newest trajectory that is
-            long enough) and draws nothing.
+          stride: Steps from one sample to the next. Samples are returned as stored: the rewards of
+            skipped steps are not added, and `last_obs` comes one step after the last sample.
+          only_last: Returns the clip that ends at the newest sample (of the newest trajectory that
+            is long enough), without a draw.
 
         Returns:
           Samples `[n, ...]`, copied.
 
         Raises:
-          UserError: For a size or stride that is no positive integer, or no trajectory is long
-            enough.
+          UserError: If size or stride is no positive integer, or no trajectory is long enough.
         """
         place = self.place(clip_size, stride, only_last)
         return lookback_buffer.take(gather([place], clip_size, stride), 0)
 
     def place(self, clip_size: int, stride: int, only_last: bool) -> Place:
-        """Draws where the clip that `sample` returns begins; see there."""
+        """Draws the start of a clip; see `sample`."""
         span = clip_span(clip_size, stride)
         lengths = self._all_lengths()
         check_clip_fits(clip_size, stride, lengths)
@@ -274,10 +273,10 @@ class ReplaySamples:
 
 
 class MultiReplaySamples:
-    """The trajectories of several workers, whose oldest samples go first. `len` is their samples.
+    """The trajectories of several workers; the oldest samples are dropped first.
 
-    A clip is drawn from one worker's `ReplaySamples`, which is chosen with a probability in
-    proportion to its samples (those of trajectories that are long enough).
+    `len` is the number of samples. A clip is drawn from one worker's `ReplaySamples`, chosen in
+    proportion to its samples in trajectories that are long enough.
     """
 
     def __init__(
@@ -290,12 +289,12 @@ class MultiReplaySamples:
         """Stores trajectories.
 
         Args:
-          trajectories: Of any workers, oldest first; a `ReplaySamples` stands for those in it.
-          rng: Draws workers and clips; a fresh one if None.
-          max_samples: How many samples are kept; None for all.
+          trajectories: Trajectories of any workers, oldest first, or whole `ReplaySamples`.
+          rng: Draws workers and clips; a fresh generator if None.
+          max_samples: The number of samples to keep; None for all.
 
         Raises:
-          UserError: For a `max_samples` that is no positive integer, or as `add`.
+          UserError: If `max_samples` is no positive integer; see also `add`.
         """
         if max_samples is not None:
             checks.at_least(
@@ -304,7 +303,7 @@ class MultiReplaySamples:
         self._rng = check_generator(rng)
         self._max_samples = max_samples
         self._workers: dict[int, ReplaySamples] = {}
-        self._order: deque[int] = deque()  # the worker of every trajectory, oldest first
+        self._order: deque[int] = deque()  # each trajectory's worker, oldest first
         self._size = 0
         self._signature: dict[str, Any] | None = None
         for item in trajectories:
@@ -313,19 +312,19 @@ class MultiReplaySamples:
 
     @property
     def workers(self) -> dict[int, ReplaySamples]:
-        """What is stored, by worker."""
+        """The stored trajectories by worker."""
         return {worker_id: self._workers[worker_id] for worker_id in sorted(self._workers)}
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, trajectory: SampledTrajectory) -> None:
-        """Stores a trajectory; where there is no room, the oldest samples go.
+        """Stores a trajectory; drops the oldest samples beyond `max_samples`.
 
-        A trajectory of which some are left is a shorter one, with its end as it was.
+        A trajectory that loses samples is shortened at its start.
 
         Raises:
-          UserError: It has other leaves, shapes or dtypes than those before.
+          UserError: Its leaves, shapes or dtypes differ from earlier trajectories.
         """
         self._check_signature(trajectory)
         if self._max_samples is not None:
@@ -340,13 +339,13 @@ class MultiReplaySamples:
         self._size += len(trajectory)
 
     def clear(self) -> None:
-        """Removes all trajectories; what is added later must still have the same leaves."""
+        """Removes all trajectories; later ones must still have the same leaves."""
         self._workers.clear()
         self._order.clear()
         self._size = 0
 
     def in_order(self) -> list[SampledTrajectory]:
-        """Returns what is stored, of all workers, oldest first."""
+        """Returns the trajectories of all workers, oldest first."""
         rest = {worker_id: iter(w.trajectories) for worker_id, w in self._workers.items()}
         return [next(rest[worker_id]) for worker_id in self._order]
 
@@ -356,23 +355,23 @@ class MultiReplaySamples:
         Args:
           clip_size: Samples of the clip, n.
           stride: Steps from one sample to the next.
-          only_last: Takes the clip that ends at the newest sample of the worker that is drawn.
+          only_last: Returns the clip that ends at the newest sample of the drawn worker.
 
         Returns:
           Samples `[n, ...]`.
 
         Raises:
-          UserError: As `ReplaySamples.sample`.
+          UserError: See `ReplaySamples.sample`.
         """
         return lookback_buffer.take(self.sample_batch(1, clip_size, stride, only_last), 0)
 
     def sample_batch(
         self, batch_size: int, clip_size: int, stride: int = 1, only_last: bool = False
     ) -> Samples:
-        """Draws clips as of `sample`, one after the other, and stacks them.
+        """Draws clips like `sample`, one after the other, and stacks them.
 
         Args:
-          batch_size: How many, N.
+          batch_size: The number of clips, N.
           clip_size: Samples of a clip, n.
           stride: Steps from one sample to the next.
           only_last: See `sample`.
@@ -381,7 +380,7 @@ class MultiReplaySamples:
           Samples `[N, n, ...]`; `last_obs` is `[N, ...]`.
 
         Raises:
-          UserError: As `sample`, or for a `batch_size` that is no positive integer.
+          UserError: See `sample`; also if `batch_size` is no positive integer.
         """
         checks.at_least("batch_size", batch_size, 1, remedy="It counts clips.")
         span = clip_span(clip_size, stride)
@@ -397,7 +396,7 @@ class MultiReplaySamples:
         return gather(places, clip_size, stride)
 
     def check_clip(self, clip_size: int, stride: int = 1) -> None:
-        """Raises a UserError where no trajectory is long enough for a clip."""
+        """Raises a UserError if no trajectory is long enough for a clip."""
         lengths = [len(t) for worker in self._workers.values() for t in worker.trajectories]
         check_clip_fits(clip_size, stride, np.array(lengths, np.int64))
 

@@ -1,4 +1,4 @@
-"""`RLTaskConfig`: the numbers of an `RLTask`."""
+"""`RLTaskConfig`: the settings of an `RLTask`."""
 
 import dataclasses
 import inspect
@@ -12,7 +12,7 @@ from tfrl.envs.workers import WorkerMode
 from tfrl.errors import UserError
 from tfrl.tasks.clips import clip_span
 
-# {name: (the least, what it counts)}
+# {name: (the least value, its meaning)}
 _COUNTS = {
     "max_steps": (1, "It counts the env steps of a clip."),
     "num_samples": (1, "It counts the samples of a clip."),
@@ -35,11 +35,11 @@ class EnvironmentConfig(struct.Struct):
     """The environments of an `RLTask`: `config.environment`.
 
     Attributes:
-      num_env_workers: Environments. 0: one, which runs inside of this process, in turn with the
+      num_env_workers: The number of environments; 0 for one in this process, in turn with the
         model.
       env_worker_mode: "process" or "thread".
       env_seed: Worker w resets its episode e with `episode_seed(env_seed, w, e)`.
-      env_cleanup_time: Seconds for all environments to close; then they are killed.
+      env_cleanup_time: Seconds for all environments to close before they are killed.
       max_steps: The longest clip that `sample_clip` plays, in env steps.
     """
 
@@ -58,7 +58,7 @@ class DatasetConfig(struct.Struct):
       num_samples: Samples of a training clip, n: batches are `[batch_size, n, ...]`.
       num_update_steps: Updates between two collections; required.
       stride: Env steps from one sample of a training clip to the next.
-      replay_buffer_sample_size: Env steps that are kept; the oldest go.
+      replay_buffer_sample_size: Env steps to keep; the oldest are dropped.
     """
 
     num_samples: int = 1
@@ -75,10 +75,10 @@ def _names(kind: type) -> list[str]:
 
 
 def _flat(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of a config with those of its groups under their own names.
+    """Returns the arguments of a config with its groups flattened.
 
-    A flat name may stand beside its group where it says the same, or the default: gin writes both
-    into the configuration of a run.
+    A flat name may be given beside its group if it has the same value or the default: gin writes
+    both to the configuration of a run.
     """
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     flat = {name: value for name, value in values.items() if name not in _GROUPS}
@@ -104,11 +104,11 @@ def _flat(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Grouped(type):
-    """Lets a constructor take the values of a group under their own names, or as one object."""
+    """Lets a constructor take a group's values as flat arguments or as one object."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, for gin, with the groups."""
+        """The constructor's signature with the groups, for gin."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         kind = inspect.Parameter.KEYWORD_ONLY
         groups = [inspect.Parameter(name, kind, default=None) for name in _GROUPS]
@@ -120,30 +120,30 @@ class _Grouped(type):
 
 @struct.logic_dataclass
 class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
-    """How an `RLTask` samples and learns. A fresh collection comes before every epoch of updates.
+    """How an `RLTask` samples and learns. Each epoch of updates follows a fresh collection.
 
-    The values of `EnvironmentConfig` and `DatasetConfig` are read as `config.environment.env_seed`
-    or `config.env_seed`, and given as `environment=EnvironmentConfig(env_seed=3)`, as
-    `environment={"env_seed": 3}` or as `env_seed=3`, here and by `replace`. In gin they are
-    `RLTaskConfig.env_seed = 3`, or `RLTaskConfig.environment = @EnvironmentConfig()` with
+    Read the values of `EnvironmentConfig` and `DatasetConfig` as `config.environment.env_seed` or
+    `config.env_seed`. The constructor and `replace` take them as
+    `environment=EnvironmentConfig(env_seed=3)`, `environment={"env_seed": 3}` or `env_seed=3`. In
+    gin write `RLTaskConfig.env_seed = 3`, or `RLTaskConfig.environment = @EnvironmentConfig()` with
     `EnvironmentConfig.env_seed = 3`.
 
     Attributes:
-      batch_size: Training clips of an update.
-      num_collect_steps: Env steps of a collection, over all workers.
-      on_policy: Whether the replay buffer is emptied before each collection is added, so that
-        updates see the newest policy's samples only.
-      max_trajectory_length: An episode is ended and its environment reset after so many samples;
-        None for no bound.
-      max_episode_steps: Episodes are truncated there, beside the environment's own limit; None for
-        that alone.
-      min_action_batch_size: How many workers' states `get_actions` is called with, if so many come
+      batch_size: Training clips per update.
+      num_collect_steps: Env steps per collection, over all workers.
+      on_policy: Whether to empty the replay buffer before each collection, so that updates use only
+        the newest policy's samples.
+      max_trajectory_length: The number of samples after which an episode is ended and its
+        environment reset; None for no bound.
+      max_episode_steps: The step at which episodes are truncated, beside the environment's own
+        limit; None for only the latter.
+      min_action_batch_size: The number of states for a call of `get_actions`, if so many arrive
         within `max_wait_time`.
-      max_wait_time: Seconds that a state waits for others at most; None to wait for all workers.
-      force_sync: Runs all environments inside of this process, in turn: for debugging, and where
-        a step takes less than about 0.2 ms.
-      save_replay_buffer: Whether checkpoints hold the replay buffer (never that of `on_policy`
-        tasks, which is emptied anyway). Without it a resumed run begins with an empty one.
+      max_wait_time: The most seconds that a state waits for others; None to wait for all workers.
+      force_sync: Runs all environments in this process, in turn: for debugging, and for steps of
+        less than about 0.2 ms.
+      save_replay_buffer: Whether checkpoints include the replay buffer (never for `on_policy`
+        tasks, which empty it anyway). If False, a resumed run begins with an empty buffer.
     """
 
     batch_size: int = 32
@@ -157,10 +157,10 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
     save_replay_buffer: bool = True
 
     def __post_init__(self) -> None:
-        """Checks every number, and that they agree.
+        """Checks every value, and that they agree.
 
         Raises:
-          UserError: For one that does not fit.
+          UserError: For a wrong value.
         """
         for name, (least, remedy) in _COUNTS.items():
             value = getattr(self, name)
@@ -181,18 +181,18 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
             )
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with the named fields or groups changed; a dict changes what it names."""
+        """Returns a copy with fields or groups changed; a dict changes only the fields it names."""
         flat = _flat(type(self), changes)
         return super().replace(**flat)
 
     @property
     def environment(self) -> EnvironmentConfig:
-        """The values of the environments, also read from here directly."""
+        """The environments' values, which are also attributes of this object."""
         return EnvironmentConfig(**{n: getattr(self, n) for n in _names(EnvironmentConfig)})
 
     @property
     def dataset(self) -> DatasetConfig:
-        """The values of the training clips, also read from here directly."""
+        """The training clips' values, which are also attributes of this object."""
         return DatasetConfig(**{n: getattr(self, n) for n in _names(DatasetConfig)})
 
     @property
@@ -202,11 +202,11 @@ class RLTaskConfig(DatasetConfig, EnvironmentConfig, metaclass=_Grouped):
 
     @property
     def num_pool_workers(self) -> int:
-        """Environments that there are."""
+        """The number of environments."""
         return max(1, self.num_env_workers)
 
     def _check_clips(self) -> None:
-        """Checks that a training clip fits into all that bounds it."""
+        """Checks that a training clip fits the bounds of trajectories and buffers."""
         span = f"the {self.clip_span} env steps that a clip spans"
         clip = f"(num_samples {self.num_samples}, stride {self.stride})"
         for name in (*_OPTIONAL, "num_collect_steps", "replay_buffer_sample_size"):

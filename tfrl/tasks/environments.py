@@ -1,4 +1,4 @@
-"""The environments of a task: their workers, episodes played for an evaluation, a short check."""
+"""The environments of a task: worker pools, evaluation episodes, a short check."""
 
 import contextlib
 import copy
@@ -24,11 +24,11 @@ def make_pool(task: RLTask, *, num_workers: int, seed: int) -> WorkerPool:
 
     Args:
       task: The task.
-      num_workers: How many; 0 for one in this process.
-      seed: Of the episodes.
+      num_workers: The number of workers; 0 for one in this process.
+      seed: The seed of the episodes.
 
     Raises:
-      UserError: It is no pool.
+      UserError: `get_worker_pool` returns no pool.
     """
     config = task.config.replace(
         num_env_workers=num_workers,
@@ -44,19 +44,19 @@ def make_pool(task: RLTask, *, num_workers: int, seed: int) -> WorkerPool:
 
 
 def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> EvaluationResult:
-    """Plays episodes with `optimal=True`, in workers of their own.
+    """Plays episodes with `optimal=True`, in separate workers.
 
-    Each worker plays its share of them, its first ones, so that short episodes are not preferred.
-    An episode whose worker is lost is replaced by the worker's next one.
+    Each worker plays an equal share, so that short episodes are not preferred. An episode of a lost
+    worker is replaced by the worker's next episode.
 
     Args:
       task: The task.
-      model: Of `get_model`.
-      num_episodes: Exactly so many.
-      seed: Of the episodes.
+      model: The result of `get_model`.
+      num_episodes: The exact number of episodes.
+      seed: The seed of the episodes.
     """
     config = task.config
-    # With 0 workers, one in this process.
+    # 0 workers stand for one in this process.
     workers = min(config.num_env_workers, num_episodes)
     with make_pool(task, num_workers=workers, seed=seed) as pool:
         count = len(pool)
@@ -83,18 +83,18 @@ def evaluate_task(task: RLTask, model: Any, num_episodes: int, seed: int) -> Eva
 
 
 class EpisodeReturns:
-    """Adds up the rewards of episodes over the trajectories that they were sampled in.
+    """Sums the rewards of episodes over their trajectories.
 
-    An episode of which a part is missing (discarded, trimmed or lost) is left out.
+    An episode with a missing part (discarded, trimmed or lost) is left out.
     """
 
     def __init__(self) -> None:
-        """Begins without an episode."""
+        """Starts without episodes."""
         # {worker: (episode, next step, return so far)}
         self._open: dict[int, tuple[int, int, float]] = {}
 
     def add(self, trajectories: Iterable[SampledTrajectory]) -> list[tuple[float, int]]:
-        """Takes trajectories, of each worker in order; returns (return, length) of what ended."""
+        """Adds trajectories, each worker's in order; returns (return, length) of ended episodes."""
         ended = []
         for t in trajectories:
             episode, at, total = self._open.pop(t.worker_id, (-1, -1, 0.0))
@@ -112,10 +112,10 @@ class EpisodeReturns:
 
 
 class _AsInWorkers(gymnasium.Wrapper):
-    """Seeds every reset and copies what the environment returns, as workers do, and draws nothing.
+    """Seeds every reset and copies the environment's outputs, as workers do; never renders.
 
-    So resets without a seed need not work, the environment may use its buffers again, and pictures
-    are left to `check_video`.
+    So resets without a seed need not work, the environment may reuse its buffers, and images are
+    left to `check_video`.
     """
 
     render_mode = None
@@ -136,16 +136,16 @@ class _AsInWorkers(gymnasium.Wrapper):
 def check_environment(task: RLTask, seed: int, steps: int = 20) -> None:
     """Checks one environment of a task by `tfrl.envs.check_env`, and closes it.
 
-    What training can live with is no error here: episodes that do not depend on the seed, resets
-    that need one, observations that the next step overwrites.
+    It allows what training tolerates: episodes that do not depend on the seed, resets that need a
+    seed, observations that the next step overwrites.
 
     Args:
       task: The task.
-      seed: As of `check_env`.
-      steps: How many steps to take. They are taken twice.
+      seed: See `check_env`.
+      steps: The number of steps. They are taken twice.
 
     Raises:
-      UserError: For the first thing that is wrong.
+      UserError: For the first failed check.
     """
     env = checked_env(task.get_environment(), "get_environment()")
     try:

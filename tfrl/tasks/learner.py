@@ -1,4 +1,4 @@
-"""The model of a task in a `Learner`: a module over the model's own variables."""
+"""A task's model in a `Learner`: a module over the model's variables."""
 
 import functools
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from tfrl.tasks.task import CallForms, RLTask, call_forms, check_trainable, trai
 from tfrl.tasks.training_state import TrainingState
 from tfrl.types import AgentState, Nest
 
-# What an update reports beside the metrics of `compute_loss`.
+# Metrics of an update beside those of `compute_loss`.
 OWN_METRICS = ("loss", "gradient_norm", "finite")
 _GROUP = "model"
-# Keeps the names of a task's metrics apart from those that the Learner reports.
+# Prefix that separates a task's metrics from the Learner's.
 _TASKS = "task/"
 
 
@@ -34,13 +34,13 @@ class RunProgress:
 
 @struct.logic_dataclass
 class TaskModule(Module):
-    """A task's model as a module whose loss reads the variables of the model itself.
+    """A task's model as a module; its loss reads the model's variables directly.
 
     Attributes:
       task: The task.
-      model: Of `get_model`.
-      forms: Which methods of the task are passed the state of the run.
-      progress: Holds that state while an update is traced, since a Learner's losses have none.
+      model: The result of `get_model`.
+      forms: Which methods of the task take the `TrainingState`.
+      progress: Has that state while an update is traced, since a Learner passes none to losses.
     """
 
     task: RLTask
@@ -53,7 +53,7 @@ class TaskModule(Module):
     def variables(self) -> dict[str, tf.Variable]:
         """Returns the model's variables by position and role: `000_kernel`, `001_bias`, ...
 
-        Keras' own names count the layers that a process has made before.
+        Keras' names would depend on the number of layers made earlier in the process.
         """
         return {
             f"{i:03d}_{v.name.split(':')[0].split('/')[-1]}": v
@@ -61,7 +61,7 @@ class TaskModule(Module):
         }
 
     def init_params(self, key: tf.Tensor) -> dict[str, Any]:
-        """Returns the model's variables; a gradient trains those under "params"."""
+        """Returns the model's variables; gradients train those under "params"."""
         trained = {keras.tf_variable(v).ref() for v in self.model.trainable_variables}
         parts: dict[str, dict[str, Any]] = {"params": {}, "state": {}}
         for name, v in self.variables().items():
@@ -69,11 +69,11 @@ class TaskModule(Module):
         return {_GROUP: parts}
 
     def init(self, key: tf.Tensor) -> AgentState:
-        """Returns the model's variables as they are."""
+        """Returns the model's variables unchanged."""
         return AgentState(params=self.init_params(key))
 
     def forward(self, params: dict[str, Any], batch: Nest, key: tf.Tensor) -> Any:
-        """Runs the model, outside of a run."""
+        """Runs the model with the counts of a fresh run."""
         return _run_model(self.task, self.forms, self.model, batch, TrainingState.start())
 
     @property
@@ -86,7 +86,7 @@ class TaskModule(Module):
     def update_loss(
         self, params: dict[str, Any], state: AgentState, batch: Nest, key: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of `compute_loss`, with the regularisers of layers, and its metrics."""
+        """Returns the loss of `compute_loss`, plus the layers' regularisers, and its metrics."""
         state_of_run = self.progress.state
         result = _called(_compute_loss, self.task, self.forms, self.model, batch, state_of_run)
         loss, metrics = _checked_loss(self.task, result)
@@ -98,7 +98,7 @@ class TaskModule(Module):
 
 
 class TaskLearner(Learner):
-    """A `Learner` of the one model of a task, in place: its variables are the model's."""
+    """A `Learner` of a task's one model; its variables are the model's."""
 
     def __init__(self, task: RLTask):
         """Makes the model and the optimizer.
@@ -108,7 +108,7 @@ class TaskLearner(Learner):
 
         Raises:
           UserError: For a task without a model, actions or a loss, for a model that is not built,
-            or no fresh optimizer.
+            or an optimizer that is not fresh.
         """
         check_trainable(task)
         self._task = task
@@ -130,7 +130,7 @@ class TaskLearner(Learner):
 
     @property
     def model(self) -> Any:
-        """What `get_model` returned."""
+        """The result of `get_model`."""
         return self.module.model
 
     def train(
@@ -140,12 +140,12 @@ class TaskLearner(Learner):
 
         Args:
           batch: Clips.
-          counts: int64 [2], iterations and env steps so far; the learning rate follows these.
+          counts: int64 [2], iterations and env steps so far; the learning rate follows env steps.
           epoch_steps: int64 scalar, updates of the iteration so far.
 
         Returns:
-          Scalars: `loss`, `gradient_norm`, `finite`, and those of `compute_loss`; of a task that
-          trains its model by itself `loss`, `finite` and those of `train_model`.
+          Scalars: `loss`, `gradient_norm`, `finite`, and the metrics of `compute_loss`. For a task
+          with `train_model`: `loss`, `finite` and the metrics of `train_model`.
         """
         key = tf.constant([0, 0])  # a task draws from the global seeds
         timesteps = counts[1]
@@ -169,7 +169,7 @@ class TaskLearner(Learner):
         return {**own, **row, "gradient_norm": metrics["grad_norm"]}
 
     def saved_variables(self) -> dict[str, tf.Variable]:
-        """Returns what a checkpoint holds of the model and the optimizer, by path."""
+        """Returns the variables of model and optimizer for checkpoints, by path."""
         names = {v.ref(): name for name, v in self.module.variables().items()}
         saved = {f"model/{name}": v for name, v in self.module.variables().items()}
         for _, _, entry in self.optimizer_entries():
@@ -178,7 +178,7 @@ class TaskLearner(Learner):
                 saved[f"optimizer/{slot.name}/{names[slot.param.ref()]}"] = slot.variable
         return saved
 
-    # What is other than in a Learner.
+    # Overrides of `Learner`.
 
     def _make_state(self, module_id: str) -> None:
         self.module_states[module_id] = self.modules[module_id].init(self.key)
@@ -196,7 +196,7 @@ class TaskLearner(Learner):
     def compute_gradients(
         self, loss_per_module: Any, gradient_tape: tf.GradientTape, params: ParamDict
     ) -> ParamDict:
-        """Refuses a loss that no variable of the model has a gradient of."""
+        """Raises a UserError for a loss without a gradient for any variable."""
         loss = loss_per_module[ALL_MODULES]
         gradients = gradient_tape.gradient(loss, list(params.values()))
         if all(g is None for g in gradients):
@@ -230,7 +230,7 @@ def _train_model(task: Any, model: Any, batch: Samples) -> Any:
 
 
 def _called(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function of this file; in a graph by AutoGraph, as a tf.function of a user's has."""
+    """Calls a function of this file; in a graph with AutoGraph, as in a user's tf.function."""
     return (function if tf.executing_eagerly() else _converted(function))(*args)
 
 
@@ -259,7 +259,7 @@ def _checked_model(task: RLTask) -> Any:
         )
     compiled = keras.is_model(model) and getattr(model, "optimizer", None) is not None
     if trains_itself(task) and compiled:
-        # The slots of its optimizer would be neither saved nor undone.
+        # The slots of its optimizer would be neither saved nor restored.
         raise UserError(
             thing,
             expected="a model whose `variables` are all that train_model changes",

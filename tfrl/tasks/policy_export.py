@@ -1,4 +1,4 @@
-"""A task's greedy policy as a SavedModel, where its `get_actions` is TensorFlow."""
+"""A task's greedy policy as a SavedModel, if its `get_actions` is TensorFlow."""
 
 import logging
 import pathlib
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def _greedy(task: RLTask, model: Any, action_spec: Any, states: Any) -> list[Any]:
-    """The leaves of `get_actions(model, states, optimal=True)`, of the spec's dtypes."""
+    """Returns the leaves of `get_actions(model, states, optimal=True)` in the spec's dtypes."""
     actions = task.get_actions(model, states, True)
     if isinstance(actions, tuple) and len(actions) == 2 and isinstance(actions[1], dict):
         actions = actions[0]
@@ -28,7 +28,7 @@ def _greedy(task: RLTask, model: Any, action_spec: Any, states: Any) -> list[Any
 
 
 def _traced(task: RLTask, model: Any) -> PolicyFunctions:
-    """The function `action`, traced; raises whatever `get_actions` does with symbolic tensors."""
+    """Traces the function `action`; raises if `get_actions` fails with symbolic tensors."""
     env = task.get_environment()
     try:
         obs_spec, action_spec = (
@@ -51,7 +51,7 @@ def _traced(task: RLTask, model: Any) -> PolicyFunctions:
     traced = tf.function(action, input_signature=inputs)
     try:
         traced.get_concrete_function()
-    except Exception as error:  # NumPy says in many ways that it cannot take a symbolic tensor
+    except Exception as error:  # NumPy raises various errors for symbolic tensors
         raise _NotTensorFlowError(
             type(task).__name__,
             type(error).__name__,
@@ -69,7 +69,7 @@ def _traced(task: RLTask, model: Any) -> PolicyFunctions:
 
 
 class _NotTensorFlowError(Exception):
-    """`get_actions` computes outside of TensorFlow: task, kind of the error, its first line."""
+    """`get_actions` computes outside of TensorFlow; args: task, error type, first line."""
 
 
 def task_functions(task: RLTask, model: Any) -> PolicyFunctions:
@@ -77,10 +77,10 @@ def task_functions(task: RLTask, model: Any) -> PolicyFunctions:
 
     Args:
       task: The task.
-      model: Of `get_model`.
+      model: The result of `get_model`.
 
     Raises:
-      UserError: `get_actions` computes outside of TensorFlow; or a space has no spec.
+      UserError: `get_actions` computes outside of TensorFlow, or a space has no spec.
     """
     try:
         return _traced(task, model)
@@ -94,7 +94,7 @@ def task_functions(task: RLTask, model: Any) -> PolicyFunctions:
 
 
 class TaskOracle:
-    """A task's own actions, see `tfrl.experiment.export_verify.AgentOracle`."""
+    """The reference actions of a task, see `tfrl.experiment.export_verify.AgentOracle`."""
 
     def __init__(self, task: RLTask, model: Any, policy: PolicyFunctions):
         self._task, self._model, self._policy = task, model, policy
@@ -116,12 +116,12 @@ def export_task(task: RLTask, model: Any, directory: str | pathlib.Path) -> path
 
     Args:
       task: The task.
-      model: Of `get_model`.
+      model: The result of `get_model`.
       directory: The SavedModel's folder.
 
     Returns:
-      The folder; None, with a warning, where `get_actions` computes outside of TensorFlow, so that
-      there is nothing that could be saved.
+      The folder; None, with a warning, if `get_actions` computes outside of TensorFlow, so that it
+      cannot be saved.
 
     Raises:
       UserError: The folder cannot be written, or a space has no spec.

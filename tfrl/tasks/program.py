@@ -1,4 +1,4 @@
-"""What the states of one run of a task share: workers, replay buffer, learner."""
+"""The objects that the states of a task's run share: workers, replay buffer, learner."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ _PROGRAM = "_tfrl_program"
 class TaskState(State):
     """A run of a `TaskWorkflow`; `env_state` is each worker's next episode, int64 `[workers]`.
 
-    Workers and replay buffer are Python's: `env_state` refers to them.
+    Workers and replay buffer are Python objects that `env_state` refers to.
     """
 
     @property
@@ -37,17 +37,17 @@ class TaskState(State):
 
 
 def program_of(state: State) -> "TaskProgram":
-    """Returns the program that the state of a task's run refers to; None for that of another."""
+    """Returns the program of a task's state; None for the state of another workflow."""
     return getattr(state.env_state, _PROGRAM, None)  # type: ignore[return-value]
 
 
 class Collection(NamedTuple):
-    """What a collection gave.
+    """The result of a collection.
 
     Attributes:
-      sampled: The trajectories as they were sampled, before the hooks.
-      counts: What happened.
-      next_episodes: Of each worker.
+      sampled: The trajectories as sampled, before the hooks.
+      counts: The sampler's counts.
+      next_episodes: The number of each worker's next episode.
     """
 
     sampled: list[SampledTrajectory]
@@ -56,12 +56,12 @@ class Collection(NamedTuple):
 
 
 class TaskProgram:
-    """Collects and updates. Workers are started by the first collection.
+    """Collects and updates. The first collection starts the workers.
 
     Attributes:
       training: The learner, over the variables of the model.
-      iterations: Those of the newest state of the run.
-      returns: Episodes that are under way.
+      iterations: The iterations of the run's newest state.
+      returns: The returns of unfinished episodes.
     """
 
     def __init__(self, task: RLTask, compile: str):
@@ -69,7 +69,7 @@ class TaskProgram:
 
         Args:
           task: The task.
-          compile: Mode of the update: "graph", "xla" or "eager".
+          compile: The compile mode of the update: "graph", "xla" or "eager".
         """
         config = task.config
         self._task = task
@@ -84,13 +84,13 @@ class TaskProgram:
         self._replay = MultiReplaySamples(
             rng=self._rng, max_samples=config.replay_buffer_sample_size
         )
-        # Of a checkpoint, until the first trajectory tells the structure of its nests.
+        # A checkpoint's replay, until the first trajectory gives the structure of its nests.
         self._restored_replay = np.zeros([0], np.uint8)
         self._sampler: Sampler | None = None
         self._close_pool: Any = None
 
     def begin(self, key: tf.Tensor) -> "TaskState":
-        """Returns the state of a run that begins, over the variables of the learner."""
+        """Returns a fresh state over the variables of the learner."""
         own = self.training.learner_state
         (agent_state,) = own.agent_state.values()
         episodes = tf.Variable(tf.zeros([self._task.config.num_pool_workers], tf.int64))
@@ -108,10 +108,10 @@ class TaskProgram:
         """Samples `num_collect_steps` env steps into the replay buffer, by `collect_samples`.
 
         Args:
-          first_episodes: Where each worker begins, if they are not running yet.
+          first_episodes: The number of each worker's first episode, if they are not running yet.
 
         Raises:
-          UserError: `collect_samples` returned something else than samples, or none.
+          UserError: `collect_samples` returned no samples.
         """
         task, config = self._task, self._task.config
         sampler = self._running_sampler(first_episodes)
@@ -131,7 +131,7 @@ class TaskProgram:
         checks.instance(thing, samples, MultiReplaySamples, "MultiReplaySamples")
         trajectories = samples.in_order()
         self._store(trajectories)
-        if not sampled:  # by other means than the sampler
+        if not sampled:  # `collect_samples` did not use the sampler
             sampled, counts.samples = trajectories, len(samples)
         return Collection(sampled, counts, sampler.pool.next_episodes)
 
@@ -139,15 +139,15 @@ class TaskProgram:
         """Updates on clips of the replay buffer until the task's epoch is over.
 
         Args:
-          seed: Of the run.
-          iteration: Its number; the clips follow from both.
-          env_steps: So far, for the learning rate.
+          seed: The run's seed.
+          iteration: The number of the iteration; the clips follow from seed and iteration.
+          env_steps: Env steps so far, for the learning rate.
 
         Returns:
-          Means of the metrics, and how many updates there were.
+          Means of the metrics, and the number of updates.
 
         Raises:
-          UserError: A loss or a gradient was not finite; that step was left out.
+          UserError: A loss or a gradient was not finite; that step was skipped.
         """
         sequence = np.random.SeedSequence(seed, spawn_key=(iteration,))
         self._rng.bit_generator.state = np.random.PCG64(sequence).state
@@ -184,23 +184,23 @@ class TaskProgram:
 
     @property
     def restarts(self) -> int:
-        """How often workers were restarted since they were started."""
+        """The number of worker restarts."""
         return self._sampler.pool.restarts if self._sampler is not None else 0
 
     def saved_values(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds of model, optimizer and replay buffer, by path."""
+        """Returns the values of model, optimizer and replay buffer for checkpoints, by path."""
         values = {name: v.numpy() for name, v in self.training.saved_variables().items()}
         return {**values, "replay": self._replay_bytes()}
 
     def load(self, values: Mapping[str, Any], num_workers: int) -> None:
-        """Puts the values of a checkpoint in place, and ends the workers, to begin anew.
+        """Loads the values of a checkpoint, and ends the workers, which then start again.
 
         Args:
-          values: What `saved_values` returned, and the counters of the run under `progress/`.
-          num_workers: Of this run.
+          values: The result of `saved_values`, and the run's counters under `progress/`.
+          num_workers: The workers of this run.
 
         Raises:
-          UserError: They are those of another model or another number of workers.
+          UserError: The model or the number of workers differs.
         """
         variables = self.training.saved_variables()
         episodes = "progress/next_episodes"
@@ -221,7 +221,7 @@ class TaskProgram:
         self.iterations, self.returns = int(values["progress/iterations"]), EpisodeReturns()
 
     def _replay_bytes(self) -> np.ndarray:
-        """The replay buffer, uint8 `[N]`; empty where it is not to be saved."""
+        """Returns the replay buffer, uint8 `[N]`; empty if it is not saved."""
         if self._task.config.on_policy or not self._task.config.save_replay_buffer:
             return np.zeros([0], np.uint8)
         if self._restored_replay.size:
@@ -229,7 +229,7 @@ class TaskProgram:
         return clips.to_bytes(self._replay.in_order())
 
     def close(self) -> None:
-        """Ends the workers; the next collection would start others."""
+        """Ends the workers; another collection would start new ones."""
         if self._close_pool is not None:
             self._close_pool()
         self._sampler = self._close_pool = None
@@ -238,7 +238,7 @@ class TaskProgram:
         if self._sampler is None:
             config = self._task.config
             pool = make_pool(self._task, num_workers=config.num_env_workers, seed=config.env_seed)
-            # The workers go with the last state of the run.
+            # The workers end with the last state of the run.
             self._close_pool = weakref.finalize(self, pool.close)
             if len(pool) != config.num_pool_workers:
                 self.close()

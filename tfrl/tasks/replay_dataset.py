@@ -13,7 +13,7 @@ from tfrl.tasks.samples import SampledTrajectory, Samples
 
 
 class ReplayDataset:
-    """A bounded store of trajectories whose clips are read as `[batch, clip, ...]`.
+    """A bounded replay of trajectories that yields clips `[batch, clip, ...]`.
 
     ```python
     replay = ReplayDataset(batch_size=32, clip_size=8, rng=np.random.default_rng(seed))
@@ -22,10 +22,9 @@ class ReplayDataset:
         update(clips)
     ```
 
-    Batches are drawn when they are asked for, from what is stored then: so equal calls in equal
-    order give equal batches, and `add` between two batches is seen by the next. With `prefetch`
-    behind it a dataset gives up both, and `add` is not safe while it draws. `len` is the samples
-    that are stored.
+    A batch is drawn from the present trajectories when it is read. So equal calls in equal order
+    give equal batches, and the next batch sees an `add`. A dataset with `prefetch` has neither
+    property, and `add` is not safe while it draws. `len` is the number of stored samples.
     """
 
     def __init__(
@@ -39,21 +38,21 @@ class ReplayDataset:
         rng: np.random.Generator | None = None,
         replay_buffer_sample_size: int = 10_000,
     ):
-        """Makes an empty store, or reads one that there is.
+        """Creates an empty replay, or uses an existing one.
 
         Args:
-          samples: What is read, and added to; None for a store of its own.
+          samples: The replay to read and add to; None for a new one.
           clip_size: Samples of a clip.
           stride: Steps from one sample of a clip to the next.
-          batch_size: Clips of a batch; None for single clips `[clip, ...]` in place of batches.
+          batch_size: Clips of a batch; None for single clips `[clip, ...]` instead of batches.
           only_last: Takes clips that end at a worker's newest sample.
-          rng: Draws the clips of its own store; a fresh one, with a seed of the operating system,
-            if None.
-          replay_buffer_sample_size: Environment steps that its own store keeps; the oldest go.
+          rng: Draws the clips of a new replay; None for a fresh generator with a seed of the
+            operating system.
+          replay_buffer_sample_size: Env steps that a new replay keeps; the oldest are dropped.
 
         Raises:
-          UserError: For a number that is no positive integer, or a clip that spans more than is
-            kept.
+          UserError: For a number that is no positive integer, or a clip that spans more steps than
+            the replay keeps.
         """
         remedy = "It counts clips."
         checks.at_least("batch_size", batch_size, 1, optional=True, remedy=remedy)
@@ -83,10 +82,10 @@ class ReplayDataset:
         """Stores trajectories, oldest first.
 
         Args:
-          trajectories: One, or several.
+          trajectories: One or several.
 
         Raises:
-          UserError: One has other leaves, shapes or dtypes than those before.
+          UserError: Leaves, shapes or dtypes differ from earlier trajectories.
         """
         if isinstance(trajectories, SampledTrajectory):
             trajectories = [trajectories]
@@ -110,11 +109,11 @@ class ReplayDataset:
         return self.samples.sample_batch(self._batch_size, *self._clip)
 
     def as_dataset(self) -> tf.data.Dataset:
-        """Returns a dataset without an end whose elements are batches as of `draw`, as tensors.
+        """Returns an infinite dataset of batches like those of `draw`, as tensors.
 
         Raises:
-          UserError: No stored trajectory is long enough. (Where that comes later, the iterator
-            raises tf.errors.InvalidArgumentError with the same words.)
+          UserError: No stored trajectory is long enough. (If that happens later, the iterator
+            raises tf.errors.InvalidArgumentError with the same message.)
         """
         clip_size, stride, _ = self._clip
         self.samples.check_clip(clip_size, stride)
@@ -124,12 +123,12 @@ class ReplayDataset:
             while True:
                 yield tuple(tf.nest.flatten(self.draw()))
 
-        # from_generator packs its elements into tuples and dicts only.
+        # from_generator supports only tuples and dicts.
         leaves = tf.data.Dataset.from_generator(
             batches, output_signature=tuple(tf.nest.flatten(spec))
         )
         batches_of_clips = leaves.map(lambda *leaves: tf.nest.pack_sequence_as(spec, leaves))
-        # tf.data would otherwise draw ahead of `add`, and from a thread of its own.
+        # tf.data would otherwise draw ahead of `add`, in another thread.
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         return batches_of_clips.with_options(options)

@@ -1,4 +1,4 @@
-"""`Sampler`: the workers of a pool between two calls, and one call of `iter_samples`."""
+"""`Sampler`: keeps the workers of a pool between calls of `iter_samples`; and one call of it."""
 
 import dataclasses
 import logging
@@ -23,15 +23,15 @@ class SamplingBounds:
     """Checked bounds of one call of `iter_samples`.
 
     Attributes:
-      total_samples: How many samples; `sys.maxsize` for a stream without an end.
-      min_trajectory_length: Samples of the shortest trajectory that is given out.
-      max_trajectory_length: Samples of the longest one; None for no bound.
-      min_batch_size: States that a batch is waited for.
-      max_batch_size: States of the largest batch; at most the workers.
-      max_wait_time: Seconds that a state is kept waiting for others at most; infinity for a batch
-        that is always waited for.
-      max_discarded_in_a_row: Samples that may be discarded without a trajectory that can be used;
-        None for no bound.
+      total_samples: The number of samples; `sys.maxsize` for an infinite stream.
+      min_trajectory_length: Samples of the shortest yielded trajectory.
+      max_trajectory_length: Samples of the longest trajectory; None for no bound.
+      min_batch_size: The number of states to wait for.
+      max_batch_size: States of the largest batch; at most the number of workers.
+      max_wait_time: The most seconds that a state waits for others; infinity to wait for
+        `min_batch_size` states.
+      max_discarded_in_a_row: The most samples discarded without a usable trajectory; None for no
+        bound.
     """
 
     total_samples: int
@@ -45,21 +45,21 @@ class SamplingBounds:
 
 @dataclasses.dataclass
 class SamplingCounts:
-    """Counts of one or more calls of `iter_samples`, to which it is given.
+    """Counts of one or more calls of `iter_samples`; an argument of it.
 
-    Environment steps with a known result are `samples + discarded_samples + trimmed_samples`.
+    The env steps with a known result are `samples + discarded_samples + trimmed_samples`.
 
     Attributes:
-      samples: Given out.
-      trajectories: Given out.
-      episodes: Trajectories given out that end where the environment ended its episode.
-      discarded_trajectories: Too short to be given out, or of no use for the exact total.
-      discarded_samples: In them.
-      trimmed_samples: Left out at the start of trajectories so that the total comes out exactly.
+      samples: Yielded samples.
+      trajectories: Yielded trajectories.
+      episodes: Yielded trajectories that end with the environment's episode.
+      discarded_trajectories: Trajectories that were too short, or did not fit the exact total.
+      discarded_samples: The samples of discarded trajectories.
+      trimmed_samples: Samples removed at the start of trajectories to reach the exact total.
       dropped_actions: Actions without a sample: their worker was lost, or the others waited for it
         longer than `max_wait_time` at the end.
       batches: Calls of `get_actions`.
-      states: In them.
+      states: The states in these calls.
     """
 
     samples: int = 0
@@ -74,15 +74,15 @@ class SamplingCounts:
 
 
 class Discards:
-    """Counts trajectories that are discarded, and warns of the first, the 10th, the 100th, ..."""
+    """Counts discarded trajectories, and warns of the first, the 10th, the 100th, ..."""
 
     def __init__(self, counts: SamplingCounts, shortest: int, most_in_a_row: int | None):
         """Begins a call.
 
         Args:
-          counts: Added to.
+          counts: The counts to add to.
           shortest: min_trajectory_length.
-          most_in_a_row: Samples that may be discarded without one trajectory that can be used.
+          most_in_a_row: The most samples discarded without a usable trajectory.
         """
         self._counts = counts
         self._shortest = shortest
@@ -92,19 +92,19 @@ class Discards:
         self._next_warning = 1
 
     def accepted(self) -> None:
-        """Hears that a trajectory was not discarded."""
+        """Notes a trajectory that was not discarded."""
         self._in_a_row = 0
 
     def add(self, trajectory: SampledTrajectory, remaining: int) -> None:
-        """Counts a trajectory that is discarded.
+        """Counts a discarded trajectory.
 
         Args:
-          trajectory: Too short, or not of use for what remains.
-          remaining: Samples of the total that are left.
+          trajectory: A trajectory that is too short, or does not fit the remaining total.
+          remaining: The remaining samples of the total.
 
         Raises:
-          UserError: More samples than `most_in_a_row` were discarded since the last trajectory
-            that could be used: there may be no end to it.
+          UserError: More samples than `most_in_a_row` were discarded since the last usable
+            trajectory: sampling might never end.
         """
         length = len(trajectory)
         self._counts.discarded_trajectories += 1
@@ -127,7 +127,7 @@ class Discards:
             )
 
     def close(self) -> None:
-        """Warns of the sum, where there was more than the first."""
+        """Warns of the sum if there was more than one."""
         if self._trajectories > 1:
             message = "Discarded %d trajectories with %d samples (min_trajectory_length is %d)."
             _LOG.warning(message, self._trajectories, self._samples, self._shortest)
@@ -155,50 +155,50 @@ class Discards:
 
 
 class Budget:
-    """Counts samples down; the trajectories that it releases add up to the total exactly.
+    """Counts samples down; the released trajectories add up to the total exactly.
 
-    A trajectory that has begun holds as many samples as it needs to become long enough. So the end
-    of sampling leaves none that is too short, and nobody begins one for which not enough is left.
+    An open trajectory reserves the samples that it needs to become long enough. So no trajectory is
+    too short at the end of sampling, and none begins without enough samples left.
 
-    An episode may still end where the rest is no sum of trajectories of the allowed lengths. Then
-    it is planned to leave samples out at the starts of trajectories. For that the last ones are
-    kept back until others have as much to spare. Where not even that helps, the shortest of them
-    is thrown away: what a policy's longest episodes can make up is reached.
+    Still, an episode may end when the rest is no sum of allowed lengths. The budget then plans to
+    trim samples at the starts of trajectories, and keeps the last trajectories back until others
+    have enough samples to spare. If that does not suffice, it discards the shortest of them. So it
+    reaches every total that a policy's longest episodes can add up to.
 
     Attributes:
       remaining: Samples of the total that are not in accepted trajectories.
-      trimmed: Samples that were left out of released trajectories.
+      trimmed: Samples that were trimmed from released trajectories.
     """
 
     def __init__(self, bounds: SamplingBounds):
-        """Begins with the total."""
+        """Starts with the whole total remaining."""
         self.remaining = bounds.total_samples
         self.trimmed = 0
         self._unreleased = bounds.total_samples
         self._shortest = bounds.min_trajectory_length
         self._longest = bounds.max_trajectory_length
         self._endless = bounds.total_samples == sys.maxsize
-        # As long as they were sampled: how much goes is settled when they are released.
+        # Untrimmed: trimming is decided at their release.
         self._kept_back: list[SampledTrajectory] = []
 
     def reserved(self, size: int) -> int:
-        """Returns what a trajectory of `size` samples, the one under way included, holds."""
+        """Returns the samples that an open trajectory of `size` samples reserves."""
         return max(self._shortest, size) if size else 0
 
     def next_cost(self, size: int) -> int:
-        """Returns what a trajectory of `size` samples takes from the rest for one more."""
+        """Returns what one more sample reserves for a trajectory of `size` samples."""
         return self.reserved(size + 1) - self.reserved(size)
 
     def accept(self, trajectory: SampledTrajectory, held: int) -> SampledTrajectory | None:
-        """Takes a trajectory that is over off the rest.
+        """Subtracts a closed trajectory from the remaining total.
 
         Args:
-          trajectory: Not longer than allowed.
-          held: What the trajectories under way hold of the rest.
+          trajectory: A trajectory within the length bounds' maximum.
+          held: The samples that open trajectories reserve.
 
         Returns:
-          What is thrown away for it; None for nothing. It is the trajectory itself if it is too
-          short, or if what it would leave cannot be made up and none before it was shorter.
+          The trajectory that is discarded for it, or None. It is the trajectory itself if it is too
+          short, or if no allowed lengths add up to the rest and no kept trajectory is shorter.
         """
         if len(trajectory) < self._shortest:
             return trajectory
@@ -209,12 +209,12 @@ class Budget:
         position = min(reversed(range(len(known))), key=lambda i: len(known[i]))
         thrown_away = known.pop(position)
         if thrown_away is not trajectory:
-            # It fits: the rest may stay as it was, with what is longer now left out.
+            # The new one replaces it: the rest may stay, and the difference is trimmed.
             self._keep(known, held)
         return thrown_away
 
     def release(self) -> list[SampledTrajectory]:
-        """Returns accepted trajectories that will not be changed any more, oldest first."""
+        """Returns the accepted trajectories that are final, oldest first."""
         count = len(self._kept_back)
         if self._endless:
             pass
@@ -227,7 +227,7 @@ class Budget:
         return released
 
     def _keep(self, known: list[SampledTrajectory], held: int) -> bool:
-        """Plans with these trajectories, if the rest can be made up beside them."""
+        """Keeps these trajectories if allowed lengths can add up to the rest."""
         bare = self._unreleased - _num_samples(known)
         rest = bare
         if not self._endless:
@@ -238,12 +238,12 @@ class Budget:
         return True
 
     def _surplus(self) -> int:
-        """How many samples of those kept back are too many for the rest that is planned."""
+        """Returns the samples to trim from the kept trajectories for the planned rest."""
         return self.remaining + _num_samples(self._kept_back) - self._unreleased
 
     def _num_certain(self) -> int:
-        """How many of the oldest can go, because those after them have enough to spare."""
-        # From no rest to the next one that can be made up it is further than this.
+        """Returns how many of the oldest can be released: the later ones have enough to spare."""
+        # The next reachable rest is never further away than this.
         needed = self._shortest - 1 + self._surplus()
         count = 0
         while self._kept_back[count:] and self._to_spare(self._kept_back[count + 1 :]) >= needed:
@@ -254,7 +254,7 @@ class Budget:
         return _num_samples(trajectories) - self._shortest * len(trajectories)
 
     def _trim(self) -> None:
-        """Leaves the surplus out at the starts of trajectories, of the newest first."""
+        """Trims the surplus at the starts of trajectories, the newest first."""
         surplus = self._surplus()
         self.trimmed += surplus
         for position in reversed(range(len(self._kept_back))):
@@ -270,13 +270,13 @@ def _num_samples(trajectories: list[SampledTrajectory]) -> int:
 
 
 def splittable(samples: int, shortest: int, longest: int) -> bool:
-    """Whether so many samples are a sum of trajectories of `shortest` to `longest` samples."""
-    # As many as possible leave the most room: k of them make every number from k shortest up.
+    """Whether trajectories of `shortest` to `longest` samples can add up to `samples`."""
+    # The most trajectories give the widest range: k of them reach k shortest to k longest.
     return shortest * (samples // shortest) <= samples <= longest * (samples // shortest)
 
 
 def next_splittable(samples: int, shortest: int, longest: int | None) -> int:
-    """Returns the least number from `samples` up that such trajectories, or none, add up to.
+    """Returns the least number >= `samples` that such trajectories, or none, can add up to.
 
     It is at most `shortest - 1` more.
     """
@@ -290,24 +290,24 @@ def next_splittable(samples: int, shortest: int, longest: int | None) -> int:
 
 
 class Sampler:
-    """Samples from a pool over several calls; episodes go on from one call to the next.
+    """Samples from a pool over several calls; episodes continue from one call to the next.
 
-    A sampler resets its pool at its first call, and after an error of a worker. Give it to
-    `iter_samples` in place of the pool: with the pool itself, every call begins new episodes, and
-    of long episodes only the start would ever be seen. It has the pool's methods for states and
-    actions: what is written for a pool takes a sampler too.
+    A sampler resets its pool at its first call, and after an error of a worker. Pass it to
+    `iter_samples` in place of the pool: with a pool every call begins new episodes, so that
+    sampling would only see the start of long episodes. It has the pool's methods for states and
+    actions, so functions for pools also take samplers.
 
     Attributes:
       pool: The workers.
-      counts: What happened in the calls that were given no counts of their own.
-      on_trajectory: Called with each trajectory as it is given out, before all hooks; or None.
+      counts: The counts of calls without their own `counts`.
+      on_trajectory: Called with each yielded trajectory, before all hooks; or None.
     """
 
     def __init__(self, pool: WorkerPool):
-        """Does nothing yet.
+        """Does not touch the pool yet.
 
         Args:
-          pool: The workers; nobody else may use them meanwhile.
+          pool: The workers; no other code may use them meanwhile.
         """
         self.pool = pool
         self.counts = SamplingCounts()
@@ -317,7 +317,7 @@ class Sampler:
         self._user: object = None
 
     def begin(self, user: object) -> None:
-        """Makes `user` the one who samples; what is under way becomes no sample."""
+        """Makes `user` the one who samples; drops unfinished samples."""
         self._user = user
         for track in self.tracks:
             track.clear()
@@ -329,7 +329,7 @@ class Sampler:
             self.pool.reset()
             self._generation = self.pool.generation
 
-    # Of the pool.
+    # The pool's methods.
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -346,23 +346,23 @@ class Sampler:
         """See `WorkerPool.send_action`."""
         return self.pool.send_action(action, worker_id, generation)
 
-    # Of a call of `iter_samples`.
+    # For a call of `iter_samples`.
 
     def reset_worker(self, worker_id: int) -> None:
-        """Begins a new episode in one worker, for the one who samples now."""
+        """Begins a new episode in one worker, for the current user."""
         self.pool.reset(worker_id)
         self._generation = self.pool.generation
 
     def next_state(self, user: object, timeout: float | None) -> WorkerState | NoState:
-        """The pool's, for the one who samples now.
+        """Returns the pool's next state, for the current user.
 
         Args:
-          user: Who asks.
+          user: The caller.
           timeout: Seconds; None or infinity for no bound.
 
         Raises:
-          UserError: Sampling has begun anew elsewhere.
-          WorkerError: As of the pool; the next `begin` resets it.
+          UserError: Another call has begun to sample.
+          WorkerError: See the pool; the next `begin` resets it.
         """
         if self._user is not user or self.pool.generation != self._generation:
             raise UserError(
@@ -391,7 +391,7 @@ class Sampling:
         counts: SamplingCounts,
         on_progress: Callable[[int], None],
     ):
-        """See `iter_samples`; `on_progress` hears of the samples so far."""
+        """See `iter_samples`; `on_progress` gets the number of samples so far."""
         self._sampler = sampler
         self._tracks = sampler.tracks
         self._get_actions = get_actions
@@ -421,7 +421,7 @@ class Sampling:
             self._discards.close()
 
     def _next_batch(self) -> list[Track]:
-        """Returns the workers to act for next, none of them when the total is reached."""
+        """Returns the workers to act for next; empty when the total is reached."""
         stalled: float | None = None
         while True:
             self._take_what_has_arrived()
@@ -454,7 +454,7 @@ class Sampling:
             self._receive(state)
 
     def _waiting(self) -> tuple[list[Track], list[Track]]:
-        """Workers that wait for an action, oldest first: who may have one, and who may not."""
+        """Returns workers that wait for an action, oldest first: allowed ones, and blocked ones."""
         budget = self._budget
         free = budget.remaining - self._reserved()
         ready: list[Track] = []
@@ -467,11 +467,11 @@ class Sampling:
         return ready, blocked
 
     def _reserved(self) -> int:
-        """What the trajectories under way hold of the rest."""
+        """Returns the samples that open trajectories reserve."""
         return sum(self._budget.reserved(track.size) for track in self._tracks)
 
     def _wanted(self, ready: int) -> int:
-        """How many states are worth waiting for: no more than can come."""
+        """Returns the number of states to wait for, at most those that can arrive."""
         coming = sum(track.waiting is None and not track.retired for track in self._tracks)
         return min(self._bounds.min_batch_size, ready + coming)
 
@@ -481,9 +481,9 @@ class Sampling:
         return self._budget.remaining == sum(track.size for track in self._tracks)
 
     def _retire_late_workers(self) -> None:
-        """Gives what workers that do not answer hold to those that wait.
+        """Moves the reserved samples of unresponsive workers to waiting ones.
 
-        Only where others wait: the last worker is never retired, so that there is an end.
+        Called only while others wait: the last worker is never retired, so that sampling ends.
         """
         for track in self._tracks:
             if track.in_flight:
@@ -498,7 +498,7 @@ class Sampling:
         self._counts.batches += 1
         self._counts.states += len(batch)
         for i, track in enumerate(batch):
-            # Rows of vectors are numbers for the environment, but arrays [] to be stacked.
+            # (i, ...) keeps a row of a vector an array [], which can be stacked.
             row = (i, ...)
             state = track.act(
                 lookback_buffer.take(actions, row),

@@ -1,4 +1,4 @@
-"""`Samples`: consecutive samples of one episode, as a trajectory or as a clip of one."""
+"""`Samples`: consecutive samples of one episode, as a trajectory or a clip."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tfrl.episodes import lookback_buffer
 from tfrl.errors import UserError
 
 Nest = Any
-# States [N, ...] and `optimal` to actions [N, ...], or to a pair of them and extras.
+# States [N, ...] and `optimal` to actions [N, ...], or to a pair of actions and extras.
 GetActions = Callable[[Nest, bool], Any]
 
 
@@ -19,19 +19,19 @@ GetActions = Callable[[Nest, bool], Any]
 class Samples(struct.Struct):
     """Samples t = 0 .. T-1 of one episode, arrays `[T, ...]`; batches have more axes in front.
 
-    Sample t holds the observation s_t, the action a_t taken in it, the reward of that action and
-    whether the episode ended with it. Only the last sample can end an episode.
+    Sample t has the observation s_t, the action a_t, its reward, and whether the episode ended with
+    it. Only the last sample can end an episode.
 
     Attributes:
       obs: s_t, a nest.
       action: a_t, a nest.
       reward: r_t of that action, float32 `[T]`.
       termination: bool `[T]`; the task ended the episode at this step.
-      truncation: bool `[T]`; the episode, or the trajectory, was cut after this step: what follows
-        is to be estimated from `last_obs`.
-      last_obs: The observation after the last sample, s_T, a nest without the time axis: the
-        terminal one where the episode ended.
-      extras: What `get_actions` gave beside the actions, and what hooks added, a dict `[T, ...]`.
+      truncation: bool `[T]`; the episode or the trajectory was cut after this step: bootstrap from
+        `last_obs`.
+      last_obs: The observation after the last sample, s_T, a nest without the time axis; the
+        terminal observation if the episode ended.
+      extras: The extras of `get_actions` and of hooks, a dict `[T, ...]`.
     """
 
     obs: Nest
@@ -49,12 +49,12 @@ class Samples(struct.Struct):
         """Returns samples start, start + stride, ... as views of the arrays.
 
         Args:
-          start: The first one.
-          size: How many.
-          stride: Steps from one to the next. Those between are left out, with their rewards.
+          start: The first sample.
+          size: The number of samples.
+          stride: Steps from one sample to the next. Skipped steps and their rewards are left out.
 
         Returns:
-          `size` samples; `last_obs` is the observation one step after the last of them.
+          `size` samples; `last_obs` is the observation one step after the last.
         """
         after = start + (size - 1) * stride + 1
         steps = slice(start, after, stride)
@@ -72,14 +72,14 @@ TIMED = ("obs", "action", "reward", "termination", "truncation")
 
 @struct.dataclass
 class SampledTrajectory(Samples):
-    """Samples of one worker that follow each other without a gap.
+    """Consecutive samples of one worker, without a gap.
 
     Attributes:
       worker_id: The worker.
-      episode: The number of the episode among those of the worker.
-      start: How many steps of the episode came before sample 0.
-      cut: Whether it ends because sampling stopped there, or the worker was lost, and not because
-        the environment ended its episode.
+      episode: The number of the episode among the worker's.
+      start: The number of the episode's steps before sample 0.
+      cut: Whether it ends because sampling stopped or the worker was lost, and not because the
+        environment ended its episode.
     """
 
     worker_id: int = struct.field(static=True)
@@ -88,7 +88,7 @@ class SampledTrajectory(Samples):
     cut: bool = struct.field(static=True)
 
     def newest(self, size: int) -> "SampledTrajectory":
-        """Returns the last `size` samples, with the end as it is."""
+        """Returns the last `size` samples; the end stays the same."""
         dropped = len(self) - size
         kept = self.clip(dropped, size)
         fields = {name: getattr(kept, name) for name in (*TIMED, "extras")}
@@ -112,12 +112,12 @@ class Track:
     Attributes:
       worker_id: The worker.
       waiting: Its state that has no action yet, or None.
-      since: When that state was received, in seconds of time.monotonic.
+      since: When that state arrived, in seconds of time.monotonic.
       retired: Whether it gets no more actions in this call, because others waited for it.
     """
 
     def __init__(self, worker_id: int):
-        """Begins without a state."""
+        """Starts without a state."""
         self.worker_id = worker_id
         self.waiting: WorkerState | None = None
         self.since = 0.0
@@ -125,19 +125,19 @@ class Track:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the samples; a result that is still to come will not be one."""
+        """Drops the samples; a pending result will not become a sample."""
         self._episode = self._start = -1
         self._taken: list[tuple[Nest, Nest, Nest]] = []
         self._results: list[tuple[float, bool, bool]] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether the result of an action is to come."""
+        """Whether the result of an action is pending."""
         return len(self._taken) > len(self._results)
 
     @property
     def size(self) -> int:
-        """Samples, with the one whose result is to come."""
+        """The number of samples, with a pending one."""
         return len(self._taken)
 
     def act(self, action: Nest, extras: Nest) -> WorkerState:
@@ -151,7 +151,7 @@ class Track:
         return state
 
     def receive(self, state: WorkerState, now: float) -> None:
-        """Takes a state of the worker: the result of its action, or where it may begin."""
+        """Takes a state of the worker: the result of its action, or the start of a trajectory."""
         if self.in_flight:
             if state.lost:
                 self._taken.pop()
@@ -161,20 +161,20 @@ class Track:
         self.since = now
 
     def drop_action(self) -> Nest:
-        """Gives up the result that is to come; returns the observation that the action was for.
+        """Drops the pending action; returns its observation.
 
-        Whatever arrives later is only where the next trajectory may begin.
+        A state that arrives later can only start the next trajectory.
         """
         obs, _, _ = self._taken.pop()
         return obs
 
     def close(self, last_obs: Nest, cut: bool) -> SampledTrajectory:
-        """Returns the samples as a trajectory and forgets them.
+        """Returns the samples as a trajectory and clears the track.
 
         Args:
           last_obs: The observation after the last sample.
-          cut: Whether the environment did not end the episode there; the last sample is then marked
-            as truncated.
+          cut: Whether the environment's episode continues; the last sample is then marked as
+            truncated.
         """
         obs, action, extras = zip(*self._taken, strict=True)
         reward, termination, truncation = zip(*self._results, strict=True)
@@ -206,13 +206,13 @@ def batched_actions(
     Args:
       get_actions: See `iter_samples`.
       states: N states.
-      optimal: Handed on.
+      optimal: Passed to `get_actions`.
 
     Returns:
       Actions and extras, nests of arrays `[N, ...]`.
 
     Raises:
-      UserError: For something without the leading axis N.
+      UserError: For outputs without the leading axis N.
     """
     result = get_actions(lookback_buffer.stack([state.obs for state in states]), optimal)
     extras: dict[str, Any] = {}

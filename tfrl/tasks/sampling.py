@@ -1,4 +1,4 @@
-"""`iter_samples` and `collect_samples`: trajectories of a model in a pool of environments."""
+"""`iter_samples` and `collect_samples`: sample trajectories of a model from a worker pool."""
 
 import contextlib
 import math
@@ -41,47 +41,46 @@ def iter_samples(
 
     A trajectory ends with the episode, at `max_trajectory_length` (which ends the episode and
     resets its environment), when its worker is lost, and when the total is reached. All workers'
-    steps count as they are taken, so short episodes are not preferred. Those shorter than
-    `min_trajectory_length` are discarded, counted, warned of (the first, the 10th, the 100th, ...),
-    and replaced. So that the total comes out exactly all the same, a trajectory may lose samples at
-    its start, never at its end, and one that is too short for that may be replaced by a longer one;
-    the last few are held back for that until others have as much to spare.
+    steps count as they are taken, so short episodes are not preferred. Trajectories shorter than
+    `min_trajectory_length` are discarded, counted and replaced, with a warning for the first, the
+    10th, the 100th, ... To reach the total exactly, a trajectory may lose samples at its start,
+    never at its end. A trajectory that is too short for that may be replaced by a longer one. The
+    last few trajectories are held back until others have enough samples to spare.
 
-    The model is called with the states that are there, `min_batch_size` or more of them if so many
-    come within `max_wait_time`. Near the end, workers that do not answer for `max_wait_time` while
-    others could take their share lose it to them. (In a synchronous pool nothing overlaps, and a
-    slow environment does hold up the others.)
+    The model is called with the present states, `min_batch_size` or more if so many arrive within
+    `max_wait_time`. Near the end, a worker that does not answer for `max_wait_time` loses its share
+    to waiting workers. (In a synchronous pool nothing overlaps, and a slow environment delays the
+    others.)
 
     Args:
       pool: The workers, which are reset: every call begins new episodes. Or a `Sampler` over them,
-        with which episodes go on.
+        with which episodes continue.
       get_actions: `get_actions(states [N, ...], optimal)` returns actions `[N, ...]`, or a pair of
-        them and a dict of extras `[N, ...]` to be stored with the samples; nests of NumPy arrays or
-        eager tensors. A pair with a dict is always read so: where an action is itself such a pair,
-        return `(actions, {})`.
-      total_samples: Environment steps to give out; None for a stream without an end.
+        actions and a dict of extras `[N, ...]` to store with the samples; nests of NumPy arrays or
+        eager tensors. If actions themselves are a pair with a dict, return `(actions, {})`.
+      total_samples: Env steps to yield; None for an infinite stream.
       clip_length: Steps that a clip of these samples spans.
-      min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None, and no less.
-      max_trajectory_length: An episode is ended there, as a truncation; None for no bound.
+      min_trajectory_length: Shorter trajectories are discarded; at least `clip_length`, which is
+        the value of None.
+      max_trajectory_length: The length at which an episode is truncated; None for no bound.
       min_batch_size: States to wait for.
-      max_batch_size: States of one call of `get_actions` at most; the size of the pool if None or
+      max_batch_size: The most states of one call of `get_actions`; the size of the pool if None or
         larger.
-      max_wait_time: Seconds. None waits for `max_batch_size` states, or all that can come.
-      max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
-        can be used; then it is an error, since there may be no end to it. None: no bound.
-      optimal: Handed on: whether to act as well as possible, without exploring.
+      max_wait_time: Seconds. None waits for `max_batch_size` states, or all that can arrive.
+      max_discarded_in_a_row: The most samples discarded without a usable trajectory; more are an
+        error, since sampling might never end. None for no bound.
+      optimal: Passed to `get_actions`: whether to act greedily, without exploration.
       postprocess_trajectory: Called with every trajectory; returns one of the same length.
-      progress: Whether to show a progress bar, or one to use, which is not closed.
-      counts: What happened is added to it.
+      progress: Whether to show a progress bar; or a `Progress` to use, which is not closed.
+      counts: The counts of this call are added to it.
 
     Returns:
-      An iterator of `SampledTrajectory`. Whoever stops early closes it, or drops it.
+      An iterator of `SampledTrajectory`. To stop early, close it or drop it.
 
     Raises:
-      UserError: For bounds that contradict each other, at once; while iterating, for actions of
-        another number than states, for a hook that changes the length, for 100 trajectories in a
-        row that could not be used.
-      WorkerError: While iterating, for a fault of an environment; see `WorkerPool.get_state`.
+      UserError: At once for contradictory bounds. While iterating, if the number of actions is not
+        the number of states, if a hook changes the length, or after too many discarded samples.
+      WorkerError: While iterating, for an error of an environment; see `WorkerPool.get_state`.
     """
     sampler = pool if isinstance(pool, Sampler) else Sampler(pool)
     bounds = checked_bounds(
@@ -132,25 +131,25 @@ def collect_samples(
     Args:
       pool: The workers, or a `Sampler` over them.
       get_actions: Observations `[N, ...]` and `optimal` to actions `[N, ...]`, or with extras.
-      total_samples: Environment steps to return.
+      total_samples: Env steps to return.
       clip_length: Steps that a clip of these samples spans.
       min_trajectory_length: Shorter trajectories are discarded; `clip_length` if None.
-      max_trajectory_length: An episode is ended there, as a truncation; None for no bound.
+      max_trajectory_length: The length at which an episode is truncated; None for no bound.
       min_batch_size: States to wait for.
-      max_batch_size: States of one call of `get_actions` at most; None for the size of the pool.
+      max_batch_size: The most states of one call of `get_actions`; None for the size of the pool.
       max_wait_time: Seconds; None waits for `max_batch_size` states.
-      max_discarded_in_a_row: Samples that may be discarded without one trajectory between them that
-        can be used; then it is an error, since there may be no end to it. None: no bound.
-      optimal: Handed on.
+      max_discarded_in_a_row: The most samples discarded without a usable trajectory; more are an
+        error, since sampling might never end. None for no bound.
+      optimal: Passed to `get_actions`.
       postprocess_trajectory: Called with every trajectory; returns one of the same length.
       postprocess_trajectories: Called once with the list of all trajectories, after the other hook
         with each; returns the list to return.
-      progress: Whether to show a progress bar, or one to use.
-      counts: What happened is added to it.
+      progress: Whether to show a progress bar; or a `Progress` to use.
+      counts: The counts of this call are added to it.
 
     Raises:
-      UserError: As `iter_samples`, or the hook returns something else than trajectories.
-      WorkerError: As `iter_samples`.
+      UserError: See `iter_samples`; also if the hook returns no trajectories.
+      WorkerError: See `iter_samples`.
     """
     check_total(total_samples)
     trajectories = list(
@@ -177,7 +176,7 @@ def collect_samples(
 
 
 def check_total(total_samples: Any) -> None:
-    """Raises a UserError where no end of a collection is given."""
+    """Raises a UserError for a collection without a total."""
     if total_samples is None:
         raise UserError(
             "total_samples",
@@ -188,7 +187,7 @@ def check_total(total_samples: Any) -> None:
 
 
 def checked_trajectories(result: Any) -> list[SampledTrajectory]:
-    """Returns what `postprocess_trajectories` returned; a UserError for no list of trajectories."""
+    """Returns the result of `postprocess_trajectories`, checked; raises a UserError for others."""
     return [_checked(t) for t in _sequence(result)]
 
 
@@ -204,10 +203,10 @@ def checked_bounds(
     max_wait_time: float | None,
     max_discarded_in_a_row: int | None,
 ) -> SamplingBounds:
-    """Returns the bounds with what was left open filled in; see `iter_samples`.
+    """Returns the bounds with defaults filled in; see `iter_samples`.
 
     Raises:
-      UserError: For a bound that is no positive integer, or bounds that contradict each other.
+      UserError: For a bound that is no positive integer, or contradictory bounds.
     """
 
     def count(name: str, value: Any) -> int:

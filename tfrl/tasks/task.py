@@ -1,4 +1,4 @@
-"""`RLTask`: the base class for who brings an environment and a model."""
+"""`RLTask`: the base class for a user's environment and model."""
 
 import abc
 import inspect
@@ -38,7 +38,7 @@ State = TypeVar("State")
 Action = TypeVar("Action")
 Output = TypeVar("Output")
 Loss = TypeVar("Loss")
-# What a task needs beside its environment to be trained.
+# Methods that a task needs for training, beside its environment.
 TRAINED_BY = {
     "get_model": "the model, a built tf.keras.Model",
     "get_actions": "actions [N, ...] for the states of N workers",
@@ -47,7 +47,7 @@ TRAINED_BY = {
 
 
 class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
-    """An environment, a model, how it acts and what it minimises. `TaskWorkflow` trains it.
+    """An environment, a model, its policy and its loss. `TaskWorkflow` trains it.
 
     ```python
     class MyTask(RLTask):
@@ -58,22 +58,22 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         def compute_loss(self, model, batch, state, output): ...  # output of the model [B, n, ...]
     ```
 
-    All that changes is outside of it: the model is made by `get_model` for every run and passed to
-    the methods that act and train, so a task is logic and numbers only. Beside its configuration it
-    holds the environment of clips, see `get_environment_cached`. For type checkers it is generic:
+    A task has no training state: every run creates a model by `get_model` and passes it to the
+    methods that act and train. Beside its configuration a task only keeps the environment for
+    clips, see `get_environment_cached`. For type checkers it is generic:
     `RLTask[Config, Model, State, Action, Output, Loss]`, where states and actions are stacked.
     """
 
     _environment: gymnasium.Env | None = None
 
     def __init__(self, config: Config):
-        """Keeps the configuration.
+        """Stores the configuration.
 
         Args:
-          config: The numbers of the task.
+          config: The settings of the task.
 
         Raises:
-          UserError: For anything else than an `RLTaskConfig`.
+          UserError: Unless it is an `RLTaskConfig`.
         """
         remedy = "Give RLTaskConfig(num_update_steps=...); num_update_steps is required."
         thing = f"config of {type(self).__name__}"
@@ -81,25 +81,25 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         self.config = config
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to the processes of workers: all but the environment of clips."""
+        """Returns the state for worker processes: everything but the environment for clips."""
         return {name: x for name, x in vars(self).items() if name != "_environment"}
 
-    # What a task defines: the first one always, the others for what needs them.
+    # For a task to define: the first always, the others where they are used.
 
     @abc.abstractmethod
     def get_environment(self) -> gymnasium.Env:
         """Makes one environment; each worker calls it.
 
-        A worker's process imports what this method needs: of an ordinary method the task's module,
-        and with it TensorFlow, which takes seconds. A static method that is a function of another
-        module, or a `functools.partial` of one, is all that the worker gets to see. Give
-        `render_mode="rgb_array"` for clips: frames are drawn only when one is recorded.
+        A worker process imports the module of this method. For an ordinary method that is the
+        task's module, and with it TensorFlow, which takes seconds. A static method that is a
+        function of another module, or a `functools.partial` of one, avoids that. Clips need
+        `render_mode="rgb_array"`; frames are rendered only for clips.
         """
 
     def get_model(self) -> Model:
         """Makes the model: a built `tf.keras.Model`, or any tf.Module with variables.
 
-        Called once for a run, after `tf.keras.utils.set_random_seed`.
+        Called once per run, after `tf.keras.utils.set_random_seed`.
         """
         raise _undefined(self, "get_model")
 
@@ -107,13 +107,13 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         """Chooses actions.
 
         Args:
-          model: Of `get_model`.
+          model: The result of `get_model`.
           states: Observations `[N, ...]`, a nest of NumPy arrays.
-          optimal: Whether to act as well as possible, without exploring.
+          optimal: Whether to act greedily, without exploration.
 
         Returns:
-          Actions `[N, ...]`, or a pair of them and a dict of extras `[N, ...]` that are stored with
-          the samples; nests of NumPy arrays or tensors.
+          Actions `[N, ...]`, or a pair of actions and a dict of extras `[N, ...]` to store with the
+          samples; nests of NumPy arrays or tensors.
         """
         raise _undefined(self, "get_actions")
 
@@ -122,37 +122,37 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
     ) -> Loss | Any:
         """Computes the loss of a batch of clips; traced.
 
-        The form of earlier versions, `compute_loss(outputs, batch)`, works for one more release: it
-        is a method that can be called with two arguments and has none named `state`.
+        The form of earlier versions, `compute_loss(outputs, batch)`, works for one more release. It
+        is recognised as a method of two arguments, none of them named `state`.
 
         Args:
-          model: Of `get_model`.
+          model: The result of `get_model`.
           batch: Clips `[batch_size, num_samples, ...]`; `last_obs` is `[batch_size, ...]`.
           state: Counts of the run.
-          output: Of `run_model`.
+          output: The result of `run_model`.
 
         Returns:
-          The scalar loss, or a pair of it and `{name: scalar}` to be logged.
+          The scalar loss, or a pair of the loss and metrics `{name: scalar}`.
         """
         raise _undefined(self, "compute_loss")
 
-    # What a task may change.
+    # For a task to override.
 
     def train_model(self, model: Model, batch: Samples) -> dict[str, Any]:
         """Takes a whole training step, in the place of `compute_loss` and the optimizer; traced.
 
-        For a model that trains by itself, such as an agent of another library. A task that defines
-        it needs no `compute_loss`, and `run_model`, `get_optimizer` and `get_learning_rate` are not
-        called. What it did is undone where the loss or a variable of the model is not finite.
-        `model.variables` are all that it may change, an optimizer's slots included, made before
-        `get_model` returns: what is saved and undone are they.
+        For a model that trains itself, for example an agent of another library. A task that defines
+        it needs no `compute_loss`; `run_model`, `get_optimizer` and `get_learning_rate` are not
+        called. The step is undone if the loss or a variable of the model is not finite.
+        It may change only `model.variables`, which must include the optimizer's slots when
+        `get_model` returns: only these are saved and restored.
 
         Args:
-          model: Of `get_model`, whose variables it changes.
+          model: The result of `get_model`; its variables are changed.
           batch: Clips `[batch_size, num_samples, ...]`.
 
         Returns:
-          `{name: scalar}`, `loss` among them.
+          `{name: scalar}`, including `loss`.
         """
         raise NotImplementedError(f"{type(self).__name__} trains by compute_loss")
 
@@ -161,11 +161,11 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
 
         The form of earlier versions, `run_model(model, batch)`, works for one more release.
 
-        By default on all samples of all clips at once, as `get_actions` most often runs it on the
-        states of all workers: `model([batch_size * num_samples, ...], training=True)`.
+        By default it runs on all samples of all clips at once:
+        `model([batch_size * num_samples, ...], training=True)`.
 
         Args:
-          model: Of `get_model`.
+          model: The result of `get_model`.
           batch: Clips `[batch_size, num_samples, ...]`.
           state: Counts of the run, a `TrainingState`.
 
@@ -178,35 +178,35 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         return tf.nest.map_structure(lambda x: tf.reshape(x, [*lead, *x.shape[1:]]), outputs)
 
     def get_optimizer(self) -> optimizers.Optimizer | keras.api.optimizers.Optimizer:
-        """Makes the optimizer, native or of Keras; Adam with a rate of 3e-4 by default."""
+        """Makes the optimizer, native or of Keras; by default Adam with a rate of 3e-4."""
         return optimizers.Adam()
 
     def get_learning_rate(self) -> Any:
-        """Returns a schedule over env steps, as of `tfrl.ops.schedules`, or a number.
+        """Returns a schedule over env steps, see `tfrl.ops.schedules`, or a number.
 
-        None, the default, leaves a Keras optimizer's own rate; for others it is 3e-4.
+        None, the default, keeps a Keras optimizer's own rate; for other optimizers it is 3e-4.
         """
         return None
 
     def postprocess_trajectory(self, model: Model, trajectory: SampledTrajectory) -> Any:
-        """Changes a trajectory as it is sampled, see `iter_samples`.
+        """Changes a trajectory after sampling, see `iter_samples`.
 
         Args:
-          model: Of `get_model`, with the parameters that sampled.
-          trajectory: The samples, T of them.
+          model: The result of `get_model`, with the parameters that sampled.
+          trajectory: T samples.
 
         Returns:
-          `trajectory.replace(...)` of the same length: what losses need beside, such as
-          advantages, belongs into `extras`.
+          `trajectory.replace(...)` of the same length. Put further inputs of losses, for example
+          advantages, into `extras`.
         """
         return trajectory
 
     def postprocess_trajectories(self, model: Model, trajectories: list[SampledTrajectory]) -> Any:
-        """Changes the list of all trajectories of a collection, after the other hook with each.
+        """Changes the list of a collection's trajectories, after `postprocess_trajectory`.
 
         Args:
-          model: Of `get_model`.
-          trajectories: All of the collection.
+          model: The result of `get_model`.
+          trajectories: All trajectories of the collection.
 
         Returns:
           The list of trajectories to store.
@@ -214,44 +214,44 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         return trajectories
 
     def epoch_is_over(self, num_updates: int, metrics: Mapping[str, Any]) -> bool:
-        """Whether to collect anew after an update; after `num_update_steps` by default.
+        """Whether to collect again after an update; by default after `num_update_steps`.
 
         Args:
-          num_updates: Updates since the collection, this one included.
-          metrics: Of the update: `loss`, `gradient_norm`, and those of `compute_loss`, scalar
-            tensors.
+          num_updates: Updates since the collection, including this one.
+          metrics: The update's metrics: `loss`, `gradient_norm`, and those of `compute_loss`,
+            scalar tensors.
         """
         return num_updates >= self.config.num_update_steps
 
     # Environments, workers and samples.
 
     def get_environment_cached(self) -> gymnasium.Env:
-        """Returns the environment of clips: one of `get_environment`, made once and kept.
+        """Returns the environment for clips, made once by `get_environment` and kept.
 
-        `close` ends it. A clip that fails does so too, and the next one gets a new environment.
+        `close` closes it. A clip that fails also does, and the next clip gets a new environment.
 
         Raises:
-          UserError: It is no `gymnasium.Env`.
+          UserError: Unless it is a `gymnasium.Env`.
         """
         if self._environment is None:
             self._environment = checked_env(self.get_environment(), "get_environment()")
         return self._environment
 
     def close(self) -> None:
-        """Closes the environment of clips, if there is one. Twice is harmless."""
+        """Closes the environment for clips, if there is one; may be called twice."""
         environment, self._environment = self._environment, None
         if environment is not None:
             environment.close()
 
     def get_environment_workers(self, force_sync: bool = False) -> list[EnvironmentWorker]:
-        """Starts the workers of a pool: `config.num_env_workers` of them, with `env_seed`.
+        """Starts the `config.num_env_workers` workers of a pool, with `env_seed`.
 
         Args:
-          force_sync: Runs all of them inside of this process, in turn; so do `config.force_sync`
-            and 0 workers, which stand for one.
+          force_sync: Runs all workers in this process, in turn; so do `config.force_sync` and 0
+            workers, which stand for one.
 
         Returns:
-          Worker w with `worker_id=w`.
+          The workers; worker w has `worker_id=w`.
         """
         config = self.config
         count = config.num_pool_workers
@@ -276,9 +276,9 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
     def get_worker_pool(self, force_sync: bool = False) -> WorkerPool:
         """Makes a pool of `get_environment_workers`; the caller closes it.
 
-        `TaskWorkflow` makes one for training and one for each evaluation. For an evaluation it
-        calls this method of a copy of the task, whose `config` has other seeds and as many workers
-        as there are episodes at most.
+        `TaskWorkflow` makes a pool for training and one for each evaluation. For an evaluation it
+        calls this method of a copy of the task; its `config` has other seeds and at most as many
+        workers as episodes.
 
         Args:
           force_sync: See `get_environment_workers`.
@@ -301,23 +301,23 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         """Returns an iterator over trajectories of the model; see `tfrl.tasks.iter_samples`.
 
         Args:
-          model: Acts by `get_actions`.
-          worker_pool: The workers, which are reset; or a `Sampler`, whose episodes go on.
-          total_samples: Env steps to give out, exactly; None for a stream without an end.
+          model: The model, which acts by `get_actions`.
+          worker_pool: The workers, which are reset; or a `Sampler`, whose episodes continue.
+          total_samples: The exact number of env steps to yield; None for an infinite stream.
           min_trajectory_length: Shorter trajectories are discarded; so are those too short for a
             training clip.
-          max_trajectory_length: Episodes are ended there, and their environments reset.
-          min_batch_size: States to wait for, `max_wait_time` at most.
-          max_batch_size: States of one call of `get_actions` at most; None for all workers.
+          max_trajectory_length: The length at which episodes are ended and environments reset.
+          min_batch_size: States to wait for, up to `max_wait_time`.
+          max_batch_size: The most states of one call of `get_actions`; None for all workers.
           max_wait_time: Seconds; None waits for `max_batch_size` states.
           optimal: Passed to `get_actions`.
 
         Returns:
-          An iterator over what `postprocess_trajectory` returns.
+          An iterator over the results of `postprocess_trajectory`.
 
         Raises:
-          UserError: As `tfrl.tasks.iter_samples`.
-          WorkerError: While iterating, for a fault of an environment.
+          UserError: See `tfrl.tasks.iter_samples`.
+          WorkerError: While iterating, for an error of an environment.
         """
         return sampling.iter_samples(
             worker_pool,
@@ -346,14 +346,14 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         max_wait_time: float | None = None,
         optimal: bool = True,
     ) -> MultiReplaySamples:
-        """Returns what `iter_samples` gives, after `postprocess_trajectories`.
+        """Returns the trajectories of `iter_samples`, after `postprocess_trajectories`.
 
-        `TaskWorkflow` calls it with a `Sampler`, `num_collect_steps` and the bounds of the config,
-        and `optimal=False`; the env steps that it counts are those of the sampler, or, where a task
-        samples otherwise, those that are returned.
+        `TaskWorkflow` calls it with a `Sampler`, `num_collect_steps`, the bounds of the config, and
+        `optimal=False`. It counts the env steps of the sampler; if a task does not use the sampler,
+        it counts the returned samples.
 
         Args:
-          model: Acts by `get_actions`.
+          model: The model, which acts by `get_actions`.
           worker_pool: See `iter_samples`.
           total_samples: Env steps to sample.
           min_trajectory_length: See `iter_samples`.
@@ -364,8 +364,8 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
           optimal: See `iter_samples`.
 
         Raises:
-          UserError: As `iter_samples`, or a hook returns something else than trajectories.
-          WorkerError: As `iter_samples`.
+          UserError: See `iter_samples`; also if a hook returns no trajectories.
+          WorkerError: See `iter_samples`.
         """
         sampling.check_total(total_samples)
         trajectories = self.iter_samples(
@@ -386,13 +386,13 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         """Makes the dataset of an epoch of updates.
 
         Args:
-          samples: All of the replay buffer, the new collection included. Clips are drawn from it by
-            a generator that follows from the seed of the run and the iteration.
+          samples: The replay buffer, with the new collection. Its generator of clips follows from
+            the run's seed and the iteration.
 
         Returns:
           A tf.data.Dataset, or another iterable, of batches for `run_model` and `compute_loss`; by
-          default a `ReplayDataset` of clips `[batch_size, num_samples, ...]`. Its end ends the
-          epoch, if `epoch_is_over` has not.
+          default a `ReplayDataset` of clips `[batch_size, num_samples, ...]`. The end of the
+          dataset also ends the epoch.
         """
         config = self.config
         return ReplayDataset(
@@ -418,41 +418,41 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
         tag: str = "clip",
         preview: video_file.Preview | None = None,
     ) -> Any:
-        """Plays one episode in the environment of clips, and shows or returns it.
+        """Plays one episode in the environment for clips, and records or returns it.
 
-        The first frame is the initial state's: an episode of T steps has T + 1 frames, frame t
-        shows what action t was chosen from, and frame T what came last.
+        An episode of T steps has T + 1 frames: frame t shows the state of action t, and frame T the
+        final state.
 
         Args:
-          model: Acts by `get_actions`; None for random actions.
+          model: The model, which acts by `get_actions`; None for random actions.
           save_path: A file name ending in .mp4 or .gif, written with the environment's fps
             (`metadata["render_fps"]`, 30 without one).
           return_images: Whether to return the frames; None for yes, unless the clip is saved or
             shown in TensorBoard.
-          return_states: Whether to return the samples, as those of `iter_samples`.
-          writer: What encodes the file: "ffmpeg" (imageio-ffmpeg; Pillow for .gif), "matplotlib" or
-            "opencv" (.mp4). A `tf.summary` writer is taken as `summary_writer`, for one release.
-          standardize_images: Whether the returned frames are uint8 `[T + 1, H, W, 3]`, RGB, H and W
-            even and those of the first frame, as they always are in files. False returns the list
-            of what `env.render()` gave.
+          return_states: Whether to return the samples, like those of `iter_samples`.
+          writer: The encoder of the file: "ffmpeg" (imageio-ffmpeg; Pillow for .gif), "matplotlib"
+            or "opencv" (.mp4). A `tf.summary` writer is taken as `summary_writer`, for one release.
+          standardize_images: Whether the returned frames are uint8 `[T + 1, H, W, 3]`, RGB, with
+            the first frame's size rounded up to even, as they always are in files. False returns
+            the list of the outputs of `env.render()`.
           optimal: Passed to `get_actions`.
-          max_steps: Env steps at most; the config's if None. The config's `max_episode_steps`
+          max_steps: The most env steps; the config's if None. The config's `max_episode_steps`
             truncates the episode, as in training.
-          seed: The episode is that of worker 0, episode 0 of a pool with this seed; the config's
-            `env_seed` if None. Random actions follow from it too.
-          summary_writer: Of `tf.summary.create_file_writer`: shows the clip in TensorBoard, shrunk
-            and thinned out to at most 150 frames of 256 pixels.
-          step: Of the summary.
-          tag: Name of the summary.
-          preview: Takes the frames too; `TaskWorkflow` gives one for its videos.
+          seed: The seed of a pool; the clip is episode 0 of its worker 0, and random actions follow
+            from it too. The config's `env_seed` if None.
+          summary_writer: From `tf.summary.create_file_writer`; shows the clip in TensorBoard,
+            reduced to at most 150 frames of 256 pixels.
+          step: The step of the summary.
+          tag: The name of the summary.
+          preview: Also takes the frames; `TaskWorkflow` passes one for its videos.
 
         Returns:
-          The images, the samples, or a pair of both, as was asked for; None for neither.
+          The images, the samples, or a pair of both, as requested; None for neither.
 
         Raises:
-          UserError: For arguments that contradict each other or ask for nothing, a writer that is
-            not installed, an environment without render_mode "rgb_array" or whose initial state is
-            terminal already, and frames that are no pictures.
+          UserError: For contradictory arguments, a clip without output, a writer that is not
+            installed, an environment without render_mode "rgb_array" or with a terminal initial
+            state, and frames that are no images.
         """
         options = clip_recording.clip_options(
             save_path=save_path,
@@ -478,17 +478,17 @@ class RLTask(abc.ABC, Generic[Config, Model, State, Action, Output, Loss]):
 
 
 class CallForms(NamedTuple):
-    """Which methods of a task are passed the state: not those of the form of earlier versions."""
+    """Which methods of a task take the state; methods in the form of earlier versions do not."""
 
     run_model: bool
     compute_loss: bool
 
 
 def call_forms(task: RLTask) -> CallForms:
-    """Tells the two forms of `run_model` and `compute_loss` apart by their signatures.
+    """Finds the forms of `run_model` and `compute_loss` by their signatures.
 
     Raises:
-      UserError: One has neither form.
+      UserError: A signature has neither form.
     """
     return CallForms(
         _takes_state(task, "run_model", "model, batch, state", "model, batch"),

@@ -1,4 +1,4 @@
-"""`TrainingState`: how far a run is, as `run_model` and `compute_loss` are told."""
+"""`TrainingState`: the counts of a run, for `run_model` and `compute_loss`."""
 
 import tensorflow as tf
 
@@ -7,12 +7,12 @@ from tfrl import struct
 
 @struct.dataclass
 class TrainingState(struct.Struct):
-    """How far a run is before an update; int64 scalars, which may be symbolic.
+    """The counts of a run before an update; int64 scalars, which may be symbolic.
 
-    Each count has a second name, that of the library `ml`.
+    Each count has a second name, from the library `ml`.
 
     Attributes:
-      iterations: Collections so far, this one included; `num_epochs`.
+      iterations: Collections so far, including this one; `num_epochs`.
       env_steps: Env steps so far; `num_samples`.
       learner_steps: Updates of the run so far; `num_steps`.
       epoch_steps: Updates since the collection; `num_epoch_steps`.

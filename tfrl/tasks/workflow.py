@@ -1,4 +1,4 @@
-"""`TaskWorkflow`: runs an `RLTask` as every other workflow runs."""
+"""`TaskWorkflow`: trains an `RLTask`."""
 
 import pathlib
 import time
@@ -25,9 +25,9 @@ from tfrl.workflows.run_state import State
 from tfrl.workflows.runner import COUNTERS
 
 MODES = ("graph", "xla", "eager")
-# Numbers of seeds that must not meet those of the training's episodes.
+# Purposes of seeds, distinct from the training episodes'.
 _EVALUATION, _FINAL = 1, 2
-# Counters of a checkpoint; those of earlier versions have no `evaluations`.
+# Counters of a checkpoint; checkpoints of earlier versions have no `evaluations`.
 _COUNTERS = ("iterations", "env_steps", "episodes", "episode_return", "episode_length")
 _EVALUATIONS = "progress/evaluations"
 
@@ -38,7 +38,7 @@ class TaskWorkflow(Workflow):
     One iteration: `num_collect_steps` env steps by the workers, then updates on clips of the replay
     buffer until the task's `epoch_is_over`. The environments are not part of a checkpoint: a
     resumed run restores counters, parameters, optimizer and replay buffer exactly, and begins new
-    episodes with the seeds that follow. The workers are closed by `close`.
+    episodes with the next seeds. `close` closes the workers.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class TaskWorkflow(Workflow):
         """Assembles the static logic.
 
         Args:
-          task: What is trained.
+          task: The task to train.
           eval_episodes: Episodes of one evaluation, with `optimal=True`.
-          compile: Mode of the update: "graph", "xla" or "eager".
-          iterations_per_call: Iterations between looks at the clock, evaluations and checkpoints;
-            None for about half a second.
+          compile: The compile mode of the update: "graph", "xla" or "eager".
+          iterations_per_call: Iterations between checks for evaluations, checkpoints and the end of
+            the run; None for about half a second.
 
         Raises:
-          UserError: For arguments that do not fit.
+          UserError: For wrong arguments.
         """
         super().__init__(iterations_per_call=iterations_per_call)
         if not isinstance(task, RLTask):
@@ -78,19 +78,19 @@ class TaskWorkflow(Workflow):
     # The run.
 
     def setup(self, seed: int | tf.Tensor) -> TaskState:
-        """Makes a fresh run from a seed or a key; sets Python's, NumPy's and TensorFlow's seeds."""
+        """Returns a fresh state from a seed or key; sets Python's, NumPy's, TensorFlow's seeds."""
         key = seeding.as_key(seed)
         keras.seed_all(int(key[0]) % 2**32)
         return self._begin(key)
 
     def _begin(self, key: tf.Tensor) -> TaskState:
-        """A fresh run over a model, workers and a replay buffer of its own."""
+        """Returns a fresh state with a new model, workers and replay buffer."""
         program = TaskProgram(self.task, self.compile)
         self._programs.add(program)
         return program.begin(key)
 
     def _program(self, state: State) -> TaskProgram:
-        """What a state refers to; a UserError for one that a later step has consumed."""
+        """Returns the program of a state; raises a UserError for a consumed state."""
         program, iterations = program_of(state), int(state.metrics.iterations)
         if program is None or program.iterations != iterations:
             newest = "" if program is None else f", of iteration {program.iterations}"
@@ -114,12 +114,12 @@ class TaskWorkflow(Workflow):
         return Advance(rows=rows, state=state, seconds=seconds)
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, Any], State]:
-        """One collection and its updates, in Python; they draw from the seeds of the run."""
+        """Runs one collection and its updates in Python, with random draws from the run's seed."""
         return self._iterate(state, {})
 
     def _iterate(self, state: State, seconds: dict[str, float]) -> tuple[dict[str, Any], State]:
         program, times = self._program(state), [time.monotonic()]
-        # Also where the iteration fails: it has changed what the state refers to.
+        # Also for an iteration that fails, since it has changed the program.
         program.iterations += 1
         episodes = state.env_state.numpy().tolist()
         sampled, counts, next_episodes = program.collect(episodes)
@@ -150,7 +150,7 @@ class TaskWorkflow(Workflow):
         }, state
 
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Plays `eval_episodes` episodes with `optimal=True`, others in every evaluation."""
+        """Plays `eval_episodes` episodes with `optimal=True`, with new seeds each time."""
         number = int(state.metrics.evaluations)
         seed = self._episodes_seed(state, _EVALUATION, number)
         result = self._evaluated(state, self.eval_episodes, seed)
@@ -170,33 +170,33 @@ class TaskWorkflow(Workflow):
         return evaluate_task(self.task, self._program(state).training.model, num_episodes, seed)
 
     def _episodes_seed(self, state: State, purpose: int, number: int) -> int:
-        """A seed out of the run's, the environments' and a number."""
+        """Returns a seed from the run's seed, the environments' seed and a number."""
         mixed = episode_seed(self.task.config.env_seed, _seed(state) % 2**31, purpose)
         return episode_seed(mixed, number, purpose)
 
     def snapshot(self, state: State) -> State:
-        """Returns a copy, whose workers begin episodes of their own at its first step."""
+        """Returns a copy; its first step starts new workers with new episodes."""
         return self.load_values(self._begin(state.key), self.state_values(state))
 
     def close(self) -> None:
-        """Ends the workers of all runs and closes the environment that the task keeps for clips."""
+        """Ends the workers of all runs and closes the task's environment for clips."""
         for program in list(self._programs):
             program.close()
         self.task.close()
 
-    # What a checkpoint holds.
+    # Checkpoints.
 
     def run_key(self, state: State) -> Any:
-        """Returns what all states of one run share, and only they."""
+        """Returns a key that identifies the run of a state."""
         return weakref.ref(program_of(state))
 
     def agent_state(self, state: State) -> AgentState:
-        """The model's values, under `params["model"]`."""
+        """Returns the model's values, under `params["model"]`."""
         variables = self._program(state).training.module.variables()
         return AgentState(params={"model": struct.values(variables)})
 
     def state_values(self, state: State) -> dict[str, Any]:
-        """Every value of the run by path."""
+        """Returns every value of the run by path."""
         values = {f"progress/{name}": getattr(state.metrics, name) for name in _COUNTERS}
         return {
             "progress/seed": np.int64(_seed(state)),
@@ -208,25 +208,25 @@ class TaskWorkflow(Workflow):
         }
 
     def is_loaded(self, path: str, *, environments: bool) -> bool:
-        """Whether `load` wants a value."""
+        """Whether `load` needs a value."""
         return path != _EVALUATIONS
 
     def load_values(
         self, state: State, values: Mapping[str, Any], *, environments: bool = True
     ) -> State:
-        """Returns `state` with every value replaced; workers begin where the others stopped."""
+        """Returns `state` with every value replaced; workers begin at the next episodes."""
         progress = {p.removeprefix("progress/"): tf.convert_to_tensor(values[p]) for p in values}
         progress.setdefault("evaluations", tf.constant(0, tf.int64))
         program_of(state).load(values, state.env_state.shape[0])
         state.metrics.learner["learner_steps"].assign(progress["learner_steps"])
         key, iterations = seeding.key(int(progress["seed"])), int(progress["iterations"])
-        # What models draw by themselves is not repeated from the start of the run.
+        # Models must not repeat the random draws of the start of the run.
         keras.seed_all(episode_seed(int(progress["seed"]) % 2**31, 0, iterations))
         counters = {name: progress[name] for name in (*_COUNTERS, "evaluations")}
         state.env_state.assign(progress["next_episodes"])
         return state.replace(key=key, metrics=state.metrics.replace(**counters))
 
-    # What the binaries ask.
+    # For the binaries.
 
     def describe(self) -> str:
         """Names the task and its sizes."""
@@ -238,16 +238,16 @@ class TaskWorkflow(Workflow):
         )
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
-        """Sets the mode of the update for runs that are set up from now on."""
+        """Sets the compile mode of the update for later runs."""
         mode = choices if isinstance(choices, str) else choices.get("update", "graph")
         self.compile = checks.one_of("compile of TaskWorkflow", mode, MODES)
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """The mode of the update."""
+        """Returns the compile mode of the update."""
         return {"update": self.compile}
 
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
-        """Takes a strategy of one replica; a UserError for others."""
+        """Accepts a strategy of one replica; raises a UserError for others."""
         if strategy.num_replicas_in_sync > 1:
             raise UserError(
                 "--strategy",
@@ -261,7 +261,7 @@ class TaskWorkflow(Workflow):
         return self.task.get_environment()
 
     def check_video(self) -> None:
-        """Checks that clips of the task's environment can be drawn and encoded."""
+        """Checks that the task's environment renders and clips can be encoded."""
         clip_recording.check_video(self.task)
 
     def record_video(
@@ -271,7 +271,7 @@ class TaskWorkflow(Workflow):
         seed: int,
         preview: Preview | None = None,
     ) -> Video:
-        """Records one episode with `optimal=True`, of `max_steps` at most."""
+        """Records one episode with `optimal=True`, of at most `max_steps`."""
         model = self._program(state).training.model
         return clip_recording.record_video(self.task, model, path, seed, preview)
 
@@ -281,6 +281,6 @@ class TaskWorkflow(Workflow):
 
 
 def _seed(state: State) -> int:
-    """The seed that a run was set up with."""
+    """Returns the seed of a run."""
     low, high = state.key.numpy().view(np.uint32).tolist()
     return int(low | high << 32)

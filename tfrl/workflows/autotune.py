@@ -1,4 +1,4 @@
-"""Settles how the stages of a run are compiled, by time where that is asked for."""
+"""Settles the compile modes of a run's stages; "auto" times them."""
 
 import dataclasses
 import math
@@ -10,37 +10,36 @@ from tfrl.workflows.stages import CompiledStage, Stages, auto_needs_timing
 # Two XLA stages in a graph loop lose about 0.3 ms an iteration to one program, whose compilation
 # takes seconds: worth it for iterations shorter than this.
 _FUSE_BELOW_SECONDS = 0.010
-# On a CPU, XLA's programs run in a thread of their own. Called alone it answers in 0.1 ms; between
-# the matrix products of a graph that keeps two cores busy it takes so much longer to wake up.
+# On a CPU, XLA's programs run in a separate thread. It answers a call alone in 0.1 ms. Between the
+# matrix products of a graph that keeps two cores busy, it takes so much longer to wake up.
 _WAKE_SECONDS = 0.0004
-# What the operations on a replay buffer behind a rollout on the host take in a graph.
+# Seconds that the replay buffer's operations take in a graph after a rollout on the host.
 _BEHIND_SECONDS = 0.0005
 
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """What a workflow hands over to have the modes of its stages settled.
+    """A workflow's stages and settings, for `CompileModeTuner`.
 
     Attributes:
-      rollout: Its stage.
-      update: Its stage.
+      rollout: The rollout stage.
+      update: The update stage.
       rollout_args: Returns arguments for a trial of the rollout; changes nothing.
-      update_args: Likewise of the update.
-      keep: Returns a function that puts back what trials of the update change.
-      choose_acting: Of environments on the host: `choose_acting(asked)` returns how the policy is
-        called. None for others: the rollout is a compiled stage.
-      python_steps: Whether a graph calls Python to step the environments, so that a rollout cannot
-        be tried on copies.
-      python_loop: Whether the loop over iterations is Python's.
+      update_args: Returns arguments for a trial of the update; changes nothing.
+      keep: Returns a function that restores the state that trials of the update change.
+      choose_acting: For environments on the host: `choose_acting(asked)` returns the mode of the
+        policy. None for other environments: the rollout is a compiled stage.
+      python_steps: Whether a graph calls Python to step the environments. Copies cannot be made of
+        these, so the rollout is not timed.
+      python_loop: Whether Python runs the loop over iterations.
       several: Whether there are several replicas.
       several_workers: Whether there are several processes.
-      prefers_fused: Whether a rollout follows an XLA update whatever its own time: apart, a few
-        steps cost little either way, but only together are they one program, which is many times
-        as fast.
-      fuses_on_host: Whether all that follows a rollout on the host is XLA's where the update is.
+      prefers_fused: If True, the rollout uses XLA whenever the update does, whatever its own time:
+        both then compile into one program, which is many times as fast for rollouts of a few steps.
+      fuses_on_host: If True, everything after a rollout on the host uses XLA if the update does.
       overlaps: Whether the rollout and the update of some phase run at the same time in a graph.
       steps_in_xla: Whether environments step in XLA in either mode. The whole rollout is then one
-        program where it is about as fast.
+        XLA program if that is about as fast.
     """
 
     rollout: CompiledStage
@@ -60,28 +59,28 @@ class Trials:
 
     @property
     def timed_apart(self) -> bool:
-        """Whether the stages can be called by themselves to time them."""
+        """Whether the stages can be called and timed separately."""
         return not self.several_workers and not (self.python_steps or self.choose_acting)
 
 
 class CompileModeTuner:
-    """Chooses among graph and XLA by timing the stages on copies."""
+    """Chooses between graph and XLA by timing the stages on copies."""
 
     def __init__(self, asked: Mapping[str, str], trials: Trials, stages: Stages):
-        """Takes what is asked for.
+        """Takes the requested modes.
 
         Args:
           asked: `{stage: mode or "auto"}` of rollout, update and loop.
           trials: The stages to settle.
-          stages: Takes the modes, and what was timed.
+          stages: Receives the modes and the measured seconds.
         """
         self._asked, self._trials, self._stages = asked, trials, stages
 
     def settle(self, has_clocks: Callable[[str], bool]) -> None:
-        """Settles the modes that are not yet.
+        """Settles the modes that are not settled yet.
 
         Args:
-          has_clocks: Whether there are clocks between the stages, by the mode of the loop.
+          has_clocks: Takes the mode of the loop; returns whether clocks run between the stages.
         """
         trials, modes, asked = self._trials, self._stages.modes, self._asked
         if trials.choose_acting is not None and "rollout" not in modes:
@@ -100,7 +99,7 @@ class CompileModeTuner:
             self._time_stages()
 
     def _known(self, stage: CompiledStage) -> str | None:
-        """The mode of a stage that needs no timing; None for one that does."""
+        """Returns the mode of a stage that needs no timing; None for a stage to time."""
         if self._asked[stage.name] != "auto":
             return self._asked[stage.name]
         if self._trials.python_steps:
@@ -108,12 +107,12 @@ class CompileModeTuner:
         if not auto_needs_timing():
             return "xla"
         if self._trials.several_workers:
-            # Processes that measure would part; a rollout of many small ops is XLA's.
+            # Measurements differ between processes; XLA suits a rollout of many small ops.
             return "xla" if stage is self._trials.rollout else "graph"
         return None
 
     def _choose_loop(self, asked: str) -> str:
-        """One program of both stages and the loop over them, where both are XLA and it pays."""
+        """Compiles the loop and both stages into one program, if both are XLA and it is faster."""
         chosen = [self._stages.modes[name] for name in ("rollout", "update")]
         if "eager" in chosen or asked == "eager":
             return "eager"
@@ -167,10 +166,11 @@ def choose_loop(
 
     Args:
       asked: A mode, or "auto".
-      run_stages: The stages; the others of an iteration are within this one.
-      iterate: An iteration of a state, to be timed.
-      state: Of tensors.
-      xla: The iteration where it compiles parts of itself under XLA; None to compile all of it.
+      run_stages: The stages of the run; the loop's iteration contains all others.
+      iterate: Runs an iteration of a state; it is timed.
+      state: A state of tensors.
+      xla: A version of `iterate` that compiles parts of itself under XLA; None to compile all of
+        it.
     """
     if asked != "auto":
         return asked

@@ -1,4 +1,4 @@
-"""Checks of the settings of workflows, and how the rows of an iteration are cut."""
+"""Checks of the settings of workflows, and the sizes of minibatches."""
 
 import fractions
 import inspect
@@ -32,7 +32,7 @@ def check_agent(agent: Any) -> None:
 
 
 def check_newest(iterations: int, newest: int) -> None:
-    """Raises a UserError for a state of fewer iterations than the newest of its run."""
+    """Raises a UserError for a state older than the newest of its run."""
     if iterations < newest:
         raise UserError(
             "the state given to the workflow",
@@ -43,13 +43,13 @@ def check_newest(iterations: int, newest: int) -> None:
 
 
 def check_counts(**counts: Any) -> None:
-    """Raises a UserError for a count that is no whole number of at least 0."""
+    """Raises a UserError unless every count is an integer of at least 0."""
     for name, value in counts.items():
         checks.at_least(name, value, 0, remedy="Counts are in env steps.")
 
 
 def check_batch_size(batch_size: Any, num_replicas: int) -> None:
-    """Raises a UserError for a batch that is none, or that the replicas do not divide."""
+    """Raises a UserError for a batch size below 1, or one that the replicas do not divide."""
     is_int = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     if not is_int or batch_size < 1:
         raise UserError(
@@ -73,7 +73,7 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
     """Returns learner steps per env step as a fraction.
 
     Raises:
-      UserError: For what is no number above 0.
+      UserError: Unless it is a number above 0 and up to 1000.
     """
     number = isinstance(updates_per_step, int | float) and not isinstance(updates_per_step, bool)
     if not number or not 0 < updates_per_step <= 1000:
@@ -95,9 +95,9 @@ def updates_ratio(updates_per_step: Any) -> fractions.Fraction:
 
 
 def check_room(replay: Any, batch_size: int) -> None:
-    """Raises a UserError for a buffer in which there is not always a whole batch once it is full.
+    """Raises a UserError for a buffer that may lack a whole batch even when it is full.
 
-    The last steps of an episode that goes on are no items of n steps yet.
+    The last steps of an unfinished episode do not yet form items of n steps.
     """
     items = sampled(replay)
     needed, why = batch_size, f"batch_size={batch_size}"
@@ -115,10 +115,10 @@ def check_room(replay: Any, batch_size: int) -> None:
 
 
 def made_replay(name: str, replay: Any, **specs: Any) -> Any:
-    """Returns the maker of a buffer that a function, the argument of a name, makes of specs.
+    """Calls the argument `name`, a function of specs, for the factory of a buffer.
 
     Raises:
-      UserError: For what is no such function.
+      UserError: For a function that does not take these specs.
     """
     try:
         return replay(**specs)
@@ -133,7 +133,7 @@ def made_replay(name: str, replay: Any, **specs: Any) -> Any:
 
 
 def warn_of_no_updates(total_env_steps: int | None, learning_start: int, done: int) -> None:
-    """Warns of a run that plays on, `done` env steps behind it, and ends before a learner step."""
+    """Warns of a run, now at `done` env steps, that ends before its first learner step."""
     if total_env_steps is not None and done < total_env_steps <= learning_start:
         warnings.warn(
             f"This run learns nothing: it ends at total_env_steps={total_env_steps}, and its "
@@ -151,7 +151,7 @@ _OF_A_PROCESS = re.compile(r"^replay/worker_(\d+)/")
 
 
 def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> None:
-    """Raises a UserError where the experience of a checkpoint was kept elsewhere."""
+    """Raises a UserError if the replay of a checkpoint has another place than this run's."""
 
     def place(paths: set[str]) -> str | None:
         parts = {int(m[1]) for m in map(_OF_A_PROCESS.match, paths) if m}
@@ -174,12 +174,12 @@ def check_place_of_replay(checkpoint: str, want: set[str], have: set[str]) -> No
 
 
 def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
-    """Raises a UserError unless a buffer holds what an agent learns from.
+    """Raises a UserError unless a buffer's items fit an agent.
 
     Args:
-      replay: The maker of the buffer.
+      replay: The factory of the buffer.
       agent: The agent.
-      num_envs: Of the training environments.
+      num_envs: The number of training environments.
     """
     wanted = {"n_step": agent.n_step, "discount": agent.discount, "num_envs": num_envs}
     for name, value in wanted.items():
@@ -238,15 +238,15 @@ def check_replay(replay: Any, agent: Any, num_envs: int) -> None:
 
 
 def sampled(replay: Any) -> Any:
-    """Returns what says how items are sampled: a maker, or the first of its tables on Reverb."""
+    """Returns the settings of sampling: the factory, or its first table for Reverb."""
     return replay.table() if isinstance(replay, ReverbReplay) else replay
 
 
 def on_server(replay: Any, address: str) -> Any:
-    """Returns the maker of a buffer whose items live in the server at an address.
+    """Returns the factory of a buffer on the Reverb server at an address.
 
     Raises:
-      UserError: For an address of another form, or a buffer that Reverb cannot hold.
+      UserError: For a malformed address, or a buffer that Reverb does not support.
     """
     from tfrl.replay.reverb.factory import check_address
 
@@ -255,10 +255,10 @@ def on_server(replay: Any, address: str) -> Any:
 
 
 def on_reverb(replay: Any) -> ReverbReplay:
-    """Returns a maker of the same items that live in Reverb.
+    """Returns the factory of a Reverb buffer of the same items.
 
     Raises:
-      UserError: For a buffer that Reverb cannot hold.
+      UserError: For a buffer that Reverb does not support.
     """
     if hasattr(replay, "make_tables"):
         return replay  # type: ignore[no-any-return]
@@ -283,21 +283,21 @@ def minibatch_sizes(
     num_epochs: int,
     remainder: Remainder,
 ) -> dict[str, int]:
-    """Returns the rows of a gradient step of each module, over all replicas.
+    """Returns the minibatch size of each module in rows, summed over replicas.
 
     Args:
-      modules: `{module_id: module}`; a module says by `num_rows` how many rows it makes of a
-        rollout: steps, or sequences of one that has memory.
-      members: `{module_id: ids of the agents that it acts for}` of several agents: so many times
-        the rows, in as many minibatches.
+      modules: `{module_id: module}`; `num_rows` of a module returns the rows of a rollout: steps,
+        or sequences for a module with memory.
+      members: `{module_id: ids of its agents}` for several agents. A module of k agents has k times
+        the rows in as many minibatches.
       rollout_length: T.
       num_envs: B.
-      num_minibatches: Gradient steps of a pass over the rows.
+      num_minibatches: Gradient steps per pass over the rows.
       num_epochs: Passes over the rows.
-      remainder: What becomes of rows that do not fill a minibatch.
+      remainder: How to treat rows that do not fill a minibatch.
 
     Raises:
-      UserError: For more minibatches than rows, and for rows that do not divide.
+      UserError: For more minibatches than rows, and for rows that they do not divide.
     """
     sizes = {}
     for module_id, module in modules.items():
@@ -341,8 +341,8 @@ def check_divided(
     """Raises a UserError unless the replicas divide environments and minibatches.
 
     Args:
-      parts: How many replicas.
-      num_envs: `{what messages call it: number of environments}`.
+      parts: The number of replicas.
+      num_envs: `{name for messages: number of environments}`.
       minibatch_sizes: `{module_id: rows}`, as from `minibatch_sizes`.
     """
     for name, number in num_envs.items():
@@ -366,13 +366,13 @@ def check_divided(
 
 
 def check_whole(**sizes: Any) -> None:
-    """Raises a UserError for a size that is no whole number of at least 1."""
+    """Raises a UserError unless every size is an integer of at least 1."""
     for name, value in sizes.items():
         checks.at_least(name, value, 1, remedy="Give a positive whole number.")
 
 
 def check_evaluator(evaluator: Any, eval_env: Any) -> None:
-    """Raises a UserError for what is no Evaluator, and for environments beside those of one."""
+    """Raises a UserError unless it is an Evaluator, and if `eval_env` is given beside it."""
     if not isinstance(evaluator, Evaluator):
         raise UserError(
             "evaluator",
@@ -390,15 +390,15 @@ def check_evaluator(evaluator: Any, eval_env: Any) -> None:
 
 
 def name_of(agent: Any) -> str:
-    """Returns the name of an agent's algorithm: its class, or that of the agent inside of it."""
+    """Returns the name of an agent's algorithm: its class, or the class of a wrapped agent."""
     return getattr(agent, "algorithm", None) or type(agent).__name__
 
 
 def made_agent(agent: Any, env: Env) -> Any:
-    """Returns an agent, made for an environment if a class or a function is given.
+    """Returns an agent; a class or a function is called with the specs of `env`.
 
     Raises:
-      UserError: For what is neither.
+      UserError: For any other argument.
     """
     if hasattr(agent, "compute_actions") and not isinstance(agent, type):
         return agent
@@ -427,7 +427,7 @@ def _no_agent(got: str) -> UserError:
 
 
 def check_config(agent: Any, learner_config: Any) -> None:
-    """Raises a UserError for a configuration of optimizers that an agent does not use."""
+    """Raises a UserError for a `learner_config` if the agent has its own optimizers."""
     if learner_config is not None and trains_itself(agent):
         raise UserError(
             "learner_config",
@@ -438,7 +438,7 @@ def check_config(agent: Any, learner_config: Any) -> None:
 
 
 def check_on_policy(agent: Any) -> None:
-    """Raises a UserError for an agent that learns from replayed transitions only."""
+    """Raises a UserError for an agent that learns only from replayed transitions."""
     if getattr(agent, "learns_from_replay", False):
         raise UserError(
             "agent",
@@ -449,11 +449,11 @@ def check_on_policy(agent: Any) -> None:
 
 
 def check_episodes(name: str, env: Any) -> Env:
-    """Returns an environment with episodes; what is none is a UserError.
+    """Returns `env`; raises a UserError unless it is an environment with episodes.
 
     Args:
       name: The argument's name, for the message.
-      env: What was given.
+      env: The argument.
     """
     if not isinstance(env, Env):
         raise UserError(
@@ -501,7 +501,7 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
 
     Args:
       agent: The agent.
-      envs: `{argument's name: environments}`; "env" are those of the training.
+      envs: `{argument's name: environments}`; "env" names the training environments.
     """
     if isinstance(envs["env"].unwrapped, MultiAgentEnv) and not hasattr(agent, "modules"):
         raise UserError(
@@ -526,6 +526,6 @@ def check_fit(agent: Any, envs: Mapping[str, Env]) -> None:
 
 
 def _leaves(spec: Nest) -> dict[str, tuple[Any, ...]]:
-    """What must agree: shapes and dtypes by path. Bounds may differ, by a wrapper for one."""
+    """Returns shapes and dtypes by path, which must agree. Bounds may differ, as with a wrapper."""
     leaves = struct.paths(spec).items()
     return {path: (tuple(leaf.shape), leaf.dtype.name) for path, leaf in leaves}

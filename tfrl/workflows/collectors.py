@@ -1,4 +1,4 @@
-"""What a learner is told by the collectors of a distributed run."""
+"""Messages from the collectors of a distributed run to its learner."""
 
 from typing import Any, Protocol
 
@@ -10,21 +10,21 @@ from tfrl.types import Nest, Trajectory
 from tfrl.workflows.rollout_result import RolloutResult
 from tfrl.workflows.run_state import State
 
-# The policy extra of an item: the learner steps behind the parameters that chose its action.
+# A policy extra of an item: the learner steps of the parameters that chose its action.
 POLICY_VERSION = "policy_version"
 
 
 @struct.dataclass
 class Collected(struct.Struct):
-    """What all collectors have played since they were asked last.
+    """The experience of all collectors since the last query.
 
     Attributes:
       env_steps: int64 scalar, items of the replay table.
-      episodes: int64 scalar, those that have ended.
-      episode_return: float32 scalar, their mean; 0 without any.
-      episode_length: float32 scalar, likewise.
+      episodes: int64 scalar, episodes that have ended.
+      episode_return: float32 scalar, their mean return; 0 without any.
+      episode_length: float32 scalar, their mean length; 0 without any.
       metrics: float32 scalars by name, of the collectors.
-      seen: The `RunningStatistics` of the observations; None for an agent that keeps none.
+      seen: The `RunningStatistics` of the observations; None for an agent without them.
     """
 
     env_steps: Any
@@ -35,10 +35,10 @@ class Collected(struct.Struct):
     seen: Nest = None
 
     def as_result(self, normalizer: Nest) -> RolloutResult:
-        """Returns it as a rollout whose experience is in the buffer already.
+        """Converts it to the result of a rollout whose experience is in the buffer already.
 
         Args:
-          normalizer: The agent's statistics of observations before it.
+          normalizer: The agent's statistics of earlier observations.
         """
         if self.seen is not None:
             obs = tf.nest.map_structure(tf.convert_to_tensor, self.seen)
@@ -61,7 +61,7 @@ class Collected(struct.Struct):
 
 @struct.dataclass
 class CollectedRollouts(struct.Struct):
-    """Rollouts of several collectors, for a workflow that learns from each once.
+    """Rollouts of several collectors, for a workflow that learns from each rollout once.
 
     Attributes:
       trajectory: The `Trajectory` of all of them, `[T, B, ...]`.
@@ -73,7 +73,7 @@ class CollectedRollouts(struct.Struct):
 
 
 class Collectors(Protocol):
-    """What a workflow asks of the collectors of its run.
+    """The collectors of a run, as its workflow sees them.
 
     Attributes:
       wait_seconds: How long a call may wait for them.
@@ -87,24 +87,24 @@ class Collectors(Protocol):
     def play(
         self, agent_state: Any, env_state: Nest, carry: Nest, key: tf.Tensor, *, waits: bool
     ) -> tuple[Nest, Nest, Nest]:
-        """Returns what was played since the last call, in the place of a rollout.
+        """Returns the collectors' experience since the last call, in the place of a rollout.
 
-        A `Collected` where experience goes to a replay buffer, else `CollectedRollouts`.
+        The result is a `Collected` if experience goes to a replay buffer, else `CollectedRollouts`.
 
         Args:
-          agent_state: The agent's, to be handed to the collectors now and then.
-          env_state: As in a rollout; given back.
-          carry: Likewise.
+          agent_state: The agent's state; it is published to the collectors at intervals.
+          env_state: Returned unchanged.
+          carry: Returned unchanged.
           key: Ignored.
-          waits: Whether to wait until something was played.
+          waits: Whether to wait for new experience.
         """
 
     def blank(self) -> Nest:
-        """Returns a `Trajectory` of zeros like those that `play` returns; None for others."""
+        """Returns a `Trajectory` of zeros with the shapes of `play`'s; None without one."""
         return None
 
     def finish(self, state: State) -> None:
-        """Tells them that the run has ended."""
+        """Tells the collectors that the run has ended."""
 
     def close(self) -> None:
         """Ends the connections."""

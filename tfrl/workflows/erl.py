@@ -1,4 +1,4 @@
-"""Evolution-guided reinforcement learning: a population and off-policy agents share a replay."""
+"""Evolution-guided RL: a population and off-policy agents share a replay buffer."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ class ERLOptState(struct.Struct):
 
     Attributes:
       learner: `{module_id: {optimizer_name: {path: leaf}}}`, see `LearnerState`.
-      search: Of the population's search.
+      search: The state of the population's search.
       best: The parameters of the fittest member of the last generation.
     """
 
@@ -80,13 +80,13 @@ class ERLOptState(struct.Struct):
 class ERLWorkflow(Workflow):
     """Trains off-policy agents and a population of their actors from one replay buffer.
 
-    An iteration is a generation. ERL: the members play, each agent plays episodes with exploration,
-    all steps go into the buffer, the agents take their learner steps, and the search is told. Every
-    `inject_every` generations the agents' actors enter the population.
+    An iteration is a generation. ERL: the members play, and each agent plays episodes with
+    exploration. All steps go into the buffer. The agents take their learner steps, and the search
+    gets the fitness (tell). Every `inject_every` generations the agents' actors enter the
+    population.
 
-    CEM-RL (`train_half`): there is one agent, of which the critics count. Before a generation
-    plays, each member of its first half takes gradient steps along the critics, and the critics
-    learn meanwhile.
+    CEM-RL (`train_half`): one agent supplies the critics. Before a generation plays, each member of
+    its first half takes policy gradient steps by the critics, which also learn.
 
     Sources: Khadka & Tumer 2018, algorithm 1, https://arxiv.org/abs/1805.07917; Pourchot & Sigaud
     2019, algorithm 1, https://arxiv.org/abs/1810.01222.
@@ -120,47 +120,47 @@ class ERLWorkflow(Workflow):
         compile: str | Mapping[str, str] = "auto",
         iterations_per_call: int | None = None,
     ):
-        """Assembles the static logic; `setup` makes what changes.
+        """Assembles the static logic; `setup` creates the state.
 
         Args:
-          env: The task, as `tfrl.make_env` gives it, with a limit of steps. On the device there are
-            as many copies as a generation has episodes. On the host the episodes take turns in its
-            `num_envs` environments; of Gymnasium's one may fail, and its member is lost.
+          env: The task from `tfrl.make_env`, with a step limit. On the device there are as many
+            copies as a generation has episodes. On the host the episodes take turns in its
+            `num_envs` environments. If a Gymnasium environment fails, its member is lost.
           agent: An off-policy agent with a group `group` of parameters (TD3, DDPG, SAC), or a
-            function (such as the class) that makes one from `obs_spec` and `action_spec`. Several:
-            a dict of them by module id, whose actors have parameters of the same form; the members
-            act as the first of them does.
+            function (for example the class) that makes one from `obs_spec` and `action_spec`. For
+            several agents a dict by module id; their actors' parameters must have equal shapes, and
+            the members act like the first agent.
           optimizer: A search of `tfrl.evolution`.
-          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+          evaluator: Plays the evaluations, in separate environments; None for `eval_episodes`
             episodes in `eval_env`.
-          replay: A function (such as `functools.partial(InGraphReplay, capacity=100_000)`; in gin
-            the class) that makes the replay buffer from `obs_spec`, `action_spec`, `num_envs`,
+          replay: A function (for example `functools.partial(InGraphReplay, capacity=100_000)`; in
+            gin the class) that makes the replay buffer from `obs_spec`, `action_spec`, `num_envs`,
             `n_step` and `discount`; None for a million steps.
           group: The group of parameters that the population consists of.
-          episodes_per_member: The fitness is a mean over so many episodes.
+          episodes_per_member: Episodes of each member; the fitness is their mean return.
           episodes_per_agent: Episodes that each agent plays in a generation, with exploration.
-          inject: How the agents' actors enter the population: "replace" puts them in the place of
-            the last candidates, before these play; "extra" has them play beside the population and
-            puts each in the place of the worst member, if it is fitter; "mean" pulls the mean of
-            the search towards the first agent's actor; "none".
+          inject: How the agents' actors enter the population. "replace": they replace the last
+            candidates before these play. "extra": they play beside the population, and each
+            replaces the worst member if it is fitter. "mean": the mean of the search moves towards
+            the first agent's actor. "none": they do not.
           inject_every: Generations from one injection to the next.
-          pull_share: The share of the way that "mean" goes.
+          pull_share: The share of the distance that "mean" moves.
           train_half: Whether half of the offspring are trained before they play (CEM-RL).
-          updates_per_step: Learner steps of each agent per env step, those of the population
-            included, once the learning has started. With `train_half` those of the critics, which
-            the trained members share evenly; and each of these members takes as many of its own.
+          updates_per_step: Learner steps of each agent per env step of agents and population, after
+            `learning_starts`. With `train_half` the critics' learner steps, which are divided
+            evenly among the trained members; each trained member takes as many actor steps.
           batch_size: Rows of a learner step.
           learning_starts: Env steps before the first learner step.
-          learner_config: Learning rate and gradient clipping; by default 3e-4 and none.
+          learner_config: Learning rate and gradient clipping; the default is 3e-4 and none.
           check_numerics: "off", "skip" or "raise", see `Learner`.
-          eval_env: The environments to evaluate on; those of `env` by default.
+          eval_env: The environments to evaluate on; by default those of `env`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph", "eager", or a dict of them by stage: play (the episodes),
             update (one learner step). "auto" times graph against XLA.
-          iterations_per_call: Generations of one compiled call; None for about half a second.
+          iterations_per_call: Generations per compiled call; None for calls of half a second.
 
         Raises:
-          UserError: For agents that do not learn from replayed experience or do not fit together, a
+          UserError: For agents that do not learn from replay or whose actors differ in form, a
             population that cannot be halved, and numbers out of bounds.
         """
         super().__init__(iterations_per_call=iterations_per_call)
@@ -264,10 +264,10 @@ class ERLWorkflow(Workflow):
             )
         return replay
 
-    # A run that begins.
+    # Setup.
 
     def setup(self, seed: int | tf.Tensor) -> State:
-        """Makes a fresh run from a seed, or a key int32 [2]."""
+        """Returns a fresh state from a seed, or a key int32 [2]."""
         keys = seeding.streams(seeding.as_key(seed), ("agent", "search", "run"))
         learner = self.setup_agent(keys["agent"])
         self._learner = self._learner or learner.form()
@@ -289,7 +289,7 @@ class ERLWorkflow(Workflow):
         return self.postsetup_replay_buffer(state)
 
     def setup_agent(self, key: tf.Tensor) -> Learner:
-        """Makes the built learner of the agents."""
+        """Builds the learner of the agents."""
         learner = Learner(
             self.modules, config=self.learner_config, check_numerics=self.check_numerics
         )
@@ -320,7 +320,7 @@ class ERLWorkflow(Workflow):
     # A generation.
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
-        """One generation; the state's agents and replay buffer are variables, changed in place."""
+        """Runs one generation; changes the agents' and replay buffer's variables in place."""
         keys = seeding.streams(key, ("train", "play", "learn"))
         before = state.metrics.env_steps
         ask = stages.stage("ask", self.injection.ask)
@@ -345,19 +345,19 @@ class ERLWorkflow(Workflow):
         return {**row, **metrics}, state.replace(metrics=counters, opt_state=opt_state)
 
     def _actors(self, state: State) -> list[Nest]:
-        """The parameters of the agents' actors, values."""
+        """Returns the parameters of the agents' actors, as tensors."""
         return [struct.values(self._actor_of(state.agent_state, m)) for m in self.modules]
 
     @property
     def explorers(self) -> dict[str, Any]:
-        """The agents that play episodes of their own, by module id."""
+        """The agents that play episodes with exploration, by module id."""
         return {} if self.train_half else self.modules
 
     def play(self, state: State, population: Nest, key: tf.Tensor) -> Episodes:
-        """Plays a generation: the members' episodes, member by member, then those of each agent.
+        """Plays a generation: each member's episodes in order, then each agent's.
 
         Args:
-          state: Of the run.
+          state: The state of the run.
           population: Leaves `[M, ...]`.
           key: int32 [2].
         """
@@ -367,7 +367,7 @@ class ERLWorkflow(Workflow):
         return stages.stage("play", self._played)(agent_states, population, key)  # type: ignore[no-any-return]
 
     def _played(self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor) -> Episodes:
-        """As `play`, on the device; a function of values."""
+        """`play` on the device; a function of tensors."""
 
         def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
             start_key, key = tf.unstack(seeding.split(key, 2))
@@ -381,7 +381,7 @@ class ERLWorkflow(Workflow):
     def _played_on_host(
         self, agent_states: dict[str, Any], population: Nest, key: tf.Tensor
     ) -> Episodes:
-        """As `play`, in Python."""
+        """`play` in Python, for environments on the host."""
         env: Any = self.env
 
         def play(agent: Any, own: Any, number: int, key: tf.Tensor, act: Any) -> Episodes:
@@ -406,7 +406,7 @@ class ERLWorkflow(Workflow):
         agent_states: dict[str, Any],
         key: tf.Tensor,
     ) -> Episodes:
-        """The members' episodes, greedy, and then those of the agents, which explore."""
+        """Plays the members' episodes, greedy, then the agents' episodes with exploration."""
         number = self.injection.num_members * self.episodes_per_member
         parts = [play(acting, own, number, seeding.stream(key, "members"), None)]
         for m, agent in self.explorers.items():
@@ -416,17 +416,17 @@ class ERLWorkflow(Workflow):
         return join_episodes(parts)
 
     def _with_actor(self, agent_states: Mapping[str, Any], params: Nest) -> Any:
-        """The state of the first agent with other parameters of the actor."""
+        """Returns the first agent's state with other actor parameters."""
         own = next(iter(agent_states.values()))
         return own.replace(params={**own.params, self.group: params})
 
     def tell(
         self, state: State, search: EvoState, population: Nest, episodes: Episodes
     ) -> tuple[dict[str, tf.Tensor], EvoState, Nest]:
-        """Tells the search what its members were worth.
+        """Tells the search the fitness of its members.
 
         Args:
-          state: Of the run; of its leaves variables alone are used.
+          state: The state of the run; only its variables are used.
           search: As `ask` returned it.
           population: Leaves `[M, ...]`.
           episodes: As `play` returned them.
@@ -444,7 +444,7 @@ class ERLWorkflow(Workflow):
         metrics, index = fitness_metrics(fitness)
         best = tf.nest.map_structure(lambda x: x[index], population)
         search = self.optimizer.tell(search, fitness, population)
-        if self.train_half:  # the agent stands for the centre
+        if self.train_half:  # the agent's actor is the centre of the search
             module_id = next(iter(self.modules))
             own = self._actor_of(state.agent_state, module_id)
             tf.nest.map_structure(leaves.put, own, search.params)
@@ -468,13 +468,13 @@ class ERLWorkflow(Workflow):
     def learn_from(
         self, state: State, episodes: Episodes, key: tf.Tensor, env_steps: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Stores the episodes, and takes the learner steps that are due, all in place.
+        """Stores the episodes and takes the learner steps that are due, in place.
 
         Args:
-          state: Of the run; of its leaves variables alone are used.
-          episodes: As `play` returned them; those that are lost are left out.
+          state: The state of the run; only its variables are used.
+          episodes: As `play` returned them; lost episodes are left out.
           key: int32 [2].
-          env_steps: int64, with those of the episodes.
+          env_steps: int64, with the steps of the episodes.
         """
         trajectory = episodes.kept()
         self.replay_buffer(state).add(in_one_column(trajectory))
@@ -486,7 +486,7 @@ class ERLWorkflow(Workflow):
         return {**take(number, key), "updates": tf.cast(number, tf.float32)}
 
     def _observe(self, state: State, trajectory: Trajectory) -> None:
-        """Merges the steps into the agents' statistics of observations."""
+        """Updates the agents' observation statistics."""
         for m, agent in self.modules.items():
             own = state.agent_state[m]
             if own.normalizer is not None:
@@ -494,13 +494,13 @@ class ERLWorkflow(Workflow):
                 tf.nest.map_structure(leaves.put, own.normalizer, after)
 
     def updates_due(self, state: State, env_steps: tf.Tensor) -> tf.Tensor:
-        """Returns the learner steps for the env steps since the last one, int32 scalar.
+        """Returns the number of learner steps due since the last learner step, int32 scalar.
 
-        In all there are floor(r n) - floor(r s) learner steps after n env steps, where r is
-        `updates_per_step` and s `learning_starts`.
+        After n env steps there are floor(r n) - floor(r s) learner steps in all, where r is
+        `updates_per_step` and s is `learning_starts`.
         """
         up, down = self._ratio.numerator, self._ratio.denominator
-        # The learner notes the env steps of its last step.
+        # The learner's counter has the env steps of its last step.
         last = tf.convert_to_tensor(state.metrics.learner["env_steps"])
         begin = tf.maximum(last, self.learning_starts)
         due = env_steps * up // down - begin * up // down
@@ -509,16 +509,16 @@ class ERLWorkflow(Workflow):
     def learner_steps(
         self, state: State, learner: Learner, name: str, env_steps: tf.Tensor
     ) -> LearnerSteps:
-        """Returns how learner steps are taken, each on fresh samples.
+        """Returns a function that takes learner steps, each on a fresh sample.
 
         Args:
-          state: Of the run.
-          learner: Over its variables.
-          name: Of the stage, "update" or a variant of it.
+          state: The state of the run.
+          learner: A learner over its variables.
+          name: The name of the stage, "update" or a variant of it.
           env_steps: int64, for schedules.
 
         Returns:
-          `take(number, key)`, which takes so many learner steps, step j with `fold_in(key, j)`, and
+          `take(number, key)`. It takes `number` learner steps, step j with `fold_in(key, j)`, and
           returns the means of their metrics, NaN without any.
         """
         buffer = self.replay_buffer(state)
@@ -545,7 +545,7 @@ class ERLWorkflow(Workflow):
         """Takes one learner step; a hook.
 
         Args:
-          learner: Over the variables of the state.
+          learner: A learner over the variables of the state.
           batch: `{module_id: rows}`.
           key: int32 [2].
           timesteps: int64, env steps so far.
@@ -561,10 +561,10 @@ class ERLWorkflow(Workflow):
     def train_offspring(
         self, state: State, population: Nest, key: tf.Tensor, env_steps: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], Nest]:
-        """Trains the first half of the candidates, see `train_members`; the critics in place.
+        """Trains the first half of the candidates, and the critics in place; see `train_members`.
 
         Args:
-          state: Of the run; of its leaves variables alone are used.
+          state: The state of the run; only its variables are used.
           population: Leaves `[P, ...]`.
           key: int32 [2].
           env_steps: int64, so far.
@@ -601,7 +601,7 @@ class ERLWorkflow(Workflow):
 
     @property
     def learner(self) -> Learner:
-        """The learner whose logic trains all states; `learner_of` is it over one of them."""
+        """The learner's logic; `learner_of` is it over the variables of a state."""
         if self._learner is None:
             with tf.init_scope():
                 self._learner = self.setup_agent(seeding.key(0)).form()
@@ -617,7 +617,7 @@ class ERLWorkflow(Workflow):
         return self.learner.over(own)
 
     def replay_buffer(self, state: State) -> Any:
-        """Returns the buffer over the experience of a state: `add`, `sample`, `size`."""
+        """Returns the replay buffer over the variables of a state: `add`, `sample`, `size`."""
         return self.replay.over(state.replay_buffer_state, self.replicas)
 
     def ready(self, state: State) -> State:
@@ -657,14 +657,14 @@ class ERLWorkflow(Workflow):
         return done.replace(rows=rows)  # type: ignore[no-any-return]
 
     def _row_of(self, module_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics of a module out of a row."""
+        """Returns the metrics of a module from a row."""
         prefix = self._named(module_id, "")
         return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
 
-    # What a runner asks.
+    # For the runner.
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
-        """Chooses graph or XLA for each stage by time, where that is asked for."""
+        """Settles the mode of each stage; "auto" times graph against XLA."""
         host, eager = isinstance(self.env, HostEnv), set(self.compile.values()) == {"eager"}
         between = "graph" if host and not eager else "eager"
         run_stages.modes.update(dict.fromkeys(("ask", "train", "learn", "tell"), between))
@@ -692,7 +692,7 @@ class ERLWorkflow(Workflow):
         return self._timed_update(state, run_stages)
 
     def _timed_update(self, state: State, run_stages: Stages) -> str:
-        """Times a learner step on a batch of zeros, and puts back what it changes."""
+        """Times a learner step on a batch of zeros, then restores the learner's variables."""
         learner, buffer = self.learner_of(state), self.replay_buffer(state)
         form: list[Nest] = []
 
@@ -719,18 +719,18 @@ class ERLWorkflow(Workflow):
         self._runners.clear()
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Settles the compile mode of every stage, and returns them by stage."""
+        """Settles and returns the compile modes by stage."""
         modes = self.runner(self.ready(state)).settled(state).modes
         return {name: modes[name] for name in STAGES}
 
     # Looking at a run.
 
     def agent_state(self, state: State) -> Any:
-        """Returns the AgentState of the first agent, values; with `train_half` of the centre."""
+        """Returns the first agent's AgentState as tensors; with `train_half` the centre."""
         return struct.values(next(iter(state.agent_state.values())))
 
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Evaluates the first agent, and what the search stands for, and its best member.
+        """Evaluates the first agent, the centre of the search, and the best member.
 
         Metrics: `eval_return_mean`, ... of the agent, `eval_centre_return_mean` (without
         `train_half`, where the agent is the centre), `eval_best_return_mean`.
@@ -747,16 +747,16 @@ class ERLWorkflow(Workflow):
         return metrics, after
 
     def warning_of(self, row: Mapping[str, Any]) -> str | None:
-        """Tells of the first members that are lost."""
+        """Returns a warning about lost members, or None."""
         return lost_warning(row)
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:
-        """Columns that the line of progress shows beside the mean fitness."""
+        """The metrics that the progress line shows beside the mean fitness."""
         return ("fitness_best", "fitness_std")
 
     def describe(self) -> str:
-        """Returns what learns what, in a few words."""
+        """Returns a short description: agents, search, task."""
         env: Any = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         agents = ", ".join(map(name_of, self.modules.values()))

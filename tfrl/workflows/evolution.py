@@ -1,4 +1,4 @@
-"""Evolution: a generation is one iteration, and one compiled call on the device."""
+"""Evolution: an iteration is a generation, on the device within one compiled call."""
 
 import importlib.util
 import math
@@ -45,9 +45,9 @@ from tfrl.workflows.stages import MODES, Stages, auto_needs_timing
 OBS_STATISTICS = ("none", "running", "fixed")
 # Env steps of random play that fix the statistics of observations.
 VIRTUAL_BATCH = 10_000
-# What the processor computes at once; the rest of a vector may round otherwise.
+# Lanes of the processor's vector unit; a partial vector may round differently.
 _LANES = 16
-# Members that play together on a CPU: XLA would share each small operation of more of them among
+# Members that play together on a CPU: for more of them XLA would split each small operation among
 # threads, which takes longer than the operation.
 _BLOCK = 256
 
@@ -57,9 +57,9 @@ class SearchState(struct.Struct):
     """The `opt_state` of a run.
 
     Attributes:
-      search: Of the optimizer.
-      best: The parameters of the fittest member of the last generation; of several objectives by
-        the first one.
+      search: The optimizer's state.
+      best: The parameters of the fittest member of the last generation; for several objectives by
+        the first.
     """
 
     search: EvoState
@@ -69,12 +69,12 @@ class SearchState(struct.Struct):
 class EvolutionWorkflow(Workflow):
     """Searches for the parameters of a policy by the returns of whole episodes.
 
-    An iteration is a generation: ask, play, tell. `agent_state` has what the search stands for (the
-    centre); it is evaluated, exported and filmed, and evaluations tell of the best member too.
+    An iteration is a generation: ask, play, tell. `agent_state` has the centre of the search, which
+    is evaluated, exported and recorded. Evaluations also report the best member.
     """
 
     env: Env
-    # What one replica plays in.
+    # The environments of one replica.
     part_env: Env
 
     def __init__(
@@ -97,36 +97,37 @@ class EvolutionWorkflow(Workflow):
         iterations_per_call: int | None = None,
         strategy: tf.distribute.Strategy | None = None,
     ):
-        """Assembles the static logic; `setup` makes what changes.
+        """Assembles the static logic; `setup` creates the state.
 
         Args:
-          env: The task, as `tfrl.make_env` gives it. On the device a generation plays in `pop_size`
-            times `episodes_per_member` copies of it, whatever number it has. On the host the
-            members take turns in its `num_envs` environments; of Gymnasium's one may fail, and its
-            member is lost.
-          agent: An agent whose parameters have the group `group`, or a function (such as the class)
-            that makes one from `obs_spec` and `action_spec`.
+          env: The task from `tfrl.make_env`. On the device a generation plays in `pop_size` times
+            `episodes_per_member` copies of it, whatever its `num_envs`. On the host the members
+            take turns in its `num_envs` environments. If a Gymnasium environment fails, its member
+            is lost.
+          agent: An agent with the group `group` of parameters, or a function (for example the
+            class) that makes one from `obs_spec` and `action_spec`.
           optimizer: A search of `tfrl.evolution`.
-          evaluator: Plays the evaluations, in environments of its own; None for `eval_episodes`
+          evaluator: Plays the evaluations, in separate environments; None for `eval_episodes`
             episodes in `eval_env`.
-          group: The group of parameters that is searched: "policy", of a TD3 agent "actor".
-          episodes_per_member: The fitness is a mean over so many episodes.
-          common_random_numbers: Whether all members of a generation start their episodes alike.
-          discount: Of the returns that the fitness is made of; None for undiscounted ones.
-          objectives: Names of rewards, each an objective of its own, where the environment pays a
-            dict of them.
+          group: The group of parameters to search: "policy", or "actor" for a TD3 agent.
+          episodes_per_member: Episodes of each member; the fitness is their mean return.
+          common_random_numbers: Whether all members of a generation use the same episode seeds.
+          discount: The discount of the fitness; None for undiscounted returns.
+          objectives: Names of rewards, one objective each, for an environment with a dict of
+            rewards.
           obs_statistics: For an agent that normalises observations: "running" statistics of all
-            that members see, or those of a "fixed" batch of random play; else "none".
-          max_episode_steps: Steps after which an episode is cut; None for the environment's limit.
-          eval_env: The environments to evaluate on; those of `env` by default.
+            members' observations, or statistics of a "fixed" batch of random play; else "none".
+          max_episode_steps: Steps after which episodes are truncated; None for the environment's
+            limit.
+          eval_env: The environments to evaluate on; by default those of `env`.
           eval_episodes: Episodes of one evaluation.
           compile: "auto", "xla", "graph" or "eager"; "auto" times graph against XLA.
-          iterations_per_call: Generations of one compiled call; None for about half a second.
+          iterations_per_call: Generations per compiled call; None for calls of half a second.
           strategy: A tf.distribute strategy, whose replicas divide the population.
 
         Raises:
           UserError: For a population that the replicas cannot divide, objectives that the
-            optimizer does not take, and what else does not fit.
+            optimizer does not take, and other inconsistent settings.
         """
         super().__init__(iterations_per_call=iterations_per_call)
         checks.at_least("episodes_per_member", episodes_per_member, 1)
@@ -178,7 +179,7 @@ class EvolutionWorkflow(Workflow):
             )
 
     def use_strategy(self, strategy: tf.distribute.Strategy) -> None:
-        """Spreads the population of runs that are set up from now on over the replicas."""
+        """Divides the population of later runs among the replicas of a strategy."""
         self.replicas = Replicas(strategy)
         parts, members = self.replicas.num_replicas, self.optimizer.pop_size
         if isinstance(self.env, HostEnv):
@@ -194,14 +195,14 @@ class EvolutionWorkflow(Workflow):
         if isinstance(self.env, HostEnv):
             self.part_env = self.env
             self._acting = PopulationActing(agent=self.agent, num_members=self.env.num_envs)
-        else:  # whole vectors of the processor: then the bits are those of any other split
+        else:  # whole processor vectors, so that every split gives the same bits
             padded = -(-members // parts // _LANES) * _LANES
             self.part_env = self.env.with_num_envs(padded * self.episodes_per_member)
 
-    # A run that begins.
+    # Setup.
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, SearchState]:
-        """Makes the agent's parameters, from which the search begins."""
+        """Creates the agent's parameters, from which the search begins."""
         keys = seeding.streams(key, ["agent", "search", "statistics"])
         agent_state = self.agent.init(keys["agent"])
         checks.known("group", [self.group], agent_state.params)
@@ -212,7 +213,7 @@ class EvolutionWorkflow(Workflow):
         return agent_state, SearchState(search=search, best=params)
 
     def _with_virtual_batch(self, agent_state: Any, key: tf.Tensor) -> Any:
-        """The agent's state with statistics of the observations of random play."""
+        """Returns the agent's state with observation statistics of random play."""
         from tfrl.agents import RandomAgent
 
         env = self.evaluator.env
@@ -233,16 +234,16 @@ class EvolutionWorkflow(Workflow):
     # A generation.
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
-        """One generation: ask, play, tell."""
+        """Runs one generation: ask, play, tell."""
         population, search = stages.stage("ask", self.optimizer.ask)(state.opt_state.search)
         played = self.play(state.agent_state, population, key)
         return stages.stage("tell", self.learn_from)(state, search, population, played)
 
     def play(self, agent_state: Any, population: Nest, key: tf.Tensor) -> Played:
-        """Plays the episodes of all members, each replica those of its part.
+        """Plays the episodes of all members, divided among the replicas.
 
         Args:
-          agent_state: The agent's; its group of the search is not read.
+          agent_state: The agent's state; the searched group is not read.
           population: Leaves `[P, ...]`.
           key: int32 [2].
 
@@ -275,7 +276,7 @@ class EvolutionWorkflow(Workflow):
     def _played(
         self, agent_state: Any, population: Nest, start: Nest, key: tf.Tensor, first: tf.Tensor
     ) -> Played:
-        """The episodes of one replica's members, which begin with number `first`."""
+        """Plays the episodes of one replica's members, from number `first` on."""
         members, episodes = self.optimizer.pop_size, self.episodes_per_member
         part, padded = members // self.replicas.num_replicas, self.part_env.num_envs // episodes
         if self.replicas.several or padded != members:
@@ -303,7 +304,7 @@ class EvolutionWorkflow(Workflow):
 
     @property
     def _options(self) -> dict[str, Any]:
-        """What the play of a population is told."""
+        """Returns the options of playing a population."""
         return {
             "discount": self.discount,
             "length": self.max_episode_steps,
@@ -311,7 +312,7 @@ class EvolutionWorkflow(Workflow):
         }
 
     def _seeds(self, key: tf.Tensor) -> np.ndarray:
-        """Seeds of the episodes on the host, int64 [P, E]; members share them where asked."""
+        """Returns seeds of the episodes on the host, int64 [P, E]; see `common_random_numbers`."""
         members, episodes = self.optimizer.pop_size, self.episodes_per_member
         if self.common_random_numbers:
             return np.tile(row_seeds(key, episodes), (members, 1))
@@ -320,7 +321,7 @@ class EvolutionWorkflow(Workflow):
     def learn_from(
         self, state: State, search: EvoState, population: Nest, played: Played
     ) -> tuple[dict[str, tf.Tensor], State]:
-        """Tells the search what its members were worth.
+        """Tells the search the fitness of its members.
 
         Returns:
           `{name: float32 scalar}`, and the state after the generation.
@@ -330,7 +331,7 @@ class EvolutionWorkflow(Workflow):
         first = fitness[:, 0] if fitness.shape.rank == 2 else fitness
         metrics, index = fitness_metrics(first)
         best = struct.take(population, index)
-        # What was asked for is given: it would be drawn again.
+        # Passes the population that `ask` drew: `tell` would draw it again.
         descriptors = {"descriptors": self.descriptors(played)} if self._describes else {}
         search = self.optimizer.tell(search, fitness, population, **descriptors)
         agent_state = self._with_params(state.agent_state, search.params)
@@ -357,7 +358,7 @@ class EvolutionWorkflow(Workflow):
         )
 
     def fitness(self, played: Played) -> tf.Tensor:
-        """Returns the fitness, float32 `[P]` or `[P, M]`, of what the members played; a hook."""
+        """Returns the members' fitness, float32 `[P]` or `[P, M]`; a hook."""
         return fitness_of(
             played.totals, discounted=self.discount is not None, objectives=self.objectives
         )
@@ -367,7 +368,7 @@ class EvolutionWorkflow(Workflow):
         return isinstance(self.optimizer, MAPElites)
 
     def descriptors(self, played: Played) -> tf.Tensor:
-        """Returns what MAPElites tells members apart by, float32 `[P, K]`; a hook."""
+        """Returns the members' behaviour descriptors for MAPElites, float32 `[P, K]`; a hook."""
         raise UserError(
             f"{type(self).__name__}.descriptors",
             expected="a method that describes what members played, for MAPElites",
@@ -379,10 +380,10 @@ class EvolutionWorkflow(Workflow):
     def _with_params(self, agent_state: Any, params: Nest) -> Any:
         return agent_state.replace(params={**agent_state.params, self.group: params})
 
-    # What a runner asks.
+    # For the runner.
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
-        """Chooses graph or XLA for a generation by time, where that is asked for."""
+        """Settles the mode of a generation; "auto" times graph against XLA."""
         if isinstance(self.env, HostEnv):
             run_stages.modes.update(loop="eager", ask="graph", tell="graph")
             return
@@ -393,23 +394,23 @@ class EvolutionWorkflow(Workflow):
         elif mode == "auto" and self.replicas.several:
             mode = "xla"
         mode = choose_loop(mode, run_stages, lambda state: self.iterate(state, state.key), state)
-        if self.replicas.several:  # whose reductions are outside of XLA
+        if self.replicas.several:  # reductions over replicas run outside of XLA
             run_stages.modes["play"], mode = mode, "graph"
         run_stages.modes["loop"] = mode
 
     @property
     def _host_policy(self) -> Any:
-        """How members act on the host: its mode is chosen by time in the first round."""
+        """The members' policy on the host; its mode is timed in the first round."""
         return policy_for(self.env, self._acting, self._acting.evaluate_actions)  # type: ignore[arg-type]
 
     def use_compile(self, choices: str | Mapping[str, str]) -> None:
-        """Sets the compile mode, and on the host that of the acting, as a run has them stored."""
+        """Sets the compile mode, on the host also the policy's, for example of a checkpoint."""
         super().use_compile(choices)
         if isinstance(self.env, HostEnv) and isinstance(choices, Mapping):
             self._host_policy.mode = choices.get("acting")
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Settles how a generation is compiled."""
+        """Settles and returns the compile mode of a generation."""
         if isinstance(self.env, HostEnv):
             acting = self._host_policy.mode
             return {"iterations": "eager", **({"acting": acting} if acting else {})}
@@ -421,7 +422,7 @@ class EvolutionWorkflow(Workflow):
     # Looking at a run.
 
     def evaluate(self, state: State) -> tuple[dict[str, float], State]:
-        """Evaluates what the search stands for, and the best member: `eval_best_return_mean`."""
+        """Evaluates the centre of the search and the best member: `eval_best_return_mean`."""
         key = seeding.fold_in(seeding.stream(state.key, "evaluation"), state.metrics.evaluations)
         metrics, after = super().evaluate(state)
         best = self._with_params(self.agent_state(state), state.opt_state.best)
@@ -429,7 +430,7 @@ class EvolutionWorkflow(Workflow):
         return {**metrics, "eval_best_return_mean": result.metrics()["eval_return_mean"]}, after
 
     def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
-        """Draws the front of several objectives, where matplotlib is installed."""
+        """Plots the Pareto front of several objectives, if matplotlib is installed."""
         search = state.opt_state.search.search
         if not self.objectives or importlib.util.find_spec("matplotlib") is None:
             return {}
@@ -438,16 +439,16 @@ class EvolutionWorkflow(Workflow):
         return {"Front": path}
 
     def warning_of(self, row: Mapping[str, Any]) -> str | None:
-        """Tells of the first members that are lost."""
+        """Returns a warning about lost members, or None."""
         return lost_warning(row)
 
     @property
     def screen_metrics(self) -> tuple[str, ...]:
-        """Columns that the line of progress shows beside the mean fitness."""
+        """The metrics that the progress line shows beside the mean fitness."""
         return ("fitness_best", "fitness_std")
 
     def describe(self) -> str:
-        """Returns what searches for what, in a few words."""
+        """Returns a short description: search, agent, task."""
         env: Any = self.env
         task = env.backend.name if isinstance(env, HostEnv) else type(env.unwrapped).__name__
         name, size = type(self.optimizer).__name__, self.optimizer.pop_size

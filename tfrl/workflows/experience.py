@@ -1,4 +1,4 @@
-"""What an off-policy iteration asks of a replay buffer in the graph."""
+"""The replay buffer in the graph, as an off-policy iteration uses it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class InGraphExperience:
-    """A buffer over the variables of a state.
+    """A replay buffer over the variables of a state.
 
     Attributes:
       buffer: The buffer.
-      host_outputs: The dtypes of what a call leaves to Python; none.
+      host_outputs: The dtypes of a call's outputs that Python processes; none.
     """
 
     host_outputs: tuple[tf.DType, ...] = ()
 
     def __init__(self, workflow: OffPolicyWorkflow, buffer: InGraphBuffer | ReplicatedBuffer):
-        """Takes a buffer, of one or of several replicas."""
+        """Takes a buffer of one or several replicas."""
         self._workflow, self.buffer = workflow, buffer
 
     def can_sample(self, size: int, state: State) -> bool:
-        """Whether there are so many items; from Python."""
+        """Whether the buffer has `size` items; called from Python."""
         ask = self._workflow.runner(state).once(
             state, ("can sample", size), lambda: self.buffer.can_sample(size)
         )
@@ -40,17 +40,17 @@ class InGraphExperience:
     # Traced.
 
     def add(self, trajectory: Trajectory) -> None:
-        """Stores what was played."""
+        """Stores a rollout."""
         self.buffer.add(trajectory)
 
     def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
         """Draws the batch of a learner step."""
         batch = self.buffer.sample(key, self._workflow.batch_size, beta)
-        # What nobody asks for costs something in every iteration of a graph.
+        # An unused index would cost time in every iteration of a graph.
         return batch if self._workflow.prioritized else batch.replace(index=None)
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
-        """Sets priorities; leaves nothing to Python."""
+        """Sets priorities; returns no outputs for Python."""
         self.buffer.update_priorities(index, priorities)
         return []
 
@@ -66,7 +66,7 @@ class InGraphExperience:
         tf.function(sample, autograph=False).get_concrete_function()  # and not run
         return form[0]
 
-    # What a checkpoint holds.
+    # Checkpoints.
 
     def paths(self) -> set[str]:
         """Returns the paths of `values`, without a copy of the buffer."""
@@ -76,11 +76,11 @@ class InGraphExperience:
         return {self._path_of(w, path) for w in range(group.num_workers) for path in own}
 
     def values(self) -> dict[str, Any]:
-        """Returns the values of the buffers of all processes; the chief gets those of others."""
+        """Returns the values of all processes' buffers, gathered at the chief."""
         return of_all_processes(self._workflow, self.buffer.state_values(), self._path_of)
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `values` gave."""
+        """Loads the result of `values`."""
         group = self._workflow.worker_group
         names = {path: path for path in self.buffer.state_paths()}
         if group is not None:
@@ -88,7 +88,7 @@ class InGraphExperience:
         self.buffer.load_values({path: values[name] for path, name in names.items()})
 
     def _path_of(self, worker: int, path: str) -> str:
-        """What a checkpoint calls a value of one of several processes' buffer."""
+        """Returns the path in a checkpoint of a value of a worker's buffer."""
         number, _, rest = path.partition("/")
         return f"{worker * self._workflow.replicas.num_local + int(number)}/{rest}"
 
@@ -96,11 +96,11 @@ class InGraphExperience:
 def of_all_processes(
     workflow: OffPolicyWorkflow, own: Mapping[str, Any], path_of: Any
 ) -> dict[str, Any]:
-    """Returns the values of the buffers of all processes; those that are not the chief get none.
+    """Gathers the values of all processes' buffers at the chief; other processes return {}.
 
     Args:
       workflow: The workflow.
-      own: Those of this process by path.
+      own: The values of this process by path.
       path_of: `path_of(worker, path)` is the path of a value of another process.
     """
     group = workflow.worker_group
@@ -110,7 +110,7 @@ def of_all_processes(
     for path in sorted(own):
         value = np.asarray(own[path])
         parts = group.gather_to_chief(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-        shape = [-1] if value.ndim == 1 else value.shape  # files are of different lengths
+        shape = [-1] if value.ndim == 1 else value.shape  # files differ in length
         for worker, part in enumerate(parts):
             merged[path_of(worker, path)] = part.view(value.dtype).reshape(shape)
     return merged

@@ -1,8 +1,8 @@
-"""Calls of compiled functions from Python, at a fraction of TensorFlow's own overhead.
+"""Calls compiled functions from Python at a fraction of TensorFlow's overhead.
 
-`tf.function` looks at every argument to find the trace that fits: a few dozen small tensors take it
-half a millisecond, several times what a small update takes. A loop that calls one trace again and
-again gives it flat lists of tensors instead.
+`tf.function` inspects every argument to find the trace that fits. A few dozen small tensors take
+half a millisecond, several times as long as a small update. A loop over one trace passes flat lists
+of tensors instead.
 """
 
 import math
@@ -27,18 +27,18 @@ class FastCall:
         *,
         jit: bool = False,
     ):
-        """Prepares; nothing is traced yet.
+        """Traces nothing yet.
 
         Args:
           fn: `fn(*tensors)` returns a list of tensors.
-          bind: `bind(make, args)` returns what `Traces.bound` does.
+          bind: `bind(make, args)` returns a bound trace as `Traces.bound` does.
           jit: Whether XLA compiles it.
         """
         self._fn, self._bind, self._jit = fn, bind, jit
         self._call: Callable[..., list[tf.Tensor]] | None = None
 
     def forget_function(self) -> None:
-        """Drops the function behind the trace, with all that it refers to."""
+        """Drops the Python function behind the trace and everything that it refers to."""
         self._fn = self._bind = _forgotten
 
     def _make(self) -> Any:
@@ -46,7 +46,7 @@ class FastCall:
         return tf.function(counted_apart(traced), autograph=False, jit_compile=self._jit)
 
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls it; the tensors must be shaped as those of the first call."""
+        """Calls the function; the tensors must have the shapes of the first call."""
         if self._call is None:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
             self._call = self._bind(self._make, specs).direct()
@@ -58,10 +58,10 @@ def _forgotten(*args: Any) -> Any:
 
 
 def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
-    """Returns a call of a `tf.function` on given arguments that leaves out what Python does in one.
+    """Binds arguments to a tf.function and skips Python's processing of them.
 
-    For timing: Python takes a millisecond for the arguments of a learner step, which a graph and
-    the loop on the host do not. A function of Python's is called as it is.
+    For timing: Python takes a millisecond for the arguments of a learner step; a graph and the loop
+    on the host do not. A plain Python function is called normally.
     """
     if not hasattr(fn, "get_concrete_function"):
         return lambda: fn(*args)
@@ -70,23 +70,23 @@ def bound_call(fn: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
     tensors = [x for x in leaves if tf.is_tensor(x)]
     arguments = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
     if [x.dtype for x in tensors] != [x.dtype for x in arguments]:
-        return lambda: fn(*args)  # some are Python's, or variables
+        return lambda: fn(*args)  # some arguments are Python values or variables
     return lambda: tf_private.call_flat(concrete, tensors, concrete.captured_inputs)
 
 
 class AsyncExecutor:
-    """Runs calls in the background, one after the other, while Python goes on.
+    """Runs calls in the background, one after the other, while Python continues.
 
-    A call returns at once; `numpy()` of one of its results waits for it, and must come before
-    anything else is asked of them. An error of a call is raised there.
+    A call returns at once. `numpy()` on one of its results waits for the call, and raises its
+    error. Call it before any other use of the results.
     """
 
     def __init__(self) -> None:
-        """Starts the thread in which TensorFlow runs the calls."""
+        """Starts TensorFlow's thread for the calls."""
         self._executor = tf_private.async_executor()
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Calls `fn(*args)` without waiting for what TensorFlow computes in it."""
+        """Calls `fn(*args)` without waiting for its TensorFlow operations."""
         return tf_private.call_within(self._executor, fn, *args)
 
     def wait(self) -> None:
@@ -94,40 +94,40 @@ class AsyncExecutor:
         self._executor.wait()
 
     def forget_error(self) -> None:
-        """Is called when a call has failed: further calls would raise its error again."""
+        """Clears the error of a failed call, which further calls would raise again."""
         self._executor.clear_error()
 
 
 class FastReading:
     """The elements of an iterator as flat lists of tensors.
 
-    An iterator's own `get_next` makes its nest and looks at every tensor, which takes several
-    times as long as a small element itself. Within an `AsyncExecutor` a call returns at once.
+    `get_next` of an iterator builds a nest and inspects every tensor, which takes several times as
+    long as reading a small element. Within an `AsyncExecutor` a call returns at once.
     """
 
     def __init__(self, iterator: Any):
-        """Takes an iterator of a dataset of tensors, whose shapes are known."""
+        """Takes an iterator of a dataset of tensors with static shapes."""
         self._read = tf_private.element_reader(iterator)
 
     def __call__(self) -> list[tf.Tensor]:
         """Returns the next element's leaves.
 
         Raises:
-          tf.errors.OutOfRangeError: There is none; in an asynchronous executor later.
+          tf.errors.OutOfRangeError: At the end of the dataset; later in an `AsyncExecutor`.
         """
         return self._read()
 
 
 class JoinedOutputs:
-    """Tensors of a call that Python reads, joined by dtype: each that it reads takes its time."""
+    """Joins tensors by dtype, since Python pays for each tensor that it reads."""
 
     def __init__(self) -> None:
-        """Takes their form at the first `join`."""
+        """`join` records the shapes."""
         self._shapes: list[tuple[int, ...]] = []
         self._groups: list[list[int]] = []
 
     def join(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns a vector for each dtype; traced."""
+        """Returns one vector for each dtype; traced."""
         groups: dict[tf.DType, list[int]] = {}
         for i, x in enumerate(tensors):
             groups.setdefault(x.dtype, []).append(i)
@@ -136,7 +136,7 @@ class JoinedOutputs:
         return [tf.concat([tf.reshape(tensors[i], [-1]) for i in g], 0) for g in self._groups]
 
     def arrays(self, joined: Sequence[tf.Tensor]) -> list[np.ndarray]:
-        """Returns the tensors of `join` in NumPy; waits for their call."""
+        """Returns the tensors of `join` as NumPy arrays; waits for their call."""
         arrays: list[Any] = [None] * len(self._shapes)
         for group, vector in zip(self._groups, joined, strict=True):
             values, at = vector.numpy(), 0

@@ -1,4 +1,4 @@
-"""The training loop: the only one, whatever the algorithm."""
+"""The training loop of all algorithms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tfrl.workflows.run_state import State
 
 _CALL_SECONDS = 0.5
-# Of a checkpoint's manifest: `{file: rows}` that were on the disk when it was saved.
+# Key of a checkpoint's manifest: `{file: rows}` on disk when it was saved.
 _NUM_ROWS = "num_rows"
 _EVAL_RETURN = "eval_return_mean"
 
@@ -43,10 +43,10 @@ class RunReport:
     Attributes:
       stopped_by: "budget", "target_return", "callback", or "worker" for a callback of another
         process of the strategy.
-      env_steps: Env steps at the end, over all continuations.
+      env_steps: Env steps at the end, over all starts of the run.
       seconds: Wall seconds of this call of `learn`.
-      env_steps_per_second: Env steps of this call per second of training, compilation and
-        evaluation left out; per wall second when there was one compiled call only.
+      env_steps_per_second: Env steps of this call per second of training, without compilation and
+        evaluation; per wall second if there was only one compiled call.
     """
 
     stopped_by: str
@@ -57,11 +57,11 @@ class RunReport:
 
 @dataclasses.dataclass
 class RunTime:
-    """Time that a run has taken over all its starts.
+    """The time of a run, over all its starts.
 
     Attributes:
-      wall_seconds: In `learn`.
-      train_seconds: In compiled calls, the first of every start (which compiles) left out.
+      wall_seconds: Seconds in `learn`.
+      train_seconds: Seconds in compiled calls, without the first of every start, which compiles.
       train_steps: Env steps of these calls.
     """
 
@@ -71,13 +71,13 @@ class RunTime:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> RunTime:
-        """Reads it from the manifest of a checkpoint, which may lack it."""
+        """Reads it from a checkpoint's manifest; missing fields are 0."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: manifest[name] for name in names if name in manifest})
 
     @property
     def env_steps_per_second(self) -> float | None:
-        """The speed of training, or None when there was no call beyond the compiling ones."""
+        """The speed of training, or None if all calls have compiled."""
         return self.train_steps / self.train_seconds if self.train_seconds > 0 else None
 
 
@@ -85,7 +85,7 @@ class TrainingLoop:
     """One call of `Workflow.learn`."""
 
     def __init__(self, workflow: Workflow, options: RunOptions, callbacks: Sequence[Any]):
-        """Prepares; files are touched by `run`."""
+        """Touches no files; `run` does."""
         self.workflow = workflow
         self.options = options
         self.callbacks = CallbackList(callbacks)
@@ -96,7 +96,7 @@ class TrainingLoop:
         self._folder: RunFolder | None = None
         self._identity: os.stat_result | None = None
         self._worker_group = workflow.worker_group
-        # Of several processes one keeps the files and shows the progress.
+        # The chief of several processes writes the files and shows the progress.
         self._leads = self._worker_group is None or self._worker_group.is_chief
         self._stop: str | None = None
         self._iterations = workflow.iterations_per_call or 1
@@ -133,7 +133,7 @@ class TrainingLoop:
                 }
                 recorders.append(makers[name](folder))
         self.recorder = RecorderGroup(recorders)
-        # Rows after the checkpoint that is gone on from will be written again.
+        # Rows after the restored checkpoint will be written again.
         self.recorder.truncate(env_steps)
         if folder is not None:
             self._folder, self._identity = folder, os.stat(folder.root)
@@ -167,7 +167,7 @@ class TrainingLoop:
         self.workflow.adopt(state, folder.checkpoints)
 
     def _note_missing_rows(self, env_steps: int) -> None:
-        """Says how many rows the files of metrics have lost since the checkpoint was saved."""
+        """Logs how many rows the metrics files have lost since the checkpoint was saved."""
         written = self.manager.manifest(env_steps).get(_NUM_ROWS, {}) if self.manager else {}
         for name, rows in self.recorder.num_rows.items():
             missing = written.get(name, rows) - rows
@@ -182,7 +182,7 @@ class TrainingLoop:
             self._folder.check_there(self._identity)
 
     def _log(self, message: str) -> None:
-        """Prints a line that does not break into the progress."""
+        """Prints a line without breaking the progress display."""
         message = working_copy.named(message)
         if self.progress is not None:
             self.progress.log(message)
@@ -208,7 +208,7 @@ class TrainingLoop:
                 state, env_steps, row = self._call(state, env_steps)
                 state, evaluated = self._evaluate_if_due(state, row, env_steps)
                 self._film_if_due(state, row, env_steps)
-                # Rows first: a checkpoint promises that all before it is on disk.
+                # Rows first: a checkpoint promises that all rows before it are on disk.
                 self._record(row)
                 saved = self._checkpoint_if_due(state, env_steps, evaluated)
             if saved != env_steps and self.options.root_dir is not None:
@@ -232,23 +232,23 @@ class TrainingLoop:
         return state
 
     def _broadcast(self, value: int) -> int:
-        """What the chief found; the processes must not part at a decision by time or by files."""
+        """Returns the chief's value: decisions by time or files must agree in all processes."""
         return (
             int(value) if self._worker_group is None else int(self._worker_group.broadcast(value))
         )
 
     def _stops(self) -> bool:
-        """Whether the run ends here, by this process or another."""
+        """Whether this process or another ends the run here."""
         if self._worker_group is not None and self._worker_group.any(self._stop is not None):
             self._stop = self._stop or "worker"
         return self._stop is not None
 
     def _next(self, interval: int | None, env_steps: int) -> float:
-        """The first multiple of an interval after `env_steps`."""
+        """Returns the first multiple of an interval after `env_steps`."""
         return math.inf if interval is None else (env_steps // interval + 1) * interval
 
     def _call(self, state: State, env_steps: int) -> tuple[State, int, list[dict[str, Any]]]:
-        """One compiled call: the new state, env steps, and its rows."""
+        """Runs one compiled call; returns the new state, env steps, and its rows."""
         options = self.options
         self._eval_due = self._next(options.eval_interval, env_steps)
         self._save_due = self._next(options.checkpoint_interval, env_steps)
@@ -267,7 +267,7 @@ class TrainingLoop:
             self._train_steps += new_steps - env_steps
             self.workflow.run_time.train_seconds += seconds
             self.workflow.run_time.train_steps += new_steps - env_steps
-        # Several iterations may share a row. Of a resumed run the first call counts too many.
+        # Several iterations may share a row. The first call of a resumed run counts too many.
         before, self._done = self._done, int(rows[-1].get("iterations", self._done + len(rows)))
         self._adapt(seconds / (self._done - before))
         rows[-1].update({f"time/{k}": v for k, v in done.seconds.items()})
@@ -281,7 +281,7 @@ class TrainingLoop:
         return done.state, new_steps, rows
 
     def _warn(self, rows: list[dict[str, Any]]) -> None:
-        """Says what has gone wrong in part; rows go on to tell it."""
+        """Logs the first warning about the rows of metrics."""
         warnings = (
             [] if self._warned else [w for row in rows if (w := self.workflow.warning_of(row))]
         )
@@ -290,13 +290,13 @@ class TrainingLoop:
         self._warned |= bool(warnings)
 
     def _adapt(self, seconds_per_iteration: float) -> None:
-        """Chooses the iterations of the next call; the first two calls are slow and no measure."""
+        """Chooses the iterations of the next call; the first two calls are too slow to count."""
         if self.workflow.iterations_per_call is None:
             wanted = max(1, round(_CALL_SECONDS / max(seconds_per_iteration, 1e-9)))
             self._iterations = min(wanted, self._iterations * 8)
 
     def _compiled(self, state: State) -> bool:
-        """Whether the call that led to a state was the first of its phase, which compiles."""
+        """Whether the call before `state` was the first of its phase, which compiles."""
         before, self._phases = self._phases, len(self.workflow.runner(state).phases)
         return self._phases > before or self._calls == 1
 
@@ -313,7 +313,7 @@ class TrainingLoop:
     def _evaluate_if_due(
         self, state: State, rows: list[dict[str, Any]], env_steps: int
     ) -> tuple[Any, float | None]:
-        """Evaluates when its multiple is reached; the metrics join the last row."""
+        """Evaluates if due; the metrics join the last row."""
         if env_steps < self._eval_due:
             return state, None
         start = time.monotonic()
@@ -331,7 +331,7 @@ class TrainingLoop:
         return state, self._last_eval
 
     def _film_if_due(self, state: State, rows: list[dict[str, Any]], env_steps: int) -> None:
-        """Records a video when its multiple is reached."""
+        """Records a video if due."""
         if self._filming is not None and env_steps >= self._film_due:
             start = time.monotonic()
             self._filming.record(state, env_steps)
@@ -347,7 +347,7 @@ class TrainingLoop:
     def _checkpoint_if_due(
         self, state: State, env_steps: int, evaluated: float | None
     ) -> int | None:
-        """Saves by steps, by time, and at an evaluation that is the best so far."""
+        """Saves a checkpoint if due by steps or by time, and at the best evaluation so far."""
         if self.options.root_dir is None:
             return None
         seconds = self.options.checkpoint_seconds
@@ -364,7 +364,7 @@ class TrainingLoop:
         return math.isfinite(evaluated) and (best is None or evaluated > best)
 
     def _save(self, state: State, env_steps: int, evaluated: float | None) -> None:
-        """Saves a checkpoint: all processes give their part, the chief writes."""
+        """Saves a checkpoint: the chief gathers the values of all processes and writes."""
         values = self.workflow.state_values(state)
         manager = self.manager
         if manager is None:

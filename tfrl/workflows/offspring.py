@@ -1,4 +1,4 @@
-"""Gradient steps of a population's members along critics that they share, as of CEM-RL."""
+"""Policy gradient steps of a population's members by shared critics, as in CEM-RL."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,13 +18,13 @@ LearnerSteps = Callable[[tf.Tensor, tf.Tensor], Row]
 
 
 class OneUpdate:
-    """An off-policy agent of which one update runs, whatever its `every`.
+    """Wraps an off-policy agent so that only one update runs, at every step.
 
-    The target networks of the groups that it trains follow after each step; others stay.
+    The target networks of its groups move after each step; others stay.
     """
 
     def __init__(self, agent: Any, name: str):
-        """Takes the agent, and the name of the update."""
+        """Takes the agent and the name of the update."""
         self._agent = agent
         (self._update,) = (u for u in agent.updates if u.name == name)
 
@@ -33,11 +33,11 @@ class OneUpdate:
 
     @property
     def updates(self) -> tuple[Any, ...]:
-        """The one."""
+        """The one update, with `every=1`."""
         return (self._update.replace(every=1),)
 
     def on_update_metrics(self, state: AgentState, metrics: dict[str, tf.Tensor]) -> AgentState:
-        """Counts nothing: no target network waits."""
+        """Returns the state unchanged: no update of a target network is delayed."""
         return state
 
     def after_update_due(self, state: AgentState, timesteps: tf.Tensor) -> None:
@@ -45,7 +45,7 @@ class OneUpdate:
         return None
 
     def after_update(self, state: AgentState, timesteps: tf.Tensor) -> AgentState:
-        """Moves the target networks of the groups that are trained."""
+        """Moves the target networks of the trained groups."""
         own = [g for g in self._update.groups if g in state.target_params]
         target = {g: state.target_params[g] for g in own}
         moved = polyak_update(target, {g: state.params[g] for g in own}, self._agent.tau)
@@ -53,7 +53,7 @@ class OneUpdate:
 
 
 def with_one_update(learner: Learner, module_id: str, name: str) -> Learner:
-    """Returns a learner over the same variables that takes one update of a module alone.
+    """Returns a learner over the same variables that runs only one update of one module.
 
     Args:
       learner: The learner of off-policy agents.
@@ -79,23 +79,23 @@ def train_members(
 ) -> tuple[Nest, Row]:
     """Trains the first members of a population, one after the other; traced.
 
-    A member becomes the actor and the target actor, with a fresh optimizer. The critics take their
-    share of the steps; then the actor takes all of them.
+    Each member is copied into the actor and the target actor, with a fresh optimizer. The critics
+    take their share of the steps, then the actor takes `number` steps.
 
     Source: Pourchot & Sigaud 2019, algorithm 1, https://arxiv.org/abs/1810.01222.
 
     Args:
       population: Leaves `[P, ...]`.
-      number_of_members: How many are trained.
+      number_of_members: The number of members to train.
       steps: `{name of the update: its steps}`, the critics' first.
-      number: int32 scalar: steps of the critics in all, and of each actor.
+      number: int32 scalar: steps of the critics in all, and of each member's actor.
       key: int32 [2].
       actor: The actor's variables.
       target: The target actor's variables, or None.
       slots: The variables of the actor's optimizer, by path.
 
     Returns:
-      The population, and the means of the metrics.
+      The population and the means of the metrics.
     """
     critic, _ = steps
 
@@ -126,7 +126,7 @@ def train_members(
 
 
 def named_by(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the metrics of one update under its name, as a step of several updates has them."""
+    """Prefixes the metrics of one update with its name, as in a step of several updates."""
     named = {}
     for key, value in row.items():
         before, _, rest = key.rpartition("nonfinite/")

@@ -1,4 +1,4 @@
-"""What `Workflow.learn` is asked to do, apart from the algorithm."""
+"""Options of `Workflow.learn` that do not depend on the algorithm."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ class RunOptions(struct.Struct):
     """Budget, evaluation, checkpoints and records of a run. Counts are in env steps.
 
     Attributes:
-      total_env_steps: The budget; the run ends with the iteration that reaches it. A larger one
+      total_env_steps: The budget; the run ends with the iteration that reaches it. A larger budget
         continues the same run.
       root_dir: The run folder, or None for a run that leaves no files.
       eval_interval: Env steps between evaluations, or None for none.
       target_return: Stops at the first evaluation whose mean return reaches it, or None.
       checkpoint_seconds: Seconds between checkpoints, or None for none by time.
       checkpoint_interval: Env steps between checkpoints, or None for none by steps.
-      max_to_keep: How many of the newest checkpoints stay; the best by return stays besides.
-      recorders: Who gets the metrics rows: of console, csv, jsonl, tensorboard, wandb.
+      max_to_keep: The number of newest checkpoints to keep, besides the best by return.
+      recorders: The recorders of metrics rows: of console, csv, jsonl, tensorboard, wandb.
       progress: Whether to show progress (a bar on a terminal, plain lines elsewhere).
       video_interval: Env steps between videos of an episode of the greedy policy, which go to
         `videos/step_<env_steps>.mp4` and to TensorBoard; None or 0 for none in training.
-      video_seed: Of the recorded episodes, which all start alike.
+      video_seed: The seed of all recorded episodes.
     """
 
     total_env_steps: int
@@ -97,11 +97,11 @@ def with_changes(options: RunOptions | None, changes: Mapping[str, Any]) -> RunO
     """Returns options with some fields changed.
 
     Args:
-      options: What to change, or None for the defaults.
+      options: The options to change, or None for the defaults.
       changes: `{field: value}`.
 
     Raises:
-      UserError: For a name that is no field, or a value that is wrong.
+      UserError: For an unknown field or a wrong value.
     """
     kind: Any = RunOptions if options is None else type(options)
     known = [field.name for field in dataclasses.fields(kind)]

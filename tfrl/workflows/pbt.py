@@ -1,4 +1,4 @@
-"""Population-based training: runs of one workflow, stacked, that take over from each other."""
+"""Population-based training: stacked runs of one workflow that copy each other's state."""
 
 import functools
 import importlib.util
@@ -34,8 +34,8 @@ class PBTState(struct.Struct):
 
     Attributes:
       members: The states of the members, leaves `[P, ...]`.
-      velocity: float32 [H, P], of exploration that keeps one.
-      lineage: What happened.
+      velocity: float32 [H, P], for an exploration with velocities.
+      lineage: The record of exploitation and exploration.
     """
 
     members: State
@@ -44,14 +44,14 @@ class PBTState(struct.Struct):
 
 
 class PBTWorkflow(Workflow):
-    """Trains P members of one workflow in one compiled call, and lets bad ones follow good ones.
+    """Trains P members of one workflow in one compiled call; bad members copy good ones.
 
     An iteration is a round: `iterations_per_round` iterations of each member, their fitness, then
-    exploitation (who goes on with whose state) and exploration (which hyperparameters are tried
-    next). Members differ in their state only, so that they share a trace. On a CPU as many of them
-    train at a time as there are cores.
+    exploitation (which member copies which) and exploration (new hyperparameters). Members differ
+    only in their state, so they share a trace. On a CPU, as many train at a time as there are
+    cores.
 
-    `agent_state` is that of the best member: it is evaluated, exported and filmed.
+    `agent_state` is the best member's; it is evaluated, exported and recorded.
 
     Source: Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846.
     """
@@ -70,27 +70,27 @@ class PBTWorkflow(Workflow):
         compile: str = "auto",
         iterations_per_call: int | None = None,
     ):
-        """Assembles the static logic; `setup` makes what changes.
+        """Assembles the static logic; `setup` creates the state.
 
         Args:
           workflow: Trains one member, on device environments: an OnPolicyWorkflow, an
             OffPolicyWorkflow whose replay buffer is in the graph, uniform and of single items, or
             an EvolutionWorkflow.
-          hyperparameters: What members differ in.
+          hyperparameters: The hyperparameters that members differ in.
           num_members: P.
           iterations_per_round: Iterations of each member between two exploitations.
-          exploit: Who goes on with whose state: `Truncation()` by default, `Tournament()`,
+          exploit: Chooses which member copies which: `Truncation()` by default, `Tournament()`,
             `Pairs()`, or a function of fitness [P] and a key.
-          explore: Which values are tried next: `Perturb()` by default, `CSOExplore()`.
+          explore: Chooses the next values: `Perturb()` by default, `CSOExplore()`.
           fitness: "training", the mean return of the episodes that ended last, or "evaluation",
-            the mean return of the workflow's own evaluation.
+            the mean return of the workflow's evaluation.
           max_rounds_recorded: Rounds that the lineage holds.
           compile: "auto", "xla", "graph" or "eager", of the members; "auto" times graph against
             XLA.
-          iterations_per_call: Rounds of one compiled call; None for about half a second.
+          iterations_per_call: Rounds per compiled call; None for calls of about half a second.
 
         Raises:
-          UserError: For a workflow whose states do not stack, and what else does not fit.
+          UserError: For a workflow whose states do not stack, and other inconsistent settings.
         """
         super().__init__(iterations_per_call=iterations_per_call)
         checks.at_least("num_members", num_members, 1)
@@ -109,12 +109,12 @@ class PBTWorkflow(Workflow):
         self.compile = compile
         self.agent, self.env, self.evaluator = workflow.agent, workflow.env, workflow.evaluator
 
-    # A run that begins.
+    # Setup.
 
     def setup_agent_and_optimizer(self, key: tf.Tensor) -> tuple[Any, PBTState]:
         """Sets up every member, with hyperparameters drawn from their ranges.
 
-        Replay buffers are filled: each member has played what comes before its first learner step.
+        Replay buffers are filled: each member has played the steps before its first learner step.
         """
         keys = seeding.streams(key, ["members", "hyperparameters"])
         size, count = self.num_members, len(self.hyperparameters)
@@ -134,18 +134,18 @@ class PBTWorkflow(Workflow):
         return struct.take(members.agent_state, 0), state
 
     def _begun(self, key: tf.Tensor) -> State:
-        """A member in the phase that it stays in."""
+        """Returns a member's state in its last phase, after random play and filling."""
         state = self.workflow.setup(key)
         while (ends := self.workflow.phase_of(state).ends) is not None:
             state = self.workflow.advance(state, ends, until=ends).state
         return struct.values(state)  # type: ignore[no-any-return]
 
     def setup_env_state(self, key: tf.Tensor) -> None:
-        """None: the members have theirs."""
+        """None: each member has its environments."""
         return None
 
     def postsetup_replay_buffer(self, state: State) -> State:
-        """Counts what the members have played."""
+        """Sums the members' env steps and episodes."""
         own = state.opt_state.members.metrics
         metrics = state.metrics.replace(
             env_steps=tf.reduce_sum(own.env_steps), episodes=tf.reduce_sum(own.episodes)
@@ -177,7 +177,7 @@ class PBTWorkflow(Workflow):
                 )
 
     def _leaves_of(self, members: State, h: Hyperparameter) -> dict[str, tf.Tensor]:
-        """The leaves that a hyperparameter sets, by path."""
+        """Returns the leaves that a hyperparameter sets, by path."""
         leaves = {}
         for path, leaf in struct.paths(members).items():
             if path == h.path or path.endswith(f"/{h.path}"):
@@ -185,11 +185,11 @@ class PBTWorkflow(Workflow):
         return leaves
 
     def _values(self, members: State) -> list[tf.Tensor]:
-        """The values of the hyperparameters, float32 [P] each."""
+        """Returns the values of the hyperparameters, float32 [P] each."""
         return [next(iter(self._leaves_of(members, h).values())) for h in self.hyperparameters]
 
     def _with_values(self, members: State, values: Sequence[tf.Tensor]) -> State:
-        """The members with other values of the hyperparameters."""
+        """Returns the members with other values of the hyperparameters."""
         leaves = struct.paths(members)
         for h, value in zip(self.hyperparameters, values, strict=True):
             leaves.update(dict.fromkeys(self._leaves_of(members, h), value))
@@ -198,7 +198,7 @@ class PBTWorkflow(Workflow):
     # A round.
 
     def iterate(self, state: State, key: tf.Tensor) -> tuple[dict[str, tf.Tensor], State]:
-        """One round: train, compare, exploit, explore."""
+        """Runs one round: train, compare, exploit, explore."""
         return self._round(state, key, self.iterations_per_round)
 
     def _round(
@@ -213,7 +213,7 @@ class PBTWorkflow(Workflow):
         metrics, best = fitness_metrics(fitness)
         agent_state = struct.take(members.agent_state, best)
         values = self._values(members)
-        # Before an episode has ended there is nothing to compare.
+        # Members have no fitness before their first episode has ended.
         known = tf.reduce_any(tf.math.is_finite(fitness))
         own_place = tf.range(self.num_members)
         parents = tf.where(known, self.exploit(ranked, keys["exploit"]), own_place)
@@ -238,7 +238,7 @@ class PBTWorkflow(Workflow):
         return metrics, state.replace(metrics=counters, agent_state=agent_state, opt_state=after)
 
     def train(self, members: State, iterations: int) -> State:
-        """Takes iterations of every member."""
+        """Runs `iterations` iterations of every member."""
 
         def one(member: State) -> State:
             def body(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
@@ -252,15 +252,15 @@ class PBTWorkflow(Workflow):
         return self._of_each(one, members)  # type: ignore[no-any-return]
 
     def _of_each(self, fn: Callable[[Any], Nest], members: Nest, spec: Any = None) -> Nest:
-        """A function of every member; on a CPU as many at a time as there are cores.
+        """Maps `fn` over the members; on a CPU as many at a time as there are cores.
 
-        XLA runs a program of small operations on one core. So it has that of one member, and a
-        graph calls it for several members at the same time.
+        XLA runs a program of small operations on one core. So XLA compiles the program of one
+        member, and a graph calls it for several members at the same time.
         """
         run_stages = stages.current()
         if run_stages is not None and run_stages.modes.get("members") == "xla":
             fn = tf.function(fn, jit_compile=True, autograph=False)
-        # Called eagerly, map_fn would convert all that it calls.
+        # In eager mode, map_fn would convert every function that it calls by autograph.
         fn = tf.autograph.experimental.do_not_convert(fn)
         cores = None if tf.executing_eagerly() else len(os.sched_getaffinity(0))
         return tf.map_fn(fn, members, fn_output_signature=spec, parallel_iterations=cores)
@@ -282,8 +282,8 @@ class PBTWorkflow(Workflow):
     ) -> tuple[State, tf.Tensor]:
         """Returns the members after exploitation and exploration, and the velocity.
 
-        Agent, optimizer and what it normalises by are those of the parent; environments, keys and
-        counters stay the member's own.
+        A member gets agent, optimizer and normalizer of its parent. It keeps its environments, keys
+        and counters.
         """
         old = self._values(members)
         taken = {
@@ -291,7 +291,7 @@ class PBTWorkflow(Workflow):
             for name in ("agent_state", "opt_state")
         }
         own = struct.paths(members)
-        after = {  # a key that two members share would give both the same draws
+        after = {  # keeps each member's keys: a shared key would repeat the draws
             path: own[path] if path.rpartition("/")[2] == "key" else leaf
             for path, leaf in struct.paths(members.replace(**taken)).items()
         }
@@ -307,10 +307,10 @@ class PBTWorkflow(Workflow):
         velocity = tf.stack(velocities) if velocities else velocity
         return self._with_values(members, values), velocity
 
-    # What a runner asks.
+    # For the runner.
 
     def settle_modes(self, state: State, run_stages: Stages) -> None:
-        """Chooses graph or XLA for a round by time, where that is asked for."""
+        """Settles the mode of a round; "auto" times graph against XLA."""
         run_stages.modes.update(dict.fromkeys(_STAGES, "eager"))  # within a member's program
         if not auto_needs_timing() and self.compile != "eager":  # one program of all members
             run_stages.modes["loop"] = "xla" if self.compile == "auto" else self.compile
@@ -325,7 +325,7 @@ class PBTWorkflow(Workflow):
         run_stages.modes.update(members=mode, loop="eager" if mode == "eager" else "graph")
 
     def compile_choices(self, state: State) -> dict[str, str]:
-        """Settles how a round is compiled."""
+        """Settles and returns the compile mode of a round."""
         if self.compile != "auto":
             return {"iterations": self.compile}
         modes = self.runner(state).settled(state).modes
@@ -334,11 +334,11 @@ class PBTWorkflow(Workflow):
     # Looking at a run.
 
     def describe(self) -> str:
-        """Returns what it trains, in a few words."""
+        """Returns a short description: number of members, and the workflow's."""
         return f"PBT of {self.num_members}: {self.workflow.describe()}"
 
     def write_pictures(self, state: State, folder: pathlib.Path) -> dict[str, pathlib.Path]:
-        """Draws the lineage into `lineage.png`, where matplotlib is installed."""
+        """Plots the lineage to `lineage.png`, if matplotlib is installed."""
         if importlib.util.find_spec("matplotlib") is None:
             return {}
         rounds = min(int(state.metrics.iterations), self.max_rounds_recorded)
@@ -349,7 +349,7 @@ class PBTWorkflow(Workflow):
         return {"Lineage": path}
 
 
-# Stages of the workflows that members have.
+# Stages of the members' workflows.
 _STAGES = ("rollout", "update", "evaluation", "ask", "play", "tell")
 
 

@@ -1,4 +1,4 @@
-"""The experience of an off-policy run in a Reverb server, of this process or another."""
+"""The replay buffer of an off-policy run on a Reverb server, in this process or another."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from tfrl.workflows.run_state import State
 
 T = TypeVar("T")
-# How the values of a checkpoint are called, by where the items were.
+# Names of a checkpoint's values, by the place of the items.
 _TABLES, _SERVER = "tables", "server"
-# Bytes of batches that are read before their learner steps, at most.
+# The most bytes of batches that are read before their learner steps.
 FETCHED_BYTES = 2**26
-# What errors of a lost worker say, and those of a lost server do not.
+# Messages of errors for a lost worker; errors for a lost server lack them.
 _OF_WORKERS = ("Collective ops is aborted", "Error reported from /job:")
-# So many batches of an iteration, at most, are read by Python: see `reads_batches`.
+# The most batches of an iteration that Python reads: see `reads_batches`.
 _READ_BATCHES = 4
 
 
 class ReverbExperience:
-    """A buffer of `tfrl.replay.reverb`, as an off-policy iteration and a host runner use it.
+    """A `tfrl.replay.reverb` buffer, as an off-policy iteration and a host runner use it.
 
-    Python writes what was played; batches come from a dataset that samples ahead of the learning.
+    Python writes the rollouts. Batches come from a dataset that samples ahead of the learner.
 
     Attributes:
       buffer: The buffer.
@@ -64,8 +64,8 @@ class ReverbExperience:
     # From Python.
 
     def can_sample(self, size: int, state: State) -> bool:
-        """Whether there is a batch in every process; of any size, since `size` never is 1 alone."""
-        # A server elsewhere has the items of all processes.
+        """Whether every process can sample a batch; ignores `size`, which is never 1 alone."""
+        # An external server has the items of all processes.
         workflow, group = self._workflow, self._workflow.worker_group
         rows = workflow.batch_size
         rows = rows if self._elsewhere else rows // self.replicas.num_workers
@@ -73,13 +73,13 @@ class ReverbExperience:
         return bool(answer) if group is None else not group.any(not answer)
 
     def on_rollout(self, played: Trajectory) -> None:
-        """Writes what was played here."""
+        """Writes a rollout of this process."""
         if self._workflow.collectors is None:
             self.buffer.add(played)
 
     @property
     def host_outputs(self) -> list[tf.DType]:
-        """Those of index and priorities, which are Python's to send: [K, N] of K learner steps."""
+        """The dtypes of index and priorities, [K, N] for K learner steps; Python sends them."""
         return [tf.int64, tf.float32] if self._workflow.prioritized else []
 
     def flush(self, outputs: Sequence[tf.Tensor]) -> None:
@@ -88,10 +88,10 @@ class ReverbExperience:
             self.buffer.update_priorities(*(tf.reshape(x, [-1]) for x in outputs))
 
     def call_guarded(self, fn: Callable[..., T], *args: Any) -> T:
-        """Calls what may wait for the server; if that is lost, it ends with an error.
+        """Calls a function that may wait for the server; a lost server raises an error.
 
         Raises:
-          UserError: The server is lost, or there was nothing to sample in time.
+          UserError: The server is lost, or sampling timed out.
         """
         several = self.replicas.num_workers > 1
 
@@ -100,12 +100,12 @@ class ReverbExperience:
                 return fn(*args)
             except tf.errors.OpError as error:
                 if several and any(sign in str(error) for sign in _OF_WORKERS):
-                    with lost_workers(self.replicas.strategy):  # it is not the server that is lost
+                    with lost_workers(self.replicas.strategy):  # a lost worker, not the server
                         raise
                 raise
 
         try:
-            # Processes in a call that sums over all of them cannot begin it anew by themselves.
+            # A process cannot repeat an all-reduce over all processes alone.
             return self.buffer.connection.guard(call, "sampling", again=not several)
         except tf.errors.OpError as error:
             if STARVED not in str(error):
@@ -121,25 +121,25 @@ class ReverbExperience:
     # Traced.
 
     def add(self, trajectory: Trajectory) -> None:
-        """Nothing: `on_rollout` did it."""
+        """Does nothing: `on_rollout` has written the rollout."""
 
     def sample(self, key: tf.Tensor, beta: tf.Tensor) -> Nest:
         """Returns the next batch that the dataset has sampled."""
         return self.weighted(self._next(), beta)
 
     def _next(self) -> Nest:
-        """The next batch, with weights of beta = 1; of several replicas one for each here."""
+        """Returns the next batch with weights of beta = 1, one for each local replica."""
         batch = self._batches().get_next()
         if not self.replicas.several:
             return batch
-        # Replicated records are no arguments of compiled functions; their leaves are.
+        # Compiled functions do not take replicated records, but their leaves.
         leaves = self.replicas.strategy.run(lambda own: tf.nest.flatten(own), args=(batch,))
         return tf.nest.pack_sequence_as(self.batch_spec, leaves)
 
     def weighted(self, batch: Nest, beta: tf.Tensor) -> Nest:
-        """A batch with the weights of another beta.
+        """Returns a batch with the weights of another beta.
 
-        Weights are (P(i) / min P)^-beta: a batch was sampled ahead, its beta is today's.
+        Weights are (P(i) / min P)^-beta. A batch is sampled ahead and takes the present beta.
         """
         if not self._workflow.prioritized:
             return batch
@@ -148,7 +148,7 @@ class ReverbExperience:
         return batch.replace(weight=weight)
 
     def _batches(self) -> Any:
-        """The iterator over sampled batches, begun when it is first asked for."""
+        """Returns the iterator over sampled batches; the first call starts it."""
         if self._iterator is None:
             with tf.init_scope():
                 self._iterator = self.buffer.connection.keep(iter(self._dataset()))
@@ -174,20 +174,20 @@ class ReverbExperience:
         return self.batch_spec
 
     def update_priorities(self, index: tf.Tensor, priorities: tf.Tensor) -> list[tf.Tensor]:
-        """Leaves index and priorities to Python, which sends them; eagerly it is done here."""
+        """Returns index and priorities for Python to send; sends them at once if eager."""
         updates = [tf.concat(self.replicas.per_replica(x), 0) for x in (index, priorities)]
         if not tf.executing_eagerly():
             return updates
         self.buffer.update_priorities(*updates)
         return []
 
-    # A dataset is read in a graph only. Where it is known how many learner steps there will be,
-    # their batches are read before them, and XLA has the rest.
+    # XLA cannot read a dataset. If the number of learner steps is known, their batches are read
+    # before them, and XLA compiles the rest.
 
     def fetches(self, run_stages: Stages) -> bool:
         """Whether the batches of an iteration are read before its learner steps.
 
-        For XLA alone, where they are no more than `FETCHED_BYTES`; otherwise one is read at a time.
+        True for XLA and up to `FETCHED_BYTES`; otherwise each step reads its batch.
         """
         due = self._due
         if not run_stages.phase.learns or due is None or self.replicas.several:
@@ -195,11 +195,11 @@ class ReverbExperience:
         return run_stages.modes.get("update") == "xla" and due * self.batch_bytes <= FETCHED_BYTES
 
     def reads_batches(self, run_stages: Stages) -> str:
-        """Says who reads the batches of an iteration before its learner steps.
+        """Returns who reads the batches of an iteration before its learner steps.
 
-        "python" where they are few: the call behind it is XLA's alone then. A graph of the two
-        would go through TensorFlow's pool of threads, which wait for work by turning around: on two
-        cores the sampler needs them. "graph" otherwise; "" where they are not read before.
+        "python" for few batches, so that the learner call is XLA only. A graph of both would use
+        TensorFlow's thread pool, whose threads spin while they wait for work; on two cores the
+        sampler needs this time. "graph" for more batches; "" if they are not read before.
         """
         if not self.fetches(run_stages):
             return ""
@@ -234,12 +234,12 @@ class ReverbExperience:
         return tf.nest.pack_sequence_as(first, [array.stack() for array in kept])
 
     def read(self, *, wait: bool) -> list[tf.Tensor]:
-        """Returns the leaves of the batches of an iteration, eagerly; see `reads_batches`.
+        """Reads the leaves of the batches of an iteration eagerly; see `reads_batches`.
 
         Args:
-          wait: Whether they are there when this returns. So for a call that is yet to be traced: it
-            asks for their shapes, and waits for these with the interpreter locked, so that nobody
-            would notice that the server was lost.
+          wait: Whether to wait for their values. Needed before a trace: tracing reads their shapes,
+            and waits for them while it holds Python's global lock, so that a lost server would go
+            unnoticed.
         """
         if self._reading is None:
             self._reading, self._read_each_time = FastReading(self._batches()), self._due or 0
@@ -251,17 +251,17 @@ class ReverbExperience:
         return leaves
 
     def batches_of(self, leaves: Sequence[tf.Tensor]) -> tuple[Nest, int]:
-        """Returns the batches [K, N, ...] of what `read` gave, and how many leaves that were.
+        """Returns the batches [K, N, ...] from the leaves of `read`, and the number of leaves.
 
         Args:
-          leaves: Those, and others behind them.
+          leaves: The leaves of `read`, followed by others.
         """
         flat = tf.nest.flatten(self.batch_spec)
         each, count = len(flat), (self._due or 0) * len(flat)
         stacked = [tf.stack(leaves[i:count:each]) for i in range(each)]
         return tf.nest.pack_sequence_as(self.batch_spec, stacked), count
 
-    # What a checkpoint holds.
+    # Checkpoints.
 
     def paths(self) -> set[str]:
         """Returns the paths of `values`."""
@@ -271,14 +271,14 @@ class ReverbExperience:
         return {self._path_of(worker, own) for worker in range(group.num_workers)}
 
     def values(self) -> dict[str, Any]:
-        """Returns what the servers of all processes hold; the chief gets those of others."""
+        """Returns the contents of all processes' servers, gathered at the chief."""
         return of_all_processes(self._workflow, self._own_values(), self._path_of)
 
     def copy_values(self) -> dict[str, Any]:
         """Returns `values` for a copy of the server.
 
         Raises:
-          UserError: For a server elsewhere, of which there is one.
+          UserError: For an external server, which cannot be copied.
         """
         if self._elsewhere:
             raise UserError(
@@ -290,7 +290,7 @@ class ReverbExperience:
         return self._own_values()
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `values` or `copy_values` gave."""
+        """Loads the result of `values` or `copy_values`."""
         group, name = self._workflow.worker_group, _SERVER if self._elsewhere else _TABLES
         if group is not None and name not in values:
             name = self._path_of(group.index, name)
@@ -325,7 +325,7 @@ class ReverbExperience:
         group = self._workflow.worker_group
         if group is None or not self._elsewhere:
             return self._saved()
-        # The server's checkpoint, which the chief asks for, has what all have sent before.
+        # The chief requests the server's checkpoint after all processes have sent their items.
         values = {} if group.is_chief else self._saved(tables=False)
         group.barrier("experience that was sent")
         return self._saved() if group.is_chief else values
@@ -336,7 +336,7 @@ class ReverbExperience:
             with tempfile.TemporaryDirectory() as folder:
                 path = pathlib.Path(folder) / _TABLES
                 self.buffer.save(str(path), tables=tables)
-                with zipfile.ZipFile(packed, "w") as archive:  # not compressed: chunks are
+                with zipfile.ZipFile(packed, "w") as archive:  # chunks are compressed already
                     for file in sorted(path.rglob("*")):
                         archive.write(file, file.relative_to(path))
         except OSError as error:

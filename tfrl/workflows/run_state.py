@@ -1,4 +1,4 @@
-"""A run as a value."""
+"""The state of a run: one nest of values."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @struct.dataclass
 class RunMetrics(struct.Struct):
-    """The counters of a run, and its last episodes.
+    """The counters of a run, and metrics of its last episodes.
 
     Attributes:
       iterations: int64, iterations so far.
       env_steps: int64, valid agent steps so far.
       episodes: int64, episodes that have ended.
-      evaluations: int64, evaluations so far: each plays other episodes.
-      episode_return: float32, mean of the last iteration in which episodes ended; NaN before.
-      episode_length: float32, likewise, in agent steps.
-      learner: `{name: int64}` of the learner: "learner_steps", "skipped_steps", "env_steps" (that
-        of its schedules), "weights_seq_no"; and "key", int32 [2].
-      learning_start: int64, of a run with a replay buffer: env steps at which the updates begin; -1
-        when they have.
+      evaluations: int64, evaluations so far; each plays different episodes.
+      episode_return: float32, mean return of the last iteration with ended episodes; NaN before.
+      episode_length: float32, mean length of the same episodes in agent steps; NaN before.
+      learner: `{name: int64}` of the learner: "learner_steps", "skipped_steps", "env_steps" (for
+        its schedules), "weights_seq_no"; and "key", int32 [2].
+      learning_start: int64, for a run with a replay buffer: env steps at which the updates begin;
+        -1 once they have begun.
     """
 
     iterations: tf.Tensor
@@ -43,7 +43,7 @@ class RunMetrics(struct.Struct):
 
     @classmethod
     def start(cls) -> RunMetrics:
-        """Returns those of a run that begins."""
+        """Returns the counters of a fresh run."""
         zero, nan = tf.constant(0, tf.int64), tf.constant(np.nan, tf.float32)
         counts = dict.fromkeys(("iterations", "env_steps", "episodes", "evaluations"), zero)
         return cls(**counts, episode_return=nan, episode_length=nan, learner={})
@@ -55,13 +55,13 @@ class RunMetrics(struct.Struct):
         episode_return: Any = np.nan,
         episode_length: Any = np.nan,
     ) -> RunMetrics:
-        """Returns the counters after one iteration more.
+        """Returns the counters after one more iteration.
 
         Args:
-          env_steps: Its valid agent steps.
+          env_steps: Valid agent steps of the iteration.
           episodes: Episodes that ended in it.
-          episode_return: Their mean return; without any the one before stays.
-          episode_length: Likewise.
+          episode_return: Their mean return; ignored without ended episodes.
+          episode_length: Their mean length; ignored without ended episodes.
         """
         episodes = tf.cast(episodes, tf.int64)
         some = episodes > 0
@@ -84,22 +84,22 @@ class RunMetrics(struct.Struct):
 
 @struct.dataclass
 class State(struct.Struct):
-    """All that changes in a run: one nest, whose leaves are tensors or tf.Variables.
+    """Everything that changes in a run: one nest, whose leaves are tensors or tf.Variables.
 
-    A workflow's `setup` gives variables where training changes them in place. States can be copied
-    leaf by leaf, and stacked (`struct.stack`). One of tensors can be given to every method of a
-    workflow: it goes on over variables of its own.
+    `setup` of a workflow creates variables for the leaves that training changes in place. States
+    can be copied leaf by leaf and stacked (`struct.stack`). Every method of a workflow also takes a
+    state of tensors: it continues over new variables.
 
     Attributes:
       key: int32 [2]; iteration i draws from `fold_in(key, i)`.
       metrics: Counters.
       agent_state: The AgentState, or `{module_id: AgentState}` of an agent of several policies.
       opt_state: `{optimizer_name: {path: leaf}}`, or these by module id; see `LearnerState`.
-      env_state: The environments; those on the host are elsewhere, and this is what they last told.
+      env_state: The state of the environments; for environments on the host their last outputs.
       replay_buffer_state: `{path: leaf}` of a replay buffer in the graph; else empty.
       carry: The recurrent state of the agent, or None.
-      prefetched: Within a call of several iterations, what the next one learns from where that is
-        known before: a batch, the key of its update and that of its rollout. None outside of calls.
+      prefetched: Within a call of several iterations, the next iteration's batch and the keys of
+        its update and rollout, if drawn ahead. None outside of calls.
     """
 
     key: tf.Tensor

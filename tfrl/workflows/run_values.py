@@ -1,8 +1,7 @@
-"""What a checkpoint holds of a run: its values by path, read and put back.
+"""Reads and loads the values of a run by path, for checkpoints.
 
-Environments on the host are left out, but for the statistics of their rewards: a resumed run begins
-new episodes by the seeds that follow. What each replica has of its own is stacked on a leading
-axis.
+Of environments on the host only the reward statistics are saved: a resumed run begins new episodes,
+with the next seeds. Values that differ between replicas are stacked on a leading axis.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from tfrl.workflows.learner_workflow import LearnerWorkflow
 
 _LEARNER, _PROGRESS = "learner/", "progress/"
-# What paths of environments, and of what a policy carries, begin with.
+# Prefixes of the paths of environments and of the policy's carry.
 PLAYED = (f"{_PROGRESS}env_state", f"{_PROGRESS}carry")
-# Fields of the counters that are the learner's, or follow from it.
+# Counters that belong to the learner or follow from it.
 _OF_LEARNER = ("learner", "learning_start")
 
 
@@ -35,7 +34,7 @@ def learner_values(workflow: LearnerWorkflow, state: State) -> dict[str, Any]:
 
 
 def load_learner(workflow: LearnerWorkflow, state: State, values: Mapping[str, Any]) -> None:
-    """Puts back what `learner_values` gave."""
+    """Loads the result of `learner_values`."""
     own = {p.removeprefix(_LEARNER): v for p, v in values.items() if p.startswith(_LEARNER)}
     workflow.learner_of(state).assign_variables(own)
 
@@ -48,16 +47,16 @@ def progress_values(workflow: LearnerWorkflow, state: State) -> dict[str, Any]:
 def load_progress(
     workflow: LearnerWorkflow, state: State, values: Mapping[str, Any], environments: bool
 ) -> State:
-    """Returns a state with what `progress_values` gave.
+    """Returns a state with the values of `progress_values`.
 
     Args:
       workflow: The workflow.
       state: The newest state of a run; consumed.
       values: By path.
-      environments: Whether the environments' states are replaced too.
+      environments: Whether to replace the environments' states too.
 
     Raises:
-      UserError: For the environments of another number of replicas or environments.
+      UserError: If the numbers of replicas or environments differ.
     """
     gathered = _gathered(workflow, state)
     want = struct.paths(gathered)
@@ -75,13 +74,13 @@ def load_progress(
 
 
 def _counters(state: State) -> dict[str, Any]:
-    """The counters of a run by name; a workflow's own among them."""
+    """Returns the counters of a run by name, also those that a workflow adds."""
     names = (field.name for field in dataclasses.fields(state.metrics))
     return {name: getattr(state.metrics, name) for name in names if name not in _OF_LEARNER}
 
 
 def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
-    """What changes beside the variables; without what a checkpoint cannot hold."""
+    """Returns the values that change beside the variables, as far as checkpoints save them."""
     counters = _counters(state)
     env_state, carry = state.env_state, state.carry
     if isinstance(workflow.env, HostEnv):
@@ -91,7 +90,7 @@ def _progress(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
 
 
 def _gathered(workflow: LearnerWorkflow, state: State) -> dict[str, Nest]:
-    """`_progress` with what each replica has of its own stacked on a leading axis [R]."""
+    """Returns `_progress` with the values of each replica stacked on a leading axis [R]."""
     progress, replicas = _progress(workflow, state), workflow.replicas
     if not replicas.several:
         return progress
@@ -116,7 +115,7 @@ def _scattered(workflow: LearnerWorkflow, progress: dict[str, Nest]) -> dict[str
 def _new_episodes(
     workflow: LearnerWorkflow, progress: dict[str, Nest], own: State, environments: bool
 ) -> dict[str, Nest]:
-    """Progress of a checkpoint with environments that begin anew, by seeds that follow."""
+    """Returns a checkpoint's progress with new episodes, which begin with the next seeds."""
     if not environments:
         return {**progress, "env_state": own.env_state, "carry": own.carry}
     key = seeding.fold_in(seeding.stream(progress["key"], "episodes"), progress["iterations"])
@@ -131,7 +130,7 @@ def _new_episodes(
 def _check_replicas(
     workflow: LearnerWorkflow, want: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Refuses the environments of another number of replicas or environments."""
+    """Raises a UserError if the numbers of replicas or environments differ."""
     wrong = [
         f"{p} of shape {tuple(values[f'{_PROGRESS}{p}'].shape)} for {tuple(x.shape)}"
         for p, x in want.items()
@@ -149,5 +148,5 @@ def _check_replicas(
 
 
 def _of_replicas(progress: Mapping[str, Nest]) -> dict[str, Nest]:
-    """What each replica has of its own."""
+    """Returns the values that differ between replicas."""
     return {name: progress[name] for name in ("env_state", "carry") if name in progress}

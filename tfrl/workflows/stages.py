@@ -17,7 +17,7 @@ from tfrl.workflows.fast_call import bound_call
 
 MODES = ("xla", "graph", "eager")
 
-# One must win by this factor: a choice near the tie would differ from run to run.
+# A mode must be faster by this factor: a choice near the tie would differ from run to run.
 _MARGIN = 1.15
 # Timing stops after so many seconds for each mode, and so many rounds. Each mode is timed over 6
 # calls a round, so that an update that runs every 2 or 3 steps counts equally.
@@ -32,11 +32,11 @@ _times: contextvars.ContextVar[list[tf.Tensor] | None] = contextvars.ContextVar(
 
 @dataclasses.dataclass(frozen=True)
 class RunPhase:
-    """A part of a run whose iterations are traced in one way.
+    """A part of a run whose iterations share one trace.
 
     Attributes:
-      name: It tells the traces of phases apart.
-      ends: Env steps at which it ends; None for never.
+      name: Part of the name of its traces.
+      ends: Env steps at which the phase ends; None for never.
       random: Whether the actions are random.
       learns: Whether there are updates.
     """
@@ -57,15 +57,15 @@ class CompiledStage:
         xla: Callable[..., Any] | None = None,
         bind: Callable[..., Any] | None = None,
     ):
-        """Wraps `fn`, whose mode is chosen later.
+        """Wraps `fn`; its mode is chosen later.
 
         Args:
           name: For logs and `metadata.json`: rollout, update, evaluation.
           fn: A function of nests of tensors.
-          xla: The same function where it compiles parts of itself under XLA and cannot be compiled
-            as a whole; None to compile all of `fn`.
-          bind: `bind(name, make, args)` returns what `Traces.bound` does, for calls from Python;
-            None to trace anew for each stage.
+          xla: A version of `fn` that compiles parts of itself under XLA, for a function that XLA
+            cannot compile as a whole; None to compile all of `fn`.
+          bind: `bind(name, make, args)` returns a bound trace as `Traces.bound` does, for calls
+            from Python; None to trace each stage again.
         """
         self.name = name
         self.mode: str | None = None
@@ -85,7 +85,7 @@ class CompiledStage:
         if mode not in self._compiled and self._xla is not None:
             self._compiled[mode] = tf.function(counted_apart(self._xla), autograph=False)
         elif mode not in self._compiled:
-            # Over the graph, so that the Python function is traced once for both.
+            # Wraps the graph function, so that the Python function is traced once for both.
             graph = self._compiled["graph"]
             self._compiled[mode] = tf.function(
                 counted_apart(lambda *args: graph(*args)), jit_compile=True, autograph=False
@@ -94,7 +94,7 @@ class CompiledStage:
 
     @property
     def trace_counts(self) -> dict[str, int]:
-        """How often each mode has been traced."""
+        """Returns the number of traces of each mode."""
         return {m: f.experimental_get_tracing_count() for m, f in self._compiled.items()}
 
     def __call__(self, *args: Any) -> Any:
@@ -111,10 +111,10 @@ class CompiledStage:
         return self._bound[mode](*args)
 
     def inlined(self, *args: Any) -> Any:
-        """Calls it as a part of the graph that is being traced, where its mode is graph.
+        """Inlines the function into the graph being traced, if its mode is graph.
 
-        A function that is called waits with all of its operations for every variable that it uses;
-        its operations by themselves wait for what they read.
+        A called function starts only when every variable that it uses is ready. Inlined operations
+        wait only for the variables that they read.
         """
         inside = self.mode == "graph" and not tf.executing_eagerly()
         return self._fn(*args) if inside else self(*args)
@@ -125,11 +125,11 @@ class CompiledStage:
         """Times graph and XLA on `args` and keeps the faster; returns its name.
 
         Args:
-          *args: Of the function.
-          wins: Seconds of a call that are won besides where it is XLA's, because what surrounds
-            the function is then too: near the tie it is XLA if this makes up for it. Otherwise it
-            is the graph.
-          begin: Puts back what the calls change, so that each way has the same to do.
+          *args: The function's arguments.
+          wins: Seconds that a call saves elsewhere if this function uses XLA, since the code around
+            it then uses XLA too. Near the tie, XLA is chosen if these seconds make up for the
+            difference, else the graph.
+          begin: Restores the state that the calls change, so that each mode does the same work.
         """
         fns = {"graph": self.compiled("graph")}
         _wait(fns["graph"](*args))
@@ -137,7 +137,7 @@ class CompiledStage:
             _wait(self.compiled("xla")(*args))
             fns["xla"] = self.compiled("xla")
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-            # A user's network may hold an op that XLA does not have.
+            # A user's network may use an op that XLA does not support.
             tf.get_logger().info("stage %s does not compile under XLA: %s", self.name, error)
         self.seconds.update(_best_seconds(fns, args, begin))
         graph, xla = self.seconds["graph"], self.seconds.get("xla", float("inf"))
@@ -146,7 +146,7 @@ class CompiledStage:
         return self.mode
 
     def time_as_chosen(self, *args: Any) -> None:
-        """Times the chosen mode, for the split of a call whose stages are one program."""
+        """Times the chosen mode; a call of one fused program is split by these seconds."""
         if self.mode is not None and self.mode not in self.seconds:
             fn = self.compiled(self.mode)
             _wait(fn(*args))
@@ -154,14 +154,14 @@ class CompiledStage:
 
 
 class Stages:
-    """The stages of iterations that are being traced, or run from Python.
+    """The stages of the iterations being traced, or run from Python.
 
-    An iteration names its stages by `stage`; which modes they have is not its concern.
+    An iteration names its stages by `stage` and does not know their modes.
 
     Attributes:
-      phase: That of the iterations.
-      modes: `{stage: mode}`, and that of the "loop".
-      seconds: `{stage: {mode: seconds of a call}}`, as far as they were timed.
+      phase: The phase of the iterations.
+      modes: `{stage: mode}`, with the mode of the "loop".
+      seconds: `{stage: {mode: seconds of a call}}` of the timed stages.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Stages:
         seconds: dict[str, dict[str, float]],
         bind: Callable[..., Any] | None,
     ):
-        """Takes what is known; `bind` is that of `CompiledStage`."""
+        """Takes the settled modes and times; see `CompiledStage` for `bind`."""
         self.phase, self.modes, self.seconds, self._bind = phase, modes, seconds, bind
         self._compiled: dict[str, CompiledStage] = {}
         self._others: dict[str, Any] = {}
@@ -179,12 +179,12 @@ class Stages:
     def stage(
         self, name: str, fn: Callable[..., Any], xla: Callable[..., Any] | None = None
     ) -> CompiledStage:
-        """Returns the stage of a name; a first call makes it of its function.
+        """Returns the stage of a name; the first call creates it from `fn`.
 
         Args:
           name: "rollout", "update", or either with a variant: "rollout/random".
           fn: See `CompiledStage`.
-          xla: Likewise.
+          xla: See `CompiledStage`.
         """
         if name not in self._compiled:
             compiled = self._compiled[name] = CompiledStage(name, fn, xla, self._bind)
@@ -207,7 +207,7 @@ class Stages:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lets `stage` and `phase` answer for these, within."""
+        """Makes these the stages of `stage` and `phase` inside the context."""
         token = _current.set(self)
         try:
             yield
@@ -221,7 +221,7 @@ _current: contextvars.ContextVar[Stages | None] = contextvars.ContextVar(
 
 
 def current() -> Stages | None:
-    """Returns the stages in use; None in a call of `iterate` that no runner makes."""
+    """Returns the stages in use; None if `iterate` is called without a runner."""
     return _current.get()
 
 
@@ -232,15 +232,15 @@ def stage(
     *,
     inline: bool = False,
 ) -> Callable[..., Any]:
-    """Returns a function compiled in the mode of its stage; as it is where no runner compiles.
+    """Returns `fn` compiled in the mode of its stage; `fn` itself without a runner.
 
-    To be called outside of the replicas.
+    Call it in the cross-replica context.
 
     Args:
       name: See `Stages.stage`.
       fn: A function of nests of tensors.
       xla: See `CompiledStage`.
-      inline: Whether it becomes a part of the graph that is traced, see `CompiledStage.inlined`.
+      inline: Whether to inline it into the graph being traced, see `CompiledStage.inlined`.
     """
     stages = current()
     if stages is None:
@@ -254,11 +254,11 @@ def stage(
 def _best_seconds(
     fns: Mapping[str, Callable[..., Any]], args: Any, begin: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """The shortest time of a call of each function; they have been called before (and traced).
+    """Returns the shortest time of a call of each function; all are traced already.
 
-    They take turns: a machine that others use too is slow now and fast then. A turn is several
-    calls where these are short, since of an agent with a delayed actor some have more to do; all
-    turns are of the same calls.
+    The functions take turns, since the speed of a shared machine varies. Short functions are called
+    several times a turn: with a delayed actor, some calls have more work. All turns have the same
+    number of calls.
     """
     calls = {name: bound_call(fn, args) for name, fn in fns.items()}
     best = dict.fromkeys(calls, float("inf"))
@@ -271,9 +271,9 @@ def _best_seconds(
                 start = time.perf_counter()
                 _wait(call())
                 took, done = took + time.perf_counter() - start, done + 1
-            number = done  # what the first turn of all had time for
+            number = done  # the calls that the first turn had time for
             best[name], spent = min(best[name], took / number), spent + took
-        # Near the tie it takes longer to tell.
+        # A near tie takes more rounds.
         rounds += 1 / 3 if max(best.values()) < _NEAR * min(best.values()) and most > 1 else 1
     return best
 
@@ -290,12 +290,12 @@ def check_compile(
     stages: tuple[str, ...],
     more: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, str]:
-    """Returns `{stage: mode}` of the argument `compile`, a mode for all stages or for each.
+    """Returns `{stage: mode}` for the argument `compile`, a mode for all stages or for each.
 
     Args:
       compile: The argument.
-      stages: The stages that there are.
-      more: Modes that only some stages have.
+      stages: The names of the stages.
+      more: Additional modes of some stages.
 
     Raises:
       UserError: For an unknown mode or stage.
@@ -316,19 +316,19 @@ def check_compile(
 
 
 def may_have_clocks(loop_mode: str) -> bool:
-    """Whether clocks can stand between stages: not in XLA, nor in deterministic graphs."""
+    """Whether clocks can run between stages: not in XLA, nor in deterministic graphs."""
     # The public tf.config can only switch op determinism on.
     return loop_mode != "xla" and not tf_private.is_op_determinism_enabled()
 
 
 def auto_needs_timing() -> bool:
-    """Whether "auto" is a question: on a CPU; with an accelerator it is XLA."""
+    """Whether "auto" times the modes: on a CPU only; on an accelerator it is XLA."""
     return not (tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 
 @contextlib.contextmanager
 def timed(on: bool) -> Iterator[list[tf.Tensor]]:
-    """Collects the times of `after` in what is traced within; none where it is not on."""
+    """Collects the times of `after` in the traced block; none if `on` is False."""
     times: list[tf.Tensor] = []
     token = _times.set(times if on else None)
     try:
@@ -339,7 +339,7 @@ def timed(on: bool) -> Iterator[list[tf.Tensor]]:
 
 @contextlib.contextmanager
 def after(part: Nest) -> Iterator[None]:
-    """Looks at the clock when a part is computed; what is traced within waits for it."""
+    """Reads the clock once `part` is computed; operations traced inside wait for it."""
     times = _times.get()
     if times is None:
         yield
@@ -351,7 +351,7 @@ def after(part: Nest) -> Iterator[None]:
 
 
 def data(nest: Nest) -> list[tf.Tensor]:
-    """Ops to wait for that are behind the values of a nest.
+    """Returns ops to wait for until the values of a nest are computed.
 
     A control edge from the call of a stateless function is dropped when the function is inlined;
     one from the identity of its result is not.

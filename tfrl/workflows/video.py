@@ -1,4 +1,4 @@
-"""Videos of the policy while it is trained."""
+"""Videos of the policy during training."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NAME = re.compile(r"step_(\d+)\.mp4")
 class Filming:
     """Records `videos/step_<env_steps>.mp4`, and shows the same episode in TensorBoard.
 
-    Every video is of one episode of the greedy policy, and starts alike. Recording changes nothing
-    of the run: it happens in environments of its own, with a key of its own.
+    Each video shows one episode of the greedy policy, from the same seed. Recording uses separate
+    environments and a separate key, so it does not change the run.
     """
 
     def __init__(
         self, workflow: Workflow, folder: RunFolder, seed: int, *, log: Callable[[str], None]
     ):
-        """Prepares; files are touched by the methods.
+        """Touches no files; the methods do.
 
         Args:
-          workflow: The workflow that runs.
+          workflow: The workflow of the run.
           folder: The run folder.
-          seed: Of the episodes.
+          seed: The seed of the episodes.
           log: Takes one-line messages.
         """
         self._workflow, self._folder, self._seed = workflow, folder, seed
@@ -53,13 +53,13 @@ class Filming:
         try:
             video = self._workflow.record_video(state, path, self._seed, preview)
         except UserError as error:
-            # The videos are an extra, which must not end a training of hours.
+            # A failed video must not end a training of hours.
             self._log(f"Note: no video at {env_steps:,} env steps. {error}")
         else:
             self._waiting = (preview.frames, env_steps, video.fps / preview.every)
 
     def show(self, recorders: RecorderGroup) -> None:
-        """Gives what `record` recorded to the recorders, which want the row of the step first."""
+        """Passes the recorded video to the recorders, after the row of its env step."""
         if self._waiting is not None:
             recorders.video(TAG, *self._waiting)
             recorders.flush()
@@ -67,7 +67,7 @@ class Filming:
 
 
 def drop_later_videos(folder: RunFolder, env_steps: int) -> None:
-    """Removes videos of later env steps: a run that goes on from here may never come by them."""
+    """Removes videos of later env steps, which a resumed run may not reach."""
     for path in folder.videos.glob("step_*.mp4"):
         named = _NAME.fullmatch(path.name)
         if named and int(named[1]) > env_steps:
@@ -75,14 +75,14 @@ def drop_later_videos(folder: RunFolder, env_steps: int) -> None:
 
 
 def check_filming(workflow: Workflow, root_dir: str | None) -> None:
-    """Checks before the training that videos can be recorded in it.
+    """Checks before training that videos can be recorded.
 
     Args:
-      workflow: The workflow that runs.
+      workflow: The workflow of the run.
       root_dir: The run folder, or None.
 
     Raises:
-      UserError: There is no folder, or the environments cannot be drawn.
+      UserError: There is no folder, or the environments cannot render.
     """
     if root_dir is None:
         raise UserError(

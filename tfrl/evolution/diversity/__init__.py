@@ -1,4 +1,4 @@
-"""Searches for many fit candidates that differ: quality and diversity."""
+"""Quality-diversity searches: many fit candidates with different behaviour."""
 
 from tfrl.evolution.diversity.archive import GridArchive, coverage, qd_score
 from tfrl.evolution.diversity.emitters import GaussianEmitter, IsoLineEmitter

@@ -1,4 +1,4 @@
-"""The grid archive: the fittest candidate of each cell of the space of descriptors."""
+"""The grid archive: the fittest candidate of each cell of the descriptor space."""
 
 import tensorflow as tf
 
@@ -7,13 +7,13 @@ from tfrl import struct
 
 @struct.dataclass
 class GridArchive(struct.Struct):
-    """The elites of C cells, which are numbered row by row.
+    """The elites of C cells, numbered row by row.
 
     Source: Mouret & Clune 2015, section 3, https://arxiv.org/abs/1504.04909.
 
     Attributes:
       params: float32 [C, D].
-      fitness: float32 [C]; -inf where a cell is empty.
+      fitness: float32 [C]; -inf for an empty cell.
       descriptors: float32 [C, K].
     """
 
@@ -24,9 +24,9 @@ class GridArchive(struct.Struct):
     def insert(
         self, cells: tf.Tensor, params: tf.Tensor, fitness: tf.Tensor, descriptors: tf.Tensor
     ) -> "GridArchive":
-        """Returns the archive with each cell's elite replaced where a candidate is fitter.
+        """Returns the archive with each cell's elite replaced by a fitter candidate.
 
-        Of candidates of one cell and fitness, the first counts.
+        Among candidates of one cell with equal fitness, the first counts.
 
         Args:
           cells: int32 [P], the cell of each candidate.
@@ -54,11 +54,11 @@ class GridArchive(struct.Struct):
 def grid_cells(
     descriptors: tf.Tensor, grid: tuple[int, ...], bounds: tuple[tuple[float, float], ...]
 ) -> tf.Tensor:
-    """Returns the cell of each descriptor; those outside of the bounds belong to the edge.
+    """Returns the cell of each descriptor; descriptors out of bounds belong to the edge.
 
     Args:
       descriptors: float32 [P, K], finite.
-      grid: Cells by descriptor, K numbers.
+      grid: The number of cells per descriptor, K numbers.
       bounds: (low, high) by descriptor.
 
     Returns:
@@ -75,18 +75,18 @@ def grid_cells(
 
 
 def coverage(archive: GridArchive) -> tf.Tensor:
-    """The share of cells that have an elite, float32 scalar."""
+    """Returns the share of cells with an elite, float32 scalar."""
     return tf.reduce_mean(tf.cast(tf.math.is_finite(archive.fitness), tf.float32))
 
 
 def qd_score(archive: GridArchive, offset: float = 0.0) -> tf.Tensor:
-    """The sum of the elites' fitness above an offset, float32 scalar.
+    """Returns the sum of the elites' fitness above an offset, float32 scalar.
 
     Source: Pugh et al. 2015, https://doi.org/10.1145/2739480.2754664.
 
     Args:
       archive: The archive.
-      offset: The least possible fitness, so that no elite counts below an empty cell.
+      offset: The least possible fitness, so that no elite counts less than an empty cell.
     """
     known = tf.math.is_finite(archive.fitness)
     return tf.reduce_sum(tf.where(known, archive.fitness - offset, 0.0))

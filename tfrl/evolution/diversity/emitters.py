@@ -1,4 +1,4 @@
-"""Emitters: candidates of elites. They are values, called like functions."""
+"""Emitters: create candidates from elites. They are values, called like functions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfrl import checks, seeding
 from tfrl.loading import loadable
 
-# emitter(x [P, D], y [P, D], key) -> [P, D], of two elites for each candidate
+# emitter(x [P, D], y [P, D], key) -> [P, D], from two elites for each candidate
 Emitter = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -22,8 +22,8 @@ class IsoLineEmitter:
     Source: Vassiliades & Mouret 2018, equation 2, https://arxiv.org/abs/1804.03906.
 
     Attributes:
-      iso_std: Of the noise in all directions.
-      line_std: Of the noise along the line, relative to it.
+      iso_std: The standard deviation of the noise in all directions.
+      line_std: The standard deviation of the noise along the line, relative to the line's length.
     """
 
     iso_std: float = 0.01
@@ -55,7 +55,7 @@ class GaussianEmitter:
     Source: Mouret & Clune 2015, https://arxiv.org/abs/1504.04909.
 
     Attributes:
-      std: Of the noise.
+      std: The standard deviation of the noise.
     """
 
     std: float = 0.1

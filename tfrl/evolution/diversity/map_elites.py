@@ -25,23 +25,23 @@ class MAPElitesState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class MAPElites(PopulationSearch):
-    """Keeps the fittest candidate of each cell of a grid of descriptors, and varies those.
+    """Keeps the fittest candidate of each cell of a descriptor grid, and varies these elites.
 
       state = optimizer.tell(state, fitness, descriptors=descriptors)
 
-    Descriptors say what a candidate does, such as where it ends; they are not its fitness. `params`
-    is the fittest elite. While the archive is empty, candidates are emitted around the given
-    parameters.
+    Descriptors describe a candidate's behaviour, for example its final position; they are not its
+    fitness. `params` is the fittest elite. While the archive is empty, candidates are emitted
+    around the initial parameters.
 
     Source: Mouret & Clune 2015, algorithm 1, https://arxiv.org/abs/1504.04909; in batches.
 
     Attributes:
       pop_size: Candidates of a generation, P.
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`: of the parameters.
-      grid: Cells by descriptor, such as (50, 50).
-      descriptor_bounds: (low, high) by descriptor; candidates outside belong to the edge.
-      emitter: Makes candidates of elites: `IsoLineEmitter`, `GaussianEmitter`, or a function.
+      init_std: See `PopulationSearch`.
+      bounds: The bounds of the parameters, see `PopulationSearch`.
+      grid: The number of cells per descriptor, for example (50, 50).
+      descriptor_bounds: (low, high) by descriptor; candidates out of bounds belong to the edge.
+      emitter: Creates candidates from elites: `IsoLineEmitter`, `GaussianEmitter`, or a function.
     """
 
     grid: tuple[int, ...] = (50, 50)
@@ -83,11 +83,11 @@ class MAPElites(PopulationSearch):
         """Returns the state of the next generation.
 
         Args:
-          state: As of `EvoOptimizer.tell`.
+          state: See `EvoOptimizer.tell`.
           fitness: float32 [P].
-          population: As of `EvoOptimizer.tell`.
-          descriptors: float32 [P, K], K the axes of the grid. A candidate with one that is not
-            finite is not kept.
+          population: See `EvoOptimizer.tell`.
+          descriptors: float32 [P, K], K the axes of the grid. A candidate with a non-finite
+            descriptor is dropped.
 
         Raises:
           UserError: For a fitness or descriptors of another shape.
@@ -113,7 +113,7 @@ class MAPElites(PopulationSearch):
         *,
         descriptors: tf.Tensor,
     ) -> MAPElitesState:
-        """Inserts the candidates, and emits the next of the elites."""
+        """Inserts the candidates, and emits the next candidates from the elites."""
         known = tf.reduce_all(tf.math.is_finite(descriptors), axis=1)
         descriptors = tf.where(known[:, None], descriptors, 0.0)
         archive = search.archive.insert(
@@ -130,7 +130,7 @@ class MAPElites(PopulationSearch):
         return MAPElitesState(population=self.space(x.shape[1]).clip(emitted), archive=archive)
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
-        """Returns `coverage`: the share of cells that have an elite."""
+        """Returns `coverage`: the share of cells with an elite."""
         return {"coverage": coverage(state.search.archive)}
 
     def centre(self, search: MAPElitesState) -> tf.Tensor:
@@ -139,16 +139,16 @@ class MAPElites(PopulationSearch):
 
 
 def pick_elites(filled: tf.Tensor, shape: list[int], key: tf.Tensor) -> tf.Tensor:
-    """Draws places of True entries with replacement; place 0 where none is.
+    """Draws indices of True entries with replacement; 0 if there are none.
 
     Args:
       filled: bool [C].
-      shape: Of the result.
+      shape: The shape of the result.
       key: int32 [2].
 
     Returns:
       int32 of that shape.
     """
-    order = tf.argsort(tf.cast(~filled, tf.int32), stable=True)  # those that are filled first
+    order = tf.argsort(tf.cast(~filled, tf.int32), stable=True)  # filled cells first
     count = tf.maximum(tf.reduce_sum(tf.cast(filled, tf.int32)), 1)
     return tf.gather(order, seeding.randint(key, shape, 0, count))

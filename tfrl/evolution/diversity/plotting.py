@@ -17,13 +17,13 @@ def plot_archive(
     *,
     names: tuple[str, str] = ("descriptor 1", "descriptor 2"),
 ) -> None:
-    """Draws the fitness of each cell's elite into an image file; empty cells are white.
+    """Plots the fitness of each cell's elite to an image file; empty cells are white.
 
     Args:
       optimizer: A `MAPElites` with two descriptors.
       state: Its state.
-      path: Where to, such as `archive.png`; the ending says the format.
-      names: Of the descriptors, for the axes.
+      path: The file, for example `archive.png`; the suffix sets the format.
+      names: The names of the descriptors, for the axes.
 
     Raises:
       UserError: For another number of descriptors, or without matplotlib.

@@ -1,4 +1,4 @@
-"""Genetic searches and swarms: populations that recombine."""
+"""Genetic searches and particle swarms."""
 
 from tfrl.evolution.genetic.crossover import (
     SBX,

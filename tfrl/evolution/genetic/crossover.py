@@ -1,4 +1,4 @@
-"""Crossover: two children of two parents. Operators are values, called like functions."""
+"""Crossover: two children from two parents. Operators are values, called like functions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -51,12 +51,12 @@ class UniformCrossover:
 @loadable
 @dataclasses.dataclass(frozen=True)
 class NPointCrossover:
-    """Swaps every other of the segments between random cuts.
+    """Swaps every other segment between random cuts.
 
     Source: De Jong 1975, "An analysis of the behavior of a class of genetic adaptive systems".
 
     Attributes:
-      points: Cuts; two of them may fall on one place, where they undo each other.
+      points: The number of cuts; two cuts at one place cancel each other.
     """
 
     points: int = 1
@@ -80,10 +80,10 @@ class NPointCrossover:
 @loadable
 @dataclasses.dataclass(frozen=True)
 class NeuronCrossover:
-    """Swaps each unit, the weights that feed one neuron, with a probability.
+    """Swaps each unit (the input weights of one neuron) with a probability.
 
-    Source: Khadka & Tumer 2018, section 3, https://arxiv.org/abs/1805.07917; there a random number
-    of rows of each weight matrix is swapped.
+    Source: Khadka & Tumer 2018, section 3, https://arxiv.org/abs/1805.07917; the paper swaps a
+    random number of rows of each weight matrix.
 
     Attributes:
       rate: The probability.
@@ -99,7 +99,7 @@ class NeuronCrossover:
         self, a: tf.Tensor, b: tf.Tensor, key: tf.Tensor, space: Space
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns two children of each pair, both [N, D]; see `UniformCrossover`."""
-        by_unit = seeding.uniform(key, a.shape) < self.rate  # there are D units at most
+        by_unit = seeding.uniform(key, a.shape) < self.rate  # at most D units
         return _swap(tf.gather(by_unit, space.units, axis=1), a, b)
 
 
@@ -120,7 +120,7 @@ class SBX:
     Deb's NSGA-II code.
 
     Attributes:
-      eta: The distribution index; the greater, the nearer to the parents.
+      eta: The distribution index; greater values keep children nearer to the parents.
       rate: The probability that a parameter is crossed.
     """
 
@@ -145,7 +145,7 @@ class SBX:
         def half_spread(room: tf.Tensor) -> tf.Tensor:
             lost = (1.0 + 2.0 * tf.maximum(room, 0.0) / gap) ** -(self.eta + 1.0)  # 2 - alpha
             alpha_u = (2.0 - lost) * u
-            # 2 - alpha u, as a sum of what is positive: the difference would lose its digits.
+            # 2 - alpha u as a sum of positive terms: the difference would lose precision.
             base = tf.where(alpha_u <= 1.0, alpha_u, 1.0 / (2.0 * (1.0 - u) + lost * u))
             return 0.5 * gap * base ** (1.0 / (self.eta + 1.0))
 

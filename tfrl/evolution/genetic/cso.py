@@ -14,7 +14,7 @@ class CSOState(struct.Struct):
     Attributes:
       population: Positions x, float32 [P, D].
       velocities: v, float32 [P, D].
-      best: float32 [D], the fittest that was told last.
+      best: float32 [D], the fittest of the last generation.
     """
 
     population: tf.Tensor
@@ -25,21 +25,21 @@ class CSOState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class CSO(PopulationSearch):
-    """Particles meet in random pairs; the loser learns from the winner, which stays.
+    """Particles meet in random pairs; the loser moves towards the winner, which stays.
 
       v_l <- r1 v_l + r2 (x_w - x_l) + phi r3 (mean(x) - x_l)
       x_l <- x_l + v_l
 
     r1, r2 and r3 are uniform in [0, 1), drawn for each parameter. Velocities begin at 0. Winners
-    are evaluated again with the others, which a noisy fitness needs.
+    are evaluated again, as a noisy fitness requires.
 
     Source: Cheng & Jin 2015, equations 6 and 7, https://doi.org/10.1109/TCYB.2014.2322602.
 
     Attributes:
       pop_size: Particles, P, an even number.
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`.
-      phi: How much the swarm's mean attracts; the paper advises 0 for up to 100 particles.
+      init_std: See `PopulationSearch`.
+      bounds: See `PopulationSearch`.
+      phi: The attraction of the swarm's mean; the paper recommends 0 for up to 100 particles.
     """
 
     phi: float = 0.0

@@ -25,7 +25,7 @@ class DEState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class DE(PopulationSearch):
-    """A trial takes the place of its target where it is as fit, or fitter.
+    """A trial replaces its target if it is at least as fit.
 
       v_i = x_base + F (x_r2 - x_r3)
       u_ij = v_ij where rand < CR or j = j_rand, else x_ij
@@ -37,8 +37,8 @@ class DE(PopulationSearch):
 
     Attributes:
       pop_size: Targets, P, at least 4.
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`.
+      init_std: See `PopulationSearch`.
+      bounds: See `PopulationSearch`.
       variant: "rand/1/bin" or "best/1/bin".
       differential_weight: F.
       crossover_rate: CR.
@@ -70,7 +70,7 @@ class DE(PopulationSearch):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> DEState:
-        """Chooses the targets, and makes trials of them."""
+        """Chooses the targets, and creates trials from them."""
         better = fitness >= search.target_fitness
         x = tf.where(better[:, None], candidates, search.targets)
         fitness = tf.where(better, fitness, search.target_fitness)
@@ -91,7 +91,7 @@ class DE(PopulationSearch):
 
 
 def others(pop_size: int, num: int, key: tf.Tensor) -> tf.Tensor:
-    """Draws for each place `num` places that differ from it and from each other.
+    """Draws for each index `num` other indices, all different.
 
     Returns:
       int32 [num, P].
@@ -99,7 +99,7 @@ def others(pop_size: int, num: int, key: tf.Tensor) -> tf.Tensor:
     taken = tf.range(pop_size)[None]
     for k, key_k in enumerate(tf.unstack(seeding.split(key, num))):
         place = seeding.randint(key_k, [pop_size], 0, pop_size - 1 - k)
-        for other in tf.unstack(tf.sort(taken, axis=0)):  # counts the places that are left
+        for other in tf.unstack(tf.sort(taken, axis=0)):  # skips the taken indices
             place += tf.cast(place >= other, tf.int32)
         taken = tf.concat([taken, place[None]], axis=0)
     return taken[1:]

@@ -14,8 +14,8 @@ class GAState(struct.Struct):
     """The state of `GA`.
 
     Attributes:
-      population: float32 [P, D], the elites first, the fittest of them at 0.
-      best: float32 [D], the fittest that was told last.
+      population: float32 [P, D], the elites first, the fittest elite at 0.
+      best: float32 [D], the fittest of the last generation.
       units: int32 [D], the unit of each parameter.
     """
 
@@ -29,20 +29,20 @@ class GAState(struct.Struct):
 class GA(MatingSearch):
     """Keeps the elites; the rest are mutated children of selected parents.
 
-    Elites are evaluated again in every generation, which a noisy fitness needs.
+    Elites are evaluated again in every generation, as a noisy fitness requires.
 
-    Source: Khadka & Tumer 2018, algorithm 1, https://arxiv.org/abs/1805.07917; operators by their
-    own sources.
+    Source: Khadka & Tumer 2018, algorithm 1, https://arxiv.org/abs/1805.07917; see the operators
+    for their sources.
 
     Attributes:
       pop_size: Candidates of a generation, P.
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`.
-      elites: How many of the fittest stay as they are, less than P.
+      init_std: See `PopulationSearch`.
+      bounds: See `PopulationSearch`.
+      elites: The number of fittest candidates that stay unchanged, less than P.
       selection: Chooses parents: `TournamentSelection`, `TruncationSelection`, or a function.
-      crossover: As `MatingSearch`.
+      crossover: See `MatingSearch`.
       crossover_rate: The probability that a pair is crossed; else the children are the parents.
-      mutation: As `MatingSearch`.
+      mutation: See `MatingSearch`.
       mutation_rate: The probability that a child is mutated.
     """
 
@@ -72,7 +72,7 @@ class GA(MatingSearch):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> GAState:
-        """Makes the next population."""
+        """Creates the next population."""
         space = self.space(candidates.shape[1], search.units)
         order = tf.argsort(fitness, direction="DESCENDING", stable=True)
         elites = tf.gather(candidates, order[: self.elites])
@@ -86,7 +86,7 @@ class GA(MatingSearch):
     def _children(
         self, candidates: tf.Tensor, fitness: tf.Tensor, key: tf.Tensor, space: Space
     ) -> tf.Tensor:
-        """The children of selected parents, float32 [P - elites, D]."""
+        """Returns children of selected parents, float32 [P - elites, D]."""
         keys = seeding.streams(key, ("selection", "crossover", "mutation", "is_mutated"))
         num = self.pop_size - self.elites
         pairs = (num + 1) // 2

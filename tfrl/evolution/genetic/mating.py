@@ -1,4 +1,4 @@
-"""What searches by crossover and mutation share."""
+"""The base of searches by crossover and mutation."""
 
 import tensorflow as tf
 
@@ -13,12 +13,12 @@ from tfrl.types import Nest
 
 @struct.logic_dataclass
 class MatingSearch(PopulationSearch):
-    """A search whose candidates are children; its own state has the `units`, int32 [D].
+    """A search with children as candidates; its state has the `units`, int32 [D].
 
     Attributes:
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`.
-      crossover: Makes two children of two parents: `UniformCrossover`, `NPointCrossover`,
+      init_std: See `PopulationSearch`.
+      bounds: See `PopulationSearch`.
+      crossover: Creates two children from two parents: `UniformCrossover`, `NPointCrossover`,
         `NeuronCrossover`, `SBX`, or a function.
       mutation: Changes children: `GaussianMutation`, `ERLMutation`, `PolynomialMutation`, or a
         function.

@@ -16,7 +16,7 @@ Mutation = Callable[[tf.Tensor, tf.Tensor, Space], tf.Tensor]
 @loadable
 @dataclasses.dataclass(frozen=True)
 class GaussianMutation:
-    """Adds normal noise to a share of the parameters.
+    """Adds Gaussian noise to a share of the parameters.
 
     Source: Such et al. 2017, algorithm 1, https://arxiv.org/abs/1712.06567, with rate 1.
 
@@ -49,7 +49,7 @@ class GaussianMutation:
 @loadable
 @dataclasses.dataclass(frozen=True)
 class ERLMutation:
-    """The mutation of evolutionary RL: relative noise, at times a strong one, or a new weight.
+    """The mutation of evolutionary RL: relative noise, sometimes strong noise, or a reset.
 
     A share of the weights is mutated, each by one of
 
@@ -62,10 +62,10 @@ class ERLMutation:
 
     Attributes:
       rate: The probability that a weight is mutated.
-      strength: Of the usual noise, relative to the weight.
-      super_strength: Of the strong noise.
-      super_prob: How often the noise is the strong one.
-      reset_prob: How often the weight is drawn anew.
+      strength: The strength of the usual noise, relative to the weight.
+      super_strength: The strength of the strong noise, relative to the weight.
+      super_prob: The probability of strong noise.
+      reset_prob: The probability that the weight is resampled.
     """
 
     rate: float = 0.1
@@ -102,7 +102,7 @@ class ERLMutation:
 @loadable
 @dataclasses.dataclass(frozen=True)
 class PolynomialMutation:
-    """Moves a parameter within its bounds, most often a little.
+    """Moves a parameter within its bounds, usually by a small step.
 
       x <- x + d (high - low)
       d = (2u + (1 - 2u) (1 - l)^(eta + 1))^(1 / (eta + 1)) - 1,              u <= 1/2
@@ -114,7 +114,7 @@ class PolynomialMutation:
     bounds as in Deb's NSGA-II code.
 
     Attributes:
-      eta: The distribution index; the greater, the smaller the moves.
+      eta: The distribution index; greater values make smaller moves.
       rate: The probability that a parameter is mutated; None for 1 / D.
     """
 

@@ -15,7 +15,8 @@ class PSOState(struct.Struct):
       population: Positions x, float32 [P, D].
       velocities: v, float32 [P, D].
       best: The best position p of each particle, float32 [P, D].
-      best_fitness: Its fitness, float32 [P]; -inf before the first generation.
+      best_fitness: The fitness at the best positions, float32 [P]; -inf before the first
+        generation.
     """
 
     population: tf.Tensor
@@ -27,7 +28,7 @@ class PSOState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class PSO(PopulationSearch):
-    """Particles fly towards the best position of their own, and that of the swarm.
+    """Particles move towards their own best position and the swarm's.
 
       v <- w v + c1 r1 (p - x) + c2 r2 (g - x)
       x <- x + v
@@ -40,12 +41,12 @@ class PSO(PopulationSearch):
 
     Attributes:
       pop_size: Particles, P.
-      init_std: As `PopulationSearch`.
-      bounds: As `PopulationSearch`.
+      init_std: See `PopulationSearch`.
+      bounds: See `PopulationSearch`.
       inertia: w.
       cognitive: c1.
       social: c2.
-      max_velocity: Bound of |v| in each parameter, or None.
+      max_velocity: The bound of |v| in each parameter, or None.
     """
 
     inertia: float = 0.7298

@@ -1,4 +1,4 @@
-"""Selection: which candidates become parents. Operators are values, called like functions."""
+"""Selection of parents. Operators are values, called like functions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfrl import checks, seeding
 from tfrl.loading import loadable
 
-# selection(fitness [P], num, key) -> int32 [num], places of parents
+# selection(fitness [P], num, key) -> int32 [num], indices of parents
 Selection = Callable[[tf.Tensor, int, tf.Tensor], tf.Tensor]
 
 
@@ -30,11 +30,11 @@ class TournamentSelection:
         checks.at_least("TournamentSelection.size", self.size, 1)
 
     def __call__(self, fitness: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
-        """Returns places of parents, int32 [num].
+        """Returns indices of parents, int32 [num].
 
         Args:
           fitness: float32 [P].
-          num: How many.
+          num: The number of parents.
           key: int32 [2].
         """
         entrants = seeding.randint(key, [num, self.size], 0, fitness.shape[0])
@@ -50,7 +50,7 @@ class TruncationSelection:
     Source: Such et al. 2017, algorithm 1, https://arxiv.org/abs/1712.06567.
 
     Attributes:
-      share: Of the candidates that may be parents, above 0; at least one is.
+      share: The share of candidates that may be parents, above 0; at least one candidate.
     """
 
     share: float = 0.5
@@ -60,7 +60,7 @@ class TruncationSelection:
         checks.number("TruncationSelection.share", self.share, 0, 1, closed=False)
 
     def __call__(self, fitness: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
-        """Returns places of parents, int32 [num]; see `TournamentSelection`."""
+        """Returns indices of parents, int32 [num]; see `TournamentSelection`."""
         best = max(1, round(self.share * fitness.shape[0]))
         order = tf.argsort(fitness, direction="DESCENDING", stable=True)
         return tf.gather(order, seeding.randint(key, [num], 0, best))

@@ -1,4 +1,4 @@
-"""Searches with several objectives: populations that approach the Pareto front."""
+"""Multi-objective searches: populations that approach the Pareto front."""
 
 from tfrl.evolution.many_objectives.fronts import (
     crowding_distance,

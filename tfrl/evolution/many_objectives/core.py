@@ -1,4 +1,4 @@
-"""What searches with several objectives share."""
+"""The base of multi-objective searches."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from tfrl.evolution.many_objectives.fronts import knee_point, pareto_front
 
 @struct.logic_dataclass
 class ManyObjectivesSearch(MatingSearch):
-    """A search whose own state has the `parents`, float32 [P, D], and `parent_fitness` [P, M].
+    """A search whose state has the `parents`, float32 [P, D], and `parent_fitness` [P, M].
 
     `params` is the knee of the parents' front, see `knee_point`.
 
     Attributes:
-      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
-      bounds: As `PopulationSearch`; the defaults need them.
+      init_std: See `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: See `PopulationSearch`; the defaults need them.
       num_objectives: M.
-      crossover: As `MatingSearch`.
-      mutation: As `MatingSearch`, applied to every offspring.
+      crossover: See `MatingSearch`.
+      mutation: See `MatingSearch`; applied to every offspring.
     """
 
     init_std: float | None = None
@@ -44,6 +44,6 @@ class ManyObjectivesSearch(MatingSearch):
         return tf.gather(search.parents, knee_point(search.parent_fitness))
 
     def metrics(self, state: EvoState) -> dict[str, tf.Tensor]:
-        """Returns `front_size`: the parents that no other dominates."""
+        """Returns `front_size`: the number of non-dominated parents."""
         front = pareto_front(state.search.parent_fitness)
         return {"front_size": tf.reduce_sum(tf.cast(front, tf.float32))}

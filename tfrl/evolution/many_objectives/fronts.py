@@ -1,4 +1,4 @@
-"""Pareto dominance: fronts, crowding within them, and their knee."""
+"""Pareto dominance: fronts, crowding distance, and the knee of a front."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tfrl import checks
 
 
 def non_dominated_ranks(fitness: tf.Tensor) -> tf.Tensor:
-    """Ranks candidates by fronts: 0 for those that none dominates, 1 for the next, ...
+    """Ranks candidates by fronts: 0 for non-dominated candidates, 1 for the next front, ...
 
     a dominates b if it is as good in every objective and better in one. The comparison of all pairs
     takes O(P^2 M) and each front O(P^2).
@@ -41,7 +41,7 @@ def non_dominated_ranks(fitness: tf.Tensor) -> tf.Tensor:
 
 
 def pareto_front(fitness: tf.Tensor) -> tf.Tensor:
-    """Tells which candidates are finite and not dominated by another.
+    """Returns which candidates are finite and non-dominated.
 
     Args:
       fitness: float32 [P, M].
@@ -56,12 +56,12 @@ def pareto_front(fitness: tf.Tensor) -> tf.Tensor:
 
 
 def crowding_distance(fitness: tf.Tensor, ranks: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns how far the neighbours of each candidate are within its front.
+    """Returns the crowding distance of each candidate within its front.
 
       d_i = sum_m (f_m(next) - f_m(previous)) / (max f_m - min f_m)
 
-    Infinite at the ends of a front; an objective in which the front does not differ counts 0. A
-    front of two candidates or one is infinite.
+    It is infinite at the ends of a front, and so for a front of one or two candidates. An objective
+    that is constant over the front counts 0.
 
     Source: Deb et al. 2002, section III-B, https://doi.org/10.1109/4235.996017.
 
@@ -84,7 +84,7 @@ def crowding_distance(fitness: tf.Tensor, ranks: tf.Tensor | None = None) -> tf.
 
 
 def _gaps(f: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
-    """The gap between the neighbours of each candidate in one objective [P], relative."""
+    """Returns the relative gap between each candidate's neighbours in one objective, [P]."""
     size = f.shape[0]
     order = tf.argsort(-f, stable=True)
     order = tf.gather(order, tf.argsort(tf.gather(ranks, order), stable=True))  # front by front
@@ -96,16 +96,16 @@ def _gaps(f: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
     is_end = tf.concat([[True], new_front], 0) | tf.concat([new_front, [True]], 0)
     gap = tf.concat([f[:1], f[:-1]], 0) - tf.concat([f[1:], f[-1:]], 0)
     gap = tf.where(is_end, float("inf"), gap / tf.where(width > 0, width, 1.0))
-    differs = (width > 0) & tf.math.is_finite(width)  # a front may be of -inf alone
+    differs = (width > 0) & tf.math.is_finite(width)  # a front may have only -inf
     gap = tf.where(differs, gap, 0.0)
     return tf.gather(gap, tf.argsort(order))
 
 
 def knee_point(fitness: tf.Tensor) -> tf.Tensor:
-    """Returns the place of the knee of the front, a compromise between the objectives.
+    """Returns the index of the knee of the front, a compromise between the objectives.
 
     The knee is the candidate of the front with the greatest sum of the objectives, each scaled to
-    0..1 over the front. Place 0 where no candidate is finite.
+    0..1 over the front. The index is 0 if no candidate is finite.
 
     Args:
       fitness: float32 [P, M].

@@ -9,16 +9,16 @@ from tfrl.errors import UserError
 
 
 def hypervolume(points: Any, reference: Any) -> tf.Tensor:
-    """The volume that points dominate above a reference point, all objectives maximised.
+    """Returns the volume that points dominate above a reference point; objectives are maximised.
 
-    Exact: O(P log P) for two objectives, O(P^2 log P) time and O(P^2) memory for three. Points that
-    are not above the reference in every objective, or not finite, add nothing.
+    Exact: O(P log P) for two objectives, O(P^2 log P) time and O(P^2) memory for three. Non-finite
+    points, and points not above the reference in every objective, add nothing.
 
     Source: Zitzler & Thiele 1999, https://doi.org/10.1109/4235.797969.
 
     Args:
       points: float [P, M], M 2 or 3; they need not be a front.
-      reference: float [M], such as the worst fitness that is of interest.
+      reference: float [M], for example the worst relevant fitness.
 
     Returns:
       float64 scalar.
@@ -46,19 +46,19 @@ def hypervolume(points: Any, reference: Any) -> tf.Tensor:
         return _area(steps, above[:, 1])
     order = tf.argsort(-above[:, 2], stable=True)
     z = tf.gather(above[:, 2], order)
-    # Row k: the heights of the k + 1 points of greatest z, in the order of the first objective.
+    # Row k: the heights of the k + 1 points of greatest z, ordered by the first objective.
     place = tf.argsort(order)
     heights = tf.where(place <= tf.range(z.shape[0])[:, None], above[:, 1], 0.0)
     return tf.reduce_sum(_steps(z) * _area(steps, heights))
 
 
 def _steps(x: tf.Tensor) -> tf.Tensor:
-    """Each of descending numbers [P] minus the next, the last minus 0."""
+    """Returns each of the descending numbers [P] minus the next; the last minus 0."""
     return x - tf.concat([x[1:], [0.0]], axis=0)
 
 
 def _area(steps: tf.Tensor, heights: tf.Tensor) -> tf.Tensor:
-    """The area under the staircase of points in descending order of the first objective.
+    """Returns the area under the staircase of points, descending in the first objective.
 
     Args:
       steps: float64 [P], the widths.

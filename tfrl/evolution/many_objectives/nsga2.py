@@ -31,20 +31,20 @@ class NSGA2State(struct.Struct):
 class NSGA2(ManyObjectivesSearch):
     """Parents and offspring compete by front, and within a front by crowding distance.
 
-    The first P in the order of rank, then of greater crowding distance, survive. Their offspring
-    are made by binary tournaments of that order, crossover and mutation. `params` is the knee of
-    the survivors' front, see `knee_point`.
+    The first P by rank, then by greater crowding distance, survive. Binary tournaments by this
+    order, crossover and mutation create their offspring. `params` is the knee of the survivors'
+    front, see `knee_point`.
 
     Source: Deb et al. 2002, https://doi.org/10.1109/4235.996017.
 
     Attributes:
-      pop_size: Parents, and offspring of a generation: P, an even number.
-      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
-      bounds: As `PopulationSearch`; the defaults need them.
+      pop_size: The number of parents and of offspring per generation: P, an even number.
+      init_std: See `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: See `PopulationSearch`; the defaults need them.
       num_objectives: M.
-      crossover: As `MatingSearch`.
+      crossover: See `MatingSearch`.
       crossover_rate: The probability that a pair is crossed.
-      mutation: As `MatingSearch`, applied to every offspring.
+      mutation: See `MatingSearch`; applied to every offspring.
     """
 
     crossover: Crossover = SBX(eta=15.0)
@@ -72,7 +72,7 @@ class NSGA2(ManyObjectivesSearch):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> NSGA2State:
-        """Chooses the parents, and makes offspring of them."""
+        """Chooses the parents, and creates their offspring."""
         merged = tf.concat([search.parents, candidates], axis=0)
         fitness = tf.concat([search.parent_fitness, fitness], axis=0)
         ranks = non_dominated_ranks(fitness)
@@ -90,7 +90,7 @@ class NSGA2(ManyObjectivesSearch):
         )
 
     def _offspring(self, winners: tf.Tensor, units: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Makes offspring of the winners of tournaments, both float32 [P, D]."""
+        """Creates offspring from the winners of tournaments, both float32 [P, D]."""
         keys = seeding.streams(key, ("crossover", "mutation"))
         space = self.space(winners.shape[1], units)
         children = self.crossed(winners, self.crossover_rate, space, keys["crossover"])
@@ -100,8 +100,8 @@ class NSGA2(ManyObjectivesSearch):
 def _tournaments(ranks: tf.Tensor, crowding: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Returns winners by rank, then by greater crowding distance, then at random: int32 [P].
 
-    Every candidate takes part in two tournaments, once in each of two random orders. The first
-    half of the result is mated with the second; a pair are neighbours in an order.
+    Every candidate enters two tournaments, one in each of two random orders; neighbours in an order
+    are a tournament. The first half of the result mates with the second.
     """
     size = ranks.shape[0]
     orders = tf.argsort(seeding.uniform(key, [2, size]), stable=True)

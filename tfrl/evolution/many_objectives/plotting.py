@@ -1,4 +1,4 @@
-"""A picture of the Pareto front."""
+"""A plot of the Pareto front."""
 
 import os
 from typing import Any
@@ -13,12 +13,12 @@ from tfrl.evolution.many_objectives.fronts import pareto_front
 def plot_front(
     fitness: Any, path: str | os.PathLike[str], *, names: tuple[str, ...] | None = None
 ) -> None:
-    """Draws all candidates, and those of the front emphasised, into an image file.
+    """Plots all candidates to an image file, with the front emphasised.
 
     Args:
-      fitness: float [P, M], M 2 or 3; candidates that are not finite are left out.
-      path: Where to, such as `front.png`; the ending says the format.
-      names: Of the objectives, for the axes.
+      fitness: float [P, M], M 2 or 3; non-finite candidates are left out.
+      path: The file, for example `front.png`; the suffix sets the format.
+      names: The names of the objectives, for the axes.
 
     Raises:
       UserError: For another number of objectives, or without matplotlib.

@@ -19,8 +19,8 @@ class RVEAState(struct.Struct):
 
     Attributes:
       population: The next offspring, float32 [P, D].
-      parents: One a reference vector, float32 [P, D].
-      parent_fitness: float32 [P, M]; -inf where a vector has no candidate.
+      parents: One per reference vector, float32 [P, D].
+      parent_fitness: float32 [P, M]; -inf for a vector without a candidate.
       vectors: Reference vectors of length 1, float32 [P, M].
       units: int32 [D], the unit of each parameter.
     """
@@ -35,28 +35,29 @@ class RVEAState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class RVEA(ManyObjectivesSearch):
-    """Of the candidates nearest to a reference vector, the one of least angle-penalised distance.
+    """Keeps, for each reference vector, the candidate of least angle-penalised distance.
 
       d = (1 + M (t / t_max)^alpha theta / gamma) |f - z|
 
-    f are the objectives, minimised; z is their least value in the generation, theta the angle
-    between f - z and the vector, and gamma the angle from the vector to its nearest other. Vectors
-    begin as a simplex lattice, and are scaled to the ranges of the objectives every
-    `adaptation_frequency` t_max generations. `params` is the knee of the front, see `knee_point`.
+    A candidate belongs to its nearest vector. f are the objectives, minimised; z is their least
+    value in the generation, theta the angle between f - z and the vector, and gamma the angle from
+    the vector to its nearest neighbour. Vectors begin as a simplex lattice, and are scaled to the
+    ranges of the objectives every `adaptation_frequency` t_max generations. `params` is the knee of
+    the front, see `knee_point`.
 
     Source: Cheng et al. 2016, https://doi.org/10.1109/TEVC.2016.2519378.
 
     Attributes:
-      pop_size: Reference vectors, and offspring of a generation: P, as many as a simplex lattice
-        has; any number for two objectives.
-      init_std: As `PopulationSearch`; by default the first population is uniform in the bounds.
-      bounds: As `PopulationSearch`; the defaults need them.
+      pop_size: The number of reference vectors and of offspring per generation: P, the size of a
+        simplex lattice; any number for two objectives.
+      init_std: See `PopulationSearch`; by default the first population is uniform in the bounds.
+      bounds: See `PopulationSearch`; the defaults need them.
       num_objectives: M.
-      num_generations: t_max; the penalty stays at its most afterwards.
-      alpha: How late the penalty of the angle grows.
+      num_generations: t_max; the penalty stays at its maximum afterwards.
+      alpha: The exponent of the penalty's growth; greater values delay it.
       adaptation_frequency: The share of t_max between adaptations.
-      crossover: As `MatingSearch`, applied to every pair.
-      mutation: As `MatingSearch`, applied to every offspring.
+      crossover: See `MatingSearch`; applied to every pair.
+      mutation: See `MatingSearch`; applied to every offspring.
     """
 
     num_generations: int = 100
@@ -91,11 +92,11 @@ class RVEA(ManyObjectivesSearch):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> RVEAState:
-        """Chooses a parent for each vector, adapts the vectors, and makes offspring."""
+        """Chooses a parent for each vector, adapts the vectors, and creates offspring."""
         merged = tf.concat([search.parents, candidates], axis=0)
         merged_fitness = tf.concat([search.parent_fitness, fitness], axis=0)
         distance = self._penalised_distance(merged_fitness, search.vectors, generation)
-        # All of the first population are parents.
+        # The whole first population are parents.
         is_first = tf.fill([self.pop_size], generation == 0)
         occupied = tf.reduce_any(tf.math.is_finite(distance), axis=0)
         occupied = tf.where(is_first, tf.math.is_finite(fitness[:, 0]), occupied)
@@ -130,7 +131,7 @@ class RVEA(ManyObjectivesSearch):
     def _adapted(
         self, vectors: tf.Tensor, fitness: tf.Tensor, occupied: tf.Tensor, generation: tf.Tensor
     ) -> tf.Tensor:
-        """Vectors scaled to the ranges of the parents' objectives, when it is time."""
+        """Returns the vectors, scaled to the ranges of the parents' objectives when due."""
         least = tf.reduce_min(tf.where(occupied[:, None], fitness, float("inf")), axis=0)
         greatest = tf.reduce_max(tf.where(occupied[:, None], fitness, -float("inf")), axis=0)
         width = greatest - least
@@ -141,7 +142,7 @@ class RVEA(ManyObjectivesSearch):
         return tf.where(due & usable, scaled, vectors)
 
     def _unit_vectors(self, scale: tf.Tensor | float) -> tf.Tensor:
-        """The lattice's vectors, scaled by objective, of length 1."""
+        """Returns the lattice's vectors, scaled by objective and normalised to length 1."""
         lattice = tf.constant(simplex_lattice(self.pop_size, self.num_objectives))
         scaled = lattice / tf.norm(lattice, axis=1, keepdims=True) * scale
         return scaled / tf.norm(scaled, axis=1, keepdims=True)
@@ -149,7 +150,7 @@ class RVEA(ManyObjectivesSearch):
     def _offspring(
         self, parents: tf.Tensor, occupied: tf.Tensor, units: tf.Tensor, key: tf.Tensor
     ) -> tf.Tensor:
-        """Makes offspring of random pairs of the parents that were found, float32 [P, D]."""
+        """Creates offspring from random pairs of the occupied parents, float32 [P, D]."""
         keys = seeding.streams(key, ("pairs", "crossover", "mutation"))
         num = 2 * ((self.pop_size + 1) // 2)
         drawn = tf.gather(parents, shuffled(occupied, num, keys["pairs"]))
@@ -160,11 +161,11 @@ class RVEA(ManyObjectivesSearch):
 
 
 def shuffled(valid: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
-    """Returns places of True entries, all in random order before any comes again.
+    """Returns indices of True entries, all in random order before any is repeated.
 
     Args:
-      valid: bool [N]; place 0 counts where none is True.
-      num: How many places.
+      valid: bool [N]; index 0 is used if no entry is True.
+      num: The number of indices.
       key: int32 [2].
 
     Returns:
@@ -179,12 +180,12 @@ def shuffled(valid: tf.Tensor, num: int, key: tf.Tensor) -> tf.Tensor:
 
 
 def simplex_lattice(size: int, objectives: int) -> np.ndarray:
-    """Returns points of even distance whose coordinates sum to 1, float32 [size, objectives].
+    """Returns evenly spaced points with coordinates that sum to 1, float32 [size, objectives].
 
     Source: Das & Dennis 1998, https://doi.org/10.1137/S1052623496307510.
 
     Raises:
-      UserError: When no lattice has so many points.
+      UserError: If no lattice has `size` points.
     """
     steps = _lattice_steps(size, objectives)
     points: list[tuple[int, ...]] = [()]
@@ -195,7 +196,7 @@ def simplex_lattice(size: int, objectives: int) -> np.ndarray:
 
 
 def _lattice_steps(size: int, objectives: int) -> int:
-    """The H of the lattice with C(H + M - 1, M - 1) points."""
+    """Returns the H of the lattice with C(H + M - 1, M - 1) points."""
     counts = (math.comb(h + objectives - 1, objectives - 1) for h in itertools.count(1))
     steps, points = next((h, n) for h, n in enumerate(counts, 1) if n >= size)
     if points != size:
@@ -210,9 +211,9 @@ def _lattice_steps(size: int, objectives: int) -> int:
 
 
 def _angles(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Angles between vectors [N, M] and [P, M], float32 [N, P]; pi / 2 for a vector of length 0.
+    """Returns angles between vectors [N, M] and [P, M], float32 [N, P]; pi / 2 for zero vectors.
 
-    In float64: where objectives differ much in scale, vectors stand so close that float32 loses
+    Computed in float64: if objectives differ much in scale, vectors are so close that float32 loses
     their angles in the arc cosine.
     """
     a, b = (tf.cast(x, tf.float64) for x in (a, b))
@@ -222,6 +223,6 @@ def _angles(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def _gaps(vectors: tf.Tensor) -> tf.Tensor:
-    """gamma: the angle from each vector to its nearest other, float32 [P]."""
+    """Returns gamma, the angle from each vector to its nearest neighbour, float32 [P]."""
     angles = tf.linalg.set_diag(_angles(vectors, vectors), tf.fill(vectors.shape[:1], np.pi))
     return tf.maximum(tf.reduce_min(angles, axis=1), 1e-6)

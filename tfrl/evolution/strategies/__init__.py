@@ -1,4 +1,4 @@
-"""Evolution strategies: a distribution of candidates that moves to where they are fitter."""
+"""Evolution strategies: a distribution of candidates that moves towards higher fitness."""
 
 from tfrl.evolution.strategies.ars import ARS
 from tfrl.evolution.strategies.cem import CEM

@@ -19,18 +19,18 @@ class ARS(EvolutionStrategy):
       x_i+ = mean + nu delta_i,  x_i- = mean - nu delta_i
       mean += alpha / (b std) sum_i (f_i+ - f_i-) delta_i
 
-    The sum is over the b directions of highest max(f_i+, f_i-), std is that of their 2 b fitnesses.
-    V1 and V2 of the paper are the same search: V2 normalises observations, which the workflow does.
-    All directions make V1 and V2, fewer V1-t and V2-t; without `scale_by_std` it is their basic
-    random search.
+    The sum is over the b directions of highest max(f_i+, f_i-), and std is the standard deviation
+    of their 2 b fitness values. V1 and V2 of the paper are the same search; V2 also normalises
+    observations, which the workflow does. With all directions it is V1 or V2, with fewer V1-t or
+    V2-t; without `scale_by_std` it is the paper's basic random search.
 
     Source: Mania et al. 2018, algorithms 1 and 2, https://arxiv.org/abs/1803.07055.
 
     Attributes:
       pop_size: Candidates of a generation, P; even, a pair for each direction.
-      num_elites: The directions that count, b; None for all P / 2.
+      num_elites: The number of directions used, b; None for all P / 2.
       lr_schedule: alpha by generation: a number or a schedule.
-      noise_std_schedule: nu by generation, likewise.
+      noise_std_schedule: nu by generation: a number or a schedule.
       scale_by_std: Whether the step is divided by std.
     """
 
@@ -76,6 +76,6 @@ class ARS(EvolutionStrategy):
         delta = tf.gather((plus - minus) / (2.0 * nu), best)  # [b, D]
         std = tf.math.reduce_std(pairs) if self.scale_by_std else tf.constant(1.0)
         alpha = make_schedule(self.lr_schedule)(generation)
-        # Where all are equal no direction is better, and std is 0.
+        # If all are equal, no direction is better, and std is 0.
         weights = tf.math.divide_no_nan(alpha * (pairs[0] - pairs[1]), b * std)
         return MeanState(mean=search.mean + combine(weights, delta))

@@ -34,8 +34,8 @@ class CEM(EliteStrategy):
       Sigma = sum_i lambda_i (x_i - mean) (x_i - mean)' + epsilon I,  i = 1 .. K the best
       mean = sum_i lambda_i x_i
 
-    Sigma is around the mean before. It is kept as the K elites that make it, so that time and
-    memory are O(K D) a candidate, and D may be large.
+    Sigma is around the previous mean. It is stored as the K elites that define it, so that time and
+    memory are O(K D) per candidate, and D may be large.
 
     Source: Pourchot and Sigaud 2019, equations 1 and 2 and section 4.3,
     https://arxiv.org/abs/1810.01222 (they use 10 candidates and 5 elites).

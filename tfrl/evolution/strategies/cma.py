@@ -1,4 +1,4 @@
-"""What CMA-ES and its separable variant share: constants and evolution paths."""
+"""Constants and evolution paths of CMA-ES and its separable variant."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfrl.evolution.strategies.recombination import log_weights
 from tfrl.evolution.strategies.spread import bounded_std
 
-# C falls without end where candidates are equal in float32: the search has converged.
+# C would shrink forever when candidates are equal in float32: the search has converged.
 LEAST_VARIANCE = 1e-20
 
 
@@ -18,8 +18,8 @@ class Constants(NamedTuple):
     """Weights and rates of a population of P candidates of D parameters.
 
     Attributes:
-      weights: Those of the candidates, best first; they sum to 1 where positive.
-      mu: How many take part in the recombination.
+      weights: The weights of the candidates, best first; the positive ones sum to 1.
+      mu: The number of candidates in the recombination.
       mu_eff: Variance-effective selection mass.
       c_sigma: Rate of the path of the step size.
       d_sigma: Damping of the step size.
@@ -54,7 +54,7 @@ def full_constants(p: int, d: int, active: bool) -> Constants:
     mu_eff = 1 / float(np.sum(positive**2))
     c_1 = 2 / ((d + 1.3) ** 2 + mu_eff)
     c_mu = 2 * (mu_eff - 2 + 1 / mu_eff) / ((d + 2) ** 2 + mu_eff)
-    c_mu = max(min(c_mu, 1 - c_1 - 1e-8), 1e-12)  # 1e-12: mu_eff is 1 where one candidate counts
+    c_mu = max(min(c_mu, 1 - c_1 - 1e-8), 1e-12)  # 1e-12: mu_eff is 1 if one candidate counts
 
     # Equations 49 to 53.
     negative = math.log((p + 1) / 2) - np.log(np.arange(mu + 1, p + 1))
@@ -84,8 +84,8 @@ def full_constants(p: int, d: int, active: bool) -> Constants:
 def separable_constants(p: int, d: int) -> Constants:
     """Constants of Sep-CMA-ES, Ros and Hansen 2008, https://hal.inria.fr/inria-00287367.
 
-    The rank-mu rate is (D + 2) / 3 times that of the full covariance; it leaves room for the
-    rank-one rate also where the population is large.
+    The rank-mu rate is (D + 2) / 3 times the rate of the full covariance. It leaves room for the
+    rank-one rate also for a large population.
     """
     mu = p // 2
     weights = log_weights(mu, mu + 1)
@@ -141,10 +141,10 @@ def advance(
       p_c = (1 - c_c) p_c + h sqrt(c_c (2 - c_c) mu_eff) y_w
       keep = 1 - c_1 - c_mu sum(w) + (1 - h) c_1 c_c (2 - c_c)
 
-    h is 0 where |p_sigma| is large, so that C does not grow with a step size that is too small.
+    h is 0 for a large |p_sigma|, so that C does not grow while the step size is too small.
 
-    Source: Hansen 2016, equations 43 to 45; the bound of 1 is that of Hansen 2011, table 1,
-    https://arxiv.org/abs/1110.4181, for candidates from outside.
+    Source: Hansen 2016, equations 43 to 45; the bound of 1 is from Hansen 2011, table 1,
+    https://arxiv.org/abs/1110.4181, for injected candidates.
 
     Args:
       search: State with sigma, p_sigma and p_c.

@@ -24,8 +24,8 @@ class CMAESState(struct.Struct):
       p_sigma: float32 [D].
       p_c: float32 [D].
       C: float32 [D, D], symmetric.
-      root: C^1/2, symmetric, as of the last eigendecomposition.
-      inverse_root: C^-1/2, likewise.
+      root: C^1/2, symmetric, from the last eigendecomposition.
+      inverse_root: C^-1/2, from the last eigendecomposition.
     """
 
     mean: tf.Tensor
@@ -47,18 +47,18 @@ class CMAES(EvolutionStrategy):
       C = keep C + c_1 p_c p_c' + c_mu sum_i v_i y_i y_i'
       v_i = w_i where w_i >= 0, else w_i D / |C^-1/2 y_i|^2
 
-    `cma.advance` has the paths, sigma and keep. The root is the symmetric one, since the signs of
+    `cma.advance` has the paths, sigma and keep. The root is symmetric, since the signs of
     eigenvectors differ between compilers.
 
     In float32 the covariance may have a condition number up to 1e7. A generation takes O(D^3) time
-    and the state O(D^2) memory, for some hundred parameters; `SepCMAES` takes any number. XLA on
+    and the state O(D^2) memory, for some hundred parameters; `SepCMAES` has no such limit. XLA on
     CPU takes 100 times as long to decompose as TensorFlow's kernel (0.3 s for D = 200).
 
     Source: Hansen 2016, the CMA evolution strategy: a tutorial, https://arxiv.org/abs/1604.00772v1.
 
     Attributes:
       pop_size: Candidates of a generation, P; see `default_pop_size`.
-      init_std: sigma at the start, where C is I.
+      init_std: The initial sigma, with C = I.
       active: Whether the worse half has negative weights.
       eigen_interval: Generations between eigendecompositions. The tutorial (appendix B.2) allows
         1 / (10 D (c_1 + c_mu)), which is O(D) for the default population.
@@ -131,7 +131,7 @@ class CMAES(EvolutionStrategy):
     def _roots(
         self, search: CMAESState, C: tf.Tensor, generation: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """C^1/2 and C^-1/2, those from before between eigendecompositions."""
+        """Returns C^1/2 and C^-1/2, unchanged between eigendecompositions."""
         if self.eigen_interval == 1:
             return _roots(C)
         return tf.cond(
@@ -142,7 +142,7 @@ class CMAES(EvolutionStrategy):
 
 
 def _roots(C: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """C^1/2 and C^-1/2."""
+    """Returns C^1/2 and C^-1/2."""
     values, vectors = spectral(C)
     least = _LEAST_SHARE * tf.maximum(values[-1], cma.LEAST_VARIANCE)
     scale = tf.sqrt(tf.maximum(values, least))

@@ -1,4 +1,4 @@
-"""What evolution strategies share: a Gaussian with a mean, and its draws."""
+"""The base of evolution strategies: a Gaussian with a mean, and its draws."""
 
 import math
 
@@ -18,7 +18,7 @@ class MeanState(struct.Struct):
 
 @struct.logic_dataclass
 class EvolutionStrategy(EvoOptimizer):
-    """A search that moves a Gaussian; its own state has the `mean`, float32 [D]."""
+    """A search that moves a Gaussian; its state has the `mean`, float32 [D]."""
 
     def centre(self, search: MeanState) -> tf.Tensor:
         """Returns the mean."""
@@ -26,12 +26,12 @@ class EvolutionStrategy(EvoOptimizer):
 
 
 def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> tf.Tensor:
-    """Draws standard normals [P, D]; mirrored, row P / 2 + i is minus row i."""
+    """Draws standard normals [P, D]; if mirrored, row P / 2 + i is minus row i."""
     if not mirrored:
         return seeding.normal(key, [pop_size, size])
     bits = seeding.uniform_bits(key, [pop_size // 2, size], tf.int32)
     if in_xla() and pop_size % 4 == 0:
-        # XLA would make the normals of both halves anew; what a loop has made it stores.
+        # XLA would compute the normals of both halves again; it stores the result of a loop.
         blocks = tf.reshape(bits, [2, pop_size // 4, size])
         drawn = tf.map_fn(seeding.normal_of, blocks, fn_output_signature=tf.float32)
         half = tf.reshape(drawn, [pop_size // 2, size])
@@ -41,7 +41,7 @@ def directions(key: tf.Tensor, pop_size: int, size: int, *, mirrored: bool) -> t
 
 
 def default_pop_size(num_params: int) -> int:
-    """The usual population of CMA-ES, Sep-CMA-ES, SNES and xNES, 4 + floor(3 log D).
+    """Returns the usual population size of CMA-ES, Sep-CMA-ES, SNES and xNES, 4 + floor(3 log D).
 
     Source: Hansen 2016, equation 48, https://arxiv.org/abs/1604.00772.
 

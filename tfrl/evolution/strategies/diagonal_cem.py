@@ -26,14 +26,14 @@ class DiagonalCEM(EliteStrategy):
       variance = sum_i lambda_i (x_i - mean)^2 + epsilon,  i = 1 .. K the best
       mean = sum_i lambda_i x_i
 
-    The variance is around the mean before. CEM-RL searches by this.
+    The variance is around the previous mean. CEM-RL uses this search.
 
     Source: Pourchot and Sigaud 2019, equations 1 and 2 and section 4.3,
     https://arxiv.org/abs/1810.01222 (they use 10 candidates and 5 elites).
     """
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> DiagonalCEMState:
-        """Begins with one variance everywhere."""
+        """Begins with equal variances."""
         return DiagonalCEMState(mean=mean, variance=tf.fill(mean.shape, self.init_std**2))
 
     def sample(self, search: DiagonalCEMState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What the cross-entropy methods share: weighted elites and decaying noise."""
+"""The base of cross-entropy methods: weighted elites and decaying noise."""
 
 import numpy as np
 import tensorflow as tf
@@ -16,11 +16,11 @@ class EliteStrategy(EvolutionStrategy):
 
     Attributes:
       pop_size: Candidates of a generation, P.
-      num_elites: The candidates that count, K; None for half of them.
+      num_elites: The number of elites, K; None for half of the candidates.
       elite_weights: "log" for lambda_i ~ log(1 + K) - log(i), i = 1 the best, or "uniform" for
         1 / K.
-      init_std: Standard deviation of the first generation.
-      noise_schedule: Variance epsilon that each generation adds: a number or a schedule.
+      init_std: The standard deviation of the first generation.
+      noise_schedule: The variance epsilon that each generation adds: a number or a schedule.
     """
 
     num_elites: int | None = None
@@ -43,10 +43,10 @@ class EliteStrategy(EvolutionStrategy):
 
     @property
     def _weights(self) -> np.ndarray:
-        """Weights of the elites, float64 [K], best first."""
+        """The weights of the elites, float64 [K], best first."""
         k = self._num_elites
         return log_weights(k, k + 1) if self.elite_weights == "log" else np.full(k, 1 / k)
 
     def _noise(self, generation: tf.Tensor) -> tf.Tensor:
-        """The variance that this generation adds."""
+        """Returns the variance that this generation adds."""
         return make_schedule(self.noise_schedule)(generation)

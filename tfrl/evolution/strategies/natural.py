@@ -1,4 +1,4 @@
-"""What natural evolution strategies share: their settings."""
+"""The base of natural evolution strategies: their settings."""
 
 import tensorflow as tf
 
@@ -15,10 +15,11 @@ class NaturalStrategy(EvolutionStrategy):
 
     Attributes:
       pop_size: Candidates of a generation, P; see `default_pop_size`.
-      init_std: sigma at the start.
+      init_std: The initial sigma.
       lr_schedule: eta_mean by generation: a number or a schedule.
-      std_lr_schedule: eta_sigma, likewise; None for that of the strategy's paper.
-      fitness_shaping_fn: Makes utilities [P] of the fitness [P].
+      std_lr_schedule: eta_sigma by generation: a number or a schedule; None for the value of the
+        strategy's paper.
+      fitness_shaping_fn: Converts the fitness [P] to utilities [P].
     """
 
     init_std: float = 0.1
@@ -36,6 +37,6 @@ class NaturalStrategy(EvolutionStrategy):
             check_rate(f"{name}.std_lr_schedule", self.std_lr_schedule)
 
     def _rates(self, generation: tf.Tensor, default: float) -> tuple[tf.Tensor, tf.Tensor]:
-        """eta_mean and eta_sigma of a generation; `default` is the paper's eta_sigma."""
+        """Returns eta_mean and eta_sigma of a generation; `default` is the paper's eta_sigma."""
         rate = default if self.std_lr_schedule is None else self.std_lr_schedule
         return make_schedule(self.lr_schedule)(generation), make_schedule(rate)(generation)

@@ -14,11 +14,11 @@ from tfrl.ops.schedules import Schedule, make_schedule
 
 @struct.dataclass
 class OpenESState(struct.Struct):
-    """What changes.
+    """The state of `OpenES`.
 
     Attributes:
       mean: float32 [D].
-      slots: The optimizer's.
+      slots: The optimizer's slots.
       settings: `{name: float32 scalar}` of `OpenES.hyperparameters`.
     """
 
@@ -30,24 +30,24 @@ class OpenESState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class OpenES(EvolutionStrategy):
-    """Ascends the mean of a Gaussian of fixed shape along an estimate of the gradient.
+    """Moves the mean of a Gaussian of fixed shape along an estimate of the gradient.
 
       x_i = mean + sigma z_i
       g = sum_i w_i z_i / (P sigma) - weight_decay mean
 
-    Weights w are the shaped fitness; the optimizer takes a step along g.
+    The weights w are the shaped fitness; the optimizer takes a step along g.
 
     Source: Salimans et al. 2017, algorithm 2 and section 2.1, https://arxiv.org/abs/1703.03864.
 
     Attributes:
       pop_size: Candidates of a generation, P; even for mirrored sampling.
       lr_schedule: Learning rate by generation: a number or a schedule.
-      noise_std_schedule: sigma by generation, likewise.
+      noise_std_schedule: sigma by generation: a number or a schedule.
       mirror_sampling: Whether the second half of the z is minus the first.
-      optimizer: An optimizer or the name of one: adam, sgd, ...
-      weight_decay: Pulls the mean to 0.
-      fitness_shaping_fn: Makes weights [P] of the fitness [P].
-      hyperparameters: Of "learning_rate" and "noise_std" those that are leaves of the state, in the
+      optimizer: An optimizer or its name: adam, sgd, ...
+      weight_decay: The factor that pulls the mean to 0.
+      fitness_shaping_fn: Converts the fitness [P] to weights [P].
+      hyperparameters: A subset of "learning_rate" and "noise_std" to make leaves of the state, in
         place of the schedules, so that members of a population of searches may differ in them.
     """
 
@@ -71,7 +71,7 @@ class OpenES(EvolutionStrategy):
             check_mirrored("OpenES", self.pop_size, ", or mirror_sampling=False")
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> OpenESState:
-        """Begins with no step taken."""
+        """Begins at the mean, with fresh slots."""
         settings = {n: self._schedules[n](tf.constant(0, tf.int64)) for n in self.hyperparameters}
         return OpenESState(mean=mean, slots=self._optimizer.init(mean), settings=settings)
 

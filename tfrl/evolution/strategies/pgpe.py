@@ -26,26 +26,26 @@ class PGPEState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class PGPE(EvolutionStrategy):
-    """Ascends mean and standard deviations of a Gaussian with independent coordinates.
+    """Moves mean and standard deviations of a Gaussian with independent coordinates.
 
       x_i+ = mean + e_i,  x_i- = mean - e_i,  e_i = sigma z_i,  i = 1 .. N,  N = P / 2
       g_mean = 1/N sum_i e_i (w_i+ - w_i-) / 2
       g_sigma = 1/N sum_i (e_i^2 - sigma^2) / sigma ((w_i+ + w_i-) / 2 - b)
 
-    Weights w are the shaped fitness, the baseline b their mean. The optimizer takes a step along
-    g_mean; sigma takes one along g_sigma.
+    The weights w are the shaped fitness, and the baseline b is their mean. The optimizer takes a
+    step along g_mean; sigma takes a step along g_sigma.
 
     Source: Sehnke et al. 2010, algorithm 2, https://doi.org/10.1016/j.neunet.2009.12.004; the bound
-    of the change of sigma is that of Toklu et al. 2020, https://arxiv.org/abs/2008.02387.
+    of the change of sigma is from Toklu et al. 2020, https://arxiv.org/abs/2008.02387.
 
     Attributes:
       pop_size: Candidates of a generation, P; even, a pair for each direction.
-      init_std: sigma at the start.
+      init_std: The initial sigma.
       lr_schedule: Learning rate of the mean by generation: a number or a schedule.
-      std_lr_schedule: That of sigma, likewise.
-      max_std_change: The greatest share of sigma that a step adds or takes.
-      optimizer: An optimizer or the name of one, for the mean: sgd, adam, ...
-      fitness_shaping_fn: Makes weights [P] of the fitness [P]; `finite` keeps it as it is.
+      std_lr_schedule: Learning rate of sigma by generation: a number or a schedule.
+      max_std_change: The greatest relative change of sigma per step.
+      optimizer: An optimizer or its name, for the mean: sgd, adam, ...
+      fitness_shaping_fn: Converts the fitness [P] to weights [P]; `finite` keeps it unchanged.
     """
 
     init_std: float = 0.1
@@ -66,7 +66,7 @@ class PGPE(EvolutionStrategy):
         as_optimizer("PGPE.optimizer", self.optimizer)
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> PGPEState:
-        """Begins with no step taken."""
+        """Begins at the mean, with equal sigmas and fresh slots."""
         sigma = tf.fill(mean.shape, self.init_std)
         return PGPEState(mean=mean, sigma=sigma, slots=self._optimizer.init(mean))
 
@@ -83,7 +83,7 @@ class PGPE(EvolutionStrategy):
         generation: tf.Tensor,
         key: tf.Tensor,
     ) -> PGPEState:
-        """Takes a step of the optimizer, and one of sigma."""
+        """Takes a step of the optimizer and a step of sigma."""
         sigma, num = search.sigma, self.pop_size // 2
         weights = self.fitness_shaping_fn(fitness)
         w_plus, w_minus = tf.split(weights, 2)

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 
 def best_first(candidates: tf.Tensor, fitness: tf.Tensor, num: int | None = None) -> tf.Tensor:
-    """Sorts candidates [P, D] by falling fitness [P]; returns the first `num`, or all."""
+    """Sorts candidates [P, D] by descending fitness [P]; returns the first `num`, or all."""
     order = tf.argsort(fitness, direction="DESCENDING", stable=True)
     return tf.gather(candidates, order[:num])
 
 
 def log_weights(num: int, start: float) -> np.ndarray:
-    """Weights of the best candidates, float64 [num], best first.
+    """Returns weights of the best candidates, float64 [num], best first.
 
     w_i = (log(start) - log(i)) / sum,  i = 1 .. num
     """

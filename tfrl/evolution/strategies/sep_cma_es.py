@@ -24,7 +24,7 @@ class SepCMAESState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class SepCMAES(EvolutionStrategy):
-    """CMA-ES whose covariance is diagonal: O(D) time and memory a candidate.
+    """CMA-ES with a diagonal covariance: O(D) time and memory per candidate.
 
       x_i = mean + sigma sqrt(C) z_i,  y_i = (x_i - mean) / sigma,  i = 1 the best
       mean += sigma y_w,  y_w = sum_i w_i y_i
@@ -36,7 +36,7 @@ class SepCMAES(EvolutionStrategy):
 
     Attributes:
       pop_size: Candidates of a generation, P; see `default_pop_size`.
-      init_std: sigma at the start, where C is 1.
+      init_std: The initial sigma, with C = 1.
     """
 
     init_std: float = 0.1

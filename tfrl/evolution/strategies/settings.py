@@ -9,7 +9,7 @@ from tfrl.ops.schedules import ExponentialSchedule, Schedule, check_schedule
 
 
 def as_optimizer(name: str, optimizer: str | Optimizer) -> Optimizer:
-    """Returns an optimizer, given itself or by name."""
+    """Returns an optimizer, which may be given by name."""
     if not isinstance(optimizer, str):
         return optimizer
     return BY_NAME[checks.one_of(name, optimizer, BY_NAME)]()

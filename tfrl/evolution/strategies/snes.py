@@ -29,16 +29,16 @@ class SNES(NaturalStrategy):
       mean += eta_mean sigma sum_i u_i z_i
       sigma *= exp(eta_sigma / 2 sum_i u_i (z_i^2 - 1))
 
-    Utilities u are the shaped fitness. An exponent is within [-3, 3], which only candidates from
-    outside reach.
+    The utilities u are the shaped fitness. Exponents are clipped to [-3, 3]; only injected
+    candidates reach these bounds.
 
     Source: Wierstra et al. 2014, algorithm 6, http://jmlr.org/papers/v15/wierstra14a.html.
 
-    By default eta_sigma is (3 + log D) / (5 sqrt(D)). Attributes are those of `NaturalStrategy`.
+    By default eta_sigma is (3 + log D) / (5 sqrt(D)). See `NaturalStrategy` for the attributes.
     """
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> SNESState:
-        """Begins with one standard deviation everywhere."""
+        """Begins with equal standard deviations."""
         return SNESState(mean=mean, sigma=tf.fill(mean.shape, self.init_std))
 
     def sample(self, search: SNESState, generation: tf.Tensor, key: tf.Tensor) -> tf.Tensor:

@@ -2,16 +2,16 @@
 
 import tensorflow as tf
 
-# Squares of these and of the steps between them are finite in float32.
+# The squares of these bounds, and of the steps between them, are finite in float32.
 _LEAST_STD, _GREATEST_STD = 1e-18, 1e18
 
-# The log of a factor that one generation puts on a standard deviation. Candidates that a strategy
-# has sampled do not reach it; those from outside may.
+# The bound of the log of the factor by which one generation changes a standard deviation. Sampled
+# candidates do not reach it; injected candidates may.
 _MOST_LOG_FACTOR = 3.0
 
 
 def bounded_std(std: tf.Tensor) -> tf.Tensor:
-    """Keeps standard deviations where float32 can square them."""
+    """Clips standard deviations to the range that float32 can square."""
     return tf.clip_by_value(std, _LEAST_STD, _GREATEST_STD)
 
 
@@ -21,10 +21,10 @@ def growth(log_factor: tf.Tensor) -> tf.Tensor:
 
 
 def spectral(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Eigenvalues [D], rising, and eigenvectors [D, D], in columns, of a symmetric matrix."""
+    """Returns ascending eigenvalues [D] and eigenvectors [D, D] (columns) of a symmetric matrix."""
     return tf.linalg.eigh((matrix + tf.transpose(matrix)) / 2.0)
 
 
 def from_spectral(values: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
-    """The symmetric matrix of eigenvalues and eigenvectors; their signs do not matter."""
+    """Returns the symmetric matrix of eigenvalues and eigenvectors of any sign."""
     return tf.matmul(vectors * values, vectors, transpose_b=True)

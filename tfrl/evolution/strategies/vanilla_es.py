@@ -23,7 +23,7 @@ class VanillaES(EvolutionStrategy):
 
     Attributes:
       pop_size: Candidates of a generation, P.
-      num_elites: The candidates that count, mu; None for P / 16, at least 1.
+      num_elites: The number of elites, mu; None for P / 16, at least 1.
       noise_std_schedule: sigma by generation: a number or a schedule.
     """
 

@@ -23,7 +23,7 @@ class XNESState(struct.Struct):
 @loadable
 @struct.logic_dataclass
 class XNES(NaturalStrategy):
-    """Follows the natural gradient of a Gaussian of any shape, in its own coordinates.
+    """Follows the natural gradient of a Gaussian of any shape, in its natural coordinates.
 
       x_i = mean + sigma B z_i
       G_mean = sum_i u_i z_i,  G_M = sum_i u_i (z_i z_i' - I)
@@ -31,14 +31,14 @@ class XNES(NaturalStrategy):
       mean += eta_mean sigma B G_mean
       sigma *= exp(eta_sigma / 2 G_sigma),  B = B exp(eta_sigma / 2 G_B)
 
-    Utilities u are the shaped fitness. Exponents and their eigenvalues are within [-3, 3], which
-    only candidates from outside reach. A generation takes O(D^3) time and the state O(D^2) memory,
-    for some hundred parameters; XLA on CPU is slow for large D as in `CMAES`.
+    The utilities u are the shaped fitness. Exponents and their eigenvalues are clipped to [-3, 3];
+    only injected candidates reach these bounds. A generation takes O(D^3) time and the state O(D^2)
+    memory, for some hundred parameters; XLA on CPU is slow for large D, as in `CMAES`.
 
     Source: Glasmachers et al. 2010, algorithm 1, https://doi.org/10.1145/1830483.1830557.
 
-    By default eta_sigma is (9 + 3 log D) / (5 D sqrt(D)). Attributes are those of
-    `NaturalStrategy`.
+    By default eta_sigma is (9 + 3 log D) / (5 D sqrt(D)). See `NaturalStrategy` for the
+    attributes.
     """
 
     def start(self, mean: tf.Tensor, key: tf.Tensor) -> XNESState:

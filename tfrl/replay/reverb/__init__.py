@@ -1,6 +1,6 @@
-"""Replay on Reverb: experience in a server, of this process or of another machine.
+"""Replay on Reverb: a server in this process or on another machine stores the experience.
 
-Reverb itself is imported when a table is made, and not before.
+Reverb itself is imported only when a table is created.
 """
 
 from tfrl.replay.reverb.factory import ReverbReplay, TableConfig

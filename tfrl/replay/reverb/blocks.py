@@ -1,7 +1,7 @@
-"""Transitions on their way into a table whose items are blocks of several of them.
+"""Writes transitions to a table whose items are blocks of several transitions.
 
-Most of an item's cost in Reverb is its own, whatever it holds: a block of 16 transitions costs
-little more than one of 1. All are made at once from the steps of a rollout.
+Most of the cost of a Reverb item does not depend on its size: a block of 16 transitions costs
+little more than a block of 1. A rollout's blocks are created together.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ from tfrl.replay.reverb.stream import Outlet
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
-_SQUEEZED = [True]  # of the one column of a packed item
+_SQUEEZED = [True]  # for the one column of a packed item
 
 
 class BlockStream(Outlet):
-    """The steps of all environments, and the blocks that are made of them.
+    """The steps of all environments, and the blocks of their transitions.
 
-    Blocks are always full: what is left waits for the next transitions, so that each transition in
-    the table is drawn as often as any other. No flush, cut or close sends it.
+    Blocks are always full, so that all transitions in the table have equal probability. The rest
+    waits for the next transitions; flush, cut and close do not send it.
     """
 
     def __init__(
@@ -36,28 +36,28 @@ class BlockStream(Outlet):
         """Opens a writer.
 
         Args:
-          replay: The maker; it has one table.
-          packing: Its items' bytes.
+          replay: The factory; it has one table.
+          packing: The byte layout of its items.
           client: A `reverb.Client`.
           highest: The priority of new items by table.
-          make_room: Called where as many items are unconfirmed as may be.
+          make_room: Called when the number of unconfirmed items reaches its limit.
         """
         super().__init__(client, 1, highest, make_room)
         (config,) = replay.table_configs
         self._tables, self._n, self._size = [config.name], config.n_step or 1, replay.block
         self._packing = packing
         self._discounts = np.array([replay.discount**k for k in range(self._n + 1)])
-        # The newest steps of each environment, whose items are not complete; at the end of time.
+        # The newest steps of each environment, with incomplete items, aligned to the end of time.
         rows = self._n - 1, replay.num_envs
         self._tail = np.empty([*rows, packing.dtype.itemsize], np.uint8)
         self._tail_rewards, self._tail_valid = np.zeros(rows), np.zeros(rows, np.bool_)
         self._partial_block = np.empty([0, packing.dtype.itemsize], np.uint8)
 
     def add(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Adds steps, which go on where the last ones stopped.
+        """Adds steps that continue the last ones.
 
         Args:
-          columns: Of a trajectory, `[T, B, ...]` by path.
+          columns: The columns of a trajectory, `[T, B, ...]` by path.
         """
         nothing = np.zeros_like(self._tail_valid)
         self._make_items(
@@ -69,10 +69,10 @@ class BlockStream(Outlet):
         )
 
     def cut(self) -> None:
-        """Truncates the episodes that go on."""
+        """Truncates the unfinished episodes."""
         nothing = np.zeros_like(self._tail_valid)
         ends = np.ones_like(nothing)
-        ends[:-1] = False  # the tails stand at the end of time
+        ends[:-1] = False  # the tails are aligned to the end of time
         self._make_items(self._tail, self._tail_rewards, nothing, ends, self._tail_valid)
 
     def _make_items(
@@ -83,27 +83,27 @@ class BlockStream(Outlet):
         truncation: np.ndarray,
         valid: np.ndarray,
     ) -> None:
-        """Makes the items that are complete by the last of some steps `[T, B]`; keeps the rest.
+        """Creates the items that the steps `[T, B]` complete; keeps the other steps.
 
-        An item begins at a step and holds up to n of them, fewer where its episode ends before.
-        With n = 2 and steps a, b, c of which b ends an episode: (a, b) and (b), and c is kept.
+        An item begins at a step and has up to n steps, fewer if its episode ends before. With n = 2
+        and steps a, b, c, where b ends an episode, the items are (a, b) and (b), and c is kept.
         """
-        envs, times = np.nonzero(valid.T)  # one environment's steps after the other's
+        envs, times = np.nonzero(valid.T)  # steps sorted by environment, then time
         if not len(envs):
             return
         rows, rewards = rows[times, envs], rewards[times, envs].astype(np.float64)
         terminated = termination[times, envs]
         ended = terminated | truncation[times, envs]
         index = np.arange(len(envs))
-        newest = np.searchsorted(envs, envs, side="right") - 1  # each environment's
-        # The step that ends an episode, or one behind all of them.
+        newest = np.searchsorted(envs, envs, side="right") - 1  # of each environment
+        # The step that ends an episode, or the number of steps.
         end = np.where(ended, index, len(index))
         end = np.minimum.accumulate(end[::-1])[::-1]
-        last = np.minimum(index + self._n - 1, end)  # of the item that begins here
+        last = np.minimum(index + self._n - 1, end)  # last step of the item that begins here
         complete = last <= newest
         self._keep(rows, rewards, envs, newest - index, ~complete)
         first, last = index[complete], last[complete]
-        first = first[np.argsort(times[last], kind="stable")]  # in the order of their steps
+        first = first[np.argsort(times[last], kind="stable")]  # ordered by last step
         last = np.minimum(first + self._n - 1, end[first])
         total = np.zeros(len(first))
         for j in range(self._n):
@@ -124,14 +124,14 @@ class BlockStream(Outlet):
         age: np.ndarray,
         incomplete: np.ndarray,
     ) -> None:
-        """Keeps the steps whose items are not complete; `age` counts steps from the newest one."""
+        """Keeps the steps with incomplete items; `age` counts steps back from the newest."""
         self._tail_valid[:] = False
         places = self._n - 2 - age[incomplete], envs[incomplete]
         self._tail[places], self._tail_rewards[places] = rows[incomplete], rewards[incomplete]
         self._tail_valid[places] = True
 
     def _send(self, items: np.ndarray) -> None:
-        """Sends the full blocks of what has waited and some new items; the rest waits."""
+        """Sends waiting and new items in full blocks; the rest waits."""
         items = np.concatenate([self._partial_block, items])
         in_blocks = len(items) // self._size * self._size
         for block in items[:in_blocks].reshape(-1, self._size * items.shape[1]):

@@ -1,4 +1,4 @@
-"""A replay buffer whose items live in a Reverb server."""
+"""A replay buffer on a Reverb server."""
 
 import pathlib
 import time
@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 
 # The least priority^alpha, as in the graph: an item of priority 0 can still be sampled.
 _LEAST = 2.0**-24
-_SMALLEST = 1e-300  # Reverb leaves out what is exactly 0.
-# Between two looks at the sizes of the tables.
+_SMALLEST = 1e-300  # Reverb never samples an item of priority 0.
+# Seconds between two checks of the tables' sizes.
 _LOOK_SECONDS = 2.0
 
 
 def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, float]:
-    """Returns what Reverb is told, `{key: priority}`.
+    """Returns the updates for Reverb, `{key: priority}`.
 
     Args:
       index: int64 [N], the bits of the keys.
-      priorities: float [N]; of a key that occurs twice the highest counts, what is not finite is
-        left out.
+      priorities: float [N]; the highest counts for a repeated key, non-finite ones are left out.
       alpha: The table's exponent, which Reverb applies.
 
     Raises:
-      UserError: For a negative priority, and for shapes that differ.
+      UserError: For a negative priority, and for unequal shapes.
     """
     check_given(index=index, priorities=priorities)
     keys = np.asarray(index)
@@ -66,7 +65,7 @@ def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, flo
         )
     finite = np.isfinite(values)
     keys, values = keys[finite].view(np.uint64), values[finite]
-    # With alpha 0 every priority counts as 1, but for the 0 that Reverb leaves out.
+    # With alpha 0 every priority counts as 1, except 0, which Reverb never samples.
     least = _LEAST ** (1.0 / alpha) if alpha > 0.0 else 0.0
     values = np.maximum(values, max(least, _SMALLEST))
     unique, at = np.unique(keys, return_inverse=True)
@@ -76,21 +75,21 @@ def priority_updates(index: Any, priorities: Any, alpha: float) -> dict[int, flo
 
 
 class ReverbBuffer(ReplayBuffer):
-    """The buffer that `ReverbReplay.init` makes; nothing of it may be called in a `tf.function`.
+    """A buffer from `ReverbReplay.init`; do not call its methods in a `tf.function`.
 
-    One thread may add; sampling and priorities may be another's. What is added reaches the tables
-    in the background. `cut`, `sample`, `size`, `can_sample`, `save` and `close` wait for it, unless
-    a table limits inserts: then they do not wait for items that the limiter holds back.
+    One thread may add; another may sample and set priorities. Added items reach the tables in the
+    background. `cut`, `sample`, `size`, `can_sample`, `save` and `close` wait for them, but not for
+    items that a table's rate limiter holds back.
 
     Attributes:
-      replay: Its factory, which says here whether items are packed.
+      replay: The factory, with `packed` resolved.
       address: "host:port" of the server.
-      on_wait: Called again and again while `add` or `flush` waits; what it raises ends them, and
-        what was waited for goes on in the background.
-      possible_duplicates: Items of "fifo" and "lifo" tables, at most, that may have been inserted
-        twice because the server was away: all that may be unconfirmed, for each time that the
-        heartbeat found it away and back. Other tables have no duplicates: what is sent again has
-        its key, and takes the place of the first. `duplicates_sampled` counts those that came.
+      on_wait: Called repeatedly while `add` or `flush` waits. If it raises, the method ends, and
+        the items continue in the background.
+      possible_duplicates: The most items of "fifo" and "lifo" tables that may have been inserted
+        twice because of outages of the server: all unconfirmed items, for each outage that the
+        heartbeat has found. Other tables have no duplicates, since a resent item keeps its key and
+        replaces the first. `duplicates_sampled` counts the duplicates that were sampled.
     """
 
     def __init__(self, replay: "ReverbReplay"):
@@ -105,7 +104,7 @@ class ReverbBuffer(ReplayBuffer):
         self._reconnections = self._created = 0
         self._sizes: dict[str, int] = {}
         self._looked = time.monotonic()
-        self._writer: Writer | None = None  # opened by the first `add`: a learner has none
+        self._writer: Writer | None = None  # opened by the first `add`; a learner needs none
         self._closed = False
         try:
             check_tables(self._connection.server_info(), self.replay)
@@ -114,14 +113,14 @@ class ReverbBuffer(ReplayBuffer):
             raise
 
     def _use(self, connection: Any) -> None:
-        """Goes on with a server."""
+        """Switches to a server."""
         self._connection = connection
         self.address: str = connection.address
         self._draws: dict[Any, Callable[[Any], Any]] = {}
-        self._duplicates.forget()  # a restored server gives again what it had when it was saved
+        self._duplicates.forget()  # a restored server repeats the items of its checkpoint
 
     def _opened(self) -> Writer:
-        """The writer."""
+        """Returns the writer; opens it first if needed."""
         self._check()
         if self._writer is None:
             client = self._connection.client
@@ -140,19 +139,19 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def connection(self) -> Any:
-        """The `Connection` to the server, or the `LocalServer`, which changes at `restore`."""
+        """The `Connection` to the server, or the `LocalServer`, which `restore` replaces."""
         return self._connection
 
     def _check(self) -> None:
-        """Raises if the server is lost; counts what may be there twice after a reconnection."""
+        """Raises if the server is lost; counts possible duplicates after a reconnection."""
         self._connection.check("writing experience")
         if self._connection.reconnections != self._reconnections:
             outages = self._connection.reconnections - self._reconnections
             self._reconnections += outages
-            # Not what is pending now: some of it may have been confirmed since.
+            # Not the items pending now: some may have been confirmed since.
             most = self._writer.most_pending if self._writer else 0
             self.possible_duplicates += outages * most
-            self._sizes = {}  # the server may have begun from its last checkpoint
+            self._sizes = {}  # the server may have restarted from its last checkpoint
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look_at_sizes()
 
@@ -161,11 +160,11 @@ class ReverbBuffer(ReplayBuffer):
         self.on_wait()
 
     def _look_at_sizes(self) -> None:
-        """Raises if somebody else has taken items out of a table that by itself never shrinks."""
+        """Raises if another process has removed items from a table that never shrinks by itself."""
         self._looked = time.monotonic()
         result = self._connection.server_info()
         if self._connection.reconnections != self._reconnections:
-            return  # it was waited for, and may have begun from its last checkpoint
+            return  # the server may have restarted from its last checkpoint
         for config in self.replay.table_configs:
             size, before = result[config.name].current_size, self._sizes.get(config.name, 0)
             if config.kind not in ONCE and size < before:
@@ -184,34 +183,34 @@ class ReverbBuffer(ReplayBuffer):
             self._writer.settle()
 
     def add(self, trajectory: Trajectory) -> None:
-        """Adds steps `[T, B, ...]`, which go on where the last ones stopped.
+        """Adds steps `[T, B, ...]` that continue the last ones.
 
-        Where a table limits inserts and is full, this waits until items are sampled.
+        Waits for samples if a table limits inserts and is full.
 
         Args:
-          trajectory: NumPy arrays or eager tensors. Rows that are not valid are left out.
+          trajectory: NumPy arrays or eager tensors. Invalid rows are left out.
 
         Raises:
-          UserError: For a leaf that is missing, or of another shape or dtype; for a server that is
-            lost; and if the items are not taken within `timeout`.
+          UserError: For a missing leaf, or a leaf of another shape or dtype; for a lost server; and
+            if the server does not take the items within `timeout`.
         """
         self._opened().add(trajectory)
 
     def cut(self) -> None:
-        """Says that the next steps do not go on from the last: environments were begun anew.
+        """Truncates the unfinished episodes: the environments were reset.
 
-        Episodes that had not ended are truncated where they stopped: the items that this completes
-        say so. A sequence of L steps that was complete before stays as it was written.
+        The items that this completes are marked as truncated. A sequence of L steps that was
+        complete before stays as it was written.
         """
         self._check()
         if self._writer is not None:
             self._writer.cut()
 
     def flush(self) -> None:
-        """Waits until all that was added is in the tables, but what has no full block yet.
+        """Waits until all added items are in the tables, except transitions without a full block.
 
         Raises:
-          UserError: If it is not within `timeout`, of a limiter too.
+          UserError: If they are not within `timeout`, also because of a limiter.
         """
         self._check()
         if self._writer is not None:
@@ -221,16 +220,16 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def duplicates_sampled(self) -> int:
-        """Items of "fifo" and "lifo" tables that `sample` and `batches` of this buffer gave again.
+        """Items of "fifo" and "lifo" tables that `sample` and `batches` returned a second time.
 
-        A writer whose connection breaks sends again what was not confirmed. What was sampled by
-        then is not in the table any more, and comes in a second time under the same key. An item is
-        known again among the newest 65,536.
+        A writer whose connection broke resends unconfirmed items. An item that was sampled already
+        is no longer in the table, so it is inserted a second time under the same key. The newest
+        65,536 keys are compared.
         """
         return self._duplicates.count
 
     def size(self, table: str | None = None) -> tf.Tensor:
-        """Returns how many items are in a table (None: the first one); an int64 scalar."""
+        """Returns the number of items in a table (None: the first), int64 scalar."""
         size = self._settled_info(table).current_size * self.replay.block
         return tf.constant(size, tf.int64)
 
@@ -240,11 +239,11 @@ class ReverbBuffer(ReplayBuffer):
         return self._connection.server_info()[name]
 
     def can_sample(self, batch_size: int = 1, table: str | None = None) -> tf.Tensor:
-        """Returns whether there are `batch_size` items and the limiter lets them be sampled.
+        """Returns whether the table has `batch_size` items and its limiter allows to sample them.
 
         Args:
           batch_size: N.
-          table: Its name; None for the first one.
+          table: The table's name; None for the first.
         """
         info = self._settled_info(table)
         return tf.constant(_sampleable(info, self.replay.block) >= batch_size)
@@ -256,21 +255,21 @@ class ReverbBuffer(ReplayBuffer):
         beta: float | tf.Tensor = 1.0,
         table: str | None = None,
     ) -> Transition | Sequences:
-        """Draws items with replacement; of "fifo" and "lifo" tables without, each item once.
+        """Draws items with replacement, from "fifo" and "lifo" tables each item once.
 
-        A learner that samples all the time takes a `dataset`, which samples ahead.
+        A learner that samples continuously should use a `dataset`, which samples ahead.
 
         Args:
-          key: Ignored: the server draws, with random numbers of its own.
+          key: Ignored: the server draws the random numbers.
           batch_size: N.
-          beta: How far the weights correct the sampling by priority, 0 (not) to 1 (fully).
-          table: Its name; None for the first one.
+          beta: The exponent of the importance weights, 0 (no correction) to 1 (full correction).
+          table: The table's name; None for the first.
 
         Returns:
-          A `Transition`, or `Sequences` if the table has such.
+          A `Transition`, or `Sequences` for a table of sequences.
 
         Raises:
-          UserError: If there are not so many items, if the limiter does not allow it within
+          UserError: If the table has fewer items, if the limiter does not allow it within
             `timeout`, or if the server is lost.
         """
         del key
@@ -303,17 +302,17 @@ class ReverbBuffer(ReplayBuffer):
     def update_priorities(
         self, index: tf.Tensor, priorities: tf.Tensor, table: str | None = None
     ) -> None:
-        """Sets priorities of items that were sampled.
+        """Sets the priorities of sampled items.
 
         Args:
-          index: int64 [N], as sampled; items that are no longer there are left out.
-          priorities: float [N], not negative, such as absolute TD errors. Of an item that occurs
-            twice the highest counts; what is not finite changes nothing. Reverb samples in
-            proportion to priority^alpha; priority^alpha below 2^-24 counts as 2^-24.
-          table: Its name; None for the first one.
+          index: int64 [N], as sampled; items no longer in the table are left out.
+          priorities: float [N], not negative, for example absolute TD errors. The highest counts
+            for a repeated item; non-finite ones are left out. Reverb samples in proportion to
+            priority^alpha; priority^alpha below 2^-24 counts as 2^-24.
+          table: The table's name; None for the first.
 
         Raises:
-          UserError: For a table of another kind, a negative priority, or a server that is lost.
+          UserError: For a table of another kind, a negative priority, or a lost server.
         """
         config = self.replay.table(table)
         if config.kind != "prioritized":
@@ -336,20 +335,21 @@ class ReverbBuffer(ReplayBuffer):
         table: str | None = None,
         **options: Any,
     ) -> tf.data.Dataset:
-        """Returns batches without end, prefetched: of `Transition`, or of `Sequences`.
+        """Returns an infinite, prefetched dataset of `Transition` or `Sequences` batches.
 
-        What is in flight was sampled before the newest steps and priorities. Where nothing can be
-        sampled for `timeout` seconds, the next element is an error; `batches` makes it a
-        `UserError`, and notices a lost server, which a dataset waits for for ever.
+        Items in flight were sampled before the newest steps and priorities. If nothing can be
+        sampled for `timeout` seconds, the next element is an error. Use `batches` to iterate: it
+        converts the error to a `UserError`, and notices a lost server, for which a dataset waits
+        forever.
 
         Args:
           batch_size: N.
-          beta: How far weights correct the sampling by priority; a variable, or what a function
-            returns, is read for every batch.
-          table: Its name; None for the first one.
-          **options: `prefetch` (batches, 1), `in_flight` (items a worker, None for 2 N but at most
-            64), `num_workers` (None for Reverb's choice) and `wait` (True waits on where there is
-            nothing to sample).
+          beta: The exponent of the importance weights; a variable is read, and a function called,
+            for every batch.
+          table: The table's name; None for the first.
+          **options: `prefetch` (batches, 1), `in_flight` (items per worker, None for 2 N but at
+            most 64), `num_workers` (None for Reverb's choice) and `wait` (True to wait without
+            limit for items).
         """
         config = self.replay.table(table)
         dataset = make_dataset(self.replay, self.address, config, batch_size, beta, **options)
@@ -365,17 +365,17 @@ class ReverbBuffer(ReplayBuffer):
         table: str | None = None,
         **options: Any,
     ) -> Any:
-        """Returns a distributed dataset: a stream of its own for each worker of a strategy.
+        """Returns a distributed dataset, with a separate stream for each worker of a strategy.
 
         Args:
           strategy: The strategy.
-          batch_size: Of all replicas together; they share it evenly.
+          batch_size: The global batch size; the replicas divide it evenly.
           beta: As in `dataset`.
           table: As in `dataset`.
           **options: As in `dataset`.
 
         Raises:
-          UserError: For a batch that the replicas cannot share evenly.
+          UserError: For a batch size that the replicas do not divide.
         """
         if batch_size % strategy.num_replicas_in_sync:
             wanted = f"a multiple of the {strategy.num_replicas_in_sync} replicas"
@@ -383,7 +383,7 @@ class ReverbBuffer(ReplayBuffer):
         dataset = strategy.distribute_datasets_from_function(
             lambda context: self.dataset(
                 context.get_per_replica_batch_size(batch_size), beta, table, **options
-            ).apply(_endless)  # or each element would be asked for in all processes
+            ).apply(_endless)  # else all processes would synchronize for each element
         )
         if self.replay.table(table).kind in ONCE:
             self._duplicates.add_dataset(dataset)
@@ -393,11 +393,11 @@ class ReverbBuffer(ReplayBuffer):
         """Iterates over a dataset of this buffer, distributed or not.
 
         Yields:
-          Its elements, to the end if it has one (`dataset.take`).
+          Its elements, up to the end of a finite dataset (`dataset.take`).
 
         Raises:
-          UserError: Where there was nothing to sample in time, for a lost server, and if the server
-            of this process was replaced by `restore` meanwhile.
+          UserError: If sampling times out, for a lost server, and if `restore` has replaced the
+            server of this process meanwhile.
         """
         iterator, address = iter(dataset), self.address
         once = self._duplicates.counts(dataset)
@@ -423,9 +423,9 @@ class ReverbBuffer(ReplayBuffer):
     # Files.
 
     def state_values(self) -> dict[str, Any]:
-        """Returns what lives on our side: the priorities of new items, and counts.
+        """Returns the values on the client's side: the priorities of new items, and counts.
 
-        The items are the server's; `save` keeps both.
+        The server holds the items; `save` writes both.
         """
         result: dict[str, Any] = {
             f"highest_priority/{name}": np.float64(value) for name, value in self._highest.items()
@@ -436,7 +436,7 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def new_priority(self) -> float:
-        """The priority of new items of the first table: 1, or the greatest that was set so far."""
+        """The priority of new items of the first table: the greatest set so far, at least 1."""
         return self._highest[self.replay.table().name]
 
     @new_priority.setter
@@ -445,14 +445,14 @@ class ReverbBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, in all tables together; a block is one."""
+        """Items created so far, in all tables together; a block counts as one."""
         return self._created + (self._writer.created if self._writer else 0)
 
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `state_values` gave.
+        """Loads the result of `state_values`.
 
         Raises:
-          UserError: About values of a buffer with other tables; nothing changes.
+          UserError: For values of a buffer with other tables; nothing changes.
         """
         if values.keys() != self.state_values().keys():
             remedy = "Make the buffer with the tables of the one that was saved."
@@ -468,15 +468,16 @@ class ReverbBuffer(ReplayBuffer):
         self.possible_duplicates = int(values["possible_duplicates"])
 
     def save(self, folder: str, tables: bool = True) -> None:
-        """Writes the buffer into a folder; one that is there is replaced when all is written.
+        """Writes the buffer to a folder; replaces an existing folder once all is written.
 
-        It holds items, priorities and the counts of the limiters. Steps of items that are not
-        complete, transitions that have no full block yet, and items that a limiter holds back, are
-        not in it. A server elsewhere is told to write a checkpoint where it writes them.
+        The folder has items, priorities and the counts of the limiters. It lacks the steps of
+        incomplete items, transitions without a full block, and items that a limiter holds back. An
+        external server writes a checkpoint to its own folder.
 
         Args:
-          folder: Its path.
-          tables: Whether a server elsewhere is told so; False where another client does it.
+          folder: The path of the folder.
+          tables: Whether to request a checkpoint of an external server; False if another client
+            does.
 
         Raises:
           UserError: If the server is lost.
@@ -496,16 +497,16 @@ class ReverbBuffer(ReplayBuffer):
                 raise checkpoints.unwritten(self._connection.address, error) from error
 
     def restore(self, folder: str) -> None:
-        """Reads what `save` wrote, and goes on with new episodes.
+        """Reads a folder of `save`; the next steps begin new episodes.
 
-        A server in this process is started again from it, at another address: datasets must be made
-        anew. A server elsewhere restores its items itself.
+        A server in this process restarts from the folder at another address, so datasets must be
+        created again. An external server restores its items itself.
 
         Raises:
-          UserError: For the folder of a buffer that was made in another way, or none.
+          UserError: For a missing folder, or the folder of a buffer with other settings.
         """
         here = isinstance(self._connection, LocalServer)
-        # A server elsewhere has items in its own form, which was compared when it answered.
+        # The form of an external server's items was compared when it answered.
         asked = self._asked if here else None
         values, tables, packed = checkpoints.restore(folder, self.replay, asked, not here)
         if here:
@@ -522,12 +523,12 @@ class ReverbBuffer(ReplayBuffer):
         self.load_values(values)
 
     def close(self) -> None:
-        """Sends what there is and ends the writers, and the server if it is in this process.
+        """Sends pending items and closes the writers, and a server in this process.
 
-        Transitions that have no full block, up to `block_size` - 1, are not sent.
+        Transitions without a full block, up to `block_size` - 1, are not sent.
 
         Raises:
-          UserError: If items could not be sent in time; all is closed nevertheless.
+          UserError: If items could not be sent in time; everything is closed nevertheless.
         """
         if self._closed:
             return
@@ -552,7 +553,7 @@ _endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
 
 
 def _sampleable(info: Any, block_size: int) -> float:
-    """How many items a limiter lets be sampled now, of those that there are."""
+    """Returns the number of items that can be sampled now, by the limiter and the table's size."""
     limiter = info.rate_limiter_info
     if info.current_size < limiter.min_size_to_sample:
         return 0
@@ -568,7 +569,7 @@ def _refuse(
 
 
 def _connected(replay: "ReverbReplay") -> tuple["ReverbReplay", Any]:
-    """Returns a factory that says whether items are packed, and a connection to its server."""
+    """Returns the factory with `packed` resolved, and a connection to its server."""
     reverb()
     if replay.address is None:
         if replay.packed is None:

@@ -1,8 +1,8 @@
-"""Calls that may block for ever, in threads that can be left behind, and errors of a lost server.
+"""Runs calls that may block forever in threads that can be abandoned; errors of a lost server.
 
-A call that is blocked in Reverb's C++ cannot be cancelled. It is left behind in its thread, and
-what it uses (an iterator, a writer) is kept: the destructors of these wait for the server too, a
-prefetched dataset's for more than ten seconds.
+A call that blocks in Reverb's C++ cannot be cancelled. It is abandoned in its thread, and the
+objects that it uses (an iterator, a writer) stay referenced: their destructors would also wait for
+the server, a prefetched dataset's for more than ten seconds.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tfrl.errors import UserError
 
-# Seconds that the interpreter may take to end by itself once calls were left behind.
+# Seconds that the interpreter may take to exit after calls were abandoned.
 ORDERLY_EXIT_SECONDS = 2.5
 
 _lock = threading.Lock()
@@ -24,26 +24,26 @@ _left_behind: list[Any] = []
 
 
 class ServerLostError(UserError):
-    """A Reverb server does not answer any more, so this process cannot go on.
+    """A Reverb server no longer answers, so this process cannot continue.
 
-    Binaries print it like any `UserError`: one paragraph, exit code 2. They then end by
-    `end_process`, since an orderly end could wait for the server again.
+    Binaries print it like any `UserError`: one paragraph, exit code 2. They then call
+    `end_process`, since an orderly exit could wait for the server again.
     """
 
     exit_at_once = True
 
 
 class ServerSilentError(UserError):
-    """A Reverb server is there, and a call of it did not come back in time: it was left behind.
+    """A Reverb server accepts connections, but a call timed out and was abandoned.
 
-    Binaries end as with `ServerLostError`.
+    Binaries exit as with `ServerLostError`.
     """
 
     exit_at_once = True
 
 
 def leave_behind(*things: Any) -> None:
-    """Keeps what waits for a lost server until the process ends, and bounds the time of that end.
+    """Keeps objects that wait for a lost server alive until exit, and bounds the time of the exit.
 
     Args:
       *things: Functions and objects whose destructors may block.
@@ -55,19 +55,19 @@ def leave_behind(*things: Any) -> None:
 
 
 def _bound_exit() -> None:
-    """Ends this process with code 1 if its orderly end takes too long.
+    """Ends this process with code 1 if its orderly exit takes too long.
 
-    The clock is a thread of C: what blocks may hold the interpreter's lock.
+    A C thread keeps the time, since the blocked code may hold Python's global lock.
     """
     _flush()
-    # Its traceback would only show the interpreter's own end. The file stays open until then.
+    # The traceback would only show the interpreter's exit. The file stays open until then.
     silent = open(os.devnull, "w")  # noqa: SIM115
     faulthandler.dump_traceback_later(ORDERLY_EXIT_SECONDS, exit=True, file=silent)
     _left_behind.append(silent)
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process now, without waiting for anything but its own output.
+    """Ends this process at once; waits only for its output.
 
     Args:
       code: The exit code.
@@ -80,42 +80,42 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # A closed pipe or file: nobody reads it.
+        except (OSError, ValueError):  # A closed pipe or file has no reader.
             continue
 
 
 T = TypeVar("T")
 
-# Writing or reading a checkpoint may take so long; a disk that writes 100 MB/s is done with 180 GB.
+# Timeout of writing or reading a checkpoint: a disk of 100 MB/s writes 180 GB in this time.
 CHECKPOINT_SECONDS = 1800.0
 
 
 class Call:
-    """A call that is under way in a thread of its own.
+    """A call that runs in another thread.
 
     The thread is a daemon, so that the interpreter does not wait for it.
     """
 
     def __init__(self, fn: Callable[[], Any]):
-        """Holds the function; a `Callers` starts it."""
+        """Stores the function; a `Callers` starts it."""
         self.fn = fn
         self._result: Any = None
         self._error: BaseException | None = None
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Makes the call, in the thread."""
+        """Runs the function; called in the thread."""
         try:
             self._result = self.fn()
         except BaseException as error:  # noqa: BLE001  (raised again where the result is asked for)
             self._error = error
 
     def finish(self) -> None:
-        """Tells whoever waits."""
+        """Wakes the waiting thread."""
         self._done.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether the call has come back within `seconds`; signals are served meanwhile."""
+        """Returns whether the call returned within `seconds`; handles signals meanwhile."""
         try:
             self._done.get(timeout=seconds)
         except queue.Empty:
@@ -123,14 +123,14 @@ class Call:
         return True
 
     def result(self) -> Any:
-        """Returns what the call returned, or raises what it raised, once it has come back."""
+        """Returns the call's result, or raises its error; to use once the call has returned."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class Callers:
-    """Threads that make calls; a thread that has come back is used again."""
+    """A pool of threads for calls; a thread is reused once its call returns."""
 
     def __init__(self) -> None:
         """Starts no thread yet."""
@@ -153,14 +153,14 @@ class Callers:
     def _serve(self, line: "queue.SimpleQueue[Call | None]") -> None:
         while (call := line.get()) is not None:
             call.run()
-            # Idle before anybody can know, so that the next call finds this thread.
+            # Idle before `finish`, so that the next call finds this thread.
             with self._lock:
                 self._idle.append(line)
             call.finish()
             del call  # So that an idle thread keeps nothing alive.
 
     def close(self) -> None:
-        """Ends the idle threads; those in a call end never, or become idle."""
+        """Ends the idle threads; threads in a call are left alone."""
         with self._lock:
             idle, self._idle = self._idle, []
         for line in idle:
@@ -171,31 +171,31 @@ _CALLERS = Callers()
 
 
 def within(seconds: float, fn: Callable[[], T], where: str, what: str) -> T:
-    """Makes a call that ends with an error when it takes too long.
+    """Calls a function with a timeout.
 
-    It is made in another thread, which is left behind then.
+    The call runs in another thread, which is abandoned after a timeout.
 
     Args:
-      seconds: The most that it may take.
-      fn: The call.
-      where: What is called, for the message: "Reverb server at localhost:8000".
-      what: What the call does, for the message: "writing a checkpoint".
+      seconds: The timeout.
+      fn: The function.
+      where: The called service, for the message: "Reverb server at localhost:8000".
+      what: The action of the call, for the message: "writing a checkpoint".
 
     Raises:
-      ServerSilentError: It has not come back in time.
+      ServerSilentError: The call has not returned in time.
     """
     call = _CALLERS.start(fn)
     try:
         if not call.wait(seconds):
             raise too_long(seconds, where, what)
-    except BaseException:  # Ctrl-C too: whatever the call uses must not be destroyed.
+    except BaseException:  # Ctrl-C too: the call's objects must stay alive.
         leave_behind(call)
         raise
     return call.result()  # type: ignore[no-any-return]
 
 
 def too_long(seconds: float, where: str, what: str) -> ServerSilentError:
-    """Returns the message about a server that is there, and a call that did not come back."""
+    """Returns the error for a server that accepts connections and a call that timed out."""
     return ServerSilentError(
         where,
         expected=f"an answer within {seconds:g} s; it was needed for {what}",

@@ -1,8 +1,8 @@
-"""The folder in which a Reverb server keeps its checkpoints: whole or absent, the last few.
+"""The checkpoint folder of a Reverb server: keeps the newest few, each complete or absent.
 
-Reverb itself keeps one and removes whatever else lies beside it. So it writes into a folder of its
-own, `.writing`, and each finished checkpoint is moved to `ckpt-<n>`, with a manifest by which
-damage is found: Reverb takes an empty file for an empty table.
+Reverb itself keeps one checkpoint and removes all other files beside it. So Reverb writes to a
+separate folder, `.writing`, and each finished checkpoint is moved to `ckpt-<n>`. A manifest detects
+damage: Reverb takes an empty file for an empty table.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _VALUES, _VALUES_SCHEMA = "values.json", 1
-# Where the tables of a server in this process lie.
+# Subfolder with the tables of a server in this process.
 _TABLES = "tables"
 _SCHEMA = 1
 _MANIFEST = "manifest.json"
@@ -38,13 +38,13 @@ def save(
     values: dict[str, float],
     write_tables: Callable[[pathlib.Path], Any],
 ) -> None:
-    """Writes a folder; one that is there is replaced when all is written.
+    """Writes a buffer to a folder; replaces an existing folder once all is written.
 
     Args:
-      folder: Its path.
+      folder: The path of the folder.
       replay: The factory.
-      values: Numbers of our side.
-      write_tables: Writes Reverb's checkpoint into the path that it is given.
+      values: The client's numbers.
+      write_tables: Writes Reverb's checkpoint to the path of its argument.
     """
     content = {"schema": _VALUES_SCHEMA, "tables": made_with(replay), "values": values}
 
@@ -59,20 +59,20 @@ def save(
 def restore(
     folder: str, replay: "ReverbReplay", packed: bool | None, elsewhere: bool
 ) -> tuple[dict[str, float], pathlib.Path, bool]:
-    """Reads what `save` wrote.
+    """Reads a folder of `save`.
 
     Args:
-      folder: Its path.
+      folder: The path of the folder.
       replay: The factory.
-      packed: Whether items must be packed there; None for either.
-      elsewhere: Whether a server elsewhere has the items, in a form of its own.
+      packed: Whether its items must be packed; None for either.
+      elsewhere: Whether an external server has the items, in its own form.
 
     Returns:
-      The numbers, where Reverb's checkpoint is (it is not there for a server elsewhere), and
-      whether its items are packed.
+      The numbers, the path of Reverb's checkpoint (absent for an external server), and whether its
+      items are packed.
 
     Raises:
-      UserError: For a folder that is none, or of a buffer that was made in another way.
+      UserError: For a missing folder, or the folder of a buffer with other settings.
     """
     root = pathlib.Path(folder)
     try:
@@ -85,9 +85,9 @@ def restore(
             got=f"{type(error).__name__}: {error}",
         ) from error
     for stored in tables.values():
-        stored.setdefault("packed", False)  # before there were packed items
+        stored.setdefault("packed", False)  # older folders lack these
         stored.setdefault("block_size", 1)
-        if elsewhere:  # its form was compared when it answered
+        if elsewhere:  # the server's form was compared when it answered
             stored.update(packed=bool(replay.packed), block_size=replay.block)
     result = any(stored["packed"] for stored in tables.values())
     either = packed is None and (packs(replay) or not result)
@@ -98,7 +98,7 @@ def restore(
 
 
 def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
-    """Returns what the meaning of saved tables depends on, `{table: {argument: value}}`."""
+    """Returns the settings that saved tables depend on, `{table: {argument: value}}`."""
     names = [n for n in replay.table_configs[0].__dataclass_fields__ if n != "name"]
     return {
         config.name: {
@@ -112,10 +112,10 @@ def made_with(replay: "ReverbReplay") -> dict[str, dict[str, Any]]:
 
 
 def place_of(folder: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns where a server keeps its checkpoints: of a remote folder, in its working copy.
+    """Returns the local checkpoint folder of a server: for a remote folder its working copy.
 
     Args:
-      folder: A path, or an address such as gs://bucket/replay, whose writer this process becomes.
+      folder: A path, or an address like gs://bucket/replay; this process becomes its writer.
 
     Raises:
       UserError: The remote folder cannot be written.
@@ -128,19 +128,19 @@ def place_of(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 
 class ReverbCheckpoints:
-    """The checkpoints of one server's folder, which one server at a time may use.
+    """The checkpoint folder of a server; one server at a time may use it.
 
     Attributes:
       directory: The folder.
-      writing: Where Reverb writes.
+      writing: The folder that Reverb writes to.
     """
 
     def __init__(self, directory: pathlib.Path, max_to_keep: int):
-        """Makes the folder and takes hold of it.
+        """Creates the folder and locks it.
 
         Args:
-          directory: Where the checkpoints are, or will be.
-          max_to_keep: How many to keep.
+          directory: The folder of the checkpoints.
+          max_to_keep: The number of checkpoints to keep.
 
         Raises:
           UserError: It cannot be written, or another server uses it.
@@ -166,22 +166,22 @@ class ReverbCheckpoints:
             raise self.unwritable(error) from error
 
     def unwritable(self, error: OSError) -> UserError:
-        """Returns the message about a folder that cannot be written."""
+        """Returns the error for a folder that cannot be written."""
         return files.unwritable(f"replay checkpoints in {self.directory}", error)
 
     def newest_first(self) -> list[pathlib.Path]:
-        """Returns the checkpoints."""
+        """Returns the checkpoints, newest first."""
         result = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(result, key=_number, reverse=True)
 
     def adopt(self, written: pathlib.Path) -> pathlib.Path:
-        """Moves what Reverb wrote to its place, and removes the oldest.
+        """Moves a checkpoint that Reverb wrote to its place, and removes the oldest.
 
         Args:
           written: A finished checkpoint within `writing`.
 
         Returns:
-          Where it is now.
+          Its new path.
 
         Raises:
           OSError: The disk is full, for example.
@@ -197,11 +197,11 @@ class ReverbCheckpoints:
         return final
 
     def close(self) -> None:
-        """Lets the folder go."""
+        """Unlocks the folder."""
         self._lock.close()
 
     def adopt_finished(self) -> None:
-        """Keeps what clients asked the server for, of which Reverb would remove all but the last.
+        """Adopts checkpoints that clients requested; Reverb would keep only the last.
 
         Raises:
           OSError: The disk is full, for example.
@@ -217,7 +217,7 @@ def _number(folder: pathlib.Path) -> int:
 
 
 def seal(folder: pathlib.Path) -> None:
-    """Writes the manifest of a finished checkpoint, once all is on the disk."""
+    """Writes the manifest of a finished checkpoint, once its files are on disk."""
     sizes = {}
     for path in sorted(folder.iterdir()):
         if path.name != _MANIFEST:
@@ -228,7 +228,7 @@ def seal(folder: pathlib.Path) -> None:
 
 
 def damage(folder: pathlib.Path) -> str | None:
-    """Returns what is wrong with the files of a checkpoint; their content Reverb checks itself.
+    """Returns the damage of a checkpoint's files, or None; Reverb checks their content.
 
     Args:
       folder: A checkpoint with a manifest.
@@ -258,15 +258,15 @@ def first_usable(
 
     Args:
       folders: The checkpoints, newest first.
-      use: Takes one; raises `DamagedError` if it finds it damaged.
-      log: Takes a line about each damaged one.
+      use: Takes a checkpoint; raises `DamagedError` if it is damaged.
+      log: Takes a line about each damaged checkpoint.
       where: Their folder, for the message.
 
     Returns:
-      The one that was used; None if there are none at all.
+      The checkpoint in use; None if `folders` is empty.
 
     Raises:
-      UserError: There are some, and none is usable.
+      UserError: There are checkpoints, but none is usable.
     """
     reasons = []
     for folder in folders:
@@ -292,11 +292,11 @@ def first_usable(
 
 
 def unwritten(address: str, error: Exception) -> UserError:
-    """Returns what to raise where Reverb could not write a checkpoint.
+    """Returns the error for a checkpoint that Reverb could not write.
 
     Args:
-      address: Of its server.
-      error: What Reverb raised.
+      address: The address of the server.
+      error: Reverb's error.
     """
     return UserError(
         f"a checkpoint of the Reverb server at {address}",
@@ -307,7 +307,7 @@ def unwritten(address: str, error: Exception) -> UserError:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error of C++."""
+    """Returns the first line of a C++ error."""
     lines = str(getattr(error, "message", None) or error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 

@@ -1,6 +1,6 @@
-"""A connection to a Reverb server that notices, by a heartbeat, when the server is gone.
+"""A connection to a Reverb server, with a heartbeat that notices a lost server.
 
-Reverb's own calls then block for ever, or return as if they had worked.
+Without a server, Reverb's own calls block forever, or return as if they had worked.
 """
 
 import functools
@@ -20,13 +20,13 @@ from tfrl.replay.reverb.tables import check_tables
 
 reverb = library.reverb()
 
-# What takes connections but does not answer may be busy (writing a checkpoint) for so long.
+# Seconds that a server that accepts connections may be too busy to answer (writing a checkpoint).
 _BUSY_SECONDS = 120.0
-# After an outage gRPC asks ever more seldom: so long it may take to find a server that is back.
+# Seconds until gRPC finds a server that is back: it polls at growing intervals after an outage.
 _FOUND_SECONDS = 60.0
-# Between two questions to a server that is away.
+# Seconds between two probes of a lost server.
 _AWAY_SECONDS = 0.2
-# Texts by which gRPC says that a connection broke, in the order of their frequency.
+# Messages of gRPC for a broken connection, the most frequent first.
 _BROKEN = (
     "socket closed",
     "transport closed",
@@ -42,16 +42,17 @@ _BROKEN = (
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Returns whether an error tells of a connection that broke, out of gRPC."""
+    """Returns whether an error is gRPC's for a broken connection."""
     text = f"{type(error).__name__} {error}".lower()
     return any(sign in text for sign in _BROKEN)
 
 
 class Heartbeat:
-    """A thread that knows whether a server answers.
+    """A thread that probes whether a server answers.
 
-    A question is a connection that is closed again, and `server_info`: together less than a
-    millisecond on one machine. Where nobody accepts connections at the address, the server is lost.
+    A probe opens and closes a connection, then calls `server_info`: together less than a
+    millisecond on one machine. If no process accepts connections at the address, the server is
+    lost.
     """
 
     def __init__(self, address: str, seconds: float, reconnect_seconds: float | None):
@@ -59,8 +60,9 @@ class Heartbeat:
 
         Args:
           address: `host:port` of a server that has answered.
-          seconds: Between two questions.
-          reconnect_seconds: How long a lost server may take to come back; None for not at all.
+          seconds: Seconds between two probes.
+          reconnect_seconds: Seconds that a lost server may take to come back; None to give up at
+            once.
         """
         self.reason = ""
         self.reconnections = 0
@@ -81,22 +83,22 @@ class Heartbeat:
 
     @property
     def lost(self) -> bool:
-        """Whether the server was away at the last question."""
+        """Whether the server was lost at the last probe."""
         return self._lost_since is not None
 
     @property
     def busy(self) -> bool:
-        """Whether it took the connection and did not answer, at the last question."""
+        """Whether the server accepted the last probe's connection but did not answer."""
         return self._silent
 
     @property
     def given_up(self) -> bool:
-        """Whether the server is lost for good; one that comes later is another."""
+        """Whether the server is lost for good; a later server at the address does not count."""
         return self._given_up
 
     def ask(self) -> None:
-        """Asks now and returns when the answer, or the lack of one, is known."""
-        for _ in range(2):  # The first may have been under way already.
+        """Probes at once; returns when the result is known."""
+        for _ in range(2):  # The first probe may have been under way already.
             with self._changed:
                 before = self._questions
                 self._awake.set()
@@ -105,14 +107,14 @@ class Heartbeat:
                 )
 
     def wait_while_lost(self, seconds: float) -> None:
-        """Returns when the server is there, or given up, or after `seconds`."""
+        """Returns when the server answers or is given up, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not self.lost or self._given_up or self._closed, timeout=seconds
             )
 
     def close(self) -> None:
-        """Ends the thread, within the time-out of a question."""
+        """Ends the thread, within the timeout of a probe."""
         self._closed = True
         self._awake.set()
 
@@ -132,8 +134,8 @@ class Heartbeat:
                 self._changed.notify_all()
 
     def _question(self) -> str | None:
-        """Returns None if the server is there, else why it seems to be away."""
-        # First, since Reverb waits out its time where nobody listens.
+        """Returns None if the server answers, else the reason why it seems lost."""
+        # First, since Reverb waits for its whole timeout if no process listens.
         refused = refusal(self._address, timeout=self._timeout)
         if refused is not None:
             self._listening_since = None
@@ -164,7 +166,7 @@ class Heartbeat:
         self._given_up = now >= self._deadline(self._lost_since)
 
     def _deadline(self, lost_since: float) -> float:
-        """When a lost server is given up: later if somebody listens at its address in time."""
+        """Returns when to give up a lost server: later if its address accepts connections."""
         deadline = lost_since + (self._reconnect_seconds or 0.0)
         since = self._listening_since
         if since is None or since > deadline:
@@ -176,35 +178,35 @@ reverb = library.reverb()
 
 T = TypeVar("T")
 
-# How often a guarded call that does not come back looks for the server's state.
+# Seconds between two looks of a waiting guarded call at the server's state.
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
-# How long a server that takes connections has to answer before a line says that it is waited for.
+# Seconds that a server that accepts connections has to answer before a line is logged.
 _ANSWER_SECONDS = 2.0
 
 
 def await_server(
     address: str, client: Any, seconds: float, log: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Returns once a server has answered.
+    """Waits until a server answers.
 
     Args:
       address: `host:port`.
       client: The `reverb.Client` of this address.
-      seconds: How long to wait.
-      log: Takes a line where the server is not there at once; why, and how long it is waited for.
+      seconds: Seconds to wait.
+      log: Takes a line if the server does not answer at once, with the reason and the wait.
 
     Returns:
       `{table: reverb TableInfo}`.
 
     Raises:
-      UserError: A malformed address, or nobody answers in time.
+      UserError: A malformed address, or no answer in time.
     """
     check_address(address)
     errors = (RuntimeError, reverb.errors.ReverbError)
     deadline = time.monotonic() + seconds
     while True:
-        # First, since Reverb waits out its time where nobody listens.
+        # First, since Reverb waits for its whole timeout if no process listens.
         reason = refusal(address, timeout=1.0)
         left = deadline - time.monotonic()
         if reason is None:
@@ -228,14 +230,14 @@ def await_server(
 
 
 def await_tables(replay: ReverbReplay, log: Callable[[str], None]) -> None:
-    """Returns once the servers of a factory have answered, and have the factory's tables.
+    """Waits until the servers of a factory answer, and checks their tables.
 
     Args:
       replay: A factory with the address of each server.
-      log: As of `await_server`.
+      log: See `await_server`.
 
     Raises:
-      UserError: As of `await_server`; and about tables that are others.
+      UserError: See `await_server`; and for tables that differ from the factory's.
     """
     for address in replay.addresses:
         check_address(address)
@@ -248,7 +250,7 @@ class Connection:
 
     Attributes:
       address: `host:port`.
-      client: The `reverb.Client`. Calls that may block belong into `guard`.
+      client: The `reverb.Client`. Make calls that may block through `guard`.
     """
 
     def __init__(
@@ -264,13 +266,13 @@ class Connection:
         Args:
           address: `host:port` of a server.
           timeout: Seconds for the first answer, and for each `server_info`.
-          heartbeat: Seconds between two questions whether the server is there. With up to 3, a
-            death is noticed within 10 s, even that of the whole machine.
-          reconnect_seconds: How long a lost server may take to come back; None ends in an error at
+          heartbeat: Seconds between two probes of the server. With up to 3, the loss of a server,
+            even of its whole machine, is noticed within 10 s.
+          reconnect_seconds: Seconds that a lost server may take to come back; None to raise at
             once.
 
         Raises:
-          UserError: A malformed address, a number out of bounds, or nobody answers in time.
+          UserError: A malformed address, a number out of bounds, or no answer in time.
         """
         check_address(address)
         bound = (0, MOST_SECONDS, False)
@@ -287,14 +289,14 @@ class Connection:
 
     @property
     def lost(self) -> bool:
-        """Whether the server is lost for good. Then do not touch writers and iterators of it."""
+        """Whether the server is lost for good. Its writers and iterators must not be used then."""
         return self._heartbeat.given_up
 
     @property
     def reconnections(self) -> int:
-        """How often the server was away and came back.
+        """The number of outages after which the server came back.
 
-        Reverb's writers then send again what was not confirmed: that may be there twice.
+        Reverb's writers then resend unconfirmed items, which may be inserted twice.
         """
         return self._heartbeat.reconnections
 
@@ -302,8 +304,8 @@ class Connection:
         """Returns `{table: reverb TableInfo}`.
 
         Raises:
-          ServerLostError: The server is gone.
-          ServerSilentError: It is there and does not answer in time.
+          ServerLostError: The server is lost.
+          ServerSilentError: It accepts connections but does not answer in time.
         """
         seconds = math.ceil(self._timeout)
         try:
@@ -312,13 +314,13 @@ class Connection:
             raise too_long(seconds, self._name, "asking for tables") from error
 
     def check(self, what: str = "using it") -> None:
-        """Returns at once if the server is there; waits for one that may come back.
+        """Returns at once if the server answers; waits for a lost server that may come back.
 
         Args:
-          what: What the server is wanted for, for the message.
+          what: The purpose of the call, for the message.
 
         Raises:
-          ServerLostError: It is lost.
+          ServerLostError: The server is lost.
         """
         while self._heartbeat.lost and not self._heartbeat.given_up:
             self._heartbeat.wait_while_lost(_LOOK_SECONDS)
@@ -328,25 +330,24 @@ class Connection:
     def guard(
         self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
     ) -> T:
-        """Makes a call that ends with an error if the server is lost, however it blocks.
+        """Calls a function that may block; a lost server raises an error.
 
-        The call is made in another thread: a strategy's scope or a device's that the caller is in
-        does not hold there. When the server was away and came back, Reverb goes on by itself with
-        most calls; one that failed meanwhile is made again.
+        The function runs in another thread, outside of the caller's strategy and device scopes.
+        After an outage Reverb continues most calls by itself; a call that failed is repeated.
 
         Args:
-          fn: The call. It must bear being made twice if the connection may reconnect.
-          what: What it does, for the message, for example "sampling from table 'replay'".
+          fn: The function. It must be safe to repeat if the connection may reconnect.
+          what: The action of the call, for the message: "sampling from table 'replay'".
           timeout: Seconds that it may take while the server answers the heartbeat; None for a call
-            that has a deadline of its own.
-          again: Whether a call that has failed may be made again.
+            with its own deadline.
+          again: Whether a failed call may be repeated.
 
         Returns:
-          What `fn` returned.
+          The result of `fn`.
 
         Raises:
-          ServerLostError: The server is lost. The call is left behind in its thread.
-          ServerSilentError: It takes longer than `timeout`; it is left behind likewise.
+          ServerLostError: The server is lost. The call is abandoned in its thread.
+          ServerSilentError: The call takes longer than `timeout` and is abandoned.
         """
         patience = time.monotonic() + (self._reconnect_seconds or 0.0)
         while True:
@@ -362,7 +363,7 @@ class Connection:
                         began = time.monotonic()
                     elif timeout is not None and time.monotonic() - began > timeout:
                         raise too_long(timeout, self._name, what)
-            except BaseException:  # Ctrl-C too: whatever the call uses must not be destroyed.
+            except BaseException:  # Ctrl-C too: the call's objects must stay alive.
                 leave_behind(call)
                 raise
             try:
@@ -376,7 +377,7 @@ class Connection:
                     raise self._lost_error(what, reason=str(error)) from error
                 if self.reconnections != outages:
                     patience = time.monotonic() + (self._reconnect_seconds or 0.0)
-                elif time.monotonic() > patience:  # the server was there all the time
+                elif time.monotonic() > patience:  # without any outage of the server
                     raise self._lost_error(what, reason=str(error)) from error
                 time.sleep(_RETRY_SECONDS)
 
@@ -392,20 +393,20 @@ class Connection:
         return thing
 
     def release(self, thing: Any) -> None:
-        """Takes back `keep`, when the object is done with; without effect once all is lost."""
+        """Undoes `keep` when the object is no longer used; no effect once the server is lost."""
         if not self.lost:
             self._kept = [kept for kept in self._kept if kept is not thing]
 
     def close(self) -> None:
-        """Ends the threads; more calls have no effect. Calls under way are left alone."""
+        """Ends the threads; further `close` calls have no effect. Running calls are left alone."""
         self._heartbeat.close()
         self._callers.close()
 
     def _was_lost(self, error: Exception, outages: int, what: str) -> bool:
-        """Whether a call failed because the server was away; it is back when this returns.
+        """Whether a call failed because of an outage; waits until the server is back.
 
         Raises:
-          ServerLostError: The server is away for good.
+          ServerLostError: The server is lost for good.
         """
         broken = is_broken_connection(error)
         self._heartbeat.ask()

@@ -1,4 +1,4 @@
-"""Datasets of batches that are sampled from a table."""
+"""Datasets of batches sampled from a table."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 
-# What an error of a dataset begins with that had nothing to sample.
+# The beginning of a dataset's error message when sampling times out.
 STARVED = "ReverbBuffer.dataset had nothing to sample in time"
-# Sequences with more bytes of observations are padded one by one.
+# Sequences with more bytes of observations are padded one by one, see `_raw_batches`.
 _LARGE_BYTES = 2**16
-# Items that a worker has in flight by default, at most: with more, Reverb takes more time for each.
+# The most items that a worker has in flight by default: with more, Reverb is slower for each.
 MOST_IN_FLIGHT = 64
-# How long a dataset that waits on asks at a time.
+# Timeout of a single request of a dataset with `wait`.
 _WAIT_SECONDS = 1.0
 
 
@@ -38,9 +38,9 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
 
     Args:
       replay: The factory.
-      config: The table that was sampled.
+      config: The sampled table.
       info: `reverb.SampleInfo`.
-      flat: `{path: tensor}` as the table's signature says.
+      flat: `{path: tensor}` by the table's signature.
     """
     if replay.packed:
         (packed,) = flat.values()
@@ -60,7 +60,7 @@ def transition(replay: "ReverbReplay", config: TableConfig, info: Any, flat: Any
 
 
 def padded_item(config: TableConfig, flat: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns one sequence `[k, ...]` padded to L steps; of L steps it is not copied."""
+    """Pads one sequence `[k, ...]` to L steps; a sequence of L steps is not copied."""
     length, taken = config.steps, tf.shape(flat["flags"])[0]
     stacked = {path: x for path, x in flat.items() if not _is(path, STATE_IN)}
 
@@ -80,7 +80,7 @@ def padded_item(config: TableConfig, flat: dict[str, tf.Tensor]) -> dict[str, tf
 
 
 def with_still_obs(config: TableConfig, flat: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns a batch of sequences, padded with zeros, with the last observations repeated."""
+    """Repeats the last observations of a batch of sequences that is padded with zeros."""
     valid = flat["flags"] > 0  # [N, L]
     taken = tf.reduce_sum(tf.cast(valid, tf.int32), axis=1, keepdims=True)
     still = tf.minimum(tf.range(config.steps + 1), taken)
@@ -100,11 +100,11 @@ def sequences(
 
     Args:
       replay: The factory.
-      config: The table that was sampled.
+      config: The sampled table.
       info: `reverb.SampleInfo`.
-      flat: `{path: tensor}` as the table's signature says, padded.
-      axis: That of the steps: 0 for one item (its two slices of the observations then share their
-        memory), 1 for a batch.
+      flat: `{path: tensor}` by the table's signature, padded.
+      axis: The axis of the steps: 0 for one item (its two slices of the observations then share
+        their memory), 1 for a batch.
     """
     before = (*[slice(None)] * axis, slice(None, -1))
     after = (*[slice(None)] * axis, slice(1, None))
@@ -137,7 +137,7 @@ def _has(flags: tf.Tensor, bit: int) -> tf.Tensor:
 
 
 def weights(probability: tf.Tensor, beta: float | tf.Tensor) -> tf.Tensor:
-    """Returns (N P(i))^-beta divided by the highest of the batch, float32 [N]; N cancels.
+    """Returns (N P(i))^-beta divided by the batch's maximum, float32 [N]; N cancels.
 
     Args:
       probability: float64 [N], P(i).
@@ -159,34 +159,34 @@ def make_dataset(
     num_workers: int | None = None,
     wait: bool = False,
 ) -> tf.data.Dataset:
-    """Returns batches without end: a `tf.data.Dataset` of `Transition` or `Sequences`.
+    """Returns an infinite `tf.data.Dataset` of `Transition` or `Sequences` batches.
 
     Args:
       replay: The factory.
       address: "host:port" of the server.
       config: The table.
       batch_size: N.
-      beta: How far weights correct the sampling by priority; a variable is read for every batch,
-        and so is what a function returns.
-      prefetch: Batches that are made ahead, beside the items in flight.
-      in_flight: Items that each worker samples ahead; None for twice the batch, but no more than
-        64. 1 for "fifo" and "lifo", whose order would be lost otherwise.
-      num_workers: Threads that sample; None for Reverb's choice, and 1 for "fifo" and "lifo".
-      wait: Where there is nothing to sample for `timeout` seconds, wait on; otherwise
-        `tf.errors.InvalidArgumentError` says so. The end of an iterator waits as long for a sample
-        that is under way; with `wait` it takes a second at most.
+      beta: The exponent of the importance weights; a variable is read, and a function called, for
+        every batch.
+      prefetch: Batches to prepare ahead, beside the items in flight.
+      in_flight: Items that each worker samples ahead; None for twice the batch, but at most 64. It
+        is 1 for "fifo" and "lifo", to keep their order.
+      num_workers: Threads that sample; None for Reverb's choice. It is 1 for "fifo" and "lifo".
+      wait: Whether to wait longer if nothing can be sampled for `timeout` seconds. If False, the
+        dataset raises `tf.errors.InvalidArgumentError`. The destructor of an iterator waits up to
+        `timeout` for a sample under way, with `wait` at most a second.
     """
     patience = min(replay.timeout, _WAIT_SECONDS) if wait else replay.timeout
     items = _items(replay, address, config, batch_size, in_flight, num_workers, patience)
     if wait:
-        # The dataset ends where nothing could be sampled: then it is begun again.
+        # The dataset of items ends when sampling times out; `flat_map` restarts it.
         endless = tf.data.Dataset.from_tensors(0).repeat()
         batches = _batches(replay, endless.flat_map(lambda _: items), config, batch_size, beta)
     else:
         batches = _batches(replay, items, config, batch_size, beta)
         batches = batches.concatenate(_starved(batches, config.name, replay.timeout))
     batches = batches.prefetch(prefetch) if prefetch else batches
-    # TensorFlow would keep time of every item, for buffers whose sizes are given here.
+    # Autotuning would time every item, but the sizes of the buffers are fixed here.
     options = tf.data.Options()
     options.autotune.enabled = False
     return batches.with_options(options)
@@ -224,7 +224,7 @@ def _batches(
     batch_size: int,
     beta: Any,
 ) -> tf.data.Dataset:
-    """Batches of a dataset of samples; what is left at its end is dropped."""
+    """Returns batches of a dataset of samples; drops the remainder at its end."""
 
     @tf.autograph.experimental.do_not_convert
     def decode(raw: Any) -> Any:
@@ -236,11 +236,12 @@ def _batches(
 def _raw_batches(
     replay: "ReverbReplay", items: tf.data.Dataset, config: TableConfig, batch_size: int
 ) -> tf.data.Dataset:
-    """Batches for `_decoded`.
+    """Returns batches for `_decoded`.
 
-    Sequences of a batch must have one length. Large ones are padded one by one: those of L steps
-    are then not copied, and two slices of their observations share their memory. Small ones are
-    padded as they go into the batch, since a function of each item would cost more than copies.
+    All sequences of a batch must have one length. Large sequences are padded one by one: a sequence
+    of L steps is then not copied, and the two slices of its observations share their memory. Small
+    sequences are padded when they are batched, since a function per item would cost more than the
+    copies.
     """
     if not config.is_sequence:
         return items.batch(batch_size, drop_remainder=True)
@@ -267,7 +268,7 @@ def _raw_batches(
 
 
 def _decoded(replay: "ReverbReplay", config: TableConfig, raw: Any) -> tuple[Any, tf.Tensor]:
-    """A batch and the probabilities of its items."""
+    """Returns a batch and the probabilities of its items."""
     if not config.is_sequence:
         return transition(replay, config, raw.info, raw.data), raw.info.probability
     if _is_large(replay, config):
@@ -282,7 +283,7 @@ def _is_large(replay: "ReverbReplay", config: TableConfig) -> bool:
 
 
 def _starved(batches: tf.data.Dataset, table: str, timeout: float) -> tf.data.Dataset:
-    """A dataset like another, whose first element is an error."""
+    """Returns a dataset of the same specs whose first element is an error."""
     spec = batches.element_spec
     message = (
         f"{STARVED}: table {table!r} gave no item for timeout={timeout:g} s. Add more steps, lower "
@@ -299,16 +300,16 @@ def _starved(batches: tf.data.Dataset, table: str, timeout: float) -> tf.data.Da
 def make_draw(
     replay: "ReverbReplay", address: str, config: TableConfig, batch_size: int
 ) -> Callable[[Any], Any]:
-    """Returns a function of beta that samples one batch of what is in the table now.
+    """Returns a function of beta that samples one batch from the table.
 
     Returns:
-      It returns None where there were not enough items in time.
+      The function; it returns None if sampling times out.
     """
     items = _items(
         replay, address, config, batch_size, batch_size, 1, replay.timeout, max_samples=batch_size
     )
-    # An iterator for each draw: there is nothing to optimize, and an iterator with a function in it
-    # takes milliseconds to make.
+    # Each draw creates an iterator. There is nothing to optimize, and an iterator with a function
+    # takes milliseconds to create.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False

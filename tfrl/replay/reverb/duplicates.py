@@ -1,4 +1,4 @@
-"""Keys of items that a table of kind fifo or lifo gave a second time."""
+"""Counts items that a table of kind fifo or lifo returned a second time."""
 
 import collections
 import threading
@@ -10,23 +10,23 @@ import tensorflow as tf
 
 from tfrl.types import Sequences, Transition
 
-# A writer sends an item again with the same key. It does so at once when its connection is there
-# again; so many items of others may lie between.
+# A writer resends an item with the same key as soon as it has reconnected. At most so many items of
+# other writers may come between.
 _WINDOW = 2**16
 
 
 class Duplicates:
-    """Counts keys that come a second time; any thread may call it.
+    """Counts repeated keys; thread-safe.
 
     Attributes:
-      count: Items that were given again, since this was made.
+      count: The number of repeated keys so far.
     """
 
     def __init__(self, window: int = _WINDOW) -> None:
-        """Begins with 0.
+        """Starts at 0.
 
         Args:
-          window: How many keys it remembers, the newest.
+          window: The number of newest keys to remember.
         """
         self.count = 0
         self._window = window
@@ -35,13 +35,13 @@ class Duplicates:
         self.forget()
 
     def forget(self) -> None:
-        """Takes no key for known: what comes now may rightly have come before."""
+        """Forgets all keys: the next items may rightly repeat earlier ones."""
         with self._lock:
             self._known: set[int] = set()
             self._order: collections.deque[int] = collections.deque()
 
     def note(self, index: Any) -> None:
-        """Takes the keys of a batch, int64 `[N]`."""
+        """Counts the repeated keys of a batch, int64 `[N]`."""
         with self._lock:
             for key in index.numpy().tolist():
                 if key in self._known:
@@ -53,11 +53,11 @@ class Duplicates:
                     self._known.remove(self._order.popleft())
 
     def add_dataset(self, dataset: Any) -> None:
-        """Says that a dataset, distributed or not, gives each item once."""
+        """Registers a dataset, distributed or not, of a table that returns each item once."""
         self._datasets.add(dataset)
 
     def counts(self, dataset: Any) -> bool:
-        """Returns whether a dataset is one of those, or made of one, by `take` for example."""
+        """Returns whether a dataset is registered, or derived from one, for example by `take`."""
         left = [dataset]
         while left:
             one = left.pop()
@@ -67,7 +67,7 @@ class Duplicates:
         return False
 
     def note_batch(self, batch: Any) -> None:
-        """Takes the keys of what a dataset gave; what is no batch of items has none."""
+        """Counts the repeated keys of a dataset's element; ignores elements without items."""
         for items in _local(batch):
             if isinstance(items, Transition | Sequences):
                 for index in _local(items.index):
@@ -75,5 +75,5 @@ class Duplicates:
 
 
 def _local(value: Any) -> Iterator[Any]:
-    """The parts of a value of several replicas, or the value."""
+    """Yields the parts of a per-replica value, or the value itself."""
     yield from value.values if isinstance(value, tf.distribute.DistributedValues) else (value,)

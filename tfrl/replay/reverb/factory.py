@@ -1,4 +1,4 @@
-"""Factories of replay buffers on Reverb, and the tables that they describe."""
+"""Factories of replay buffers on Reverb, and the configuration of their tables."""
 
 from typing import Any, NoReturn
 
@@ -8,7 +8,7 @@ from tfrl.replay.core import check_items, check_specs
 from tfrl.types import Nest
 
 KINDS = ("uniform", "prioritized", "fifo", "lifo")
-# Kinds that give each item once; their limiter stops writers where the table is full.
+# Kinds that return each item once; a full table stops the writers.
 ONCE = ("fifo", "lifo")
 _LIMITS = ("min_size", "samples_per_insert", "tolerance")
 _ITEMS = ("n_step", "sequence_length", "sequence_period", "episode_length")
@@ -16,24 +16,24 @@ _ITEMS = ("n_step", "sequence_length", "sequence_period", "episode_length")
 
 @struct.logic_dataclass
 class TableConfig(struct.Struct):
-    """One table of a `ReverbReplay`; what is None is as the factory's argument of that name.
+    """One table of a `ReverbReplay`; None takes the factory's value.
 
-    The arguments that say what an item is (`n_step`, `sequence_length`, `sequence_period`,
-    `episode_length`) belong together: with one of them given, the others are not taken over. A
-    table of kind "fifo" or "lifo" takes over no limit but the capacity.
+    The arguments that define items (`n_step`, `sequence_length`, `sequence_period`,
+    `episode_length`) belong together: if one is set, none is taken from the factory. A table of
+    kind "fifo" or "lifo" takes only the capacity of the factory's limits.
 
     Attributes:
       name: The table's name on the server.
       kind: "uniform", "prioritized", "fifo" or "lifo".
-      capacity: Items, at most.
+      capacity: The most items.
       alpha: The exponent of priorities.
-      n_step: Steps of an item, at most.
+      n_step: The most steps of an item.
       sequence_length: L, for items that are sequences.
-      sequence_period: Steps from the start of a sequence to that of the next.
+      sequence_period: Steps from the start of a sequence to the start of the next.
       episode_length: The longest episode, for items that are whole episodes.
       min_size: Items before anything is sampled.
-      samples_per_insert: Samples for each item that is inserted; 0 for no limit.
-      tolerance: Samples that may be missing or too many.
+      samples_per_insert: Samples per inserted item; 0 for no limit.
+      tolerance: Deviation from `samples_per_insert` in samples, either way.
     """
 
     name: str
@@ -49,10 +49,10 @@ class TableConfig(struct.Struct):
     tolerance: float | None = None
 
     def resolved(self, replay: Any) -> "TableConfig":
-        """Returns it with what is None taken from a factory, checked.
+        """Returns the configuration with None replaced by a factory's values, checked.
 
         Raises:
-          UserError: Naming the table's argument.
+          UserError: For a wrong value; it names the table's argument.
         """
         own_items = any(getattr(self, name) is not None for name in _ITEMS)
         taken = {}
@@ -67,12 +67,12 @@ class TableConfig(struct.Struct):
 
     @property
     def period(self) -> int:
-        """Steps from the start of a sequence to that of the next of the same episode."""
+        """Steps from the start of a sequence to the start of the next of the same episode."""
         return self.sequence_period or self.steps
 
     @property
     def steps(self) -> int:
-        """Steps of an item, at most."""
+        """The most steps of an item."""
         return self.sequence_length or self.episode_length or self.n_step or 1
 
     @property
@@ -82,16 +82,16 @@ class TableConfig(struct.Struct):
 
     @property
     def is_sequence(self) -> bool:
-        """Whether items are `Sequences` (episodes too), and not a `Transition`."""
+        """Whether items are `Sequences` (or episodes) instead of `Transition`s."""
         return self.sequence_length is not None or self.whole_episodes
 
     @property
     def limits_inserts(self) -> bool:
-        """Whether writers are stopped until items are sampled."""
+        """Whether a limiter may stop writers until items are sampled."""
         return self.kind in ONCE or bool(self.samples_per_insert)
 
     def error_buffer(self) -> float:
-        """How many samples may be missing or too many, for the limiter of the ratio."""
+        """Returns the error buffer of the limiter of the ratio, in samples."""
         ratio, least = float(self.samples_per_insert or 0.0), self.min_size or 1
         return self.tolerance or max(1.0, ratio) * max(10.0, 0.1 * least)
 
@@ -133,16 +133,16 @@ def _check(table: TableConfig) -> None:
     check_items(name, table)
 
 
-# The name of the table where `tables` is not given.
+# The name of the table if `tables` is not set.
 TABLE = "replay"
-# Who reaches a server: this machine alone, or anybody.
+# The addresses to bind: reachable from this machine only, or from any.
 LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # nosec B104
-# Reverb takes milliseconds and whole seconds as C's integers, which longer times do not fit in.
+# Reverb takes milliseconds and whole seconds as C integers; longer times would overflow.
 MOST_SECONDS = 1e6
 
 
 def check_bind(bind: str) -> None:
-    """Checks who is to reach a server."""
+    """Checks the argument `bind` of a server."""
     checks.one_of(
         "bind of the Reverb server",
         bind,
@@ -155,10 +155,10 @@ def check_address(address: str) -> None:
     """Checks the form of an address.
 
     Args:
-      address: Should be `host:port`.
+      address: `host:port`.
 
     Raises:
-      UserError: It is not.
+      UserError: For any other form.
     """
     host, colon, port = str(address).rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -172,53 +172,52 @@ def check_address(address: str) -> None:
 
 @struct.logic_dataclass
 class ReverbReplay(struct.Struct):
-    """Makes Reverb tables and buffers that write to them and sample from them.
+    """Creates Reverb tables, and buffers that write to them and sample from them.
 
-    Items never go over the end of an episode: there an item has fewer steps, and it bootstraps from
-    the true successor with gamma^k, or with 0 where the episode terminated.
+    An item never crosses the end of an episode: an item there has k < n steps. It bootstraps from
+    the true successor with gamma^k, or with 0 if the episode terminated.
 
     Attributes:
       obs_spec: Nest of specs of one observation.
       action_spec: Nest of specs of one action.
-      capacity: Items, at most; the oldest goes first.
-      num_envs: B, of the trajectories that are added.
-      n_step: Steps of an item, at most; fewer only at the end of an episode.
+      capacity: The most items; the oldest is removed first.
+      num_envs: B of the added trajectories.
+      n_step: The most steps of an item; fewer only at the end of an episode.
       discount: gamma, from 0 to 1.
       kind: "uniform", "prioritized" (in proportion to priority^alpha), "fifo" or "lifo" (each item
         once, in order or the newest first; a full table stops the writers).
       alpha: The exponent of priorities, from 0 to 1.
       sequence_length: L, for items that are sequences; None for n-step items.
-      sequence_period: Steps from the start of a sequence to that of the next of the same episode,
-        from 1 to L (L - period steps overlap); None for L.
+      sequence_period: Steps from the start of a sequence to the start of the next of the same
+        episode, from 1 to L (L - period steps overlap); None for L.
       episode_length: The longest episode, for items that are whole episodes.
-      policy_extras_spec: Dict of specs of those `policy_extras` that are stored, or None.
-      env_extras_spec: Dict of specs of those `env_extras` that are stored, or None.
+      policy_extras_spec: Dict of specs of the stored `policy_extras`, or None.
+      env_extras_spec: Dict of specs of the stored `env_extras`, or None.
       min_size: Items before anything is sampled.
-      samples_per_insert: Samples for each item that is inserted: whoever is ahead is stopped. None
+      samples_per_insert: Samples per inserted item; the limiter stops the side that is ahead. None
         for no limit.
-      tolerance: Samples that may be missing or too many before anybody is stopped; None for the
-        greatest of 10 inserts and a tenth of `min_size`, in samples.
-      tables: Several tables that are fed by one stream, as `TableConfig`s; () for one, "replay".
-        The first is the one that `sample` and `update_priorities` mean.
-      timeout: Seconds that a call waits for the server, or for whoever is to sample or insert.
-      reconnect_seconds: Seconds to wait for a server that was lost; None to end in an error.
-      packed: Whether an n-step item is stored as one column of bytes, which is sampled at about
-        half the cost, or as a column for each leaf, which other programs can read by name. None for
-        what a server elsewhere, or the folder that `restore` reads, has; a new server in this
-        process, which nobody else reads, then packs items of at most 1,024 bytes. Never for
-        sequences.
-      block_size: Transitions that are stored as one item of Reverb, which costs a server and its
-        clients little more than one of a single transition where these are small: what is drawn is
-        read whole, for the one transition of it that a batch has, any with equal probability. With
-        more than 1 there is one table of kind "uniform", and `packed` is True. `min_size`,
-        `capacity` and the limits count transitions nevertheless, rounded to blocks; `tolerance` is
-        at least that of two blocks. None for 1, or for what `distributed_replay` chooses.
-      address: "host:port" of a server, or of each of `num_servers` with commas between them; None
-        for one in this process.
-      num_servers: Servers elsewhere that share capacity, `min_size` and `tolerance`;
+      tolerance: Deviation from `samples_per_insert` in samples before the limiter stops a side;
+        None for the greater of 10 inserts and a tenth of `min_size`, in samples.
+      tables: Several tables that one stream feeds, as `TableConfig`s; () for one, "replay". The
+        first is the default of `sample` and `update_priorities`.
+      timeout: Seconds that a call waits for the server, or for a limiter.
+      reconnect_seconds: Seconds to wait for a lost server; None to raise an error.
+      packed: Whether an n-step item is stored as one column of bytes, which halves the cost of
+        sampling, or as one column per leaf, which other programs can read by name. None takes the
+        form of an external server, or of the folder that `restore` reads; a new server in this
+        process then packs items of at most 1,024 bytes. Sequences are never packed.
+      block_size: Transitions that are stored as one Reverb item. For small transitions a block
+        costs little more than a single one. A sampled block is read whole, and one transition of
+        it, drawn uniformly, enters the batch. Above 1 there is one table of kind "uniform", and
+        `packed` is True. `min_size`, `capacity` and the limits still count transitions, rounded to
+        blocks; `tolerance` is at least two blocks. None for 1, or for the choice of
+        `distributed_replay`.
+      address: "host:port" of a server, or of each of `num_servers`, separated by commas; None for a
+        server in this process.
+      num_servers: External servers that share capacity, `min_size` and `tolerance`;
         `bin/launch.py` starts as many. In this process there is one.
-      bind: Who reaches a server in this process: "127.0.0.1" for this machine alone, "0.0.0.0" for
-        whoever reaches its port.
+      bind: The bind address of a server in this process: "127.0.0.1" to be reachable from this
+        machine only, "0.0.0.0" to be reachable from any.
     """
 
     obs_spec: Nest
@@ -270,10 +269,10 @@ class ReverbReplay(struct.Struct):
         _check_blocks(self)
 
     def table(self, name: str | None = None) -> TableConfig:
-        """Returns the table of a name, resolved; the first one for None.
+        """Returns the resolved table of a name; the first for None.
 
         Raises:
-          UserError: For a name that no table has.
+          UserError: For an unknown name.
         """
         for config in self.table_configs:
             if name in (None, config.name):
@@ -282,16 +281,16 @@ class ReverbReplay(struct.Struct):
         _refuse("table", f"one of {names}", repr(name), "Give the name of a table.")
 
     def part(self, count: int) -> "ReverbReplay":
-        """Returns the factory of what one of several processes has, with its share of environments.
+        """Returns the factory for one of several processes, with its share of environments.
 
-        In a server of its own it has its share of capacity, `min_size` and `tolerance` too; a
-        server elsewhere has the tables of all.
+        A server in the process also has a share of capacity, `min_size` and `tolerance`. An
+        external server has the tables of all processes.
 
         Args:
-          count: How many processes share it, evenly.
+          count: The number of processes.
 
         Raises:
-          UserError: If they do not divide the environments.
+          UserError: If the processes do not divide the environments.
         """
         if count == 1:
             return self
@@ -305,20 +304,20 @@ class ReverbReplay(struct.Struct):
         return self._divided(count).replace(num_envs=own)  # type: ignore[no-any-return]
 
     def _divided(self, count: int) -> "ReverbReplay":
-        """With the share of one of several in all limits."""
+        """Returns the factory with 1 / `count` of all limits."""
         if not self.tables:
             return self.replace(**_shares(self, count))
-        # As they are resolved: a table may have one limit and its factory another.
+        # Resolved tables: a table may have one limit and its factory another.
         tables = tuple(table.replace(**_shares(table, count)) for table in self.table_configs)
         return self.replace(tables=tables, capacity=-(-self.capacity // count))
 
     def signature(self, table: str | None = None) -> dict[str, Any]:
         """Returns the signature of a table's items, flat: `{path: tf.TensorSpec}`.
 
-        Packed items have one leaf, whose path lists those in it.
+        Packed items have one leaf, whose path lists its contents.
 
         Args:
-          table: Its name; None for the first one.
+          table: The table's name; None for the first.
         """
         from tfrl.replay.reverb.signature import stored_signature
 
@@ -326,28 +325,28 @@ class ReverbReplay(struct.Struct):
 
     @property
     def block(self) -> int:
-        """Transitions of one item of Reverb."""
+        """Transitions per Reverb item."""
         return self.block_size or 1
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of its servers."""
+        """The addresses of the servers."""
         return [] if self.address is None else self.address.split(",")
 
     @property
     def of_one_server(self) -> "ReverbReplay":
-        """The factory of the tables of one of its servers, which has its share of the limits."""
+        """The factory for one of its servers, with a share of the limits."""
         if self.num_servers == 1:
             return self
         return self._divided(self.num_servers).replace(num_servers=1)  # type: ignore[no-any-return]
 
     def make_tables(self) -> list[Any]:
-        """Returns the tables as `reverb.Table`s, empty, with signatures, for a server.
+        """Returns empty `reverb.Table`s with signatures, for a server.
 
-        Items are packed if `packed` says so, and not for None.
+        Items are packed if `packed` is True; not for None.
 
         Raises:
-          UserError: Where Reverb is not installed.
+          UserError: If Reverb is not installed.
         """
         from tfrl.replay.reverb.tables import make_tables
 
@@ -357,11 +356,11 @@ class ReverbReplay(struct.Struct):
         """Connects to the servers, or starts one in this process.
 
         Returns:
-          A `ReverbBuffer`; of several servers a `ShardedBuffer`.
+          A `ReverbBuffer`; a `ShardedBuffer` for several servers.
 
         Raises:
-          UserError: For tables of the server that are not those of this factory, for a server that
-            does not answer, and where Reverb is not installed.
+          UserError: If the server's tables differ from this factory's, if a server does not answer,
+            or if Reverb is not installed.
         """
         if self.address is not None and self.num_servers != len(self.addresses):
             _refuse(
@@ -376,16 +375,16 @@ class ReverbReplay(struct.Struct):
             return ShardedBuffer(self)
         from tfrl.replay.reverb.buffer import ReverbBuffer
 
-        # In this process one server has all.
+        # In this process there is only one server.
         return ReverbBuffer(self.replace(num_servers=1))
 
 
 def _shares(limits: Any, count: int) -> dict[str, Any]:
-    """The limits of a factory or a table that several processes share: what one of them has."""
+    """Returns one process's share of the limits of a factory or a table."""
     sizes = {name: getattr(limits, name) for name in ("capacity", "min_size")}
     shares: dict[str, Any] = {n: -(-x // count) for n, x in sizes.items() if x is not None}
     if limits.tolerance is not None:
-        least = max(1.0, limits.samples_per_insert or 0.0)  # less could stop both sides for ever
+        least = max(1.0, limits.samples_per_insert or 0.0)  # less could stop both sides forever
         shares["tolerance"] = max(limits.tolerance / count, least)
     return shares
 

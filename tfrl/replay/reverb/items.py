@@ -1,6 +1,6 @@
-"""Items out of trajectories: the columns of steps, and which items begin and end where.
+"""Makes items from trajectories: the columns of steps, and where items begin and end.
 
-Every item ends at the newest step: when its last step is there, or when the episode ends before.
+An item is created at the newest step, when its last step arrives or the episode ends before.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ _STATE = f"policy_extras/{STATE_IN}"
 class Layout:
     """The columns of a writer, in the order in which it appends them.
 
-    Observations come first: a row holds the observation *after* its step, so that an item is whole
-    as soon as its last step is there, and each observation is stored once. An episode begins with
-    a row of its first observation alone.
+    Observations come first. A row has the observation *after* its step, so that an item is complete
+    as soon as its last step arrives, and each observation is stored once. An episode begins with a
+    row of only its first observation.
 
     Attributes:
-      obs: Paths of the observations; their columns are the first ones.
-      step: Paths of what is appended with every step.
+      obs: Paths of the observations; their columns come first.
+      step: Paths of the other leaves that are appended with every step.
       state: Paths of the recurrent state, appended with the steps that begin a sequence.
-      state_always: Whether it is appended with every step, because n-step items have it too.
-      reward: The column of the reward; None where no table has sequences.
-      flags: The column of a step's flags; None likewise.
-      targets: The column of the n-step return, by n; that of its discount is the next one.
-      size: How many columns there are.
+      state_always: Whether the state is appended with every step, because n-step items have it too.
+      reward: The column of the reward; None if no table has sequences.
+      flags: The column of a step's flags; None if no table has sequences.
+      targets: The column of the n-step return, by n; the next column has its discount.
+      size: The number of columns.
     """
 
     obs: tuple[str, ...]
@@ -55,7 +55,7 @@ class Layout:
     size: int
 
     def column(self, path: str) -> int:
-        """Returns the number of the column of a path of a step."""
+        """Returns the column number of a step's path."""
         return (*self.obs, *self.step, *self.state).index(path)
 
 
@@ -84,8 +84,8 @@ def transition_plan(
 ) -> list[tuple[str, int]]:
     """Returns (row, column) for each leaf of the signature of n-step items.
 
-    The row is "before" (the one that ends with o_t), "first" (that of step t), "last" (that of step
-    t + k - 1) or "target" (that holds the return).
+    The row is "before" (it ends with o_t), "first" (step t), "last" (step t + k - 1) or "target"
+    (it has the return).
     """
     target = layout.targets[config.n_step or 1]
     plan = []
@@ -107,7 +107,7 @@ def sequence_plan(
 ) -> list[tuple[str, int]]:
     """Returns (rows, column) for each leaf of the signature of sequences.
 
-    The rows are "obs" (one more than there are steps), "steps", "flags" or "first".
+    The rows are "obs" (one more than the steps), "steps", "flags" or "first".
     """
     plan: list[tuple[str, int]] = []
     for path in item_signature(replay, config):
@@ -126,7 +126,7 @@ def sequence_plan(
 
 
 class Columns:
-    """Takes trajectories apart, `{path: array [T, B, ...]}`, and checks them.
+    """Splits trajectories into columns, `{path: array [T, B, ...]}`, and checks them.
 
     Paths are those of `struct.paths`: `obs`, `action`, `policy_extras/log_prob`, ...
     """
@@ -135,7 +135,7 @@ class Columns:
         """Takes the specs of a factory."""
         self._replay = replay
         specs = trajectory_specs(replay)
-        # Most fields are one leaf: those need not be taken apart.
+        # Most fields are one leaf and need no flattening.
         self._nested = [
             name for name, spec in specs.items() if name not in struct.paths(spec, name)
         ]
@@ -149,9 +149,9 @@ class Columns:
         """Returns the columns of a trajectory of NumPy arrays or eager tensors.
 
         Raises:
-          UserError: For a leaf that is missing, or of another shape or dtype; it is named by path.
+          UserError: For a missing leaf, or a leaf of another shape or dtype; it names the path.
         """
-        if trajectory.valid is None:  # all are
+        if trajectory.valid is None:  # all rows are valid
             rows = np.shape(trajectory.reward)
             trajectory = trajectory.replace(valid=np.ones(rows, np.bool_))
         result = {name: _array(name, getattr(trajectory, name)) for name in self._single}
@@ -199,19 +199,19 @@ def _refuse_leaves(wanted: Any, got: Any) -> None:
 def n_step_return(
     powers: Sequence[float], rewards: Sequence[float], terminated: bool
 ) -> tuple[np.float32, np.float32]:
-    """Returns the return of some steps and the discount behind them.
+    """Returns the n-step return and the discount of its bootstrap value.
 
     Args:
-      powers: Those of the discount, from 0 on.
-      rewards: One for each step.
-      terminated: Whether the last step ended the episode so.
+      powers: The powers of the discount, from 0 on.
+      rewards: One per step.
+      terminated: Whether the last step terminated the episode.
     """
     discount = 0.0 if terminated else powers[len(rewards)]
     return np.float32(sum(map(operator.mul, powers, rewards))), np.float32(discount)
 
 
 class TransitionItems:
-    """Items of n steps, fewer at an episode's end, for all tables that have such."""
+    """Items of n steps, fewer at an episode's end, for all tables of one n."""
 
     def __init__(self, replay: "ReverbReplay", layout: Layout, configs: Sequence[TableConfig]):
         """Takes tables of one n."""
@@ -223,16 +223,16 @@ class TransitionItems:
         self._squeezed = [True] * len(self._plan)
 
     def values(self, rewards: Sequence[float], terminated: bool) -> tuple[np.float32, np.float32]:
-        """The return of the last k rewards and the discount behind them."""
+        """Returns the return of the last k rewards and the bootstrap discount."""
         return n_step_return(self._powers, rewards, terminated)
 
     def stepped(self, stream: "Stream") -> None:
-        """Makes the item that is complete by the newest step."""
+        """Creates the item that the newest step completes."""
         if stream.length >= self.n:
             self._make(stream, self.n, stream.rows[-1])
 
     def ended(self, stream: "Stream", terminated: bool) -> None:
-        """Makes the items that the end leaves short, the oldest first."""
+        """Creates the short items at the episode's end, the oldest first."""
         for k in range(min(stream.length, self.n - 1), 0, -1):
             values = self.values(stream.rewards[-k:], terminated)
             self._make(stream, k, stream.append_at(self.target, values))
@@ -245,7 +245,7 @@ class TransitionItems:
 
 
 class SequenceItems:
-    """Items of L consecutive steps, or of whole episodes, for all tables that have such."""
+    """Items of L consecutive steps, or whole episodes, for all tables of one length and period."""
 
     def __init__(self, replay: "ReverbReplay", layout: Layout, configs: Sequence[TableConfig]):
         """Takes tables of one length and period."""
@@ -261,7 +261,7 @@ class SequenceItems:
         return step == 0 if self.whole else step % self.period == 0
 
     def stepped(self, stream: "Stream") -> None:
-        """Makes the sequence that is complete by the newest step."""
+        """Creates the sequence that the newest step completes."""
         start = stream.length - self.length
         if self.whole:
             if start > 0:
@@ -270,11 +270,11 @@ class SequenceItems:
             self._make(stream, self.length, stream.rows)
 
     def ended(self, stream: "Stream", cut: bool) -> None:
-        """Makes the sequences that the end leaves short, the oldest first.
+        """Creates the short sequences at the episode's end, the oldest first.
 
         Args:
-          stream: The environment's.
-          cut: The last step was not stored as an end: it is told to be truncated.
+          stream: The stream of the environment.
+          cut: Whether the last step was stored without an end, and must be marked as truncated.
         """
         starts = self._unfinished(stream.length)
         if not starts:
@@ -286,7 +286,7 @@ class SequenceItems:
             self._make(stream, stream.length - start, flagged)
 
     def _unfinished(self, length: int) -> list[int]:
-        """Starts of those that have fewer than L of the episode's steps, but some of their own."""
+        """Returns the starts of short sequences that have steps beyond the overlap."""
         if self.whole:
             return [0]
         overlap = self.length - self.period
@@ -315,7 +315,7 @@ def _refuse_long(table: str, length: int) -> None:
 def make_items(
     replay: "ReverbReplay", layout: Layout
 ) -> tuple[list[TransitionItems], list[SequenceItems]]:
-    """Returns what makes the items of the tables of a factory."""
+    """Returns the objects that create the items of a factory's tables."""
     steps: dict[int, list[TableConfig]] = {}
     sequences: dict[Any, list[TableConfig]] = {}
     for config in replay.table_configs:
@@ -327,6 +327,6 @@ def make_items(
     return (
         [
             TransitionItems(replay, layout, steps[n]) for n in layout.targets
-        ],  # as their columns stand
+        ],  # in the order of their columns
         [SequenceItems(replay, layout, configs) for configs in sequences.values()],
     )

@@ -1,4 +1,4 @@
-"""Reverb itself, imported when it is needed and not before."""
+"""Imports Reverb only when it is needed."""
 
 import re
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ _LINE = re.compile(
 
 
 def without_progress_lines() -> AbstractContextManager[None]:
-    """Holds standard error back while Reverb starts, saves or stops; all other lines come after."""
+    """Drops Reverb's progress lines from standard error; prints all other lines at the end."""
     return without_lines(_LINE)
 
 
@@ -22,6 +22,6 @@ def reverb() -> Any:
     """Returns the module `reverb`.
 
     Raises:
-      UserError: Where it is not installed.
+      UserError: If it is not installed.
     """
     return extras.require_reverb()

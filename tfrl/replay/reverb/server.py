@@ -1,4 +1,4 @@
-"""A Reverb server in this process, with checkpoints that survive."""
+"""A Reverb server in this process, with durable checkpoints."""
 
 import errno
 import math
@@ -33,14 +33,14 @@ _LISTENS = "0A"  # the state of /proc/net/tcp
 
 
 def keep_to_loopback(port: int) -> None:
-    """Lets nobody but this machine reach a server of this process.
+    """Makes a server of this process reachable from this machine only.
 
-    Reverb listens on `[::]` and has no option for it. Its listening sockets are bound to the
-    loopback device, which refuses what comes from elsewhere; between its start and this call, some
-    milliseconds, it is open.
+    Reverb always listens on `[::]`. This binds its listening sockets to the loopback device, which
+    refuses connections from other machines. For some milliseconds between the server's start and
+    this call, any machine can connect.
 
     Args:
-      port: Where the server listens.
+      port: The server's port.
 
     Raises:
       UserError: The system does not allow it.
@@ -61,7 +61,7 @@ def keep_to_loopback(port: int) -> None:
 
 
 def _listening(port: int) -> Iterator[int]:
-    """The descriptors of this process' sockets that listen on a port."""
+    """Yields the descriptors of this process's sockets that listen on a port."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         for line in pathlib.Path("/proc/self/net", table).read_text().splitlines()[1:]:
@@ -78,13 +78,13 @@ def _listening(port: int) -> Iterator[int]:
 
 
 def check_port(port: int) -> None:
-    """Checks that a server may listen on a port; Reverb would share one that is taken.
+    """Checks that a server may listen on a port; Reverb would share a port that is in use.
 
     Args:
       port: From 1 to 65535.
 
     Raises:
-      UserError: It may not, and why.
+      UserError: If it may not, with the reason.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         got: str = repr(port)
@@ -104,7 +104,7 @@ def _refused(port: int) -> str:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # As gRPC binds: what a server that has ended left behind is no obstacle.
+        # As gRPC binds: old connections of a stopped server are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -120,7 +120,7 @@ reverb = library.reverb()
 
 _CONNECT_SECONDS = 20.0
 _STOP_SECONDS = 60.0
-# Folders in the temporary one begin so, and go on with the number of the process.
+# Prefix of temporary folders; the process id follows.
 _SCRATCH = "tfrl-reverb-"
 
 
@@ -129,13 +129,13 @@ def _warn(message: str) -> None:
 
 
 class ReverbServer:
-    """Serves tables, from the last checkpoint on if there is one.
+    """Serves tables, restored from the last checkpoint if there is one.
 
     Attributes:
-      port: Where it listens.
+      port: The server's port.
       address: `localhost:<port>`.
-      restored: Items by table that the start restored; None if it began with empty tables.
-      restored_from: The checkpoint that they are of.
+      restored: The number of restored items by table; None if the server began with empty tables.
+      restored_from: The restored checkpoint.
     """
 
     def __init__(
@@ -154,22 +154,22 @@ class ReverbServer:
         """Restores and starts to serve.
 
         Args:
-          tables: `reverb.Table`s, to serve.
-          port: Where; None for a free port.
-          bind: "127.0.0.1" for this machine alone, "0.0.0.0" for whoever reaches its port: Reverb
-            asks nobody who they are.
-          checkpoint_dir: Folder of checkpoints: the newest is restored, `stop` writes one. None for
-            a server that forgets.
-          checkpoint_interval: Also writes one every so many seconds; requests wait meanwhile.
-          max_to_keep: How many checkpoints stay in `checkpoint_dir`.
-          restore_from: A checkpoint that `save` wrote, in place of the newest of `checkpoint_dir`.
-          log: Takes lines about damaged checkpoints and failed ones; by default `warnings.warn`.
-          on_checkpoint: Is told of the folder of each checkpoint in `checkpoint_dir`, once it is
-            there; called in another thread for those of `checkpoint_interval`.
+          tables: The `reverb.Table`s to serve.
+          port: The port; None for a free one.
+          bind: "127.0.0.1" to be reachable from this machine only, "0.0.0.0" to be reachable from
+            any: Reverb has no authentication.
+          checkpoint_dir: The folder of checkpoints. The server restores the newest, and `stop`
+            writes one. None for no checkpoints.
+          checkpoint_interval: Seconds between further checkpoints; requests wait meanwhile.
+          max_to_keep: The number of checkpoints to keep in `checkpoint_dir`.
+          restore_from: A checkpoint of `save`, in place of the newest of `checkpoint_dir`.
+          log: Takes lines about damaged and failed checkpoints; by default `warnings.warn`.
+          on_checkpoint: Called with the folder of each finished checkpoint in `checkpoint_dir`, in
+            another thread for those of `checkpoint_interval`.
 
         Raises:
-          UserError: The port is taken; the folder cannot be written or is in use; no checkpoint of
-            it is usable; the checkpoint has other tables or limits than `tables`.
+          UserError: The port is in use; the folder cannot be written or is in use; none of its
+            checkpoints is usable; or the checkpoint has other tables or limits than `tables`.
         """
         _check_numbers(checkpoint_dir, checkpoint_interval, max_to_keep)
         self._log = log or _warn
@@ -210,11 +210,11 @@ class ReverbServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it serves."""
+        """Whether the server runs."""
         return not self._stopped
 
     def checkpoint(self) -> pathlib.Path:
-        """Writes a checkpoint into `checkpoint_dir`; requests wait meanwhile.
+        """Writes a checkpoint to `checkpoint_dir`; requests wait meanwhile.
 
         Returns:
           The checkpoint's folder.
@@ -239,10 +239,10 @@ class ReverbServer:
             return path
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint to a folder of the caller's, in place of one that is there.
+        """Writes a checkpoint to any folder; replaces an existing folder.
 
         Args:
-          folder: For `restore_from`.
+          folder: The folder, to use as `restore_from`.
 
         Raises:
           UserError: The server has stopped, or writing failed.
@@ -259,13 +259,15 @@ class ReverbServer:
                 raise files.unwritable(f"replay checkpoint {target}", error) from error
 
     def stop(self, *, checkpoint: bool = True) -> None:
-        """Writes a last checkpoint, if there is a `checkpoint_dir`, and ends; once only.
+        """Writes a last checkpoint to `checkpoint_dir`, if set, and stops the server.
+
+        Further calls have no effect.
 
         Args:
-          checkpoint: Whether to write it.
+          checkpoint: Whether to write the checkpoint.
 
         Raises:
-          UserError: The checkpoint failed. The server has ended all the same.
+          UserError: The checkpoint failed. The server has stopped nevertheless.
         """
         if self._stopped:
             return
@@ -293,7 +295,7 @@ class ReverbServer:
         port: int | None,
         restore_from: str | os.PathLike[str] | None,
     ) -> None:
-        """Starts the server from a checkpoint, or empty where there is none."""
+        """Starts the server from a checkpoint, or empty without one."""
         if restore_from is not None:
             source = pathlib.Path(restore_from).expanduser().absolute()
             folders, where = [source], source.parent
@@ -314,7 +316,7 @@ class ReverbServer:
                 f"its tables cannot be read: {checkpoints.first_line(error)}"
             ) from error
         try:
-            # Copies, since a failed restoration leaves tables half filled.
+            # Copies, since a failed restore leaves tables half filled.
             self._serve([table.replace() for table in tables], port, folder)
         except RuntimeError as error:
             raise checkpoints.DamagedError(checkpoints.first_line(error)) from error
@@ -335,7 +337,7 @@ class ReverbServer:
 
     @property
     def _writing(self) -> pathlib.Path:
-        """Where Reverb writes; nothing else may be there, since it removes that."""
+        """The folder that Reverb writes to; Reverb removes all other files in it."""
         if self._checkpoints is not None:
             return self._checkpoints.writing
         if self._scratch is None:
@@ -343,7 +345,7 @@ class ReverbServer:
         return self._scratch
 
     def _write(self) -> pathlib.Path:
-        """Lets Reverb write a checkpoint; returns its temporary place."""
+        """Lets Reverb write a checkpoint; returns its temporary path."""
         self._running  # noqa: B018  (raises for a stopped server)
         try:
             where, write = f"Reverb server at {self.address}", self._client.checkpoint
@@ -364,7 +366,7 @@ class ReverbServer:
                 try:
                     self.checkpoint()
                 except UserError as error:
-                    # It serves on: the next one may work again, and the last one tells.
+                    # The server continues: the next checkpoint may succeed, and `stop` raises.
                     self._log(f"No checkpoint was written. {error}")
 
     def _end(self) -> None:
@@ -380,7 +382,7 @@ class ReverbServer:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Lets the folders go."""
+        """Releases the folders."""
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._scratch is not None:
@@ -388,7 +390,7 @@ class ReverbServer:
 
 
 def _remove_abandoned() -> None:
-    """Removes what killed processes of this user left in the temporary folder."""
+    """Removes the temporary folders of this user's killed processes."""
     for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
         process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
         if process.isdigit() and not pathlib.Path("/proc", process).exists():
@@ -396,7 +398,7 @@ def _remove_abandoned() -> None:
 
 
 def _repeated(call: Callable[[], Any]) -> Any:
-    """Calls until the connection holds: gRPC may have one to an earlier server of the port."""
+    """Repeats a call: gRPC may reuse a connection to an earlier server of the port."""
     deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
@@ -423,11 +425,10 @@ T = TypeVar("T")
 
 
 class LocalServer:
-    """Serves the tables of a factory on a free port; it lives as long as this process.
+    """Serves the tables of a factory on a free port, within this process.
 
-    Only this machine reaches it, unless `ReverbReplay.bind` says otherwise. Nothing else can happen
-    to it that does not happen to its caller: `check` does nothing, and `guard` looks at the time
-    alone.
+    Only this machine reaches it, unless `ReverbReplay.bind` says otherwise. It cannot be lost
+    before its caller: `check` does nothing, and `guard` only applies the timeout.
 
     Attributes:
       address: "localhost:port".
@@ -438,14 +439,14 @@ class LocalServer:
     reconnections = 0
 
     def __init__(self, replay: "ReverbReplay", restore_from: pathlib.Path | None = None):
-        """Starts it.
+        """Starts the server.
 
         Args:
           replay: The factory.
-          restore_from: What `checkpoint` wrote; None for empty tables.
+          restore_from: A folder of `checkpoint`; None for empty tables.
 
         Raises:
-          UserError: For a checkpoint that is damaged, or that has other tables or limits.
+          UserError: For a damaged checkpoint, or one with other tables or limits.
         """
         self._timeout = replay.timeout
         self._server = ReverbServer(
@@ -458,7 +459,7 @@ class LocalServer:
         """Returns `{table: reverb TableInfo}`.
 
         Raises:
-          ServerSilentError: It does not answer in time.
+          ServerSilentError: The server does not answer in time.
         """
         seconds = math.ceil(self._timeout)
         try:
@@ -472,10 +473,10 @@ class LocalServer:
     def guard(
         self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
     ) -> T:
-        """Returns what `fn` returns; see `Connection.guard`.
+        """Returns the result of `fn`; see `Connection.guard`.
 
         Raises:
-          ServerSilentError: It takes longer than `timeout`.
+          ServerSilentError: The call takes longer than `timeout`.
         """
         return fn() if timeout is None else within(timeout, fn, self._name, what)
 
@@ -484,16 +485,16 @@ class LocalServer:
         return f"Reverb server of this process at {self.address}"
 
     def keep(self, thing: T) -> T:
-        """Returns what it is given."""
+        """Returns its argument."""
         return thing
 
     def release(self, thing: Any) -> None:
         """Does nothing."""
 
     def checkpoint(self, folder: pathlib.Path) -> None:
-        """Writes content, priorities and counts of all tables into a new folder."""
+        """Writes items, priorities and counts of all tables to a new folder."""
         self._server.save(folder)
 
     def close(self) -> None:
-        """Ends the server; its items are gone."""
+        """Stops the server and drops its items."""
         self._server.stop()

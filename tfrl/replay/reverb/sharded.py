@@ -1,4 +1,4 @@
-"""A replay buffer whose items are spread over several Reverb servers."""
+"""A replay buffer over several Reverb servers."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class ShardedBuffer(ReplayBuffer):
-    """Several buffers of equal tables, each on a server of its own, used as one.
+    """Several buffers of equal tables, each on a separate server, used as one.
 
-    Packed items of one step go to the servers in turn, those of each environment. Of others an
-    episode goes to one server, the next one to the next. A batch has equally many items of each
-    server, one server's behind the other's; so priorities find their way home. The weights of
-    prioritised items are those of each server by itself.
+    Each environment's packed one-step items go to the servers in turn. Of other items, each episode
+    goes to one server, the next episode to the next. A batch has equally many items of each server,
+    sorted by server, so that `update_priorities` finds the server of an item. Importance weights
+    are computed for each server separately.
 
     Attributes:
-      replay: The factory of all of them.
+      replay: The factory of the whole buffer.
       shards: The `ReverbBuffer`s.
-      on_wait: As of `ReverbBuffer`.
+      on_wait: See `ReverbBuffer`.
     """
 
     def __init__(self, replay: "ReverbReplay"):
@@ -44,16 +44,16 @@ class ShardedBuffer(ReplayBuffer):
             self._each(ReverbBuffer.close)
             raise
         self.connection = Connections([shard.connection for shard in self.shards])
-        # Whether each step may go elsewhere than the one before it: an item has no other.
+        # Whether each step may go to another server than the last: items have one step.
         single = all(config.n_step == 1 for config in replay.table_configs)
         self._by_step = single and bool(self.shards[0].replay.packed)
-        # Which server the running episode of each environment goes to, or its next step.
+        # The server for the current episode, or the next step, of each environment.
         self._at = np.arange(replay.num_envs) % len(self.shards)
-        self._block = 0  # rows of a batch, of one replica
+        self._block = 0  # rows of one replica's batch
 
     @property
     def on_wait(self) -> Callable[[], None]:
-        """As of `ReverbBuffer`."""
+        """See `ReverbBuffer`."""
         return self.shards[0].on_wait
 
     @on_wait.setter
@@ -64,7 +64,7 @@ class ShardedBuffer(ReplayBuffer):
     def add(self, trajectory: Trajectory) -> None:
         """Adds steps `[T, B, ...]`; see `ReverbBuffer.add`."""
         valid = np.asarray(trajectory.valid)
-        moves = valid  # on to the next server
+        moves = valid  # steps after which the environment changes to the next server
         if not self._by_step:
             ends = np.asarray(trajectory.termination) | np.asarray(trajectory.truncation)
             moves = ends & valid
@@ -78,19 +78,19 @@ class ShardedBuffer(ReplayBuffer):
                 shard.add(trajectory.replace(valid=own))
 
     def cut(self) -> None:
-        """As of `ReverbBuffer`."""
+        """See `ReverbBuffer`."""
         self._each(ReverbBuffer.cut)
 
     def flush(self) -> None:
-        """As of `ReverbBuffer`."""
+        """See `ReverbBuffer`."""
         self._each(ReverbBuffer.flush)
 
     def size(self, table: str | None = None) -> tf.Tensor:
-        """Returns how many items are in a table, of all servers; an int64 scalar."""
+        """Returns the number of items in a table over all servers, int64 scalar."""
         return tf.add_n([shard.size(table) for shard in self.shards])
 
     def can_sample(self, batch_size: int = 1, table: str | None = None) -> tf.Tensor:
-        """Returns whether each server has its share of `batch_size` items and lets it go."""
+        """Returns whether each server can sample its share of `batch_size` items."""
         share = -(-batch_size // len(self.shards))
         return tf.reduce_all([shard.can_sample(share, table) for shard in self.shards])
 
@@ -101,12 +101,12 @@ class ShardedBuffer(ReplayBuffer):
         beta: float | tf.Tensor = 1.0,
         table: str | None = None,
     ) -> Any:
-        """Draws items, equally many of each server; see `ReverbBuffer.sample`."""
+        """Draws equally many items of each server; see `ReverbBuffer.sample`."""
         share = self._share(batch_size)
         return _joined(*[shard.sample(key, share, beta, table) for shard in self.shards])
 
     def dataset(self, batch_size: int, *args: Any, **options: Any) -> tf.data.Dataset:
-        """Returns batches without end; see `ReverbBuffer.dataset`."""
+        """Returns an infinite dataset of batches; see `ReverbBuffer.dataset`."""
         share = self._share(batch_size)
         parts = tuple(shard.dataset(share, *args, **options) for shard in self.shards)
         return tf.data.Dataset.zip(parts).map(_joined)
@@ -124,12 +124,12 @@ class ShardedBuffer(ReplayBuffer):
     def update_priorities(
         self, index: tf.Tensor, priorities: tf.Tensor, table: str | None = None
     ) -> None:
-        """Sets priorities of items that were sampled, each at its server.
+        """Sets the priorities of sampled items, each at its server.
 
         Args:
           index: int64 [N], as sampled: whole batches, in order.
-          priorities: float [N], as of `ReverbBuffer`.
-          table: Likewise.
+          priorities: float [N], see `ReverbBuffer`.
+          table: See `ReverbBuffer`.
         """
         share, count = self._block // len(self.shards), len(self.shards)
         home = np.arange(len(index)) // share % count
@@ -138,7 +138,7 @@ class ShardedBuffer(ReplayBuffer):
             shard.update_priorities(keys[home == i], values[home == i], table)
 
     def state_values(self) -> dict[str, Any]:
-        """Returns what lives on our side, under the number of each server."""
+        """Returns the values on the client's side, under the number of each server."""
         return {
             f"{i}/{path}": value
             for i, shard in enumerate(self.shards)
@@ -146,14 +146,14 @@ class ShardedBuffer(ReplayBuffer):
         }
 
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Puts back what `state_values` gave."""
+        """Loads the result of `state_values`."""
         for i, shard in enumerate(self.shards):
             own = f"{i}/"
             shard.load_values({p[len(own) :]: x for p, x in values.items() if p.startswith(own)})
 
     @property
     def new_priority(self) -> float:
-        """As of `ReverbBuffer`, of all servers."""
+        """See `ReverbBuffer`; the greatest over all servers."""
         return max(shard.new_priority for shard in self.shards)
 
     @new_priority.setter
@@ -163,27 +163,27 @@ class ShardedBuffer(ReplayBuffer):
 
     @property
     def items_created(self) -> int:
-        """Items that were made so far, on all servers together; a block is one."""
+        """Items created so far, on all servers together; a block counts as one."""
         return sum(shard.items_created for shard in self.shards)
 
     def save(self, folder: str, tables: bool = True) -> None:
-        """Writes the buffer into a folder; see `ReverbBuffer.save`."""
+        """Writes the buffer to a folder; see `ReverbBuffer.save`."""
         for i, shard in enumerate(self.shards):
             path = pathlib.Path(folder, str(i))
             path.parent.mkdir(parents=True, exist_ok=True)
             shard.save(str(path), tables)
 
     def restore(self, folder: str) -> None:
-        """Reads what `save` wrote."""
+        """Reads a folder of `save`; see `ReverbBuffer.restore`."""
         for i, shard in enumerate(self.shards):
             shard.restore(str(pathlib.Path(folder, str(i))))
 
     def close(self) -> None:
-        """As of `ReverbBuffer`."""
+        """See `ReverbBuffer`."""
         self._each(ReverbBuffer.close)
 
     def _each(self, fn: Callable[[ReverbBuffer], Any]) -> None:
-        """Calls a method of all of them, whatever one of them raises."""
+        """Calls a method of all shards, even if one of them raises."""
         errors = []
         for shard in self.shards:
             try:
@@ -207,7 +207,7 @@ class ShardedBuffer(ReplayBuffer):
 
 
 def _joined(*parts: Any) -> Any:
-    """Batches of several servers as one."""
+    """Concatenates the batches of several servers."""
     return tf.nest.map_structure(lambda *xs: tf.concat(xs, 0), *parts)
 
 
@@ -215,7 +215,7 @@ class Connections:
     """The connections to several servers, used as one; see `Connection`."""
 
     def __init__(self, connections: Sequence[Any]):
-        """Holds them."""
+        """Stores the connections."""
         self._all = tuple(connections)
 
     @property
@@ -224,14 +224,14 @@ class Connections:
         return any(connection.lost for connection in self._all)
 
     def check(self, what: str = "using it") -> None:
-        """Returns if all servers are there; waits for those that may come back."""
+        """Returns if all servers answer; waits for lost servers that may come back."""
         for connection in self._all:
             connection.check(what)
 
     def guard(
         self, fn: Callable[[], T], what: str, timeout: float | None = None, again: bool = True
     ) -> T:
-        """Makes a call that ends with an error if one of the servers is lost."""
+        """Calls a function that may block; the loss of any server raises an error."""
 
         def inner(rest: Sequence[Any]) -> T:
             if not rest:
@@ -242,12 +242,12 @@ class Connections:
         return inner(self._all)
 
     def keep(self, thing: T) -> T:
-        """As of `Connection`."""
+        """See `Connection`."""
         for connection in self._all:
             connection.keep(thing)
         return thing
 
     def release(self, thing: Any) -> None:
-        """As of `Connection`."""
+        """See `Connection`."""
         for connection in self._all:
             connection.release(thing)

@@ -1,8 +1,8 @@
-"""What the items of a table are made of: flat signatures, or one column of packed bytes.
+"""The signatures of items: one column per leaf, or one column of packed bytes.
 
-Reverb keeps, compresses, sends and decodes each column of an item by itself, and that is most of
-what a small item costs. A packed item has one column: the bytes of its leaves, one behind the
-other. The name of that column is their list, so that a table says what it holds.
+Reverb stores, compresses, sends and decodes each column of an item separately, which is most of the
+cost of a small item. A packed item has one column: the concatenated bytes of its leaves. The name
+of the column lists the leaves, so that a table describes its contents.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
 
-# Bits of a step's `flags` in a sequence; 0 behind its end.
+# Bits of a step's `flags` in a sequence; 0 after its end.
 VALID, TERMINATED, TRUNCATED = 1, 2, 4
 
 
@@ -36,14 +36,14 @@ def leaves(name: str, spec: Nest) -> dict[str, tf.TensorSpec]:
 
 
 def state_in_spec(replay: "ReverbReplay") -> Nest:
-    """Returns the spec of the recurrent state that is stored, or None."""
+    """Returns the spec of the stored recurrent state, or None."""
     return (replay.policy_extras_spec or {}).get(STATE_IN)
 
 
 def step_extras(replay: "ReverbReplay", table: TableConfig) -> dict[str, Nest]:
-    """Returns the specs of the extras of every step of an item, `{field: dict of specs}`.
+    """Returns the specs of an item's extras per step, `{field: dict of specs}`.
 
-    A sequence holds the recurrent state of its first step only, beside its steps.
+    A sequence has the recurrent state of its first step only, beside its steps.
     """
     result = {}
     for field in EXTRAS:
@@ -85,15 +85,15 @@ def _with_steps(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def rebuild(name: str, spec: Nest, flat: Mapping[str, Any]) -> Nest:
-    """Returns the field that `leaves` took apart, of the leaves by path."""
+    """Returns a field from its leaves by path, the inverse of `leaves`."""
     return tf.nest.pack_sequence_as(spec, [flat[path] for path in leaves(name, spec)])
 
 
 def check_signature(table: str, want: Mapping[str, tf.TensorSpec], got: Any) -> None:
-    """Compares the signature of a server's table with the one that is asked for.
+    """Compares the signature of a server's table with the wanted one.
 
     Raises:
-      UserError: Naming the table and the first leaf that differs.
+      UserError: If they differ; it names the table and the first differing leaf.
     """
     flat = struct.paths(got) if got is not None else {}
     for path in sorted({*want, *flat}):
@@ -115,7 +115,7 @@ def _text(spec: Any) -> str:
     return f"{tf.as_dtype(spec.dtype).name} [{dims}]"
 
 
-# Bytes of an item that is packed unless told otherwise: each observation is then stored twice, so
+# The most bytes of an item that is packed by default: packed items store each observation twice, so
 # that large ones would take twice the memory.
 MOST_BYTES = 1024
 _NAME = "packed "
@@ -123,22 +123,22 @@ _DTYPES = (
     *(tf.bool, tf.uint8, tf.uint16, tf.uint32, tf.uint64, tf.int8, tf.int16, tf.int32, tf.int64),
     *(tf.float16, tf.float32, tf.float64),
 )
-# Leaves of an item that are known with its last step only; they stand behind the others.
+# Leaves of an item that are known only with its last step; they come after the others.
 _LATE = ("reward", "discount", "next_obs")
 
 
 class PackedItems:
-    """Where the leaves of a factory's n-step items lie among their bytes.
+    """The byte layout of a factory's n-step items.
 
     Attributes:
       name: The path of the column: "packed " and its leaves as JSON, [[path, dtype, shape], ...].
       dtype: A structured NumPy dtype of one item.
-      late: The byte at which the leaves begin that are known with the last step: the return and
-        the discount, float32 both, and `next_obs`.
+      late: The first byte of the leaves that are known with the last step: the return and the
+        discount, both float32, and `next_obs`.
     """
 
     def __init__(self, replay: "ReverbReplay"):
-        """Takes a factory whose tables hold n-step items alone."""
+        """Takes a factory whose tables have only n-step items."""
         result = item_signature(replay, replay.table_configs[0])
         late = {p: _LATE.index(p.partition("/")[0]) for p in result if p.partition("/")[0] in _LATE}
         paths = [p for p in result if p not in late] + sorted(late, key=lambda p: late[p])
@@ -171,17 +171,17 @@ class PackedItems:
         return rows.view(np.uint8).reshape(*rows.shape, self.dtype.itemsize)
 
     def unpack(self, packed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the leaves `[N, ...]` by path: of blocks, those of one transition of each.
+        """Returns the leaves `[N, ...]` by path; from each block it draws one transition.
 
-        To be traced: the transitions are drawn with seeds that are chosen here.
+        Traced: each trace chooses the seeds of the draws.
 
         Args:
           packed: uint8 [N, bytes of a block], N static.
         """
         if self._block_size > 1:
             packed = tf.reshape(packed, [-1, self._block_size, self.dtype.itemsize])
-            # Reverb's draw of the block does not repeat either. Without seeds of its own the op is
-            # refused where ops are to be deterministic.
+            # Reverb's draw of the block is not reproducible either. Without seeds, TensorFlow
+            # rejects the op if op determinism is on.
             seed, seed2 = np.random.default_rng().integers(1, 2**31, 2).tolist()
             drawn = tf.raw_ops.RandomUniformInt(
                 shape=tf.shape(packed)[:1],
@@ -196,7 +196,7 @@ class PackedItems:
 
 
 def packs(replay: "ReverbReplay") -> bool:
-    """Returns whether items can be packed: n-step items of numbers."""
+    """Returns whether items can be packed: n-step items of numbers can."""
     configs = replay.table_configs
     if any(config.is_sequence for config in configs):
         return False
@@ -205,7 +205,7 @@ def packs(replay: "ReverbReplay") -> bool:
 
 
 def suits(replay: "ReverbReplay") -> bool:
-    """Returns whether items are packed where nobody says: those that are small."""
+    """Returns whether items are packed by default: small ones are."""
     if not packs(replay):
         return False
     specs = item_signature(replay, replay.table_configs[0]).values()
@@ -213,7 +213,7 @@ def suits(replay: "ReverbReplay") -> bool:
 
 
 def stored_signature(replay: "ReverbReplay", table: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the signature of a table as it is on the server: packed, or that of its leaves."""
+    """Returns the signature of a table on the server: packed, or one column per leaf."""
     return PackedItems(replay).signature if replay.packed else item_signature(replay, table)
 
 
@@ -221,7 +221,7 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
     """Returns the leaves of a table's signature by path, and whether they are packed.
 
     Args:
-      signature: A nest of specs; None for a table without.
+      signature: A nest of specs; None for a table without a signature.
     """
     flat = struct.paths(signature) if signature is not None else {}
     if len(flat) != 1 or not next(iter(flat)).startswith(_NAME):
@@ -231,10 +231,10 @@ def leaves_of(signature: Any) -> tuple[dict[str, Any], bool]:
 
 
 def block_of(signature: Any) -> float:
-    """Returns how many transitions an item of a table of packed items has.
+    """Returns the number of transitions per item of a table of packed items.
 
     Args:
-      signature: A nest of specs that `leaves_of` finds packed.
+      signature: A nest of specs that is packed by `leaves_of`.
     """
     listed, _ = leaves_of(signature)
     (spec,) = struct.paths(signature).values()
@@ -242,7 +242,7 @@ def block_of(signature: Any) -> float:
 
 
 def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "ReverbReplay":
-    """Returns a factory that says whether items are packed: if it does not, as a server has them.
+    """Returns the factory with `packed` resolved; None takes the form of a server's items.
 
     Args:
       replay: The factory.
@@ -256,15 +256,15 @@ def as_served(replay: "ReverbReplay", server_info: Mapping[str, Any]) -> "Reverb
 
 
 def check_form(replay: "ReverbReplay", table: Any, signature: Any) -> None:
-    """Compares how a server's table stores items with how they are to be stored.
+    """Checks that a server's table packs items as the factory does.
 
     Args:
-      replay: The factory, of the same leaves.
+      replay: The factory, with the same leaves.
       table: The `TableConfig`.
-      signature: Of the server's table.
+      signature: The signature of the server's table.
 
     Raises:
-      UserError: One of the two packs them, or packs them in another order.
+      UserError: If only one of them packs items, or the order of leaves differs.
     """
     packed = leaves_of(signature)[1]
     if packed != bool(replay.packed):

@@ -1,4 +1,4 @@
-"""The steps of one environment on their way into tables: as columns, or as packed items."""
+"""Writes the steps of one environment to tables: as columns, or as packed items."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,25 +11,25 @@ from tfrl.replay.reverb.signature import TERMINATED, TRUNCATED, VALID, PackedIte
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
-# Items of a writer that may be unconfirmed, and how many of them a flush of the schedule leaves: it
-# need not wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
+# The most unconfirmed items of a writer, and the number that a regular flush leaves: it need not
+# wait for the newest, whose chunks are not full yet. Above 50 Reverb prints warnings.
 MOST_PENDING, LEFT_PENDING = 40, 20
-# Observations of so many bytes are written in chunks of a set length, so many steps at most. Reverb
-# tunes lengths by what happens to be confirmed, and its short chunks of frames take more room.
-# A sequence is read whole; an n-step item reads two, and all else in their chunks for nothing.
+# Observations of at least so many bytes are written in chunks of a fixed length, with these most
+# steps. Reverb would tune the length by the confirmed items, and short chunks of frames take more
+# memory. A sequence needs whole chunks; an n-step item needs two observations of its chunks.
 _FRAME_BYTES, _SEQUENCE_CHUNK, _ITEM_CHUNK = 1024, 16, 2
-_SQUEEZED = [True]  # of the one column of a packed item
+_SQUEEZED = [True]  # for the one column of a packed item
 
 
 class Outlet:
-    """One environment's `TrajectoryWriter`, and the items that were made with it.
+    """One environment's `TrajectoryWriter`, with counts of its items.
 
-    Reverb's C++ writer is called directly: its Python wrapper flattens and unflattens the step of
-    every call, which took half of the time.
+    It calls Reverb's C++ writer directly: the Python wrapper would flatten and unflatten every
+    step, which takes half of the time.
 
     Attributes:
-      pending: Items that may be unconfirmed, at most.
-      created: Items that were made.
+      pending: An upper bound of the number of unconfirmed items.
+      created: Items created so far.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Outlet:
 
         Args:
           client: A `reverb.Client`.
-          keep: Values of each column that items may be made of, the newest.
+          keep: The number of newest values of each column that items may refer to.
           highest: The priority of new items by table, shared by all streams.
-          make_room: Called where as many items are unconfirmed as may be.
+          make_room: Called when the number of unconfirmed items reaches its limit.
         """
         self._highest, self._make_room = highest, make_room
         self._owner = client.trajectory_writer(num_keep_alive_refs=keep)
@@ -54,7 +54,7 @@ class Outlet:
         self.created = 0
 
     def create(self, tables: list[str], refs: list[list[Any]], squeezed: list[bool]) -> None:
-        """Makes an item in each of some tables."""
+        """Creates an item in each of the tables."""
         for table in tables:
             if self.pending >= MOST_PENDING:
                 self._make_room(self)
@@ -63,7 +63,7 @@ class Outlet:
             self.created += 1
 
     def flush(self, left: int, milliseconds: int) -> bool:
-        """Waits until all but `left` items are confirmed; returns whether they are in time."""
+        """Waits until all but `left` items are confirmed; returns False after a timeout."""
         if self.pending <= left:
             return True
         try:
@@ -76,15 +76,15 @@ class Outlet:
         return True
 
     def close(self) -> None:
-        """Ends the writer; what is not confirmed is lost."""
+        """Closes the writer; unconfirmed items are lost."""
         self._owner.close()
 
 
 class Stream(Outlet):
-    """The rows of an environment's episode, and the items made of them.
+    """The rows of an environment's episode, and their items.
 
     Attributes:
-      rows: What `Append` returned, `[row][column]`, the newest last; as many as an item may need.
+      rows: The references of `Append`, `[row][column]`, the newest last; as many as an item needs.
       rewards: The rewards of these steps.
       length: Steps of the episode so far.
     """
@@ -101,10 +101,10 @@ class Stream(Outlet):
 
         Args:
           replay: The factory.
-          layout: Its columns.
+          layout: The columns.
           client: A `reverb.Client`.
           highest: The priority of new items by table, shared by all streams.
-          make_room: Called where as many items are unconfirmed as may be.
+          make_room: Called when the number of unconfirmed items reaches its limit.
         """
         self._keep = max(config.steps for config in replay.table_configs) + 1
         super().__init__(client, self._keep, highest, make_room)
@@ -117,7 +117,7 @@ class Stream(Outlet):
         self._open = False
 
     def _set_chunk_lengths(self, replay: "ReverbReplay") -> None:
-        """Gives large observations chunks of a length that suits how items are read."""
+        """Sets the chunk length of large observations to suit the items."""
         from reverb import pybind
 
         sequences = any(config.is_sequence for config in replay.table_configs)
@@ -139,7 +139,7 @@ class Stream(Outlet):
         terminated: bool,
         truncated: bool,
     ) -> None:
-        """Appends a step and makes the items that are complete by it."""
+        """Appends a step and creates the items that it completes."""
         if not self._open:
             self._begin(obs)
         self.length += 1
@@ -181,30 +181,30 @@ class Stream(Outlet):
         self._open = False
 
     def cut(self) -> None:
-        """Truncates the episode that goes on, if one does."""
+        """Truncates an unfinished episode."""
         if self._open and self.length:
             self._end(terminated=False, cut=True)
         self._open = False
 
     def append_at(self, column: int, values: Sequence[Any]) -> list[Any]:
-        """Appends values to columns from `column` on, and to no others; returns the row."""
+        """Appends values only to the columns from `column` on; returns the row."""
         return self._writer.Append([None] * column + list(values))
 
     def append_truncated(self, column: int, steps: int) -> list[list[Any]]:
-        """Appends the flags of the last steps once more, the very last one truncated.
+        """Appends the flags of the last steps again, with the last step truncated.
 
-        Flags cannot be changed once they are appended, and an item cannot mix old and new ones:
-        Reverb takes references into one chunk for neighbours whatever lies between them.
+        Appended flags cannot be changed, and an item cannot mix old and new flags: Reverb takes
+        references into one chunk for neighbours, even with other values between them.
         """
         flags = [VALID] * (steps - 1) + [VALID | TRUNCATED]
         return [self.append_at(column, [np.uint8(flag)]) for flag in flags]
 
 
 class PackedStream(Outlet):
-    """The steps of an environment's episode as bytes, and the items made of them.
+    """The steps of an environment's episode as bytes, and their items.
 
-    Each item is a value of its own in a column, one for each n, and a chunk of its own: Reverb
-    decodes nothing else to sample it.
+    There is one column for each n. Each item is a separate value and a separate chunk, so that
+    Reverb decodes nothing else to sample it.
     """
 
     def __init__(
@@ -218,11 +218,11 @@ class PackedStream(Outlet):
         """Opens a writer.
 
         Args:
-          replay: The maker.
-          packing: Its items' bytes.
+          replay: The factory.
+          packing: The byte layout of its items.
           client: A `reverb.Client`.
           highest: The priority of new items by table, shared by all streams.
-          make_room: Called where as many items are unconfirmed as may be.
+          make_room: Called when the number of unconfirmed items reaches its limit.
         """
         super().__init__(client, 1, highest, make_room)
         steps: dict[int, list[str]] = {}
@@ -236,13 +236,13 @@ class PackedStream(Outlet):
         self._length = 0
 
     def step(self, row: np.ndarray, reward: float, terminated: bool, truncated: bool) -> None:
-        """Makes the items that are complete by a step.
+        """Creates the items that a step completes.
 
         Args:
           row: uint8 [bytes], the step as an item of one step.
-          reward: Its reward.
-          terminated: Whether it ends the episode so.
-          truncated: Likewise.
+          reward: The step's reward.
+          terminated: Whether the step terminates the episode.
+          truncated: Whether the step truncates the episode.
         """
         self._length += 1
         self._rows.append(row)
@@ -257,19 +257,19 @@ class PackedStream(Outlet):
             del self._rewards[: -self._keep]
 
     def cut(self) -> None:
-        """Truncates the episode that goes on, if one does."""
+        """Truncates an unfinished episode."""
         if self._length:
             self._end(terminated=False)
 
     def _end(self, terminated: bool) -> None:
-        """Makes the items that the end leaves short, the oldest first."""
+        """Creates the short items at the episode's end, the oldest first."""
         for column, (n, tables) in enumerate(self._tables):
             for k in range(min(self._length, n - 1), 0, -1):
                 self._make(column, tables, k, terminated)
         self._rows, self._rewards, self._length = [], [], 0
 
     def _make(self, column: int, tables: list[str], k: int, terminated: bool) -> None:
-        """Makes the item of the last k steps."""
+        """Creates the item of the last k steps."""
         item = self._rows[-1]
         if k > 1:
             item, late = self._rows[-k].copy(), self._late

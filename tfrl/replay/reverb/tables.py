@@ -1,4 +1,4 @@
-"""Reverb's tables out of their configuration, and the check of those of a server or checkpoint."""
+"""Creates Reverb tables from their configuration; checks a server's or checkpoint's tables."""
 
 import importlib
 import pathlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def make_tables(replay: "ReverbReplay") -> list[Any]:
-    """Returns a `reverb.Table` for each table of a factory, empty."""
+    """Returns an empty `reverb.Table` for each table of a factory."""
     return [
         _table(config, stored_signature(replay, config), replay.block)
         for config in replay.table_configs
@@ -51,13 +51,13 @@ def _table(config: TableConfig, signature: dict[str, Any], block_size: int) -> A
 
 
 def _limiter(config: TableConfig, block_size: int) -> Any:
-    # Whole blocks, and no more of them than there is room for.
+    # Whole blocks, and no more than the capacity.
     least = min(-(-(config.min_size or 1) // block_size), (config.capacity or 1) // block_size)
     limiters = reverb().rate_limiters
     if not config.samples_per_insert:
         return limiters.MinSize(least)
     ratio, tolerance = config.samples_per_insert * block_size, config.error_buffer()
-    if block_size > 1:  # less than two inserts could stop both sides for ever
+    if block_size > 1:  # less than two inserts could stop both sides forever
         tolerance = max(tolerance, 2.0 * ratio)
     return limiters.SampleToInsertRatio(
         samples_per_insert=ratio, min_size_to_sample=least, error_buffer=tolerance
@@ -65,16 +65,16 @@ def _limiter(config: TableConfig, block_size: int) -> Any:
 
 
 def check_tables(server_info: Mapping[str, Any], replay: "ReverbReplay") -> None:
-    """Compares a server's tables with those of a factory: signatures first, then limits.
+    """Compares a server's tables with a factory's: signatures first, then limits.
 
     Args:
-      server_info: `{name: TableInfo}`, as `reverb.Client.server_info` gives it.
+      server_info: `{name: TableInfo}` from `reverb.Client.server_info`.
       replay: The factory.
 
     Raises:
-      UserError: For a table that is missing; for a leaf of a signature that differs; and for a
-        limit (size, sampler, remover, rate limiter) that is not the one asked for, such as that of
-        a table restored from another run's checkpoint.
+      UserError: For a missing table, a leaf of a signature that differs, or a limit (size, sampler,
+        remover, rate limiter) that differs, for example after a restore of another run's
+        checkpoint.
     """
     replay = as_served(replay, server_info)
     for config in replay.table_configs:
@@ -107,7 +107,7 @@ def _check_limits(want: Any, got: Any) -> None:
 
 
 def _limits(table: Any) -> dict[str, str]:
-    """The limits of a `TableInfo`, or of a table in a checkpoint."""
+    """Returns the limits of a `TableInfo`, or of a table in a checkpoint."""
     if hasattr(table, "rate_limiter_info"):
         selectors, limiter = (table.sampler_options, table.remover_options), table.rate_limiter_info
     else:
@@ -125,7 +125,7 @@ def _limits(table: Any) -> dict[str, str]:
 
 
 def _selector(options: Any) -> str:
-    """Such as "uniform", or "prioritized (priority_exponent: 0.6)"."""
+    """Describes a selector: "uniform", or "prioritized (priority_exponent: 0.6)"."""
     result = []
     for field, value in options.ListFields():
         if field.name != "is_deterministic":
@@ -138,7 +138,7 @@ _TABLES_FILE = "tables.tfrecord"
 
 
 def read_tables(folder: pathlib.Path) -> list[Any]:
-    """Returns the definitions of the tables in a checkpoint, as Reverb's messages.
+    """Returns the definitions of the tables in a checkpoint, as Reverb's protocol messages.
 
     Args:
       folder: A checkpoint that Reverb wrote.
@@ -153,15 +153,15 @@ def read_tables(folder: pathlib.Path) -> list[Any]:
 
 
 def check_limits(folder: pathlib.Path, saved: Sequence[Any], asked: Sequence[Any]) -> None:
-    """Checks that tables of a checkpoint have the definitions that are asked for.
+    """Checks that the tables of a checkpoint have the definitions of the tables to serve.
 
     Args:
       folder: The checkpoint, for the message.
-      saved: Its definitions, of `read_tables`.
+      saved: Its definitions, from `read_tables`.
       asked: The `reverb.Table`s to serve.
 
     Raises:
-      UserError: They differ; it names every table and limit.
+      UserError: If they differ; it names every differing table and limit.
     """
     by_name = {table.table_name: table for table in saved}
     wanted = {table.name: table for table in asked}
@@ -208,7 +208,7 @@ def _signature(saved: Any) -> Any:
 
 
 def _block_of(signature: Any) -> float:
-    """Transitions of an item, which is 1 in tables that are not packed."""
+    """Returns the transitions per item; 1 for tables that are not packed."""
     packed = isinstance(signature, dict) and leaves_of(signature)[1]
     return block_of(signature) if packed else 1
 

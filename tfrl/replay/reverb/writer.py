@@ -1,4 +1,4 @@
-"""The writers of all environments: trajectories in, items in the tables out."""
+"""Writes the trajectories of all environments as items to the tables."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tfrl.types import Trajectory
 if TYPE_CHECKING:
     from tfrl.replay.reverb.factory import ReverbReplay
 
-# A flush waits in slices, so that a lost server is noticed and signals are served between them.
+# A flush waits in slices, to notice a lost server and handle signals between them.
 _SLICE_SECONDS = 0.5
 
 
@@ -36,8 +36,8 @@ class Writer:
         Args:
           replay: The factory.
           client: A `reverb.Client`.
-          highest: The priority of new items by table; it is read when an item is made.
-          check: Raises if the server was lost.
+          highest: The priority of new items by table, read when an item is created.
+          check: Raises if the server is lost.
         """
         self._replay, self._check = replay, check
         self._columns = Columns(replay)
@@ -60,22 +60,22 @@ class Writer:
 
     @property
     def created(self) -> int:
-        """Items that were made, in all tables together."""
+        """Items created so far, in all tables together."""
         return sum(stream.created for stream in self._streams)
 
     @property
     def most_pending(self) -> int:
-        """Items of tables that give each once, at most, that were unconfirmed at any one time."""
+        """The most items of "fifo" and "lifo" tables that were unconfirmed at any one time."""
         if not any(config.kind in ONCE for config in self._replay.table_configs):
             return 0
         return sum(min(stream.created, MOST_PENDING) for stream in self._streams)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Adds steps, which go on where the last ones stopped.
+        """Adds steps that continue the last ones.
 
         Raises:
-          UserError: For a trajectory that does not match the specs, and for items that the server
-            has not taken in time.
+          UserError: For a trajectory that does not match the specs, and if the server does not take
+            the items in time.
         """
         columns = self._columns.of(trajectory)
         if self._replay.block > 1:
@@ -115,13 +115,13 @@ class Writer:
                 )
 
     def cut(self) -> None:
-        """Truncates the episodes that go on."""
+        """Truncates the unfinished episodes."""
         for stream in self._streams:
             stream.cut()
         self.settle()
 
     def settle(self, patience: float = 0.05) -> None:
-        """Sends what there is; waits for it unless a limiter may rightly hold it back.
+        """Sends the pending items; waits for them unless a limiter may hold them back.
 
         Args:
           patience: Seconds to wait for items that a limiter may be holding back.
@@ -129,7 +129,7 @@ class Writer:
         if not self._limited:
             return self.flush()
         for stream in self._streams:
-            stream.flush(0, 1)  # finishes their chunks; the rest goes on in the background
+            stream.flush(0, 1)  # finishes their chunks; the rest continues in the background
         deadline = time.monotonic() + patience
         for stream in self._streams:
             left = int(1000 * (deadline - time.monotonic()))
@@ -138,10 +138,10 @@ class Writer:
         return None
 
     def flush(self) -> None:
-        """Waits until all items are in their tables; what has no full block yet is in none.
+        """Waits until all items are in their tables, except transitions without a full block.
 
         Raises:
-          UserError: If they are not in time.
+          UserError: If it times out.
         """
         for stream in self._streams:
             self._flush(stream, 0)
@@ -157,7 +157,7 @@ class Writer:
                 _refuse_wait(self._replay, stream.pending, self._limited)
 
     def close(self) -> None:
-        """Ends the writers; what has no full block is not sent."""
+        """Closes the writers; transitions without a full block are not sent."""
         for stream in self._streams:
             stream.close()
 
